@@ -1,0 +1,59 @@
+"""attemper measures and tempers the sharpness of attention in PyTorch Transformers.
+
+The public names load on first use: ``import attemper`` alone does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attemper import functional
+    from attemper.errors import BackendError, InputError, MissingExtraError
+    from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
+    from attemper.functional.stats import AttentionOutput, AttentionStats
+    from attemper.monitor.scan import Scan, scan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AttentionOutput": "attemper.functional.stats",
+    "AttentionStats": "attemper.functional.stats",
+    "BackendError": "attemper.errors",
+    "InputError": "attemper.errors",
+    "MissingExtraError": "attemper.errors",
+    "Scan": "attemper.monitor.scan",
+    "attention": "attemper.functional.attention",
+    "attention_statistics": "attemper.functional.attention",
+    "dense_weights": "attemper.functional.attention",
+    "functional": "attemper.functional",
+    "scan": "attemper.monitor.scan",
+    "varlen_attention": "attemper.functional.attention",
+}
+
+__all__ = [
+    "AttentionOutput",
+    "AttentionStats",
+    "BackendError",
+    "InputError",
+    "MissingExtraError",
+    "Scan",
+    "attention",
+    "attention_statistics",
+    "dense_weights",
+    "functional",
+    "scan",
+    "varlen_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attemper' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"attemper.{name}" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,26 @@
+"""Argument checks that several layers share. Numbers are checked; tensor contents are not (that would sync the device)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+from attemper.errors import InputError
+
+
+def positive_number(where: str, value: float, advice: str, *, infinite: bool = False) -> float:
+    """``value`` as a float if it is above 0 (and finite, unless ``infinite``), else ``InputError``."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{where} must be a number, got {type(value).__name__}. {advice}")
+    if not value > 0 or (math.isinf(value) and not infinite):
+        raise InputError(f"{where} must be {'' if infinite else 'finite and '}above 0, got {value}. {advice}")
+    return float(value)
+
+
+def one_of(where: str, value: object, valid: Iterable[str]) -> str:
+    """``value`` if it is one of ``valid``, else an ``InputError`` that lists them."""
+    names = tuple(valid)
+    if not isinstance(value, str) or value not in names:
+        raise InputError(f"{where} must be one of {', '.join(map(repr, names))}; got {value!r}.")
+    return value

@@ -1,0 +1,302 @@
+"""``torch.library`` operators over the kernels: schemas, fakes and gradients. The only caller of kernels.
+
+``attemper::attention`` returns the output and the *state* of every row (see ``kernels/blocked``), from which every one-pass
+statistic follows by a formula that autograd differentiates. One backward operator serves them all. A second derivative is
+refused: the backward operator has no gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.blocked import UNBOUNDED, Gradients, Problem, Upstream, backward, forward
+
+_COMMON = """Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? positions,
+    Tensor? first_keys, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, int left, int right, bool bottom_right,
+    float softcap, float dropout_p, SymInt first_tokens, str fields, bool key_mass, bool maximum_gradient, int[] tile"""
+_RESULTS = "Tensor output, Tensor state, Tensor key_mass"
+_UPSTREAM = "Tensor grad_output, Tensor grad_state, Tensor grad_key_mass, bool[] needs"
+
+LIBRARY = torch.library.Library("attemper", "DEF")
+LIBRARY.define(f"attention({_COMMON}) -> ({_RESULTS})", tags=torch.Tag.pt2_compliant_tag)
+LIBRARY.define(
+    f"attention_backward({_COMMON}, Tensor output, Tensor state, {_UPSTREAM}) -> Tensor[]",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+@dataclass
+class Arguments:
+    """The operator's arguments, in its order. Tensors first; the first six are differentiable."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    mask: Tensor | None
+    multiplier: Tensor
+    sink: Tensor | None = None
+    positions: Tensor | None = None
+    first_keys: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    seed: Tensor | None = None
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
+    bottom_right: bool = False
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    first_tokens: int = 1
+    fields: str = "mzn"
+    key_mass: bool = False
+    maximum_gradient: bool = False
+    tile: tuple[int, ...] = ()
+    """(rows, keys, scores) of a tile, for tests; empty for the kernel's own choice."""
+
+    def values(self) -> tuple[Any, ...]:
+        """The arguments as the operator takes them."""
+        return tuple(vars(self).values())
+
+    @property
+    def differentiable(self) -> tuple[Tensor | None, ...]:
+        return self.query, self.key, self.value, self.mask, self.multiplier, self.sink
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
+
+_COUNT = len(Arguments.__dataclass_fields__)
+
+
+def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q] and key_mass [B, H, K] (size 0 where not asked)."""
+    return torch.ops.attemper.attention(*arguments.values())
+
+
+@torch.library.impl(LIBRARY, "attention", "CompositeExplicitAutograd")
+def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    arguments = Arguments(*args)
+    parts = _parts(arguments)
+    with _exact(arguments.query), torch.no_grad():
+        if arguments.cu_seqlens_q is None:
+            return forward(parts[0].problem)
+        output, state, key_mass = _empty_results(arguments)
+        output.zero_()
+        state.zero_()[0] = -torch.inf
+        key_mass.zero_()
+        for part in parts:
+            document = forward(part.problem)
+            output[:, :, part.rows], state[..., part.rows] = document[0], document[1]
+            if arguments.key_mass:
+                key_mass[:, :, part.keys] = document[2]
+        return output, state, key_mass
+
+
+@torch.library.register_fake("attemper::attention", lib=LIBRARY)
+def _attention_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_results(Arguments(*args))
+
+
+def _empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    query, dtype = arguments.query, arguments.state_dtype
+    batch, heads, rows, _ = query.shape
+    width = 0 if arguments.value is None else arguments.value.shape[3]
+    return (
+        query.new_empty((batch, heads, rows, width)),
+        query.new_empty((len(arguments.fields), batch, heads, rows), dtype=dtype),
+        query.new_empty((batch, heads, arguments.key.shape[2]) if arguments.key_mass else (0,), dtype=dtype),
+    )
+
+
+@torch.library.impl(LIBRARY, "attention_backward", "CompositeExplicitAutograd")
+def _backward(*args: Any) -> list[Tensor]:
+    arguments = Arguments(*args[:_COUNT])
+    output, state, grad_output, grad_state, grad_key_mass, needs = args[_COUNT:]
+    parts = _parts(arguments)
+    upstream = Upstream(grad_output, grad_state, grad_key_mass)
+    with _exact(arguments.query), torch.no_grad():
+        if arguments.cu_seqlens_q is None:
+            return _returned(arguments, backward(parts[0].problem, output, state, upstream, tuple(needs)))
+        results = _empty_gradients(arguments, needs)
+        for result in results:
+            result.zero_()
+        for part in parts:
+            rows = part.rows
+            above = _document_upstream(arguments, upstream, part)
+            grads = backward(part.problem, output[:, :, rows], state[..., rows], above, tuple(needs))
+            _collect(results, grads, part)
+    return results
+
+
+def _returned(arguments: Arguments, grads: Gradients) -> list[Tensor]:
+    """Gradients in the type of their tensors; size 0 stands for none."""
+    return [
+        arguments.query.new_empty(0) if grad is None or tensor is None else grad.to(tensor.dtype)
+        for grad, tensor in zip(vars(grads).values(), arguments.differentiable, strict=True)
+    ]
+
+
+def _document_upstream(arguments: Arguments, upstream: Upstream, part: _Part) -> Upstream:
+    key_mass = upstream.key_mass[..., part.keys] if arguments.key_mass else upstream.key_mass
+    return Upstream(upstream.output[:, :, part.rows], upstream.state[..., part.rows], key_mass)
+
+
+@torch.library.register_fake("attemper::attention_backward", lib=LIBRARY)
+def _backward_fake(*args: Any) -> list[Tensor]:
+    return _empty_gradients(Arguments(*args[:_COUNT]), args[-1])
+
+
+def _empty_gradients(arguments: Arguments, needs: list[bool]) -> list[Tensor]:
+    """One tensor per differentiable argument; of size 0 where no gradient is needed."""
+    return [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        if tensor is not None and needed
+        else arguments.query.new_empty(0)
+        for tensor, needed in zip(arguments.differentiable, needs, strict=True)
+    ]
+
+
+def _collect(results: list[Tensor], grads: Gradients, part: _Part) -> None:
+    """Adds a document's gradients to the whole: rows and keys to their place, what all share to the sum."""
+    places = (part.rows, part.keys, part.keys, None, None, None)
+    for result, name, place in zip(results, Gradients.__dataclass_fields__, places, strict=True):
+        gradient = getattr(grads, name)
+        if gradient is None:
+            continue
+        if name == "multiplier" and result.shape[2] > 1:
+            place = part.rows
+        target = result if place is None else result[:, :, place]
+        target += gradient.to(result.dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    arguments = Arguments(*inputs)
+    tensors = [name for name, value in vars(arguments).items() if isinstance(value, Tensor)]
+    ctx.names, ctx.plain = tensors, {k: v for k, v in vars(arguments).items() if k not in tensors}
+    ctx.save_for_backward(*(getattr(arguments, name) for name in tensors), output[0], output[1])
+    ctx.key_mass_shape = output[2].shape
+
+
+def _gradient(ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor) -> tuple[Any, ...]:
+    *tensors, output, state = ctx.saved_tensors
+    arguments = Arguments(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
+    needs = [bool(need) for need in ctx.needs_input_grad[:6]]
+    if grad_output is None:
+        grad_output = torch.zeros_like(output)
+    if grad_state is None:
+        grad_state = torch.zeros_like(state)
+    if grad_key_mass is None:
+        grad_key_mass = state.new_zeros(ctx.key_mass_shape)
+    results = torch.ops.attemper.attention_backward(
+        *arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs
+    )
+    grads = [
+        result if need and tensor is not None else None
+        for result, need, tensor in zip(results, needs, arguments.differentiable, strict=True)
+    ]
+    return (*grads, *[None] * (_COUNT - len(grads)))
+
+
+torch.library.register_autograd("attemper::attention", _gradient, setup_context=_setup_context, lib=LIBRARY)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One document of a packed call (or the whole of a plain one), and where it stands."""
+
+    problem: Problem
+    rows: slice
+    keys: slice
+
+
+def _parts(arguments: Arguments) -> list[_Part]:
+    tile = dict(zip(("tile_rows", "tile_keys", "tile_elements"), arguments.tile, strict=False))
+    whole = Problem(
+        query=arguments.query,
+        key=arguments.key,
+        value=arguments.value,
+        mask=arguments.mask,
+        multiplier=arguments.multiplier,
+        sink=arguments.sink,
+        positions=arguments.positions,
+        first_keys=arguments.first_keys,
+        left=arguments.left,
+        right=arguments.right,
+        offset=arguments.key.shape[2] - arguments.query.shape[2] if arguments.bottom_right else 0,
+        softcap=arguments.softcap,
+        dropout_p=arguments.dropout_p,
+        seed=0 if arguments.seed is None else int(arguments.seed),
+        first_tokens=arguments.first_tokens,
+        fields=arguments.fields,
+        key_mass=arguments.key_mass,
+        maximum_gradient=arguments.maximum_gradient,
+        **tile,
+    )
+    if arguments.cu_seqlens_q is None or arguments.cu_seqlens_k is None:
+        return [_Part(whole, slice(None), slice(None))]
+    bounds = zip(_spans(arguments.cu_seqlens_q), _spans(arguments.cu_seqlens_k), strict=True)
+    return [_document(arguments, whole, rows, keys, number) for number, (rows, keys) in enumerate(bounds)]
+
+
+def _spans(cu_seqlens: Tensor) -> list[slice]:
+    edges = cu_seqlens.tolist()
+    return [slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+
+
+def _document(arguments: Arguments, whole: Problem, rows: slice, keys: slice, number: int) -> _Part:
+    multiplier, value = whole.multiplier, whole.value
+    offset = (keys.stop - keys.start) - (rows.stop - rows.start) if arguments.bottom_right else 0
+    problem = replace(
+        whole,
+        query=whole.query[:, :, rows],
+        key=whole.key[:, :, keys],
+        value=None if value is None else value[:, :, keys],
+        multiplier=multiplier[:, :, rows] if multiplier.shape[2] > 1 else multiplier,
+        positions=None if whole.positions is None else whole.positions[rows],
+        first_keys=None if whole.first_keys is None else whole.first_keys[:, keys],
+        offset=offset,
+        seed=whole.seed + 104_729 * number,
+    )
+    return _Part(problem, rows, keys)
+
+
+_precision_lock = threading.Lock()
+_precision_saved: list[str] = []
+_precision_depth = 0
+
+
+@contextmanager
+def _exact(like: Tensor) -> Iterator[None]:
+    """float32 products in float32: no autocast, no TF32, no bfloat16 matmul inside; the settings are put back after.
+
+    The precision settings are process-wide, so nested and concurrent calls share one count.
+    """
+    with torch.autocast(like.device.type, enabled=False), _ieee_float32():
+        yield
+
+
+@contextmanager
+def _ieee_float32() -> Iterator[None]:
+    global _precision_depth
+    settings = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+    with _precision_lock:
+        if _precision_depth == 0:
+            _precision_saved[:] = [setting.fp32_precision for setting in settings]
+            for setting in settings:
+                setting.fp32_precision = "ieee"
+        _precision_depth += 1
+    try:
+        yield
+    finally:
+        with _precision_lock:
+            _precision_depth -= 1
+            if _precision_depth == 0:
+                for setting, saved in zip(settings, _precision_saved, strict=True):
+                    setting.fp32_precision = saved

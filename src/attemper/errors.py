@@ -1,0 +1,18 @@
+"""What attemper raises. A message says where, what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """The caller passed something that has no meaning here."""
+
+
+class BackendError(RuntimeError):
+    """The backend that was named is missing, or cannot do what was asked. The message names one that can."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed. The message names the extra that brings it."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(f"{feature} needs the package {package}, which is not installed: pip install 'attemper[{extra}]'")

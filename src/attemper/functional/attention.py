@@ -1,0 +1,252 @@
+"""Attention that reports exact statistics of every row, at about the price of attention itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attemper._ops import Arguments
+from attemper._ops import attention as operator
+from attemper.errors import InputError
+from attemper.functional import dense
+from attemper.functional.call import Call, Options, Packing, planned
+from attemper.functional.derive import derived
+from attemper.functional.names import state_fields
+from attemper.functional.sampling import sampled
+from attemper.functional.stats import AttentionOutput, AttentionStats, kept_detached
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+    temperature: float | Tensor = 1.0, normalizer: object = "softmax", causal_alignment: str = "top-left",
+    window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
+    stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
+) -> AttentionOutput:  # fmt: skip
+    r"""Scaled dot-product attention with exact per-row statistics, in one pass.
+
+    .. math:: s_{ij} = \mathrm{softcap}(\tfrac{scale}{T_i} q_i \cdot k_j) + bias_{ij}, \quad
+              p = \mathrm{softmax}_j(s), \quad o_i = \sum_j p_{ij} v_j
+
+    The positional arguments are those of ``torch.nn.functional.scaled_dot_product_attention``. No n x n tensor is ever held
+    (except by ``backend="reference"``), forward or backward.
+
+    Args:
+        query: [B, H, Q, D]; float16, bfloat16, float32 or float64.
+        key: [B, G, K, D]; H is a multiple of G, and ``enable_gqa`` says that this is meant.
+        value: [B, G, K, E].
+        attn_mask: broadcastable to [B, H, Q, K]; bool (True = visible) or floating (added to the scores, differentiable; an
+            entry at or below ``finfo.min / 2`` of its type hides the key, -1e4 or -1e9 do not). Intersects with the rest.
+        dropout_p: dropout of the weights; statistics are of the weights before it.
+        is_causal: a query sees keys up to its own place.
+        scale: multiplies q.k; None for 1/sqrt(D).
+        temperature: divides q.k (not bias, not sink): a number above 0 (inf for uniform), or a tensor broadcastable to
+            [B, H, Q], differentiable. A number is checked, a tensor is not (that would sync the device).
+        normalizer: "softmax".
+        causal_alignment: where the diagonal stands when Q != K: "top-left" as PyTorch, "bottom-right" as flash-attention.
+        window_size: (left, right) visible keys beside the diagonal; -1 for no limit.
+        softcap: c of ``c tanh(x / c)``, applied before the bias.
+        sink_logits: [H] learned logits that take weight and give no value; statistics describe the visible keys,
+            renormalised, and ``mass`` tells what is left to them.
+        stats: names of statistics, or "all" for those of one pass.
+        first_tokens: how many tokens count as first for ``first_token_mass``. A key that no query of the call may see under
+            ``attn_mask`` is padding.
+        backend: "auto", or one that must be used: "reference" or "blocked". `attemper doctor` lists them.
+
+    Returns:
+        ``AttentionOutput(output [B, H, Q, E], stats)``; ``stats`` is None if none were asked for. ``.merge(other)`` joins
+        partial results over keys. A row that sees no key gives 0, lse -inf, and gradients of exactly 0. A NaN in a *value*
+        that is hidden reaches the output, as in PyTorch; it never reaches a statistic.
+
+    Raises:
+        InputError: an argument has no meaning here.
+        BackendError: the named backend is missing or cannot do this.
+
+    Example:
+        >>> q = torch.zeros(1, 1, 2, 4)
+        >>> attention(q, q, q, is_causal=True, stats="all").stats.entropy.exp()
+        tensor([[[1., 2.]]])
+    """
+    options = Options(
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
+        window_size=window_size, softcap=softcap, sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
+        dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
+    )  # fmt: skip
+    return executed(planned("attention", query, key, value, attn_mask, options))
+
+
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+    temperature: float | Tensor = 1.0, normalizer: object = "softmax", causal_alignment: str = "top-left",
+    window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
+    stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
+) -> AttentionOutput:  # fmt: skip
+    """``attention`` over packed documents: each sees only itself. The laws and options are those of :func:`attention`.
+
+    Args:
+        query: [total_q, H, D]: the documents' queries one after another.
+        key: [total_k, G, D].
+        value: [total_k, G, E].
+        cu_seqlens_q: [documents + 1] int: where each document starts among the queries; first 0, last total_q.
+        cu_seqlens_k: the same among the keys.
+        max_seqlen_q: length of the longest document; here for the signature of other varlen functions, not needed.
+        max_seqlen_k: the same for keys.
+        temperature: as in :func:`attention`, with B = 1 and Q = total_q.
+
+    Returns:
+        ``AttentionOutput(output [total_q, H, E], stats)``; statistics are [1, H, total_q] (``key_mass`` [1, H, total_k]).
+
+    Raises:
+        InputError: as :func:`attention`, or offsets that do not fit the tensors.
+    """
+    del max_seqlen_q, max_seqlen_k
+    options = Options(
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
+        window_size=window_size, softcap=softcap, sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
+        dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
+    )  # fmt: skip
+    tensors = [_unpacked("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
+    packing = _packing("varlen_attention", cu_seqlens_q, cu_seqlens_k, query.shape[0], key.shape[0])
+    call = planned("varlen_attention", tensors[0], tensors[1], tensors[2], None, options, packing)
+    result = executed(call)
+    return AttentionOutput(result.output[0].transpose(0, 1), result.stats)
+
+
+def attention_statistics(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, temperature: float | Tensor = 1.0, normalizer: object = "softmax",
+    causal_alignment: str = "top-left", window_size: tuple[int, int] = (-1, -1), softcap: float | None = None,
+    sink_logits: Tensor | None = None, stats: str | Iterable[str] = "all", first_tokens: int = 1,
+    rows: int | None = None, generator: torch.Generator | None = None, backend: str = "auto",
+) -> AttentionStats:  # fmt: skip
+    """The statistics alone, from queries and keys: no value, no output, about half the work of a forward pass.
+
+    It can stand beside any attention, whoever's kernel computes the output. Arguments as :func:`attention`.
+
+    Args:
+        query: [B, H, Q, D].
+        key: [B, G, K, D].
+        rows: measure only this many query rows of each sequence, evenly strided from a random start. ``max_logit`` is then a
+            lower bound, ``.standard_error()`` tells what sampling may have missed, ``.rows`` which rows were read.
+        generator: draws the start; None for torch's default one.
+
+    Returns:
+        ``AttentionStats`` with tensors [B, H, Q], or [B, H, rows] when sampled.
+
+    Raises:
+        InputError: as :func:`attention`, or ``rows`` below 1.
+    """
+    options = Options(
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
+        window_size=window_size, softcap=softcap, sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
+        enable_gqa=enable_gqa, backend=backend,
+    )  # fmt: skip
+    call = planned("attention_statistics", query, key, None, attn_mask, options)
+    population = query.shape[2]
+    if rows is not None:
+        call = sampled("attention_statistics", call, rows, generator)
+    result = executed(call, population)
+    if result.stats is None:
+        raise InputError("attention_statistics(stats=()) asks for nothing: pass 'all' or names.")
+    return result.stats
+
+
+def dense_weights(
+    query: Tensor, key: Tensor, value: Tensor | None = None, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+    temperature: float | Tensor = 1.0, normalizer: object = "softmax", causal_alignment: str = "top-left",
+    window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
+    stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """The weights that :func:`attention` applies, [B, H, Q, K], before dropout: n x n in memory, for small inputs and pictures.
+
+    Same arguments as :func:`attention`. With a sink they sum to ``mass``; a row that sees no key is all 0.
+    """
+    del stats, first_tokens, dropout_p, value, backend
+    options = Options(
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
+        window_size=window_size, softcap=softcap, sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
+    )  # fmt: skip
+    call = planned("dense_weights", query, key, None, attn_mask, options)
+    return dense.applied_weights(call).to(query.dtype)
+
+
+def executed(call: Call, population: int | None = None) -> AttentionOutput:
+    """Runs a checked call on its backend. ``population``: all query rows, when the call holds a sample."""
+    if call.backend == "reference":
+        output, values, state = dense.computed(call)
+    else:
+        output, values, state = _by_operator(call)
+    if not call.names:
+        return AttentionOutput(output, None)
+    stats = AttentionStats(
+        values, state, sink=call.sink, first_tokens=call.first_tokens, keys=call.key.shape[2], rows=call.positions,
+        population=population,
+    )  # fmt: skip
+    return AttentionOutput(output, stats)
+
+
+def _by_operator(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    fields = state_fields(call.names)
+    packing = call.packing
+    output, state, key_mass = operator(
+        Arguments(
+            query=call.query,
+            key=call.key,
+            value=call.value,
+            mask=call.mask,
+            multiplier=call.multiplier,
+            sink=call.sink,
+            positions=call.positions,
+            first_keys=call.first_keys,
+            cu_seqlens_q=None if packing is None else packing.cu_seqlens_q,
+            cu_seqlens_k=None if packing is None else packing.cu_seqlens_k,
+            seed=torch.randint(0, 1 << 62, (), dtype=torch.int64) if call.dropout_p > 0 else None,
+            left=call.left,
+            right=call.right,
+            bottom_right=call.bottom_right,
+            softcap=call.softcap or 0.0,
+            dropout_p=call.dropout_p,
+            first_tokens=call.first_tokens,
+            fields=fields,
+            key_mass="key_mass" in call.names,
+            maximum_gradient="max_weight" in call.asked or "max_logit" in call.asked,
+        )
+    )
+    parts = dict(zip(fields, state.unbind(0), strict=True))
+    values = kept_detached(derived(parts, call.names, call.sink), call.asked)
+    if "key_mass" in call.names:
+        values["key_mass"] = key_mass
+    return output, values, parts
+
+
+def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.dim() != 3:
+        came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise InputError(f"{where}({name}=...) must be [total tokens, heads, size], got {came}.")
+    return tensor.transpose(0, 1)[None]
+
+
+def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: int, keys: int) -> Packing:
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
+            came = f"{list(offsets.shape)} {offsets.dtype}" if isinstance(offsets, Tensor) else type(offsets).__name__
+            raise InputError(f"{where}({name}=...) must be a one-dimensional int32 or int64 tensor of offsets, got {came}.")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.shape[0] < 1:
+        raise InputError(
+            f"{where}: cu_seqlens_q and cu_seqlens_k must both be [documents + 1], got {list(cu_seqlens_q.shape)} and "
+            f"{list(cu_seqlens_k.shape)}."
+        )
+    if not torch.compiler.is_compiling():
+        for name, offsets, total in (("cu_seqlens_q", cu_seqlens_q, queries), ("cu_seqlens_k", cu_seqlens_k, keys)):
+            edges = offsets.tolist()
+            if edges[0] != 0 or edges[-1] != total or any(b < a for a, b in zip(edges, edges[1:], strict=False)):
+                raise InputError(f"{where}({name}=...) must rise from 0 to {total}, got {edges[:8]}.")
+    return Packing(cu_seqlens_q, cu_seqlens_k)
+
+
+__all__ = ["attention", "attention_statistics", "dense_weights", "executed", "varlen_attention"]

@@ -1,0 +1,279 @@
+"""From the user's arguments to a checked call: the plan of an attention, apart from its execution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attemper import _backends
+from attemper._checks import one_of, positive_number
+from attemper._ops import UNBOUNDED
+from attemper.errors import InputError
+from attemper.functional.names import asked_names, with_kept
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TEMPERATURE_ADVICE = (
+    "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small temperature such "
+    "as 0.01; float('inf') gives uniform attention."
+)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Documents that stand one after another: where each starts, [documents + 1], int."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything but tensors of the sequence, as the caller gave it."""
+
+    scale: float | None = None
+    temperature: float | Tensor = 1.0
+    normalizer: object = "softmax"
+    is_causal: bool = False
+    causal_alignment: str = "top-left"
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float | None = None
+    sink_logits: Tensor | None = None
+    stats: str | Iterable[str] = ()
+    first_tokens: int = 1
+    dropout_p: float = 0.0
+    enable_gqa: bool = False
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked call. Tensors are views of what the caller passed."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    mask: Tensor | None
+    """4-D, every dimension full or 1; bool or floating."""
+    multiplier: Tensor
+    """scale / T, 3-D."""
+    sink: Tensor | None
+    left: int
+    right: int
+    bottom_right: bool
+    softcap: float | None
+    dropout_p: float
+    asked: tuple[str, ...]
+    names: tuple[str, ...]
+    """What was asked, and what is always kept with it."""
+    first_tokens: int
+    first_keys: Tensor | None
+    positions: Tensor | None
+    packing: Packing | None
+    backend: str
+
+
+def planned(
+    where: str, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, options: Options,
+    packing: Packing | None = None,
+) -> Call:  # fmt: skip
+    """Checks a call and brings it to one form. ``where`` is the public function, for messages.
+
+    Raises:
+        InputError: an argument has no meaning; the message says which, what was expected and what came.
+        BackendError: the named backend cannot do this.
+    """
+    _check_tensors(where, query, key, value, options.enable_gqa)
+    shape = (*query.shape[:3], key.shape[2])
+    if options.normalizer != "softmax":
+        raise InputError(f"{where}(normalizer=...) must be 'softmax' in this version, got {options.normalizer!r}.")
+    alignment = one_of(f"{where}(causal_alignment=...)", options.causal_alignment, ("top-left", "bottom-right"))
+    left, right = _window(where, options)
+    asked = asked_names(where, options.stats)
+    names = with_kept(asked)
+    mask = None if mask is None else _mask(where, mask, shape)
+    if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
+        raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
+    softcap = options.softcap
+    if softcap is not None:
+        softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
+    backend = _backends.resolve(options.backend, _features(options, mask, names, packing, left, right))
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        multiplier=_multiplier(where, query, options),
+        sink=_sink(where, query, options.sink_logits),
+        left=left,
+        right=right,
+        bottom_right=alignment == "bottom-right",
+        softcap=softcap,
+        dropout_p=_dropout(where, options.dropout_p),
+        asked=asked,
+        names=names,
+        first_tokens=options.first_tokens,
+        first_keys=_first_keys(mask, options.first_tokens) if "first_token_mass" in names else None,
+        positions=None,
+        packing=packing,
+        backend=backend.name,
+    )
+
+
+def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None, enable_gqa: bool) -> None:
+    tensors = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{where}({name}=...) must be a tensor, got {type(tensor).__name__}.")
+        if tensor.dim() != 4:
+            raise InputError(
+                f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got {list(tensor.shape)}. Add "
+                "the missing ones with unsqueeze, e.g. query[None, None] for one head of one sequence."
+            )
+        if tensor.dtype not in DTYPES:
+            raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise InputError(
+                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on {tensor.device}. Bring "
+                "them to one type and device."
+            )
+    batch, heads, _, size = query.shape
+    if key.shape[0] != batch or key.shape[3] != size:
+        raise InputError(
+            f"{where}: key must be [{batch}, heads, keys, {size}] to match query {list(query.shape)}, got {list(key.shape)}."
+        )
+    if value is not None and value.shape[:3] != key.shape[:3]:
+        raise InputError(
+            f"{where}: value must be [{', '.join(map(str, key.shape[:3]))}, size] to match key, got {list(value.shape)}."
+        )
+    groups = key.shape[1]
+    if heads != groups and (groups == 0 or heads % groups != 0):
+        raise InputError(
+            f"{where}: {heads} query heads cannot share {groups} key heads: the first must be a multiple of the second."
+        )
+    if heads != groups and not enable_gqa:
+        raise InputError(
+            f"{where}: query has {heads} heads and key {groups}. If {heads // groups} query heads share each key head "
+            "(grouped-query attention), pass enable_gqa=True."
+        )
+
+
+def _mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(
+            f"{where}(attn_mask=...) must be a bool tensor (True = visible) or a floating one that is added to the scores, "
+            f"got {kind}. For a mask of 0 and 1 pass mask.bool()."
+        )
+    fits = mask.dim() <= 4 and all(m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False))
+    if not fits:
+        raise InputError(
+            f"{where}(attn_mask=...) must broadcast to [batch, heads, queries, keys] = {list(shape)}, got "
+            f"{list(mask.shape)}. A padding mask [batch, keys] is written mask[:, None, None, :]."
+        )
+    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    # Kernels count keys: a mask that is one wide stands for every key.
+    return mask.expand(*mask.shape[:3], shape[3]) if mask.shape[3] != shape[3] else mask
+
+
+def _window(where: str, options: Options) -> tuple[int, int]:
+    try:
+        left, right = options.window_size
+    except (TypeError, ValueError):
+        left = right = None
+    if not all(isinstance(side, int) and side >= -1 for side in (left, right)):
+        raise InputError(
+            f"{where}(window_size=...) must be (left, right): two ints of keys on each side, -1 for no limit; got "
+            f"{options.window_size!r}."
+        )
+    assert isinstance(left, int) and isinstance(right, int)
+    left, right = (UNBOUNDED if side == -1 else side for side in (left, right))
+    return left, min(right, 0) if options.is_causal else right
+
+
+def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
+    """scale / T as a 3-D tensor, float32 at least."""
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scale = options.scale
+    if scale is None:
+        scale = 1.0 / math.sqrt(max(query.shape[3], 1))
+    if isinstance(scale, Tensor) or not math.isfinite(scale):
+        raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
+    temperature = options.temperature
+    if isinstance(temperature, Tensor):
+        return scale / _temperature(where, temperature, query).to(dtype)
+    number = positive_number(f"{where}(temperature=...)", temperature, _TEMPERATURE_ADVICE, infinite=True)
+    multiplier = scale / number
+    if abs(multiplier) > torch.finfo(dtype).max:
+        raise InputError(f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more.")
+    return torch.full((1, 1, 1), multiplier, dtype=dtype, device=query.device)
+
+
+def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
+    shape = query.shape[:3]
+    if not temperature.dtype.is_floating_point:
+        raise InputError(f"{where}(temperature=...) must be a floating tensor, got {temperature.dtype}.")
+    if temperature.dim() == 1:
+        raise InputError(
+            f"{where}(temperature=...) has one dimension, {list(temperature.shape)}: it would act on queries, not on heads. "
+            "For one temperature per head pass temperature[:, None] ([H, 1]); per query, temperature[None, None, :]."
+        )
+    fits = temperature.dim() <= 3 and all(
+        size in (1, full) for size, full in zip(temperature.shape[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
+        raise InputError(
+            f"{where}(temperature=...) must broadcast to [batch, heads, queries] = {list(shape)}, got "
+            f"{list(temperature.shape)}."
+        )
+    return temperature.reshape((1,) * (3 - temperature.dim()) + tuple(temperature.shape))
+
+
+def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
+    if sink is None:
+        return None
+    if not isinstance(sink, Tensor) or sink.shape != (query.shape[1],) or not sink.dtype.is_floating_point:
+        came = list(sink.shape) if isinstance(sink, Tensor) else type(sink).__name__
+        raise InputError(f"{where}(sink_logits=...) must be a floating tensor [heads] = [{query.shape[1]}], got {came}.")
+    return sink
+
+
+def _dropout(where: str, dropout_p: float) -> float:
+    if not 0 <= dropout_p <= 1:
+        raise InputError(f"{where}(dropout_p=...) must be a probability from 0 to 1, got {dropout_p}.")
+    return float(dropout_p)
+
+
+def _first_keys(mask: Tensor | None, first_tokens: int) -> Tensor | None:
+    """The first tokens [B|1, K]: a key that no query of the sequence may see under the mask is padding, not a token."""
+    if mask is None:
+        return None
+    visible = mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
+    return first_true(visible.detach().any(dim=2).any(dim=1), first_tokens)
+
+
+def first_true(tokens: Tensor, count: int) -> Tensor:
+    """The first ``count`` True places of each row of ``tokens`` [B, K]."""
+    return tokens & (tokens.cumsum(-1) <= count)
+
+
+def _features(
+    options: Options, mask: Tensor | None, names: tuple[str, ...], packing: Packing | None, left: int, right: int
+) -> frozenset[str]:
+    asked = {
+        "mask": mask is not None and mask.dtype == torch.bool,
+        "bias": mask is not None and mask.dtype != torch.bool,
+        "causal": options.is_causal,
+        "window": left < UNBOUNDED or 0 < right < UNBOUNDED,
+        "gqa": options.enable_gqa,
+        "softcap": options.softcap is not None,
+        "sink": options.sink_logits is not None,
+        "dropout": options.dropout_p > 0,
+        "temperature": isinstance(options.temperature, Tensor),
+        "varlen": packing is not None,
+        "second_pass": "gini" in names or "key_mass" in names,
+    }
+    return frozenset(feature for feature, needed in asked.items() if needed)

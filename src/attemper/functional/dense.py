@@ -1,0 +1,115 @@
+"""A checked call on the reference: dense, float64 inside, results in the call's own precision."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attemper import _reference
+from attemper._ops import UNBOUNDED
+from attemper.functional.call import Call
+from attemper.functional.names import state_fields
+from attemper.functional.stats import kept_detached
+
+
+def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Output, statistics and state of a call; the state follows from the statistics by their definitions."""
+    s, visible = _scores(call)
+    share = _share(call, s, visible)
+    p = _reference.weights(s, visible)
+    output = call.query.new_empty((*call.query.shape[:3], 0))
+    if call.value is not None:
+        output = _reference.output(p, share, call.value, call.dropout_p).to(call.query.dtype)
+    measures = _reference.statistics(s, visible, call.sink, _first(call), _distance(call))
+    dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    values = {name: _rounded(measures[name](), dtype) for name in call.names}
+    values = kept_detached(values, call.asked)
+    return output, values, {letter: value.to(dtype) for letter, value in _state(call, measures).items()}
+
+
+def applied_weights(call: Call) -> Tensor:
+    """mass p [B, H, Q, K] in float64."""
+    s, visible = _scores(call)
+    return _reference.weights(s, visible) * _share(call, s, visible)[..., None]
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value if value.dtype == torch.int64 else value.to(dtype)
+
+
+def _scores(call: Call) -> tuple[Tensor, Tensor]:
+    shape = (*call.query.shape[:3], call.key.shape[2])
+    positions, documents = _positions(call)
+    left, right = (math.inf if side >= UNBOUNDED else side for side in (call.left, call.right))
+    visible = _reference.visible_keys(shape, call.mask, left, right, positions, documents)
+    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.expand(shape)
+    return _reference.scores(call.query, call.key, call.multiplier, bias, visible, call.softcap), visible
+
+
+def _share(call: Call, s: Tensor, visible: Tensor) -> Tensor:
+    """Weight that the sink leaves to the keys; 1 without one, [B, H, Q]."""
+    if call.sink is None:
+        return torch.ones(s.shape[:-1], dtype=torch.float64, device=s.device)
+    seen = visible.any(-1)
+    lse = torch.logsumexp(torch.where(seen[..., None], s, 0.0), -1)
+    return torch.where(seen, torch.sigmoid(lse - call.sink.double()[:, None]), 0.0)
+
+
+def _positions(call: Call) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """The key on each row's diagonal, counted within its document, and the documents of queries and keys."""
+    queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
+    if call.packing is None:
+        if call.positions is not None:
+            return call.positions.to(device), None
+        return torch.arange(queries, device=device) + (keys - queries if call.bottom_right else 0), None
+    starts_q, starts_k = (offsets.to(device, torch.int64) for offsets in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k))
+    of_query, of_key = _documents(starts_q, queries), _documents(starts_k, keys)
+    positions = torch.arange(queries, device=device) - starts_q[of_query]
+    if call.bottom_right:
+        positions = positions + (starts_k.diff() - starts_q.diff())[of_query]
+    return positions, (of_query, of_key)
+
+
+def _documents(starts: Tensor, total: int) -> Tensor:
+    """The number of the document that each of ``total`` tokens belongs to."""
+    return torch.searchsorted(starts, torch.arange(total, device=starts.device), right=True) - 1
+
+
+def _key_places(call: Call) -> Tensor:
+    """[K]: the place of each key within its sequence."""
+    places = torch.arange(call.key.shape[2], device=call.key.device)
+    if call.packing is None:
+        return places
+    starts = call.packing.cu_seqlens_k.to(places.device, torch.int64)
+    return places - starts[_documents(starts, len(places))]
+
+
+def _first(call: Call) -> Tensor:
+    if call.first_keys is not None:
+        return call.first_keys[:, None, None, :].double()
+    return (_key_places(call) < call.first_tokens).double()
+
+
+def _distance(call: Call) -> Tensor:
+    return (_positions(call)[0][:, None] - _key_places(call)).abs().double()
+
+
+def _state(call: Call, measures: dict) -> dict[str, Tensor]:
+    state = {"m": measures["max_logit"](), "z": None, "n": measures["visible_keys"]().double()}
+    seen = state["n"] > 0
+    state["z"] = torch.where(seen, measures["lse"]() - torch.where(seen, state["m"], 0.0), 0.0)
+    for letter in state_fields(call.names)[3:]:
+        match letter:
+            case "a":
+                state["a"] = torch.where(seen, state["m"] - measures["mean_logit"](), 0.0)
+            case "v":
+                state["v"] = measures["logit_variance"]()
+            case "c":
+                state["c"] = torch.where(seen, 1 / torch.where(seen, measures["effective_tokens"](), 1.0), 0.0)
+            case "f":
+                state["f"] = measures["first_token_mass"]()
+            case _:
+                continue
+    return state

@@ -1,0 +1,249 @@
+"""Measures of one distribution: of scores (before the softmax) or of weights (after it).
+
+Scores may hold -inf: a key that the query may not see. Every function is differentiable, twice, with no NaN under masks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper._checks import one_of, positive_number
+from attemper.errors import InputError
+
+_UNITS = {"nats": 1.0, "bits": 1.0 / math.log(2.0)}
+_ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
+
+
+class ScoreStatistics(NamedTuple):
+    """Row statistics of scores, each [...] without ``dim``; the names are those of ``attention(stats=...)``."""
+
+    lse: Tensor
+    entropy: Tensor
+    normalized_entropy: Tensor
+    effective_tokens: Tensor
+    max_weight: Tensor
+    max_logit: Tensor
+    mean_logit: Tensor
+    logit_variance: Tensor
+    visible_keys: Tensor
+
+
+def softmax(
+    scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""``softmax(scores / temperature)`` along ``dim``; a row with nothing visible is all 0, not NaN.
+
+    .. math:: p_j = \frac{e^{x_j / T - m}}{\sum_k e^{x_k / T - m}}, \quad m = \max_k x_k / T
+
+    Args:
+        scores: floating; ``-inf`` hides a key.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. inf gives uniform weights.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``.
+
+    Raises:
+        InputError: scores are not floating, or a number temperature is NaN or not above 0.
+    """
+    row = _Row.of("softmax", scores, dim, temperature)
+    return row.weights.transpose(-1, dim).to(dtype or scores.dtype)
+
+
+def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, unit: str = "nats") -> Tensor:
+    r"""Shannon entropy of ``softmax(scores / temperature)`` along ``dim``.
+
+    .. math:: H = -\sum_j p_j \log p_j = \log Z - \sum_j p_j z_j, \quad z_j = x_j / T - m
+
+    0 when one key takes all the weight, log(n) when n keys share it equally.
+
+    Args:
+        scores: floating; ``-inf`` marks a key the query may not see.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. Below 1 sharpens. A tensor is differentiated.
+        unit: "nats" or "bits".
+
+    Returns:
+        [...] without ``dim``, float32, or float64 for float64 scores. A row with nothing visible gives 0.
+
+    Raises:
+        InputError: scores are not floating, a number temperature is NaN or not above 0, or the unit is unknown.
+
+    Source:
+        Zhai et al. 2023, "Preventing Attention Entropy Collapse", Ent(A_i).
+
+    Example:
+        >>> entropy(torch.zeros(4)).exp()
+        tensor(4.)
+    """
+    one_of("entropy(unit=...)", unit, _UNITS)
+    return _Row.of("entropy", scores, dim, temperature).entropy * _UNITS[unit]
+
+
+def logit_variance(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
+    r"""Variance of ``scores / temperature`` under their own softmax: how fast entropy moves, ``dH/d log T``.
+
+    .. math:: \mathrm{Var}_p(s) = \sum_j p_j (s_j - \mu)^2, \quad s = x / T
+
+    Args and errors as :func:`entropy`. Returns [...] without ``dim``, logit^2; 0 where nothing is visible.
+    """
+    return _Row.of("logit_variance", scores, dim, temperature).variance
+
+
+def statistics(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0) -> ScoreStatistics:
+    """Every row statistic of ``scores / temperature``, under the names that ``attention(stats=...)`` uses.
+
+    Args and errors as :func:`entropy`. A row with nothing visible has lse and max_logit -inf, and 0 elsewhere.
+    """
+    row = _Row.of("statistics", scores, dim, temperature)
+    seen, zero = row.seen, torch.zeros((), dtype=row.d.dtype, device=scores.device)
+    n = row.count.clamp(min=2).to(row.d.dtype)
+    return ScoreStatistics(
+        lse=torch.where(seen, row.maximum + row.log_total, -math.inf),
+        entropy=row.entropy,
+        normalized_entropy=torch.where(row.count > 1, row.entropy / n.log(), zero),
+        effective_tokens=torch.where(seen, 1 / torch.where(seen, (row.weights**2).sum(-1), 1.0), zero),
+        max_weight=torch.where(seen, torch.exp(-row.log_total), zero),
+        max_logit=torch.where(seen, row.maximum, -math.inf),
+        mean_logit=torch.where(seen, row.maximum + row.mean, zero),
+        logit_variance=row.variance,
+        visible_keys=row.count,
+    )
+
+
+def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
+    r"""Derivative of ``softmax(scores / temperature)`` with respect to the scores.
+
+    .. math:: J_{ij} = \frac{\partial p_i}{\partial x_j} = \frac{1}{T} (p_i \delta_{ij} - p_i p_j)
+
+    Symmetric; rows and columns sum to 0. It vanishes as one weight approaches 1: a saturated softmax passes no gradient.
+
+    Args and errors as :func:`entropy`. Returns [..., n, n]: ``dim`` moved to the end, then doubled.
+    """
+    row = _Row.of("softmax_jacobian", scores, dim, temperature)
+    p = row.weights
+    jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+    if isinstance(temperature, Tensor):
+        return jacobian / temperature.to(p.dtype).unsqueeze(dim).transpose(dim, -1).unsqueeze(-1)
+    return jacobian / temperature
+
+
+def entropy_of(weights: Tensor, *, dim: int = -1, unit: str = "nats") -> Tensor:
+    r"""Shannon entropy of weights, renormalised to sum 1: ``-sum p log p`` with ``0 log 0 = 0``.
+
+    Prefer :func:`entropy` where the scores are at hand: weights that have underflowed to 0 have lost their share.
+
+    Args:
+        weights: floating, not negative; need not sum to 1.
+        dim: the dimension of the keys.
+        unit: "nats" or "bits".
+
+    Returns:
+        [...] without ``dim``, float32 or float64; 0 for a row of zeros. The gradient at a weight of exactly 0 is taken as 0.
+
+    Raises:
+        InputError: weights are not floating, or the unit is unknown.
+    """
+    one_of("entropy_of(unit=...)", unit, _UNITS)
+    p = _shares("entropy_of", weights, dim)
+    positive = p > 0
+    return -torch.where(positive, p * torch.where(positive, p, 1.0).log(), 0.0).sum(-1) * _UNITS[unit]
+
+
+def effective_tokens(weights: Tensor, *, dim: int = -1) -> Tensor:
+    r"""Inverse participation ratio, ``(sum w)^2 / sum w^2``: how many keys the weights amount to, from 1 to n.
+
+    Args and errors as :func:`entropy_of`. 0 for a row of zeros. Its logarithm is the 2-Renyi entropy.
+    """
+    squares = (_shares("effective_tokens", weights, dim) ** 2).sum(-1)
+    return torch.where(squares > 0, 1 / torch.where(squares > 0, squares, 1.0), 0.0)
+
+
+def max_weight(weights: Tensor, *, dim: int = -1) -> Tensor:
+    """The largest share, from 1/n to 1; 0 for a row of zeros. Args and errors as :func:`entropy_of`."""
+    return _shares("max_weight", weights, dim).amax(-1)
+
+
+def gini(weights: Tensor, *, dim: int = -1) -> Tensor:
+    r"""Gini coefficient of weights: 0 when all are equal, (n - 1)/n when one has all.
+
+    .. math:: G = \frac{1}{n} \sum_i (2i - n - 1)\, p_{(i)}, \quad p \text{ ascending}
+
+    n is the size of ``dim``: weights of hidden keys count as keys of weight 0. ``attention(stats=("gini",))`` counts
+    visible keys only.
+
+    Args and errors as :func:`entropy_of`. Costs a sort.
+    """
+    p = _shares("gini", weights, dim)
+    n = p.shape[-1]
+    rank = 2 * torch.arange(1, n + 1, device=p.device, dtype=p.dtype) - n - 1
+    return (p.sort(-1).values * rank).sum(-1) / max(n, 1)
+
+
+def _floating(where: str, name: str, tensor: Tensor) -> Tensor:
+    """``tensor`` in float32 at least."""
+    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
+        came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise InputError(f"{where}({name}) must be a floating tensor, got {came}.")
+    if tensor.dim() == 0:
+        raise InputError(f"{where}({name}) must have a dimension of keys, got a tensor without dimensions.")
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _shares(where: str, weights: Tensor, dim: int) -> Tensor:
+    """Weights along the last dimension, summing to 1 (a row of zeros stays)."""
+    w = _floating(where, "weights", weights).transpose(dim, -1)
+    total = w.sum(-1, keepdim=True)
+    return w / torch.where(total > 0, total, 1.0)
+
+
+class _Row:
+    """Scores along the last dimension, relative to their maximum: everything that the measures share."""
+
+    def __init__(self, x: Tensor, temperature: Tensor | float) -> None:
+        visible = x != -math.inf
+        # inf / T would leave 0 * inf in the gradient of T: hidden scores are taken out before anything touches them.
+        s = torch.where(visible, x, 0.0) / temperature
+        self.count = visible.sum(-1)
+        self.seen = self.count > 0
+        hidden = torch.where(visible, s, -math.inf)
+        top = hidden.argmax(-1, keepdim=True) if x.shape[-1] else None
+        self.maximum = x.new_zeros(x.shape[:-1]) if top is None else s.gather(-1, top).squeeze(-1)
+        # Every measure below is free of shifts, so the maximum may count as a constant.
+        self.d = torch.where(visible, s - self.maximum.detach()[..., None], 0.0)
+        e = torch.where(visible, torch.exp(self.d), 0.0)
+        total = torch.where(self.seen, e.sum(-1), 1.0)
+        self.weights = e / total[..., None]
+        self.log_total = total.log() - (self.maximum - self.maximum.detach())
+        self.mean = (self.weights * self.d).sum(-1) - (self.maximum - self.maximum.detach())
+        self._free_log_total = total.log()
+        self._free_mean = (self.weights * self.d).sum(-1)
+
+    @classmethod
+    def of(cls, where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> _Row:
+        x = _floating(where, "scores", scores)
+        if isinstance(temperature, Tensor):
+            divisor = temperature.to(x.dtype).expand(_without(scores, dim)).unsqueeze(dim).transpose(dim, -1)
+        else:
+            divisor = positive_number(f"{where}(temperature=...)", temperature, _ADVICE, infinite=True)
+        return cls(x.transpose(dim, -1), divisor)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Both terms are >= 0: no cancellation, however sharp the row."""
+        return self._free_log_total - self._free_mean
+
+    @property
+    def variance(self) -> Tensor:
+        return (self.weights * (self.d - self._free_mean[..., None]) ** 2).sum(-1)
+
+
+def _without(scores: Tensor, dim: int) -> list[int]:
+    shape = list(scores.shape)
+    del shape[dim]
+    return shape

@@ -1,0 +1,35 @@
+"""Measuring some of the query rows of each sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attemper.errors import InputError
+from attemper.functional.call import Call
+
+
+def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None) -> Call:
+    """The call on ``rows`` of its queries, evenly strided from a random start; as it is where it has no more than that."""
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InputError(f"{where}(rows=...) must be an int of at least 1, or None for all rows; got {rows!r}.")
+    queries = call.query.shape[2]
+    if rows >= queries:
+        return call
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    positions = ((start + torch.arange(rows, dtype=torch.float64)) * (queries / rows)).floor().to(torch.int64)
+    positions = positions.clamp(max=queries - 1)
+    offset = call.key.shape[2] - queries if call.bottom_right else 0
+
+    def chosen(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.shape[2] == 1:
+            return tensor
+        return tensor.index_select(2, positions.to(tensor.device))
+
+    query, multiplier = chosen(call.query), chosen(call.multiplier)
+    assert query is not None and multiplier is not None
+    return replace(
+        call, query=query, mask=chosen(call.mask), multiplier=multiplier, positions=positions + offset, bottom_right=False
+    )
