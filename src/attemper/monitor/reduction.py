@@ -1,0 +1,103 @@
+"""Streaming reduction: per-row statistics of many batches into one reading per head, in float64 sums."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, VisibleKeyCurve
+from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
+
+_MEANS = (
+    "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass", "gini",
+)  # fmt: skip
+"""Statistics of which a reading shows the mean."""
+
+
+class SiteReduction:
+    """Sums over all rows that one site has shown so far. Adding is exact: batches in any order give the same reading."""
+
+    def __init__(self, name: str, kind: str, mode: str, heads: int) -> None:
+        self.name, self.kind, self.mode = name, kind, mode
+        self.queries = self.keys = 0
+        self.heads = heads
+        zeros = torch.zeros(heads, dtype=torch.float64)
+        self._sums = {statistic: zeros.clone() for statistic in _MEANS}
+        self._counts = {statistic: zeros.clone() for statistic in _MEANS}
+        self._max_logit = torch.full_like(zeros, -math.inf)
+        self._rows, self._empty, self._nonfinite = zeros.clone(), zeros.clone(), zeros.clone()
+        self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64)
+        self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64)
+        self._bucket_sums: dict[str, Tensor] = {}
+
+    def add(self, stats: AttentionStats, keys: int) -> None:
+        """Takes in one call's rows; moves each sum to the CPU once."""
+        self.queries, self.keys = max(self.queries, stats.lse.shape[2]), max(self.keys, keys)
+        summaries = stats.per_head()
+        for statistic in _MEANS:
+            if statistic in summaries:
+                summary = summaries[statistic]
+                self._sums[statistic] += torch.where(summary.count > 0, summary.mean * summary.count, 0.0).cpu()
+                self._counts[statistic] += summary.count.cpu()
+        largest = summaries["max_logit"]
+        self._max_logit = torch.maximum(self._max_logit, largest.max.nan_to_num(-math.inf).cpu())
+        self._rows += largest.count.cpu()
+        self._empty += largest.empty.cpu()
+        self._nonfinite += largest.nonfinite.cpu()
+        self._histogram += stats.histogram().cpu()
+        self._add_curve(stats.by_visible_keys())
+
+    def _add_curve(self, curve: VisibleKeyCurve) -> None:
+        self._bucket_rows += curve.rows.cpu()
+        for statistic, sums in curve.sums.items():
+            self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + sums.cpu()
+
+    def reading(self) -> SiteReading:
+        """Means over everything added so far."""
+        heads = tuple(self._head(head) for head in range(self.heads))
+        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads)
+
+    def _mean(self, statistic: str, head: int) -> float | None:
+        count = float(self._counts[statistic][head])
+        return number(float(self._sums[statistic][head]) / count) if count else None
+
+    def _head(self, head: int) -> HeadReading:
+        variance = self._mean("logit_variance", head)
+        return HeadReading(
+            head=head,
+            entropy_nats=self._mean("entropy", head),
+            normalized_entropy=self._mean("normalized_entropy", head),
+            effective_tokens=self._mean("effective_tokens", head),
+            max_weight=self._mean("max_weight", head),
+            max_logit=number(float(self._max_logit[head])),
+            logit_std=None if variance is None else math.sqrt(variance),
+            mass=self._mean("mass", head),
+            first_token_mass=self._mean("first_token_mass", head),
+            gini=self._mean("gini", head),
+            normalized_entropy_histogram=tuple(self._histogram[head].tolist()),
+            by_visible_keys=self._buckets(head),
+            rows=int(self._rows[head]),
+            empty_rows=int(self._empty[head]),
+            nonfinite_rows=int(self._nonfinite[head]),
+        )
+
+    def _buckets(self, head: int) -> tuple[VisibleKeyBucket, ...]:
+        buckets = []
+        for index, rows in enumerate(self._bucket_rows[head].tolist()):
+            if rows:
+                means = {name: float(sums[head, index]) / rows for name, sums in self._bucket_sums.items()}
+                first = 1 << index
+                buckets.append(
+                    VisibleKeyBucket(
+                        first=first,
+                        last=2 * first - 1,
+                        rows=int(rows),
+                        entropy_nats=means.get("entropy"),
+                        # A row with one key has no normalised entropy, and no key beside the first.
+                        normalized_entropy=means.get("normalized_entropy") if index else None,
+                        first_token_mass=means.get("first_token_mass") if index else None,
+                    )
+                )
+        return tuple(buckets)

@@ -1,0 +1,103 @@
+"""The result of a scan as an object: readings, tables, JSON."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from attemper.errors import InputError, MissingExtraError
+from attemper.functional.stats import AttentionStats
+from attemper.records import Alarm, Reading, SiteReading, Skipped
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+
+class Scan:
+    """What a scan found. ``print(scan)`` shows a table; in a terminal ``rich.print(scan)`` colours it.
+
+    Attributes:
+        reading: everything, as one frozen record.
+    """
+
+    def __init__(self, reading: Reading, last: dict[str, AttentionStats]) -> None:
+        self.reading = reading
+        self._last = last
+
+    @property
+    def model(self) -> str:
+        return self.reading.model
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens read: query rows of the first site, padding left out."""
+        return self.reading.tokens
+
+    @property
+    def backend(self) -> str:
+        return self.reading.backend
+
+    @property
+    def sites(self) -> tuple[SiteReading, ...]:
+        return self.reading.sites
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        return self.reading.skipped
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        return self.reading.alarms
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``attemper scan --json``, schema 1."""
+        return self.reading.to_dict()
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The document of ``attemper scan --json`` as text."""
+        return self.reading.to_json(indent)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per head: site, kind, mode, and every number of ``HeadReading``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("Scan.to_pandas", "pandas", "pandas") from error
+        left_out = ("normalized_entropy_histogram", "by_visible_keys")
+        return pandas.DataFrame(
+            {"site": site.name, "kind": site.kind, "mode": site.mode}
+            | {name: value for name, value in head.to_dict().items() if name not in left_out}
+            for site in self.sites
+            for head in site.heads
+        )
+
+    def row_statistics(self, site: str) -> AttentionStats:
+        """Per-row statistics [B, H, Q] of the last batch at ``site``.
+
+        Raises:
+            InputError: no site has this name.
+        """
+        if site not in self._last:
+            raise InputError(f"no site {site!r} was seen. Sites: {', '.join(self._last)}.")
+        return self._last[site]
+
+    def __rich__(self) -> RenderableType:
+        from attemper.monitor.table import table
+
+        return table(self.reading)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=120, color_system=None)
+        console.print(self)
+        return console.file.getvalue().rstrip() if isinstance(console.file, io.StringIO) else ""
+
+    def __repr__(self) -> str:
+        heads = sum(len(site.heads) for site in self.sites)
+        return f"Scan({self.model!r}: {len(self.sites)} sites, {heads} heads, {self.tokens} tokens, {len(self.alarms)} alarms)"

@@ -1,0 +1,111 @@
+"""A reading as a table in the terminal: layers x heads, coloured by normalised entropy."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from attemper.records import Alarm, HeadReading, Reading, SiteReading
+
+HEADS_A_LINE = 16
+_VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
+"""Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
+_STYLES = {"notice": "cyan", "warning": "yellow", "critical": "bold red"}
+
+
+def table(reading: Reading) -> RenderableType:
+    """The whole reading: one table per kind of site, then alarms and what was skipped."""
+    parts: list[RenderableType] = [_headline(reading)]
+    for (pattern, kind, mode), sites in groupby(reading.sites, key=lambda site: (_pattern(site.name), site.kind, site.mode)):
+        parts += _group(pattern, kind, mode, list(sites))
+    parts += _alarms(reading.alarms)
+    parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
+    return Group(*parts)
+
+
+def _headline(reading: Reading) -> Text:
+    heads = sum(len(site.heads) for site in reading.sites)
+    return Text.assemble(
+        (reading.model, "bold"), f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}"
+    )
+
+
+def _pattern(name: str) -> str:
+    """A site's name with its numbers starred: what the sites of a stack share."""
+    return re.sub(r"\d+", "*", name)
+
+
+def _numbers(name: str) -> str:
+    """The numbers that tell a site from the others of its stack."""
+    return ".".join(re.findall(r"\d+", name)) or "-"
+
+
+def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading]) -> Iterator[RenderableType]:
+    queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
+    yield Text.assemble("\n", (pattern, "bold"), f"  {kind} attention, {mode}, up to {queries} queries x {keys} keys")
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("layer", justify="right")
+    grid.add_column("normalised entropy of each head, % of log n", no_wrap=True)
+    for title in ("H nats", "eff. tokens", "max logit"):
+        grid.add_column(title, justify="right")
+    for site in sites:
+        grid.add_row(_numbers(site.name), _cells(site.heads), *_summary(site.heads))
+    yield grid
+
+
+def _cells(heads: Iterable[HeadReading]) -> Text:
+    text = Text()
+    for place, head in enumerate(heads):
+        if place and place % HEADS_A_LINE == 0:
+            text.append("\n")
+        text.append(*_cell(head))
+        text.append(" ")
+    return text
+
+
+def _cell(head: HeadReading) -> tuple[str, str]:
+    value = head.normalized_entropy
+    if head.nonfinite_rows:
+        return "NaN", "bold white on red"
+    if value is None:
+        return "  -", "dim"
+    colour = _VIRIDIS[min(int(value * len(_VIRIDIS)), len(_VIRIDIS) - 1)]
+    return f"{value * 100:3.0f}", f"{'black' if value > 0.5 else 'white'} on {colour}"
+
+
+def _summary(heads: tuple[HeadReading, ...]) -> tuple[str, str, str]:
+    """Mean entropy and effective tokens over heads, and the largest logit."""
+
+    def known(name: str) -> list[float]:
+        return [value for head in heads if (value := getattr(head, name)) is not None]
+
+    def mean(name: str, digits: int) -> str:
+        values = known(name)
+        return f"{sum(values) / len(values):.{digits}f}" if values else "-"
+
+    logits = known("max_logit")
+    return mean("entropy_nats", 2), mean("effective_tokens", 1), f"{max(logits):.1f}" if logits else "-"
+
+
+def _alarms(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
+    """Counts by kind, with the advice once and the first few places."""
+    if not alarms:
+        yield Text("\nno alarms", style="green")
+        return
+    yield Text("")
+    kinds = Counter((alarm.severity, alarm.kind) for alarm in alarms)
+    for (severity, kind), count in sorted(kinds.items(), key=lambda item: list(_STYLES).index(item[0][0]), reverse=True):
+        chosen = [alarm for alarm in alarms if (alarm.severity, alarm.kind) == (severity, kind)]
+        style = _STYLES[severity]
+        yield Text.from_markup(f"[{style}]{severity}[/] {escape(kind)}: {count} head{'s' if count > 1 else ''}")
+        yield from (Text(f"  {alarm.message}", style="dim") for alarm in chosen[:3])
+        if count > 3:
+            yield Text(f"  and {count - 3} more", style="dim")
+        yield Text(f"  {chosen[0].advice}")

@@ -1,0 +1,143 @@
+"""Tiny random transformers models, built from config without download, and the entropies of their eager weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Tensor
+
+TEXT = dict(vocab_size=101, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+GROUPED = TEXT | dict(num_key_value_heads=2, head_dim=12, max_position_embeddings=128, pad_token_id=0)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model, how to feed it, and which outputs hold the weights of which sites."""
+
+    build: Callable[[], tf.PreTrainedModel]
+    kind: str = "decoder"
+    """"decoder", "encoder", "encoder-decoder", "vision" or "speech"."""
+    tokens: int = 40
+
+
+def _decoder(config: Any, **options: Any) -> Tiny:
+    return Tiny(lambda: tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), **options)
+
+
+TINY: dict[str, Tiny] = {
+    "llama": _decoder(tf.LlamaConfig(**GROUPED)),
+    "qwen3": _decoder(tf.Qwen3Config(**GROUPED)),
+    "mistral": _decoder(tf.MistralConfig(**GROUPED, sliding_window=7)),
+    "gpt2": _decoder(tf.GPT2Config(vocab_size=101, n_embd=48, n_layer=2, n_head=4, n_positions=128)),
+    "gemma2": _decoder(
+        tf.Gemma2Config(**GROUPED, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=12)
+    ),
+    "gpt-oss": _decoder(
+        tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=7)
+    ),
+    "bert": Tiny(
+        lambda: tf.BertModel._from_config(tf.BertConfig(**TEXT, max_position_embeddings=128), attn_implementation="eager"),
+        kind="encoder",
+    ),
+    "t5": Tiny(
+        lambda: tf.T5ForConditionalGeneration._from_config(
+            tf.T5Config(vocab_size=101, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0),
+            attn_implementation="eager",
+        ),
+        kind="encoder-decoder",
+    ),
+    "vit": Tiny(
+        lambda: tf.ViTModel._from_config(
+            tf.ViTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=4),
+            attn_implementation="eager",
+        ),
+        kind="vision",
+    ),
+    "whisper": Tiny(
+        lambda: tf.WhisperModel._from_config(
+            tf.WhisperConfig(
+                vocab_size=101, d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+                decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
+                max_target_positions=64, num_mel_bins=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                decoder_start_token_id=1,
+            ),
+            attn_implementation="eager",
+        ),
+        kind="speech",
+    ),
+}  # fmt: skip
+
+
+def sharpened(model: tf.PreTrainedModel, factor: float = 6.0) -> tf.PreTrainedModel:
+    """Random weights give near-uniform attention; larger ones give rows of every sharpness."""
+    for name, parameter in model.named_parameters():
+        # q, k, sinks and relative positions, under the names these models use.
+        if any(part in name for part in ("q_proj", "k_proj", "c_attn", "query", "key", ".q.", ".k.", "sinks", "relative")):
+            parameter.data.mul_(factor)
+    return model.eval()
+
+
+def inputs(kind: str, padding: str | None, tokens: int = 40, batch: int = 3) -> dict[str, Tensor]:
+    """A batch for a kind of model, padded left, right or not at all, with lengths tokens, tokens - 9 and 5."""
+    if kind == "vision":
+        return {"pixel_values": torch.randn(batch, 3, 32, 32)}
+    ids = torch.randint(3, 101, (batch, tokens))
+    mask = _padding(padding, batch, tokens)
+    if kind == "speech":
+        return {
+            "input_features": torch.randn(batch, 8, 100),
+            "decoder_input_ids": ids,
+            "decoder_attention_mask": mask,
+        }
+    batch_inputs = {"input_ids": ids, "attention_mask": mask}
+    if kind == "encoder-decoder":
+        short = tokens // 2
+        batch_inputs |= {
+            "decoder_input_ids": torch.randint(3, 101, (batch, short)),
+            "decoder_attention_mask": _padding(padding, batch, short),
+        }
+    return batch_inputs
+
+
+def _padding(side: str | None, batch: int, tokens: int) -> Tensor:
+    mask = torch.ones(batch, tokens, dtype=torch.int64)
+    lengths = [tokens, tokens - 9, 5]
+    for row, length in enumerate(lengths[:batch]):
+        if side == "right":
+            mask[row, length:] = 0
+        elif side == "left":
+            mask[row, : tokens - length] = 0
+    return mask
+
+
+def eager_entropies(model: tf.PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Mean entropy per head [H] of each layer from eager weights in float64, real queries only, by group of sites."""
+    with torch.no_grad():
+        outputs = model(**batch, output_attentions=True)
+    own = batch.get("attention_mask")
+    decoder = batch.get("decoder_attention_mask", own)
+    groups = {
+        "attentions": own,
+        "encoder_attentions": own,
+        "decoder_attentions": decoder,
+        "cross_attentions": decoder,
+    }
+    found = {}
+    for name, mask in groups.items():
+        weights = getattr(outputs, name, None)
+        if weights:
+            found[name] = [head_entropies(layer, mask) for layer in weights]
+    return found
+
+
+def head_entropies(weights: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over real queries of the entropy of rows [B, H, Q, K], renormalised (a learned sink is left out), [H]."""
+    p = weights.double()
+    p = p / p.sum(-1, keepdim=True)
+    entropy = -torch.where(p > 0, p * torch.where(p > 0, p, 1.0).log(), 0.0).sum(-1)
+    rows = torch.ones(entropy.shape[0], entropy.shape[2], dtype=torch.bool) if mask is None else mask.bool()
+    return torch.stack([entropy[:, head][rows].mean() for head in range(entropy.shape[1])])
