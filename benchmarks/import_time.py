@@ -1,7 +1,7 @@
 """What starting costs: ``import attemper`` beyond bare Python, and ``attemper --help``.
 
-Each round runs, one after the other in fresh processes, bare Python, the import, and the command; a pair is taken within a round,
-so that a slow moment of the machine falls on both. Reported is the median over rounds, with the smallest and the largest.
+Each round runs bare Python, the import and the command one after the other, in fresh processes. Differences are taken
+within a round, so that a slow moment of the machine falls on both. Shown: median, smallest and largest over rounds.
 
     python benchmarks/import_time.py [--rounds 11] [--json FILE]
 """
@@ -34,7 +34,9 @@ def process_ms(command: list[str]) -> float:
 
 def check_nothing_heavy_is_loaded() -> None:
     """A start that loads torch is wrong before it is slow."""
-    probe = "import sys, attemper; sys.exit(' '.join({'torch', 'numpy', 'transformers', 'typer'} & set(sys.modules)))"
+    probe = (
+        "import sys, attemper; sys.exit(' '.join({'torch', 'numpy', 'transformers', 'typer'} & set(sys.modules)) or 0)"
+    )
     subprocess.run([sys.executable, "-c", probe], check=True)
 
 

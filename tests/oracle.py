@@ -35,11 +35,11 @@ class Row:
     """Scores before softcap and bias."""
     slope: Array
     """Derivative of the softcap at x."""
+    terms: Array
+    """sum_d |q_d k_d| |scale / T|: what the roundings of a dot product are relative to."""
     first: Array
     distance: Array
     sink: FLOAT | None
-    tokens: int
-    """Keys of the sequence; only for the size of key_mass."""
 
     @property
     def n(self) -> int:
@@ -129,7 +129,9 @@ class Inputs:
     def row(self, b: int, h: int, i: int) -> Row:
         places = np.flatnonzero(self.visible[b, h, i])
         group = h // (self.query.shape[1] // self.key.shape[1])
-        x = self.scale / self.temperature[b, h, i] * (self.key[b, group, places] * self.query[b, h, i]).sum(-1)
+        multiplier = self.scale / self.temperature[b, h, i]
+        products = self.key[b, group, places] * self.query[b, h, i]
+        x, terms = multiplier * products.sum(-1), abs(multiplier) * np.abs(products).sum(-1)
         scores, slope = x, np.ones_like(x)
         if self.softcap is not None:
             bent = np.tanh(x / FLOAT(self.softcap))
@@ -140,7 +142,7 @@ class Inputs:
         first = (self.tokens[b] & (rank <= self.first_tokens))[places]
         distance = np.abs(i + self.offset - places).astype(FLOAT)
         sink = None if self.sink is None else self.sink[h]
-        return Row(places, scores, x, slope, first, distance, sink, self.key.shape[2])
+        return Row(places, scores, x, slope, terms, first, distance, sink)
 
     def values(self, b: int, h: int, row: Row) -> Array:
         """[n, E]: the values of the row's keys."""

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tests.oracle import FLOAT, Array, Inputs, row_gradient
+from tests.oracle import FLOAT, Array, Inputs, Row, row_gradient
 
 GRADIENTS = ("query", "key", "value", "attn_mask", "temperature", "sink_logits")
 
 
-def gradients(call: Inputs, upstream: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+def gradients(
+    call: Inputs, upstream: Mapping[str, Array], relative: Callable[[Row], Array] | None = None
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """dL/d(tensor), and for each entry the sum of the absolute values of the terms that it adds up.
 
     ``upstream``: dL/d(result) for ``output`` and any statistics, in their shapes. ``attn_mask`` comes as [B, H, Q, K] and
-    ``temperature`` as [B, H, Q]: a broadcast argument is the caller's to sum. Rows that see nothing give 0.
+    ``temperature`` as [B, H, Q]: a broadcast argument is the caller's to sum. Rows that see nothing give 0. ``relative``:
+    a weight for the absolute terms of each key of a row, such as the relative error that each may have.
     """
-    shape = {
-        "query": call.query.shape,
-        "key": call.key.shape,
-        "value": (0,) if call.value is None else call.value.shape,
-        "attn_mask": call.visible.shape,
-        "temperature": call.query.shape[:3],
-        "sink_logits": (call.query.shape[1],),
-    }
-    grads = {name: np.zeros(size, FLOAT) for name, size in shape.items()}
-    sizes = {name: np.zeros(size, FLOAT) for name, size in shape.items()}
-    repeats = call.query.shape[1] // call.key.shape[1]
+    shapes = _shapes(call)
+    grads = {name: np.zeros(shape, FLOAT) for name, shape in shapes.items()}
+    sizes = {name: np.zeros(shape, FLOAT) for name, shape in shapes.items()}
     for b, h, i in np.ndindex(*call.query.shape[:3]):
         row = call.row(b, h, i)
         if row.n == 0:
@@ -35,22 +30,42 @@ def gradients(call: Inputs, upstream: Mapping[str, Array]) -> tuple[dict[str, Ar
         above = {name: g[b, h] if name == "key_mass" else g[b, h, i] for name, g in upstream.items()}
         values = None if call.value is None else call.values(b, h, row)
         both = row_gradient(row, above, values)
-        group, places = h // repeats, row.places
-        query, key = call.query[b, h, i], call.key[b, group, places]
-        multiplier = call.scale / call.temperature[b, h, i]
-        for target, side, absolute in ((grads, 0, _same), (sizes, 1, np.abs)):
-            ds = both["scores"][side]
-            dx = ds * row.slope
-            target["attn_mask"][b, h, i, places] = ds
-            target["query"][b, h, i] = absolute(multiplier) * (dx @ absolute(key))
-            target["key"][b, group, places] += absolute(multiplier) * np.outer(dx, absolute(query))
-            spread = absolute(row.x) if side == 0 else absolute(multiplier) * (absolute(key) @ absolute(query))
-            target["temperature"][b, h, i] = (1 if side else -1) * (dx * spread).sum() / call.temperature[b, h, i]
-            target["sink_logits"][h] += both["sink"][side]
-            if values is not None and "output" in upstream:
-                applied = row.p * row.share
-                target["value"][b, group, places] += np.outer(applied, absolute(above["output"]))
+        weight = np.ones(row.n, FLOAT) if relative is None else relative(row)
+        place = (b, h, i, row)
+        _scatter(grads, call, place, both["scores"][0], both["sink"][0], row.p * row.share, above.get("output"), _same)
+        size, sink = both["scores"][1] * weight, both["sink"][1] * weight.max()
+        _scatter(sizes, call, place, size, sink, row.p * row.share * weight, above.get("output"), np.abs)
     return grads, sizes
+
+
+def _shapes(call: Inputs) -> dict[str, tuple[int, ...]]:
+    return {
+        "query": call.query.shape,
+        "key": call.key.shape,
+        "value": (0,) if call.value is None else call.value.shape,
+        "attn_mask": call.visible.shape,
+        "temperature": call.query.shape[:3],
+        "sink_logits": (call.query.shape[1],),
+    }
+
+
+def _scatter(
+    target: dict[str, Array], call: Inputs, place: tuple[int, int, int, Row], ds: Array, sink: FLOAT, applied: Array,
+    output: Array | None, size: Callable[[Array], Array],
+) -> None:  # fmt: skip
+    """Adds a row's dL/ds to what it comes from. ``size`` is np.abs where absolute terms are added up."""
+    b, h, i, row = place
+    group, places = h // (call.query.shape[1] // call.key.shape[1]), row.places
+    query, key = size(call.query[b, h, i]), size(call.key[b, group, places])
+    multiplier, temperature = size(call.scale / call.temperature[b, h, i]), call.temperature[b, h, i]
+    dx = ds * row.slope
+    target["attn_mask"][b, h, i, places] = ds
+    target["query"][b, h, i] = multiplier * (dx @ key)
+    target["key"][b, group, places] += multiplier * np.outer(dx, query)
+    target["temperature"][b, h, i] = size(-multiplier / temperature) * (dx * (key @ query)).sum()
+    target["sink_logits"][h] += sink
+    if call.value is not None and output is not None:
+        target["value"][b, group, places] += np.outer(applied, size(output))
 
 
 def _same(value: Array) -> Array:

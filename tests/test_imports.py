@@ -1,179 +1,18 @@
-"""Who may import whom: the table of docs/design/0001-architecture.md, held against every import in src/attemper.
-
-A layer is a first part of a module's name: ``attemper.functional.stats`` belongs to ``functional``. Imports inside
-functions count, and so do those for type checkers; only an ``__init__.py`` may import anything under ``TYPE_CHECKING``.
-"""
+"""Who may import whom: every import in src/attemper against the table, and the checker against wrong sources."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 import attemper
+from tests.import_table import FACADE, MAY_IMPORT, WITHOUT_TORCH, violations
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "design" / "0001-architecture.md"
-
-ANYWHERE = {"errors", "_checks"}
-"""May be imported by every layer above them; of the two, ``_checks`` may import ``errors``."""
-
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "_checks": {"errors"},
-    "records": set(),
-    "schedules": set(),
-    "_backends": set(),
-    "_reference": set(),
-    "kernels": set(),
-    "_ops": {"kernels"},
-    "functional": {"_ops", "_reference", "_backends"},
-    "nn": {"functional", "schedules"},
-    "sites": {"functional", "nn"},
-    "store": {"records"},
-    "monitor": {"sites", "functional", "store", "records", "report"},
-    "control": {"monitor", "sites", "nn", "functional", "schedules"},
-    "integrations": {"control", "monitor", "sites", "store", "nn", "functional"},
-    "report": {"store", "records"},
-    "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules"},
-}
-MAY_IMPORT["cli"] = set(MAY_IMPORT)
-FACADE = "attemper"
-"""The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
-
-ONLY_INSIDE = {("monitor", "report"): "to_html"}
-"""(importer, imported) -> the one function that may hold the import."""
-
-WITHOUT_TORCH = {"errors", "_checks", "records", "store", "report"}
-"""Never import torch: it costs seconds. The command line loads nothing else before a verb runs."""
-
-
-@dataclass(frozen=True)
-class Import:
-    """One imported module, and where the import stands."""
-
-    line: int
-    target: str
-    functions: tuple[str, ...]
-    for_type_checkers: bool
-
-
-@dataclass
-class Imports(ast.NodeVisitor):
-    """Collects every import of a module: statements, and ``import_module`` or ``__import__`` of a literal name."""
-
-    package: str
-    """What a relative import starts from."""
-    homes: Mapping[str, str]
-    """Public name -> the module it comes from: ``from attemper import attention`` is an import of that module."""
-    found: list[Import] = field(default_factory=list)
-    functions: tuple[str, ...] = ()
-    for_type_checkers: bool = False
-
-    def add(self, node: ast.AST, target: str) -> None:
-        self.found.append(Import(getattr(node, "lineno", 0), target, self.functions, self.for_type_checkers))
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self.add(node, alias.name)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        module = node.module or ""
-        if node.level:
-            start = self.package.split(".")[: len(self.package.split(".")) - node.level + 1]
-            module = ".".join([*start, module] if module else start)
-        if module != FACADE:
-            self.add(node, module)
-            return
-        for alias in node.names:
-            if alias.name == "__version__":
-                continue
-            self.add(node, FACADE if alias.name == "*" else self.homes.get(alias.name, f"{FACADE}.{alias.name}"))
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
-            self.add(node, str(node.args[0].value))
-        self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        # Decorators and defaults run where the function is defined, not when it is called.
-        for outside in (*node.decorator_list, node.args):
-            self.visit(outside)
-        self.functions = (*self.functions, node.name)
-        for statement in node.body:
-            self.visit(statement)
-        self.functions = self.functions[:-1]
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_If(self, node: ast.If) -> None:
-        before = self.for_type_checkers
-        self.visit(node.test)
-        self.for_type_checkers = before or ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for statement in node.body:
-            self.visit(statement)
-        self.for_type_checkers = before
-        for statement in node.orelse:
-            self.visit(statement)
-
-
-def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]:
-    """Imports of the file ``path`` (relative to src), but for those that an ``__init__.py`` keeps for type checkers."""
-    place = Path(path)
-    visitor = Imports(".".join(place.parent.parts), homes)
-    visitor.visit(ast.parse(source))
-    is_init = place.name == "__init__.py"
-    return [found for found in visitor.found if not (is_init and found.for_type_checkers)]
-
-
-def layer_of(module: str) -> str:
-    """``functional`` for ``attemper.functional.stats``; ``attemper`` for the package itself."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else FACADE
-
-
-def violations(sources: Mapping[str, str], homes: Mapping[str, str]) -> Iterator[str]:
-    """One line for each import that the table does not allow: file, line, both layers, what is allowed instead."""
-    for path, source in sources.items():
-        layer = layer_of(".".join(Path(path).with_suffix("").parts))
-        layer = FACADE if path == f"{FACADE}/__init__.py" else layer
-        if layer not in MAY_IMPORT and layer != FACADE:
-            yield f"src/{path}:1: layer {layer!r} is not in the table of docs/design/0001-architecture.md"
-            continue
-        for found in imports_of(path, source, homes):
-            reason = _refused(layer, found)
-            if reason:
-                yield f"src/{path}:{found.line}: {reason}"
-
-
-def _refused(layer: str, found: Import) -> str | None:
-    """Why a module of ``layer`` may not hold this import, or None."""
-    top = found.target.split(".")[0]
-    early = layer == "cli" and not found.functions and not found.for_type_checkers
-    if top == "torch" and (layer in WITHOUT_TORCH or early):
-        return f"layer {layer!r} imports torch, which it must never do" + (" outside a verb" if early else "")
-    if top != FACADE:
-        return None
-    target = layer_of(found.target)
-    if target not in MAY_IMPORT and target != FACADE:
-        return f"layer {layer!r} imports {found.target}, whose layer {target!r} is not in the table"
-    allowed = MAY_IMPORT.get(layer, set()) | (set() if layer in ANYWHERE | {FACADE} else ANYWHERE)
-    if layer == "cli":
-        allowed = allowed | {FACADE}
-    if target != layer and target not in allowed:
-        names = ", ".join(sorted(allowed)) or "nothing of ours"
-        return f"layer {layer!r} imports layer {target!r} ({found.target}); it may import {names}"
-    scope = ONLY_INSIDE.get((layer, target))
-    if scope and scope not in found.functions:
-        return f"layer {layer!r} may import layer {target!r} ({found.target}) only inside {scope}()"
-    if early and target not in WITHOUT_TORCH | {"cli", FACADE}:
-        return f"layer 'cli' imports layer {target!r} ({found.target}) outside a verb, where it would slow every start"
-    return None
 
 
 def package_sources() -> dict[str, str]:
@@ -341,18 +180,30 @@ def test_layers_without_torch_reach_only_each_other():
         assert MAY_IMPORT[layer] <= WITHOUT_TORCH
 
 
-def test_the_command_line_loads_heavy_layers_inside_its_verbs():
-    inside = "def scan():\n    import torch\n    from attemper.monitor.scan import scan\n"
-    assert found_in("attemper/cli/scan.py", inside) == []
-    assert (
-        found_in("attemper/cli/scan.py", "import attemper\nfrom attemper import errors\nimport attemper.cli.app\n")
-        == []
-    )
-    assert found_in("attemper/cli/scan.py", "if TYPE_CHECKING:\n    from attemper.monitor.scan import Scan\n") == []
-    (found,) = found_in("attemper/cli/scan.py", "from attemper import attention\n")
-    assert "layer 'functional' (attemper.functional.attention) outside a verb" in found
-    (found,) = found_in("attemper/cli/scan.py", "import torch\n")
-    assert found.endswith("imports torch, which it must never do outside a verb")
+def test_the_command_line_loads_torch_inside_its_verbs_only():
+    package = {
+        "attemper/__init__.py": "",
+        "attemper/monitor/__init__.py": "",
+        "attemper/monitor/alarms.py": "from attemper.records import Alarm\n",
+        "attemper/monitor/scan.py": "from attemper.functional import stats\n",
+        "attemper/records.py": "import json\n",
+        "attemper/functional/__init__.py": "",
+        "attemper/functional/stats.py": "import torch\n",
+    }
+
+    def found(source: str) -> list[str]:
+        return list(violations({"attemper/cli/scan.py": source} | package, HOMES))
+
+    assert found("def scan():\n    import torch\n    from attemper.monitor.scan import scan\n") == []
+    assert found("import attemper\nfrom attemper.monitor.alarms import limits\nimport attemper.cli.app\n") == []
+    assert found("if TYPE_CHECKING:\n    from attemper.monitor.scan import Scan\n") == []
+    (line,) = found("import torch.nn\n")
+    assert line.endswith("scan.py:1: layer 'cli' loads torch.nn outside a verb, where it slows every start")
+    for source in ("from attemper.monitor import scan\n", "from attemper.monitor.scan import Scan\n"):
+        (line,) = found(source)
+        assert "attemper.monitor.scan -> attemper.functional.stats -> torch outside a verb" in line.replace(
+            "scan.Scan", "scan"
+        )
 
 
 def test_the_table_has_no_circle():

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from attemper.errors import BackendError, InputError
 
 FEATURES = (
-    "mask", "bias", "causal", "window", "gqa", "softcap", "sink", "dropout", "temperature", "varlen", "rows", "second_pass",
-    "statistics_gradient", "second_derivative",
+    "mask", "bias", "causal", "window", "gqa", "softcap", "sink", "dropout", "temperature", "varlen", "rows",
+    "second_pass", "statistics_gradient", "second_derivative",
 )  # fmt: skip
-"""What a call can ask for. ``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: double backward."""
+"""What a call can ask for. ``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: double
+backward.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,4 +68,6 @@ def resolve(name: str, needed: frozenset[str]) -> Backend:
         use = f"Use backend={able[0].name!r} or 'auto'." if able else "No other backend can either."
         raise BackendError(f"backend={name!r} cannot serve this call: {reason}. {use}")
     names = ", ".join(repr(backend.name) for backend in BACKENDS)
-    raise InputError(f"backend must be 'auto' or one of {names}; got {name!r}. `attemper doctor` shows what each can do.")
+    raise InputError(
+        f"backend must be 'auto' or one of {names}; got {name!r}. `attemper doctor` shows what each can do."
+    )

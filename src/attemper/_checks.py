@@ -1,10 +1,11 @@
-"""Argument checks that several layers share. Numbers are checked; tensor contents are not (that would sync the device)."""
+"""Argument checks that several layers share. Numbers are checked; tensor contents are not (that would sync the
+device).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-
 
 from attemper.errors import InputError
 

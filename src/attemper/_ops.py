@@ -1,7 +1,8 @@
 """``torch.library`` operators over the kernels: schemas, fakes and gradients. The only caller of kernels.
 
-``attemper::attention`` returns the output and the *state* of every row (see ``kernels/blocked``), from which every one-pass
-statistic follows by a formula that autograd differentiates. One backward operator serves them all. A second derivative is
+``attemper::attention`` returns the output and the *state* of every row (see ``kernels/blocked``), from which every
+one-pass statistic follows by a formula that autograd differentiates. One backward operator serves them all. A second
+derivative is
 refused: the backward operator has no gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
 """
 
@@ -11,16 +12,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attemper.errors import BackendError
 from attemper.kernels.blocked import UNBOUNDED, Gradients, Problem, Upstream, backward, forward
 
 _COMMON = """Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? positions,
-    Tensor? first_keys, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, int left, int right, bool bottom_right,
-    float softcap, float dropout_p, SymInt first_tokens, str fields, bool key_mass, bool maximum_gradient, int[] tile"""
+    Tensor? first_keys, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, int left, int right, bool
+    bottom_right, float softcap, float dropout_p, SymInt first_tokens, str fields, bool key_mass, bool
+    maximum_gradient, int[] tile"""
 _RESULTS = "Tensor output, Tensor state, Tensor key_mass"
 _UPSTREAM = "Tensor grad_output, Tensor grad_state, Tensor grad_key_mass, bool[] needs"
 
@@ -204,7 +208,15 @@ def _gradient(ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: 
     return (*grads, *[None] * (_COUNT - len(grads)))
 
 
+def _refuse_second_derivative(*_: Any) -> None:
+    raise BackendError(
+        "attention has no second derivative on this backend. Use backend='reference', which is dense and "
+        "differentiates twice."
+    )
+
+
 torch.library.register_autograd("attemper::attention", _gradient, setup_context=_setup_context, lib=LIBRARY)
+torch.library.register_autograd("attemper::attention_backward", _refuse_second_derivative, lib=LIBRARY)
 
 
 @dataclass(frozen=True)
@@ -247,7 +259,7 @@ def _parts(arguments: Arguments) -> list[_Part]:
 
 def _spans(cu_seqlens: Tensor) -> list[slice]:
     edges = cu_seqlens.tolist()
-    return [slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _document(arguments: Arguments, whole: Problem, rows: slice, keys: slice, number: int) -> _Part:
@@ -268,7 +280,7 @@ def _document(arguments: Arguments, whole: Problem, rows: slice, keys: slice, nu
 
 
 _precision_lock = threading.Lock()
-_precision_saved: list[str] = []
+_precision_saved: list[Any] = []
 _precision_depth = 0
 
 
@@ -285,7 +297,7 @@ def _exact(like: Tensor) -> Iterator[None]:
 @contextmanager
 def _ieee_float32() -> Iterator[None]:
     global _precision_depth
-    settings = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+    settings: tuple[Any, ...] = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # pyright: ignore[reportAttributeAccessIssue]
     with _precision_lock:
         if _precision_depth == 0:
             _precision_saved[:] = [setting.fp32_precision for setting in settings]

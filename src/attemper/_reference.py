@@ -45,8 +45,8 @@ def visible_keys(
 ) -> Tensor:
     """Which keys a row can see, [B, H, Q, K]: mask and window and document, all at once.
 
-    ``positions`` [Q]: the key on each row's diagonal. ``documents``: the number of the document of each query and each key;
-    positions and keys then count within the document.
+    ``positions`` [Q]: the key on each row's diagonal. ``documents``: the number of the document of each query and
+    each key; positions and keys then count within the document.
     """
     _, _, rows, keys = shape
     place = torch.arange(keys, device=positions.device)

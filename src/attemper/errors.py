@@ -15,4 +15,6 @@ class MissingExtraError(ImportError):
     """An optional dependency is not installed. The message names the extra that brings it."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(f"{feature} needs the package {package}, which is not installed: pip install 'attemper[{extra}]'")
+        super().__init__(
+            f"{feature} needs the package {package}, which is not installed: pip install 'attemper[{extra}]'"
+        )

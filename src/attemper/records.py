@@ -34,7 +34,9 @@ class VisibleKeyBucket:
 
 @dataclass(frozen=True)
 class HeadReading:
-    """One head of one site: means over its valid rows; ``max_logit`` is the largest, ``logit_std`` = sqrt(mean variance)."""
+    """One head of one site: means over its valid rows; ``max_logit`` is the largest, ``logit_std`` = sqrt(mean
+    variance).
+    """
 
     head: int
     entropy_nats: float | None

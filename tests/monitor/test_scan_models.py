@@ -18,7 +18,13 @@ def by_group(scan: attemper.Scan, kind: str) -> dict[str, list[attemper.records.
         return {"attentions": list(scan.sites)}
     groups: dict[str, list] = {"encoder_attentions": [], "decoder_attentions": [], "cross_attentions": []}
     for site in scan.sites:
-        place = "cross" if site.kind == "cross" else "encoder" if site.name.split(".")[-4:][0] == "encoder" or "encoder." in site.name.split("decoder")[0] else "decoder"
+        place = (
+            "cross"
+            if site.kind == "cross"
+            else "encoder"
+            if site.name.split(".")[-4:][0] == "encoder" or "encoder." in site.name.split("decoder")[0]
+            else "decoder"
+        )
         groups[f"{place}_attentions"].append(site)
     return groups
 

@@ -10,8 +10,15 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-TEXT = dict(vocab_size=101, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
-GROUPED = TEXT | dict(num_key_value_heads=2, head_dim=12, max_position_embeddings=128, pad_token_id=0)
+TEXT = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 128, "pad_token_id": 0}
+SMALL = TEXT | {"image_size": 32, "patch_size": 4}
 
 
 @dataclass(frozen=True)
@@ -40,19 +47,23 @@ TINY: dict[str, Tiny] = {
         tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=7)
     ),
     "bert": Tiny(
-        lambda: tf.BertModel._from_config(tf.BertConfig(**TEXT, max_position_embeddings=128), attn_implementation="eager"),
+        lambda: tf.BertModel._from_config(
+            tf.BertConfig(**TEXT, max_position_embeddings=128), attn_implementation="eager"
+        ),
         kind="encoder",
     ),
     "t5": Tiny(
         lambda: tf.T5ForConditionalGeneration._from_config(
-            tf.T5Config(vocab_size=101, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0),
+            tf.T5Config(
+                vocab_size=101, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+            ),
             attn_implementation="eager",
         ),
         kind="encoder-decoder",
     ),
     "vit": Tiny(
         lambda: tf.ViTModel._from_config(
-            tf.ViTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=4),
+            tf.ViTConfig(**{name: value for name, value in SMALL.items() if name != "vocab_size"}),
             attn_implementation="eager",
         ),
         kind="vision",
@@ -76,7 +87,9 @@ def sharpened(model: tf.PreTrainedModel, factor: float = 6.0) -> tf.PreTrainedMo
     """Random weights give near-uniform attention; larger ones give rows of every sharpness."""
     for name, parameter in model.named_parameters():
         # q, k, sinks and relative positions, under the names these models use.
-        if any(part in name for part in ("q_proj", "k_proj", "c_attn", "query", "key", ".q.", ".k.", "sinks", "relative")):
+        if any(
+            part in name for part in ("q_proj", "k_proj", "c_attn", "query", "key", ".q.", ".k.", "sinks", "relative")
+        ):
             parameter.data.mul_(factor)
     return model.eval()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,35 +31,40 @@ def attention(
     .. math:: s_{ij} = \mathrm{softcap}(\tfrac{scale}{T_i} q_i \cdot k_j) + bias_{ij}, \quad
               p = \mathrm{softmax}_j(s), \quad o_i = \sum_j p_{ij} v_j
 
-    The positional arguments are those of ``torch.nn.functional.scaled_dot_product_attention``. No n x n tensor is ever held
-    (except by ``backend="reference"``), forward or backward.
+    The positional arguments are those of ``torch.nn.functional.scaled_dot_product_attention``. No n x n tensor is
+    ever held (except by ``backend="reference"``), forward or backward.
 
     Args:
         query: [B, H, Q, D]; float16, bfloat16, float32 or float64.
         key: [B, G, K, D]; H is a multiple of G, and ``enable_gqa`` says that this is meant.
         value: [B, G, K, E].
-        attn_mask: broadcastable to [B, H, Q, K]; bool (True = visible) or floating (added to the scores, differentiable; an
-            entry at or below ``finfo.min / 2`` of its type hides the key, -1e4 or -1e9 do not). Intersects with the rest.
+        attn_mask: broadcastable to [B, H, Q, K]; bool (True = visible) or floating (added to the scores,
+            differentiable; an
+            entry at or below ``finfo.min / 2`` of its type hides the key, -1e4 or -1e9 do not). Intersects with the
+            rest.
         dropout_p: dropout of the weights; statistics are of the weights before it.
         is_causal: a query sees keys up to its own place.
         scale: multiplies q.k; None for 1/sqrt(D).
         temperature: divides q.k (not bias, not sink): a number above 0 (inf for uniform), or a tensor broadcastable to
             [B, H, Q], differentiable. A number is checked, a tensor is not (that would sync the device).
         normalizer: "softmax".
-        causal_alignment: where the diagonal stands when Q != K: "top-left" as PyTorch, "bottom-right" as flash-attention.
+        causal_alignment: where the diagonal stands when Q != K: "top-left" as PyTorch, "bottom-right" as flash-
+            attention.
         window_size: (left, right) visible keys beside the diagonal; -1 for no limit.
         softcap: c of ``c tanh(x / c)``, applied before the bias.
         sink_logits: [H] learned logits that take weight and give no value; statistics describe the visible keys,
             renormalised, and ``mass`` tells what is left to them.
         stats: names of statistics, or "all" for those of one pass.
-        first_tokens: how many tokens count as first for ``first_token_mass``. A key that no query of the call may see under
+        first_tokens: how many tokens count as first for ``first_token_mass``. A key that no query of the call may see
+            under
             ``attn_mask`` is padding.
         backend: "auto", or one that must be used: "reference" or "blocked". `attemper doctor` lists them.
 
     Returns:
-        ``AttentionOutput(output [B, H, Q, E], stats)``; ``stats`` is None if none were asked for. ``.merge(other)`` joins
-        partial results over keys. A row that sees no key gives 0, lse -inf, and gradients of exactly 0. A NaN in a *value*
-        that is hidden reaches the output, as in PyTorch; it never reaches a statistic.
+        ``AttentionOutput(output [B, H, Q, E], stats)``; ``stats`` is None if none were asked for. ``.merge(other)``
+        joins partial results over keys. A row that sees no key gives 0, lse -inf, and gradients of exactly 0. A NaN
+        in a
+        *value* that is hidden reaches the output, as in PyTorch; it never reaches a statistic.
 
     Raises:
         InputError: an argument has no meaning here.
@@ -70,8 +76,9 @@ def attention(
         tensor([[[1., 2.]]])
     """
     options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
-        window_size=window_size, softcap=softcap, sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
+        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
+        sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
         dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
     return executed(planned("attention", query, key, value, attn_mask, options))
@@ -98,15 +105,17 @@ def varlen_attention(
         temperature: as in :func:`attention`, with B = 1 and Q = total_q.
 
     Returns:
-        ``AttentionOutput(output [total_q, H, E], stats)``; statistics are [1, H, total_q] (``key_mass`` [1, H, total_k]).
+        ``AttentionOutput(output [total_q, H, E], stats)``; statistics are [1, H, total_q] (``key_mass`` [1, H,
+        total_k]).
 
     Raises:
         InputError: as :func:`attention`, or offsets that do not fit the tensors.
     """
     del max_seqlen_q, max_seqlen_k
     options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
-        window_size=window_size, softcap=softcap, sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
+        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
+        sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
         dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
     tensors = [_unpacked("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
@@ -130,7 +139,8 @@ def attention_statistics(
     Args:
         query: [B, H, Q, D].
         key: [B, G, K, D].
-        rows: measure only this many query rows of each sequence, evenly strided from a random start. ``max_logit`` is then a
+        rows: measure only this many query rows of each sequence, evenly strided from a random start. ``max_logit`` is
+            then a
             lower bound, ``.standard_error()`` tells what sampling may have missed, ``.rows`` which rows were read.
         generator: draws the start; None for torch's default one.
 
@@ -141,8 +151,9 @@ def attention_statistics(
         InputError: as :func:`attention`, or ``rows`` below 1.
     """
     options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
-        window_size=window_size, softcap=softcap, sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
+        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
+        sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
         enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
     call = planned("attention_statistics", query, key, None, attn_mask, options)
@@ -162,14 +173,16 @@ def dense_weights(
     window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
     stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """The weights that :func:`attention` applies, [B, H, Q, K], before dropout: n x n in memory, for small inputs and pictures.
+    """The weights that :func:`attention` applies, [B, H, Q, K], before dropout: n x n in memory, for small inputs and
+    pictures.
 
     Same arguments as :func:`attention`. With a sink they sum to ``mass``; a row that sees no key is all 0.
     """
     del stats, first_tokens, dropout_p, value, backend
     options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal, causal_alignment=causal_alignment,
-        window_size=window_size, softcap=softcap, sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
+        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
+        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
+        sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
     )  # fmt: skip
     call = planned("dense_weights", query, key, None, attn_mask, options)
     return dense.applied_weights(call).to(query.dtype)
@@ -184,8 +197,8 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
     if not call.names:
         return AttentionOutput(output, None)
     stats = AttentionStats(
-        values, state, sink=call.sink, first_tokens=call.first_tokens, keys=call.key.shape[2], rows=call.positions,
-        population=population,
+        values, state, sink=call.sink, first_tokens=call.first_tokens, asked=call.asked,
+        keys=call.key.shape[2], rows=call.positions,        population=population,
     )  # fmt: skip
     return AttentionOutput(output, stats)
 
@@ -235,7 +248,9 @@ def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: in
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
             came = f"{list(offsets.shape)} {offsets.dtype}" if isinstance(offsets, Tensor) else type(offsets).__name__
-            raise InputError(f"{where}({name}=...) must be a one-dimensional int32 or int64 tensor of offsets, got {came}.")
+            raise InputError(
+                f"{where}({name}=...) must be a one-dimensional int32 or int64 tensor of offsets, got {came}."
+            )
     if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.shape[0] < 1:
         raise InputError(
             f"{where}: cu_seqlens_q and cu_seqlens_k must both be [documents + 1], got {list(cu_seqlens_q.shape)} and "
@@ -244,7 +259,7 @@ def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: in
     if not torch.compiler.is_compiling():
         for name, offsets, total in (("cu_seqlens_q", cu_seqlens_q, queries), ("cu_seqlens_k", cu_seqlens_k, keys)):
             edges = offsets.tolist()
-            if edges[0] != 0 or edges[-1] != total or any(b < a for a, b in zip(edges, edges[1:], strict=False)):
+            if edges[0] != 0 or edges[-1] != total or any(b < a for a, b in pairwise(edges)):
                 raise InputError(f"{where}({name}=...) must rise from 0 to {total}, got {edges[:8]}.")
     return Packing(cu_seqlens_q, cu_seqlens_k)
 

@@ -17,7 +17,8 @@ from attemper.functional.names import asked_names, with_kept
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TEMPERATURE_ADVICE = (
-    "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small temperature such "
+    "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small "
+    "temperature such "
     "as 0.01; float('inf') gives uniform attention."
 )
 
@@ -130,24 +131,28 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
             raise InputError(f"{where}({name}=...) must be a tensor, got {type(tensor).__name__}.")
         if tensor.dim() != 4:
             raise InputError(
-                f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got {list(tensor.shape)}. Add "
+                f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got "
+                f"{list(tensor.shape)}. Add "
                 "the missing ones with unsqueeze, e.g. query[None, None] for one head of one sequence."
             )
         if tensor.dtype not in DTYPES:
             raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise InputError(
-                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on {tensor.device}. Bring "
+                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on "
+                f"{tensor.device}. Bring "
                 "them to one type and device."
             )
     batch, heads, _, size = query.shape
     if key.shape[0] != batch or key.shape[3] != size:
         raise InputError(
-            f"{where}: key must be [{batch}, heads, keys, {size}] to match query {list(query.shape)}, got {list(key.shape)}."
+            f"{where}: key must be [{batch}, heads, keys, {size}] to match query {list(query.shape)}, got "
+            f"{list(key.shape)}."
         )
     if value is not None and value.shape[:3] != key.shape[:3]:
         raise InputError(
-            f"{where}: value must be [{', '.join(map(str, key.shape[:3]))}, size] to match key, got {list(value.shape)}."
+            f"{where}: value must be [{', '.join(map(str, key.shape[:3]))}, size] to match key, got "
+            f"{list(value.shape)}."
         )
     groups = key.shape[1]
     if heads != groups and (groups == 0 or heads % groups != 0):
@@ -165,7 +170,8 @@ def _mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InputError(
-            f"{where}(attn_mask=...) must be a bool tensor (True = visible) or a floating one that is added to the scores, "
+            f"{where}(attn_mask=...) must be a bool tensor (True = visible) or a floating one that is added to the "
+            f"scores, "
             f"got {kind}. For a mask of 0 and 1 pass mask.bool()."
         )
     fits = mask.dim() <= 4 and all(m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False))
@@ -189,7 +195,8 @@ def _window(where: str, options: Options) -> tuple[int, int]:
             f"{where}(window_size=...) must be (left, right): two ints of keys on each side, -1 for no limit; got "
             f"{options.window_size!r}."
         )
-    assert isinstance(left, int) and isinstance(right, int)
+    assert isinstance(left, int)
+    assert isinstance(right, int)
     left, right = (UNBOUNDED if side == -1 else side for side in (left, right))
     return left, min(right, 0) if options.is_causal else right
 
@@ -204,12 +211,22 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
         raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
     temperature = options.temperature
     if isinstance(temperature, Tensor):
-        return scale / _temperature(where, temperature, query).to(dtype)
+        return _inverse(_temperature(where, temperature, query).to(dtype), scale)
     number = positive_number(f"{where}(temperature=...)", temperature, _TEMPERATURE_ADVICE, infinite=True)
     multiplier = scale / number
     if abs(multiplier) > torch.finfo(dtype).max:
-        raise InputError(f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more.")
+        raise InputError(
+            f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more."
+        )
     return torch.full((1, 1, 1), multiplier, dtype=dtype, device=query.device)
+
+
+def _inverse(temperature: Tensor, scale: float) -> Tensor:
+    """scale / T, with the gradient taken as -(m dm) / T: scale / T^2 would overflow at a T of 1e-20."""
+    fixed = temperature.detach()
+    infinite = torch.isinf(fixed)
+    ratio = torch.where(infinite, 1.0, fixed) / torch.where(infinite, 1.0, temperature)
+    return scale / fixed * ratio
 
 
 def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
@@ -218,7 +235,8 @@ def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
         raise InputError(f"{where}(temperature=...) must be a floating tensor, got {temperature.dtype}.")
     if temperature.dim() == 1:
         raise InputError(
-            f"{where}(temperature=...) has one dimension, {list(temperature.shape)}: it would act on queries, not on heads. "
+            f"{where}(temperature=...) has one dimension, {list(temperature.shape)}: it would act on queries, not "
+            f"on heads. "
             "For one temperature per head pass temperature[:, None] ([H, 1]); per query, temperature[None, None, :]."
         )
     fits = temperature.dim() <= 3 and all(
@@ -237,7 +255,9 @@ def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
         return None
     if not isinstance(sink, Tensor) or sink.shape != (query.shape[1],) or not sink.dtype.is_floating_point:
         came = list(sink.shape) if isinstance(sink, Tensor) else type(sink).__name__
-        raise InputError(f"{where}(sink_logits=...) must be a floating tensor [heads] = [{query.shape[1]}], got {came}.")
+        raise InputError(
+            f"{where}(sink_logits=...) must be a floating tensor [heads] = [{query.shape[1]}], got {came}."
+        )
     return sink
 
 

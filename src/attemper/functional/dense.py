@@ -40,7 +40,8 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _scores(call: Call) -> tuple[Tensor, Tensor]:
-    shape = (*call.query.shape[:3], call.key.shape[2])
+    batch, heads, queries, _ = call.query.shape
+    shape = (batch, heads, queries, call.key.shape[2])
     positions, documents = _positions(call)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (call.left, call.right))
     visible = _reference.visible_keys(shape, call.mask, left, right, positions, documents)
@@ -64,7 +65,9 @@ def _positions(call: Call) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         if call.positions is not None:
             return call.positions.to(device), None
         return torch.arange(queries, device=device) + (keys - queries if call.bottom_right else 0), None
-    starts_q, starts_k = (offsets.to(device, torch.int64) for offsets in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k))
+    starts_q, starts_k = (
+        offsets.to(device, torch.int64) for offsets in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k)
+    )
     of_query, of_key = _documents(starts_q, queries), _documents(starts_k, keys)
     positions = torch.arange(queries, device=device) - starts_q[of_query]
     if call.bottom_right:

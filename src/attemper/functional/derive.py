@@ -1,8 +1,9 @@
 r"""Statistics from the state that a kernel leaves, and the one law by which two states merge.
 
-The state of a row is relative to its maximum m (``kernels/blocked`` lists it), so these formulas add small numbers of one
-sign: ``lse = m + z``, ``H = z + a``, ``effective = 1 / c``, ``max_weight = exp(-z)``, ``mu = m - a``. Autograd differentiates
-them; the kernel differentiates the state.
+The state of a row is relative to its maximum m (``kernels/blocked`` lists it), so these formulas add small numbers of
+one
+sign: ``lse = m + z``, ``H = z + a``, ``effective = 1 / c``, ``max_weight = exp(-z)``, ``mu = m - a``. Autograd
+    differentiates them; the kernel differentiates the state.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def derived(state: State, names: Iterable[str], sink: Tensor | None) -> dict[str
     if "mass" in names or "entropy_with_sink" in names:
         values["mass"] = _mass(lse, seen, sink)
     if "a" in state:
-        entropy = _at_most(log_total + state["a"], _floor_log(n))
+        entropy = at_most(log_total + state["a"], log_count(n))
         values["entropy"] = entropy
-        values["normalized_entropy"] = _at_most(entropy / torch.where(n > 1, n, 2.0).log(), torch.ones_like(n))
+        values["normalized_entropy"] = at_most(entropy / torch.where(n > 1, n, 2.0).log(), torch.ones_like(n))
         values["mean_logit"] = torch.where(seen, maximum, 0.0) - state["a"]
         if "entropy_with_sink" in names:
             values["entropy_with_sink"] = _with_sink(entropy, values["mass"], lse, seen, sink)
@@ -65,21 +66,24 @@ def _with_sink(entropy: Tensor, mass: Tensor, lse: Tensor, seen: Tensor, sink: T
     return torch.where(seen, mass * entropy + binary, 0.0)
 
 
-def _floor_log(n: Tensor) -> Tensor:
-    """log n rounded down, so that no entropy exceeds the true bound by a rounding."""
+def log_count(n: Tensor) -> Tensor:
+    """log n of counts given as floats, rounded down (0 for n = 0), so that no entropy exceeds the true bound by a
+    rounding.
+    """
     wide = torch.float32 if n.device.type == "mps" else torch.float64
     exact = torch.where(n > 0, n, 1.0).to(wide).log()
     rounded = exact.to(n.dtype)
     return torch.where(rounded.to(wide) > exact, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def _at_most(value: Tensor, bound: Tensor) -> Tensor:
+def at_most(value: Tensor, bound: Tensor) -> Tensor:
     """``value`` cut at ``bound`` without touching its gradient: only rounding ever exceeds it."""
     return value - (value - bound).detach().clamp(min=0.0)
 
 
 def merged(one: State, two: State) -> dict[str, Tensor]:
-    """The state over the keys of both parts, ``two`` holding the later keys. Associative; the empty row is the identity.
+    """The state over the keys of both parts, ``two`` holding the later keys. Associative; the empty row is the
+    identity.
 
     With base = max(m1, m2), t = m_i - base, w_i = exp(t_i + z_i), p_i = w_i / (w_1 + w_2) and d_i = t_i - a_i::
 
@@ -113,7 +117,9 @@ def merged(one: State, two: State) -> dict[str, Tensor]:
     return {letter: value.to(one["m"].dtype) for letter, value in result.items()}
 
 
-def joined_output(outputs: tuple[Tensor, Tensor], states: tuple[State, State], sinks: tuple[Tensor | None, ...]) -> Tensor:
+def joined_output(
+    outputs: tuple[Tensor, Tensor], states: tuple[State, State], sinks: tuple[Tensor | None, ...]
+) -> Tensor:
     """The output over the keys of both parts: each weighted by its denominator, a sink counted where it was given."""
     sink = next((s for s in sinks if s is not None), None)
     base = torch.maximum(states[0]["m"], states[1]["m"])

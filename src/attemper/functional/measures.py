@@ -1,6 +1,7 @@
 """Measures of one distribution: of scores (before the softmax) or of weights (after it).
 
-Scores may hold -inf: a key that the query may not see. Every function is differentiable, twice, with no NaN under masks.
+Scores may hold -inf: a key that the query may not see. Every function is differentiable, twice, with no NaN under
+masks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
+from attemper.functional.derive import at_most, log_count
 
 _UNITS = {"nats": 1.0, "bits": 1.0 / math.log(2.0)}
 _ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
@@ -52,7 +54,7 @@ def softmax(
         InputError: scores are not floating, or a number temperature is NaN or not above 0.
     """
     row = _Row.of("softmax", scores, dim, temperature)
-    return row.weights.transpose(-1, dim).to(dtype or scores.dtype)
+    return row.weights.movedim(-1, dim).to(dtype or scores.dtype)
 
 
 def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, unit: str = "nats") -> Tensor:
@@ -65,7 +67,8 @@ def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0,
     Args:
         scores: floating; ``-inf`` marks a key the query may not see.
         dim: the dimension of the keys.
-        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. Below 1 sharpens. A tensor is differentiated.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. Below 1 sharpens. A tensor is
+            differentiated.
         unit: "nats" or "bits".
 
     Returns:
@@ -106,7 +109,7 @@ def statistics(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1
     return ScoreStatistics(
         lse=torch.where(seen, row.maximum + row.log_total, -math.inf),
         entropy=row.entropy,
-        normalized_entropy=torch.where(row.count > 1, row.entropy / n.log(), zero),
+        normalized_entropy=at_most(torch.where(row.count > 1, row.entropy / n.log(), zero), torch.ones_like(zero)),
         effective_tokens=torch.where(seen, 1 / torch.where(seen, (row.weights**2).sum(-1), 1.0), zero),
         max_weight=torch.where(seen, torch.exp(-row.log_total), zero),
         max_logit=torch.where(seen, row.maximum, -math.inf),
@@ -121,7 +124,8 @@ def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tens
 
     .. math:: J_{ij} = \frac{\partial p_i}{\partial x_j} = \frac{1}{T} (p_i \delta_{ij} - p_i p_j)
 
-    Symmetric; rows and columns sum to 0. It vanishes as one weight approaches 1: a saturated softmax passes no gradient.
+    Symmetric; rows and columns sum to 0. It vanishes as one weight approaches 1: a saturated softmax passes no
+    gradient.
 
     Args and errors as :func:`entropy`. Returns [..., n, n]: ``dim`` moved to the end, then doubled.
     """
@@ -129,7 +133,7 @@ def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tens
     p = row.weights
     jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
     if isinstance(temperature, Tensor):
-        return jacobian / temperature.to(p.dtype).unsqueeze(dim).transpose(dim, -1).unsqueeze(-1)
+        return jacobian / temperature.to(p.dtype).expand(p.shape[:-1])[..., None, None]
     return jacobian / temperature
 
 
@@ -144,7 +148,8 @@ def entropy_of(weights: Tensor, *, dim: int = -1, unit: str = "nats") -> Tensor:
         unit: "nats" or "bits".
 
     Returns:
-        [...] without ``dim``, float32 or float64; 0 for a row of zeros. The gradient at a weight of exactly 0 is taken as 0.
+        [...] without ``dim``, float32 or float64; 0 for a row of zeros. The gradient at a weight of exactly 0 is
+        taken as 0.
 
     Raises:
         InputError: weights are not floating, or the unit is unknown.
@@ -197,7 +202,7 @@ def _floating(where: str, name: str, tensor: Tensor) -> Tensor:
 
 def _shares(where: str, weights: Tensor, dim: int) -> Tensor:
     """Weights along the last dimension, summing to 1 (a row of zeros stays)."""
-    w = _floating(where, "weights", weights).transpose(dim, -1)
+    w = _floating(where, "weights", weights).movedim(dim, -1)
     total = w.sum(-1, keepdim=True)
     return w / torch.where(total > 0, total, 1.0)
 
@@ -207,43 +212,42 @@ class _Row:
 
     def __init__(self, x: Tensor, temperature: Tensor | float) -> None:
         visible = x != -math.inf
-        # inf / T would leave 0 * inf in the gradient of T: hidden scores are taken out before anything touches them.
+        # Hidden scores are taken out before anything touches them: inf / T would leave 0 * inf in the gradient of T.
         s = torch.where(visible, x, 0.0) / temperature
         self.count = visible.sum(-1)
         self.seen = self.count > 0
-        hidden = torch.where(visible, s, -math.inf)
-        top = hidden.argmax(-1, keepdim=True) if x.shape[-1] else None
-        self.maximum = x.new_zeros(x.shape[:-1]) if top is None else s.gather(-1, top).squeeze(-1)
-        # Every measure below is free of shifts, so the maximum may count as a constant.
-        self.d = torch.where(visible, s - self.maximum.detach()[..., None], 0.0)
+        self.maximum = _maximum(torch.where(visible, s, -math.inf), s)
+        fixed = self.maximum.detach()
+        # Entropy and variance are free of shifts: for them the maximum may count as a constant.
+        self.d = torch.where(visible, s - fixed[..., None], 0.0)
         e = torch.where(visible, torch.exp(self.d), 0.0)
         total = torch.where(self.seen, e.sum(-1), 1.0)
         self.weights = e / total[..., None]
-        self.log_total = total.log() - (self.maximum - self.maximum.detach())
-        self.mean = (self.weights * self.d).sum(-1) - (self.maximum - self.maximum.detach())
-        self._free_log_total = total.log()
-        self._free_mean = (self.weights * self.d).sum(-1)
+        self._log_total = total.log()
+        self._mean = (self.weights * self.d).sum(-1)
+        # What is not free of shifts: 0 in value, the gradient of the maximum.
+        moved = self.maximum - fixed
+        self.log_total, self.mean = self._log_total - moved, self._mean - moved
 
     @classmethod
     def of(cls, where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> _Row:
-        x = _floating(where, "scores", scores)
+        x = _floating(where, "scores", scores).movedim(dim, -1)
         if isinstance(temperature, Tensor):
-            divisor = temperature.to(x.dtype).expand(_without(scores, dim)).unsqueeze(dim).transpose(dim, -1)
-        else:
-            divisor = positive_number(f"{where}(temperature=...)", temperature, _ADVICE, infinite=True)
-        return cls(x.transpose(dim, -1), divisor)
+            return cls(x, temperature.to(x.dtype).expand(x.shape[:-1])[..., None])
+        return cls(x, positive_number(f"{where}(temperature=...)", temperature, _ADVICE, infinite=True))
 
     @property
     def entropy(self) -> Tensor:
         """Both terms are >= 0: no cancellation, however sharp the row."""
-        return self._free_log_total - self._free_mean
+        return at_most(self._log_total - self._mean, log_count(self.count.to(self.d.dtype)))
 
     @property
     def variance(self) -> Tensor:
-        return (self.weights * (self.d - self._free_mean[..., None]) ** 2).sum(-1)
+        return (self.weights * (self.d - self._mean[..., None]) ** 2).sum(-1)
 
 
-def _without(scores: Tensor, dim: int) -> list[int]:
-    shape = list(scores.shape)
-    del shape[dim]
-    return shape
+def _maximum(hidden: Tensor, s: Tensor) -> Tensor:
+    """The largest visible score; among ties the gradient goes to the lowest index. 0 where nothing is visible."""
+    if hidden.shape[-1] == 0:
+        return s.new_zeros(s.shape[:-1])
+    return s.gather(-1, hidden.argmax(-1, keepdim=True)).squeeze(-1)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from attemper.errors import InputError
 
 ONE_PASS = (
-    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit", "logit_variance",
-    "visible_keys", "mass", "first_token_mass",
+    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
+    "logit_variance", "visible_keys", "mass", "first_token_mass",
 )  # fmt: skip
 """What ``stats="all"`` means: one pass over the scores."""
 
@@ -21,7 +21,9 @@ KEPT = ("lse", "max_logit")
 """Always there, so that partial results can merge."""
 
 NOT_MERGEABLE = ("gini", "key_mass", "mean_distance")
-"""Two parts of the keys do not determine these: they depend on all weights at once, or on positions a part cannot know."""
+"""Two parts of the keys do not determine these: they depend on all weights at once, or on positions a part cannot
+know.
+"""
 
 _FIELDS = {
     "entropy": "a", "normalized_entropy": "a", "entropy_with_sink": "a", "mean_logit": "a", "logit_variance": "av",
@@ -47,7 +49,7 @@ def asked_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def with_kept(asked: tuple[str, ...]) -> tuple[str, ...]:
-    """``asked`` and what any statistics carry along, so that partial results can merge; nothing if nothing was asked."""
+    """``asked`` and what any statistics carry along so that partial results merge; nothing if nothing was asked."""
     return tuple(name for name in STATISTICS if name in asked or (asked and name in KEPT))
 
 

@@ -12,7 +12,9 @@ from attemper.functional.call import Call
 
 
 def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None) -> Call:
-    """The call on ``rows`` of its queries, evenly strided from a random start; as it is where it has no more than that."""
+    """The call on ``rows`` of its queries, evenly strided from a random start; as it is where it has no more than
+    that.
+    """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise InputError(f"{where}(rows=...) must be an int of at least 1, or None for all rows; got {rows!r}.")
     queries = call.query.shape[2]
@@ -29,7 +31,13 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
         return tensor.index_select(2, positions.to(tensor.device))
 
     query, multiplier = chosen(call.query), chosen(call.multiplier)
-    assert query is not None and multiplier is not None
+    assert query is not None
+    assert multiplier is not None
     return replace(
-        call, query=query, mask=chosen(call.mask), multiplier=multiplier, positions=positions + offset, bottom_right=False
+        call,
+        query=query,
+        mask=chosen(call.mask),
+        multiplier=multiplier,
+        positions=positions + offset,
+        bottom_right=False,
     )

@@ -18,13 +18,15 @@ BUCKETS = 32
 
 
 class HeadSummary(NamedTuple):
-    """One statistic over the rows of each head: each [H], float64; NaN where ``count`` is 0. ``std`` is the population's."""
+    """One statistic over the rows of each head: each [H], float64; NaN where ``count`` is 0. ``std`` is the
+    population's.
+    """
 
     mean: Tensor
     std: Tensor
     min: Tensor
     max: Tensor
-    count: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     """Valid rows that define the statistic."""
     empty: Tensor
     """Rows that see no key."""
@@ -33,7 +35,9 @@ class HeadSummary(NamedTuple):
 
 
 class VisibleKeyCurve(NamedTuple):
-    """Rows in buckets of how many keys they see: ``first[i] <= n <= last[i]``, powers of two. All but the edges add up."""
+    """Rows in buckets of how many keys they see: ``first[i] <= n <= last[i]``, powers of two. All but the edges add
+    up.
+    """
 
     first: Tensor
     """[32] int64: 1, 2, 4, ..."""
@@ -48,9 +52,9 @@ class VisibleKeyCurve(NamedTuple):
 class AttentionStats:
     """Statistics of attention rows: an attribute [B, H, Q] per name asked for (``key_mass`` [B, H, K]).
 
-    ``lse`` and ``max_logit`` are always there, so that partial results over keys can merge. Float32, or float64 for float64
-    inputs; ``visible_keys`` and ``support_size`` are int64. A row with no visible key reads lse = max_logit = -inf and 0
-    elsewhere; a row with a non-finite visible score reads NaN. Neither is ``valid``.
+    ``lse`` and ``max_logit`` are always there, so that partial results over keys can merge. Float32, or float64 for
+    float64 inputs; ``visible_keys`` and ``support_size`` are int64. A row with no visible key reads lse = max_logit =
+    -inf and 0 elsewhere; a row with a non-finite visible score reads NaN. Neither is ``valid``.
 
     Attributes:
         names: the statistics it holds.
@@ -77,12 +81,14 @@ class AttentionStats:
 
     def __init__(
         self, values: dict[str, Tensor], state: State, *, sink: Tensor | None = None, first_tokens: int = 1,
+        asked: tuple[str, ...] = (),
         keys: int = 0, rows: Tensor | None = None, population: int | None = None, included: Tensor | None = None,
     ) -> None:  # fmt: skip
         self._values = values
         self._state = state
         self._sink = sink
         self._first_tokens = first_tokens
+        self._asked = asked
         self._keys = keys
         self._population = population
         self._included = included
@@ -96,7 +102,9 @@ class AttentionStats:
         if name in values:
             return values[name]
         if name in STATISTICS:
-            raise AttributeError(f"{name} was not asked for: pass stats=({name!r},), or stats='all' for all of one pass.")
+            raise AttributeError(
+                f"{name} was not asked for: pass stats=({name!r},), or stats='all' for all of one pass."
+            )
         raise AttributeError(f"AttentionStats has no attribute {name!r}. Statistics here: {', '.join(values)}.")
 
     def __getitem__(self, name: str) -> Tensor:
@@ -131,7 +139,9 @@ class AttentionStats:
         return rows if self._included is None else rows & self._included
 
     def where(self, rows: Tensor) -> AttentionStats:
-        """The same statistics, counting only ``rows`` (bool, broadcastable to [B, H, Q]): real tokens, say, not padding."""
+        """The same statistics, counting only ``rows`` (bool, broadcastable to [B, H, Q]): real tokens, say, not
+        padding.
+        """
         included = self._included_rows(rows.to(torch.bool).expand(self.lse.shape))
         return self._copy(self._values, self._state, included=included)
 
@@ -142,12 +152,15 @@ class AttentionStats:
 
     def _copy(self, values: dict[str, Tensor], state: State, included: Tensor | None = None) -> AttentionStats:
         return AttentionStats(
-            values, state, sink=self._sink, first_tokens=self._first_tokens, keys=self._keys, rows=self.rows,
+            values, state, sink=self._sink, first_tokens=self._first_tokens, asked=self._asked, keys=self._keys,
+            rows=self.rows,
             population=self._population, included=self._included if included is None else included,
         )  # fmt: skip
 
     def defined(self, name: str) -> Tensor:
-        """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys, for example)."""
+        """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys, for
+        example).
+        """
         if name == "normalized_entropy":
             return self.valid & (self._state["n"] > 1)
         if name == "first_token_mass":
@@ -167,10 +180,11 @@ class AttentionStats:
         return summaries
 
     def standard_error(self) -> dict[str, Tensor]:
-        """Name -> standard error of ``per_head()[name].mean`` [H], float64: what measuring only some rows may have missed.
+        """Name -> standard error of ``per_head()[name].mean`` [H], float64: what measuring only some rows may have
+        missed.
 
-        ``s / sqrt(count) * sqrt(1 - fraction)``, rows taken as a random sample without replacement; 0 where all were measured.
-        Evenly strided rows usually do better than this.
+        ``s / sqrt(count) * sqrt(1 - fraction)``, rows taken as a random sample without replacement; 0 where all were
+        measured. Evenly strided rows usually do better than this.
         """
         errors = {}
         for name, summary in self.per_head().items():
@@ -183,12 +197,18 @@ class AttentionStats:
         """[H, 32] int64: valid rows by normalised entropy, in 32 equal bins of [0, 1]. Adds up over parts."""
         heads = self.lse.shape[1]
         rows = self.defined("normalized_entropy")
-        bins = (self.normalized_entropy.detach() * HISTOGRAM_BINS).nan_to_num(0.0).to(torch.int64).clamp(0, HISTOGRAM_BINS - 1)
+        bins = (
+            (self.normalized_entropy.detach() * HISTOGRAM_BINS)
+            .nan_to_num(0.0)
+            .to(torch.int64)
+            .clamp(0, HISTOGRAM_BINS - 1)
+        )
         counts = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=bins.device)
         return counts.scatter_add_(1, _by_head(bins), _by_head(rows.to(torch.int64)))
 
     def by_visible_keys(self) -> VisibleKeyCurve:
-        """Rows and sums of ``entropy``, ``normalized_entropy`` and ``first_token_mass`` by visible keys: the long-context curve.
+        """Rows and sums of ``entropy``, ``normalized_entropy`` and ``first_token_mass`` by visible keys: the long-
+        context curve.
 
         Sums of those that were asked for; all but the edges add up over parts.
         """
@@ -217,9 +237,11 @@ class AttentionStats:
         _check_mergeable(self, other)
         state = merged(self._state, other._state)
         sink = self._sink if self._sink is not None else other._sink
-        values = derived(state, self.names, sink)
+        asked = tuple(name for name in self._asked if name in other._asked)
+        values = kept_detached(derived(state, self.names, sink), asked)
         return AttentionStats(
-            values, state, sink=sink, first_tokens=self._first_tokens, keys=self._keys + other._keys, rows=self.rows,
+            values, state, sink=sink, first_tokens=self._first_tokens, asked=asked,
+            keys=self._keys + other._keys, rows=self.rows,
             population=self._population, included=self._included,
         )  # fmt: skip
 
@@ -233,14 +255,16 @@ class AttentionOutput(NamedTuple):
     def merge(self, other: AttentionOutput) -> AttentionOutput:
         """The result over the keys of both; ``other`` holds the later keys of the same queries.
 
-        Associative, differentiable, exact up to rounding: the law behind key blocks, split decoding and context parallelism.
-        A sink must be given to one part only.
+        Associative, differentiable, exact up to rounding: the law behind key blocks, split decoding and context
+        parallelism. A sink must be given to one part only.
 
         Raises:
             InputError: a part has no statistics, or they cannot merge.
         """
         if self.stats is None or other.stats is None:
-            raise InputError("AttentionOutput.merge needs the statistics of both parts: pass stats=('lse',) to both calls.")
+            raise InputError(
+                "AttentionOutput.merge needs the statistics of both parts: pass stats=('lse',) to both calls."
+            )
         stats = self.stats.merge(other.stats)
         one, two = self.stats, other.stats
         output = joined_output((self.output, other.output), (one._state, two._state), (one._sink, two._sink))
@@ -252,14 +276,21 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
         raise InputError(f"merge needs the same statistics in both parts, got {one.names} and {two.names}.")
     refused = [name for name in one.names if name in NOT_MERGEABLE]
     if refused:
-        raise InputError(f"{', '.join(refused)} cannot be merged over keys: leave it out of stats=, or compute it in one call.")
+        raise InputError(
+            f"{', '.join(refused)} cannot be merged over keys: leave it out of stats=, or compute it in one call."
+        )
     if one.lse.shape != two.lse.shape:
-        raise InputError(f"merge needs the same rows in both parts, got {list(one.lse.shape)} and {list(two.lse.shape)}.")
+        raise InputError(
+            f"merge needs the same rows in both parts, got {list(one.lse.shape)} and {list(two.lse.shape)}."
+        )
     if one._sink is not None and two._sink is not None:
-        raise InputError("merge: both parts were given sink_logits, which would count the sink twice. Give it to one part.")
+        raise InputError(
+            "merge: both parts were given sink_logits, which would count the sink twice. Give it to one part."
+        )
     if "first_token_mass" in one.names and one._keys < one._first_tokens:
         raise InputError(
-            f"merge: the first part has {one._keys} keys, fewer than first_tokens={one._first_tokens}: first_token_mass "
+            f"merge: the first part has {one._keys} keys, fewer than first_tokens={one._first_tokens}: "
+            f"first_token_mass "
             "cannot be told. Make the first part longer or leave the statistic out."
         )
 
@@ -283,7 +314,7 @@ def _count(rows: Tensor) -> Tensor:
     return _by_head(rows.to(_reduction_device(rows))).sum(1, dtype=torch.float64)
 
 
-def _moments(value: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+def _moments(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Mean, population std, min, max, count over the marked rows of each head, float64."""
     device = _reduction_device(value)
     flat, chosen = _by_head(value.to(device, torch.float64)), _by_head(rows.to(device))
@@ -297,4 +328,5 @@ def _moments(value: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
     else:
         low = torch.where(chosen, flat, math.inf).amin(1)
         high = torch.where(chosen, flat, -math.inf).amax(1)
-    return (*(part.masked_fill(missing, math.nan) for part in (mean, variance.sqrt(), low, high)), count)
+    mean, std, low, high = (part.masked_fill(missing, math.nan) for part in (mean, variance.sqrt(), low, high))
+    return mean, std, low, high, count

@@ -1,4 +1,6 @@
-"""``import attemper.integrations.transformers; model.set_attn_implementation("attemper")``: exact attention in any model."""
+"""``import attemper.integrations.transformers; model.set_attn_implementation("attemper")``: exact attention in any
+model.
+"""
 
 from attemper.sites.transformers import NAME, register
 

@@ -16,15 +16,18 @@ FEWEST_KEYS = 32
 
 _ADVICE = {
     "collapsed": (
-        "Healthy models have sharp heads. If this one was not sharp before, look at the size of its logits and the learning "
+        "Healthy models have sharp heads. If this one was not sharp before, look at the size of its logits and the "
+        "learning "
         "rate; a temperature above 1 or a clip on query and key weights widens it."
     ),
     "diffuse": (
-        "The head spreads its weight over all keys alike: common in first layers and for averaging heads. If it should select, "
+        "The head spreads its weight over all keys alike: common in first layers and for averaging heads. If it "
+        "should select, "
         "a temperature below 1 sharpens it."
     ),
     "logits": (
-        "Scores this large saturate the softmax and are where training in half precision breaks. Clip query and key weights, "
+        "Scores this large saturate the softmax and are where training in half precision breaks. Clip query and key "
+        "weights, "
         "normalise queries and keys, or lower the learning rate."
     ),
     "first_token": (
@@ -32,7 +35,8 @@ _ADVICE = {
         "compressing the first keys of a cache."
     ),
     "nonfinite": (
-        "Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for overflow in half "
+        "Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for overflow "
+        "in half "
         "precision. These rows are left out of every mean."
     ),
 }
@@ -68,17 +72,27 @@ def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float]) 
     if head.nonfinite_rows:
         total = head.rows + head.empty_rows + head.nonfinite_rows
         yield alarm(
-            "nonfinite", "critical", float(head.nonfinite_rows), None, f"{head.nonfinite_rows} of {total} rows have a NaN or infinite score"
+            "nonfinite",
+            "critical",
+            float(head.nonfinite_rows),
+            None,
+            f"{head.nonfinite_rows} of {total} rows have a NaN or infinite score",
         )
     entropy, first = _over_enough_keys(head, "normalized_entropy"), _over_enough_keys(head, "first_token_mass")
     if entropy is not None and entropy < limits["collapsed"]:
-        yield alarm("collapsed", "notice", entropy, limits["collapsed"], f"normalised entropy {entropy:.3f} is very low")
+        yield alarm(
+            "collapsed", "notice", entropy, limits["collapsed"], f"normalised entropy {entropy:.3f} is very low"
+        )
     if entropy is not None and entropy > limits["diffuse"]:
-        yield alarm("diffuse", "notice", entropy, limits["diffuse"], f"normalised entropy {entropy:.3f} is near uniform")
+        yield alarm(
+            "diffuse", "notice", entropy, limits["diffuse"], f"normalised entropy {entropy:.3f} is near uniform"
+        )
     if head.max_logit is not None and head.max_logit > limits["logits"]:
         yield alarm("logits", "warning", head.max_logit, limits["logits"], f"largest score {head.max_logit:.1f}")
     if first is not None and first > limits["first_token"]:
-        yield alarm("first_token", "notice", first, limits["first_token"], f"{first:.0%} of the weight rests on the first token")
+        yield alarm(
+            "first_token", "notice", first, limits["first_token"], f"{first:.0%} of the weight rests on the first token"
+        )
 
 
 def _over_enough_keys(head: HeadReading, statistic: str) -> float | None:

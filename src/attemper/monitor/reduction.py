@@ -11,13 +11,14 @@ from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, V
 from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
 
 _MEANS = (
-    "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass", "gini",
+    "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass",
+    "gini",
 )  # fmt: skip
 """Statistics of which a reading shows the mean."""
 
 
 class SiteReduction:
-    """Sums over all rows that one site has shown so far. Adding is exact: batches in any order give the same reading."""
+    """Sums over all rows that one site has shown so far: batches in any order give the same reading."""
 
     def __init__(self, name: str, kind: str, mode: str, heads: int) -> None:
         self.name, self.kind, self.mode = name, kind, mode

@@ -11,7 +11,7 @@ from attemper.records import Alarm, Reading, SiteReading, Skipped
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 class Scan:
@@ -86,10 +86,10 @@ class Scan:
             raise InputError(f"no site {site!r} was seen. Sites: {', '.join(self._last)}.")
         return self._last[site]
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.monitor.table import table
 
-        return table(self.reading)
+        yield table(self.reading, options.max_width)
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -100,4 +100,5 @@ class Scan:
 
     def __repr__(self) -> str:
         heads = sum(len(site.heads) for site in self.sites)
-        return f"Scan({self.model!r}: {len(self.sites)} sites, {heads} heads, {self.tokens} tokens, {len(self.alarms)} alarms)"
+        counts = f"{len(self.sites)} sites, {heads} heads, {self.tokens} tokens, {len(self.alarms)} alarms"
+        return f"Scan({self.model!r}: {counts})"

@@ -21,7 +21,8 @@ from attemper.sites.observer import UnsupportedCallError, observing
 from attemper.sites.padding import CallContext, tracked
 
 _ADVICE = (
-    "Attention is seen in transformers models that use its attention registry. For a model of your own, measure queries and keys "
+    "Attention is seen in transformers models that use its attention registry. For a model of your own, measure "
+    "queries and keys "
     "directly with attemper.attention_statistics(query, key)."
 )
 
@@ -33,13 +34,14 @@ def scan(
 ) -> Scan:  # fmt: skip
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
-    Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in. For that time
-    its attention is computed here, exactly, with statistics in the same pass; its own implementation is put back afterwards,
-    whatever happens. Padded queries are left out, by the model's 2-D attention masks.
+    Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in. For
+    that time its attention is computed here, exactly, with statistics in the same pass; its own implementation is put
+    back afterwards, whatever happens. Padded queries are left out, by the model's 2-D attention masks.
 
     Args:
         model: a transformers model, or a module that contains some.
-        batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor (``model(batch)``), on
+        batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor
+            (``model(batch)``), on
             the model's device.
         stats: which statistics; "all" is what the readings show. Add "gini" for ``HeadReading.gini``.
         limits: of alarms, by kind: collapsed, diffuse, logits, first_token; those not named keep their default.
@@ -102,7 +104,8 @@ def _called(model: nn.Module, batch: Any, number: int) -> Any:
     if isinstance(batch, Tensor):
         return model(batch)
     raise InputError(
-        f"scan: batch {number} is {type(batch).__name__}; expected a dict (model(**batch)), a tuple or list (model(*batch)) or a "
+        f"scan: batch {number} is {type(batch).__name__}; expected a dict (model(**batch)), a tuple or list "
+        f"(model(*batch)) or a "
         "tensor (model(batch))."
     )
 
@@ -117,7 +120,9 @@ def _skipped(reasons: Mapping[str, str]) -> tuple[Skipped, ...]:
 
 
 class _Collector:
-    """The observer of a scan: names sites, leaves padding out, and adds a batch only once the whole of it went through."""
+    """The observer of a scan: names sites, leaves padding out, and adds a batch only once the whole of it went
+    through.
+    """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], backend: str, context: CallContext) -> None:
         self.stats, self.backend, self.context = names, backend, context
@@ -157,7 +162,8 @@ class _Collector:
                 stats = stats.where(mask[:, -queries:][:, None].to(stats.lse.device) if queries else mask[:, None, :0])
             elif not bool(mask.all()):
                 self.skipped[name] = (
-                    f"padding of its queries cannot be told: {list(stats.lse.shape)} rows under a mask of {list(mask.shape)}"
+                    f"padding of its queries cannot be told: {list(stats.lse.shape)} rows under a mask of "
+                    f"{list(mask.shape)}"
                 )
                 return
         mode = "train" if module.training else "eval"

@@ -8,23 +8,31 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from attemper.records import Alarm, HeadReading, Reading, SiteReading
 
-HEADS_A_LINE = 16
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
 _STYLES = {"notice": "cyan", "warning": "yellow", "critical": "bold red"}
 
 
-def table(reading: Reading) -> RenderableType:
-    """The whole reading: one table per kind of site, then alarms and what was skipped."""
+_OTHER_COLUMNS = 31
+"""Width of what stands beside the heads."""
+
+
+def table(reading: Reading, width: int) -> RenderableType:
+    """The whole reading: one table per kind of site, then alarms and what was skipped; heads broken to ``width``
+    columns.
+    """
+    heads_a_line = max(4, (width - _OTHER_COLUMNS) // 4)
     parts: list[RenderableType] = [_headline(reading)]
-    for (pattern, kind, mode), sites in groupby(reading.sites, key=lambda site: (_pattern(site.name), site.kind, site.mode)):
-        parts += _group(pattern, kind, mode, list(sites))
+    for (pattern, kind, mode), sites in groupby(
+        reading.sites, key=lambda site: (_pattern(site.name), site.kind, site.mode)
+    ):
+        parts += _group(pattern, kind, mode, list(sites), heads_a_line)
     parts += _alarms(reading.alarms)
     parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
     return Group(*parts)
@@ -33,7 +41,8 @@ def table(reading: Reading) -> RenderableType:
 def _headline(reading: Reading) -> Text:
     heads = sum(len(site.heads) for site in reading.sites)
     return Text.assemble(
-        (reading.model, "bold"), f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}"
+        (reading.model, "bold"),
+        f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}",
     )
 
 
@@ -47,23 +56,23 @@ def _numbers(name: str) -> str:
     return ".".join(re.findall(r"\d+", name)) or "-"
 
 
-def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading]) -> Iterator[RenderableType]:
+def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], heads_a_line: int) -> Iterator[RenderableType]:
     queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
     yield Text.assemble("\n", (pattern, "bold"), f"  {kind} attention, {mode}, up to {queries} queries x {keys} keys")
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("layer", justify="right")
-    grid.add_column("normalised entropy of each head, % of log n", no_wrap=True)
-    for title in ("H nats", "eff. tokens", "max logit"):
+    grid.add_column("normalised entropy, % of log n", no_wrap=True)
+    for title in ("H nats", "tokens", "max logit"):
         grid.add_column(title, justify="right")
     for site in sites:
-        grid.add_row(_numbers(site.name), _cells(site.heads), *_summary(site.heads))
+        grid.add_row(_numbers(site.name), _cells(site.heads, heads_a_line), *_summary(site.heads))
     yield grid
 
 
-def _cells(heads: Iterable[HeadReading]) -> Text:
+def _cells(heads: Iterable[HeadReading], heads_a_line: int) -> Text:
     text = Text()
     for place, head in enumerate(heads):
-        if place and place % HEADS_A_LINE == 0:
+        if place and place % heads_a_line == 0:
             text.append("\n")
         text.append(*_cell(head))
         text.append(" ")
@@ -101,11 +110,17 @@ def _alarms(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
         return
     yield Text("")
     kinds = Counter((alarm.severity, alarm.kind) for alarm in alarms)
-    for (severity, kind), count in sorted(kinds.items(), key=lambda item: list(_STYLES).index(item[0][0]), reverse=True):
+    for (severity, kind), count in sorted(
+        kinds.items(), key=lambda item: list(_STYLES).index(item[0][0]), reverse=True
+    ):
         chosen = [alarm for alarm in alarms if (alarm.severity, alarm.kind) == (severity, kind)]
         style = _STYLES[severity]
-        yield Text.from_markup(f"[{style}]{severity}[/] {escape(kind)}: {count} head{'s' if count > 1 else ''}")
-        yield from (Text(f"  {alarm.message}", style="dim") for alarm in chosen[:3])
+        yield Text.assemble((severity, style), f" {kind}: {count} head{'s' if count > 1 else ''}")
+        yield from (_indented(alarm.message, "dim") for alarm in chosen[:3])
         if count > 3:
-            yield Text(f"  and {count - 3} more", style="dim")
-        yield Text(f"  {chosen[0].advice}")
+            yield _indented(f"and {count - 3} more", "dim")
+        yield _indented(chosen[0].advice)
+
+
+def _indented(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(text, style=style), (0, 0, 0, 2))

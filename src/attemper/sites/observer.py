@@ -18,7 +18,8 @@ class UnsupportedCallError(InputError):
 
     def __init__(self, module: nn.Module, reason: str) -> None:
         super().__init__(
-            f"{type(module).__name__}: {reason}. attemper computes an attention exactly or not at all; set another attention "
+            f"{type(module).__name__}: {reason}. attemper computes an attention exactly or not at all; set another "
+            f"attention "
             "implementation for this model."
         )
         self.module, self.reason = module, reason

@@ -1,6 +1,7 @@
 """Which tokens of a transformers model are real, told by the 2-D masks that its models are called with.
 
-The innermost model decides: an encoder and a decoder each get their own mask, a vision tower gets none. A 4-D mask does not
+The innermost model decides: an encoder and a decoder each get their own mask, a vision tower gets none. A 4-D mask
+does not
 tell: right-padded rows see keys there.
 """
 

@@ -1,7 +1,7 @@
 """The adapter for transformers' attention registry: ``attemper`` as an attention implementation.
 
-It is registered for masks too: without a mask function of the same name the mask would arrive as None, and padding would be
-ignored. Windows and chunks are in that mask, so ``sliding_window`` carries nothing more.
+It is registered for masks too: without a mask function of the same name the mask would arrive as None, and padding
+would be ignored. Windows and chunks are in that mask, so ``sliding_window`` carries nothing more.
 """
 
 from __future__ import annotations
@@ -22,8 +22,19 @@ from attemper.sites.observer import UnsupportedCallError, current
 NAME = "attemper"
 
 _WITHOUT_EFFECT = frozenset(
-    "cache_position deterministic num_items_in_batch output_attentions output_hidden_states output_router_logits position_ids "
-    "return_dict seq_idx sliding_window use_cache".split()
+    [
+        "cache_position",
+        "deterministic",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "seq_idx",
+        "sliding_window",
+        "use_cache",
+    ]
 )
 """Keywords that models pass along and that mean nothing to attention over a mask. Any other one is refused."""
 
@@ -44,20 +55,25 @@ def attention_forward(
     dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, softcap: float | None = None,
     s_aux: Tensor | None = None, position_bias: Tensor | None = None, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention as transformers' models call it: query [B, H, Q, D], key and value [B, G, K, D]; returns ([B, Q, H, E], None).
+    """Attention as transformers' models call it: query [B, H, Q, D], key and value [B, G, K, D]; returns ([B, Q, H,
+    E], None).
 
     Raises:
         UnsupportedCallError: a keyword or a mask that is not known here: it might mean masking.
     """
     unknown = sorted(name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT)
     if unknown:
-        raise UnsupportedCallError(module, f"its attention is called with {', '.join(unknown)}=, which is not known here")
+        raise UnsupportedCallError(
+            module, f"its attention is called with {', '.join(unknown)}=, which is not known here"
+        )
     mask = _mask(module, query, key, attention_mask, position_bias)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     observer = current()
     if observer is not None and dropout > 0:
-        raise InputError("attention dropout is on: call model.eval() before a scan, its outputs would be random otherwise.")
+        raise InputError(
+            "attention dropout is on: call model.eval() before a scan, its outputs would be random otherwise."
+        )
     options = Options(
         scale=scaling, is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1, softcap=softcap,
         sink_logits=s_aux, dropout_p=dropout, enable_gqa=query.shape[1] != key.shape[1],
@@ -83,7 +99,9 @@ def _mask(
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise UnsupportedCallError(module, f"its {name} is {came} where [batch, heads, queries, keys] is expected")
     if query.dim() != 4:
-        raise UnsupportedCallError(module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected")
+        raise UnsupportedCallError(
+            module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected"
+        )
     keys = key.shape[2]
     mask, bias = (None if tensor is None else tensor[..., :keys] for tensor in (mask, position_bias))
     if mask is None or bias is None:
@@ -131,7 +149,8 @@ def switched(model: nn.Module) -> Iterator[Switched]:
             continue
         if not module._can_set_attn_implementation():
             state.refused[name or type(module).__name__] = (
-                f"{type(module).__name__} computes attention with code of its own, not through transformers' attention registry"
+                f"{type(module).__name__} computes attention with code of its own, not through transformers' "
+                f"attention registry"
             )
             continue
         state.models.append(module)

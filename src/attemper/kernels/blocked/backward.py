@@ -43,9 +43,7 @@ class Upstream:
     key_mass: Tensor
 
 
-def backward(
-    problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]
-) -> Gradients:
+def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
     """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
     tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
     grads = Gradients(
@@ -98,11 +96,11 @@ class _Held:
 
 
 class _RowTerms:
-    """State and upstream gradients of a tile's rows, flat [n, R * rows, 1], and the terms that are constant along a row."""
+    """State and upstream gradients of a tile's rows, flat [n, R * rows, 1], and the terms that are constant along a
+    row.
+    """
 
-    def __init__(
-        self, problem: Problem, tile: Tile, state: Tensor, above: Upstream, dot: Tensor
-    ) -> None:
+    def __init__(self, problem: Problem, tile: Tile, state: Tensor, above: Upstream, dot: Tensor) -> None:
         self.tile, self.problem = tile, problem
         place = tile.place
         self.state = {letter: self._flat(state[i][place]) for i, letter in enumerate(problem.fields)}
@@ -134,7 +132,9 @@ class _RowTerms:
         return constant
 
     def at_maximum(self) -> Tensor:
-        """What falls on the row's maximum alone. 0 when only shift-free quantities such as entropy are differentiated."""
+        """What falls on the row's maximum alone. 0 when only shift-free quantities such as entropy are
+        differentiated.
+        """
         return self.grad["m"] - self.grad["z"] + self.grad.get("a", 0.0)
 
 
@@ -147,9 +147,8 @@ def _sweep(
     winner = _winner(problem, rows, query, key, careful)
     for low, high in key_blocks(problem, rows.tile):
         scores = block_scores(problem, rows.tile, query, key, low, high, careful)
-        d = scores.values.sub_(rows.base)
-        if scores.visible is not None:
-            d.clamp_(min=VANISHED)
+        # Masked keys, and scores so far below that their square would overflow: their weight is 0 either way.
+        d = scores.values.sub_(rows.base).clamp_(min=VANISHED)
         weights = torch.exp(d - rows.state["z"])
         slope = rows.constant.expand_as(d).clone()
         if value is not None:
@@ -173,7 +172,9 @@ def _sweep(
 
 
 def _winner(problem: Problem, rows: _RowTerms, query: Tensor, key: Tensor, careful: bool) -> Tensor | None:
-    """Where the maximum of each row stands, [n, R * rows, 1], the lowest index among ties; None if no gradient falls there."""
+    """Where the maximum of each row stands, [n, R * rows, 1], the lowest index among ties; None if no gradient falls
+    there.
+    """
     if not problem.maximum_gradient or (query.device.type == "cpu" and not rows.at_maximum().any()):
         return None
     best = query.new_full(rows.tile.flat, -math.inf)

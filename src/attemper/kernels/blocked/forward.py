@@ -79,12 +79,17 @@ class _Rows:
         sums = query.new_zeros((6, *flat), dtype=problem.sum_dtype)
         count = torch.zeros(flat, dtype=torch.int64, device=query.device)
         return cls(
-            query.new_full(flat, -math.inf),
-            *sums,
-            count,
-            count != 0,
-            query.new_zeros((*flat, width)),
-            query.new_zeros((*flat, 0)),
+            maximum=query.new_full(flat, -math.inf),
+            total=sums[0],
+            first_moment=sums[1],
+            second_moment=sums[2],
+            squares=sums[3],
+            first=sums[4],
+            distance=sums[5],
+            count=count,
+            bad=count != 0,
+            output=query.new_zeros((*flat, width)),
+            last=query.new_zeros((*flat, 0)),
         )
 
     def raise_maximum(self, block: Tensor, rescale: bool) -> Tensor:

@@ -11,7 +11,9 @@ from torch import Tensor
 from attemper.kernels.blocked.problem import UNBOUNDED, Problem, Tile, row_bounds, row_positions
 
 VANISHED = -1000.0
-"""exp(VANISHED) is 0 in float32 and float64: a masked key's distance from the maximum, finite so that 0 times it is 0."""
+"""exp(VANISHED) is 0 in float32 and float64: a masked key's distance from the maximum, finite so that 0 times it is
+0.
+"""
 
 
 @dataclass
@@ -46,8 +48,8 @@ def block_scores(
 ) -> Scores:
     """Scores against keys low..high, masked ones at -inf. ``query`` already carries scale / T.
 
-    A careful block keeps what stands at masked keys (NaN, inf) out of the row, and tells which rows have a visible score
-    that is not finite. Where no score can overflow, adding -inf does the same at a fifth of the cost.
+    A careful block keeps what stands at masked keys (NaN, inf) out of the row, and tells which rows have a visible
+    score that is not finite. Where no score can overflow, adding -inf does the same at a fifth of the cost.
     """
     values = torch.bmm(query, key[:, low:high].transpose(1, 2))
     slope = None
@@ -79,7 +81,9 @@ def mass(problem: Problem, tile: Tile, lse: Tensor) -> Tensor:
 
 
 def dropout(problem: Problem, values: Tensor, index: int, low: int) -> Tensor:
-    """``values`` with a share ``dropout_p`` zeroed and the rest scaled up: the same places whenever a block is asked again."""
+    """``values`` with a share ``dropout_p`` zeroed and the rest scaled up: the same places whenever a block is asked
+    again.
+    """
     if problem.dropout_p == 0:
         return values
     if problem.dropout_p == 1:
@@ -106,7 +110,9 @@ def first_keys(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
 
 
 def gini_rank(count: Tensor, keys: int) -> Tensor:
-    """(2 i - n - 1) / n for the i-th smallest visible weight of rows [..., 1]; masked ones come first and weigh nothing."""
+    """(2 i - n - 1) / n for the i-th smallest visible weight of rows [..., 1]; masked ones come first and weigh
+    nothing.
+    """
     places = torch.arange(1, keys + 1, device=count.device, dtype=count.dtype) - (keys - count)
     return (2 * places - count - 1) / count.clamp(min=1)
 
@@ -121,7 +127,9 @@ def _bias(problem: Problem, tile: Tile, low: int, high: int, dtype: torch.dtype)
         if block.dtype == torch.bool:
             bias = torch.zeros(block.shape, dtype=dtype, device=block.device).masked_fill_(~block, -math.inf)
         else:
-            bias = block.to(dtype).masked_fill(block <= torch.finfo(block.dtype).min / 2, -math.inf)
+            hidden = block <= torch.finfo(block.dtype).min / 2
+            # A float64 bias beyond float32 stays a bias: its key is visible, with no weight.
+            bias = block.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill_(hidden, -math.inf)
     if structure is None:
         # A key dimension of 1 stands for all keys of the block, and each of them counts.
         return bias if bias is None else bias.expand(*bias.shape[:4], high - low)

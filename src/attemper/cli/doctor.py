@@ -1,0 +1,62 @@
+"""``attemper doctor``: versions, backends, and what each can do on this machine."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+from attemper import __version__
+from attemper._backends import BACKENDS, FEATURES
+
+_PACKAGES = {"torch": None, "numpy": None, "transformers": "transformers", "pandas": "pandas"}
+"""Package -> the extra that brings it; None: every install has it."""
+
+
+def doctor() -> None:
+    """Versions, backends, and what each can do here."""
+    console = Console()
+    console.print(
+        f"attemper {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+    for package, extra in _PACKAGES.items():
+        console.print(f"  {package} {_version(package, extra)}", highlight=False)
+    console.print(_devices(), highlight=False)
+    console.print(_backends())
+
+
+def _version(package: str, extra: str | None) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing" if extra is None else f"not installed (pip install 'attemper\\[{extra}]')"
+
+
+def _devices() -> str:
+    try:
+        import torch
+    except ImportError as error:
+        return f"  torch cannot be imported: {error}"
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    threads = torch.get_num_threads()
+    return f"  devices: cpu ({threads} threads)" + "".join(f", cuda:{i} ({name})" for i, name in enumerate(gpus))
+
+
+def _backends() -> Table:
+    """Backends x features; auto takes the first that can do what a call needs."""
+    table = Table(title="attention backends, in the order in which auto tries them", title_justify="left")
+    table.add_column("can do")
+    for backend in BACKENDS:
+        table.add_column(backend.name, justify="center")
+    table.add_row("here", *("no" if backend.missing else "yes" for backend in BACKENDS))
+    for feature in FEATURES:
+        table.add_row(
+            feature.replace("_", " "), *("yes" if feature in backend.features else "-" for backend in BACKENDS)
+        )
+    table.add_row("devices", *(backend.devices for backend in BACKENDS))
+    for backend in BACKENDS:
+        if backend.missing:
+            table.caption = f"{table.caption + '; ' if table.caption else ''}{backend.name}: {backend.missing}"
+    return table

@@ -1,0 +1,236 @@
+"""Pretrained transformers models and text for them, loaded without ever running code or pickles that a folder brings.
+
+Weights come from safetensors only; ``trust_remote_code`` stays off; a folder is never completed from the network.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper._checks import one_of
+from attemper.errors import InputError, MissingExtraError
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_LONGEST = 1 << 20
+"""Tokenizers without a limit of their own say 1e30."""
+_HEADS_OF_THEIR_OWN = ("pooler", "lm_head", "classifier", "cls.", "qa_outputs", "score")
+"""Parameters that a checkpoint may leave out because no attention depends on them."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model in evaluation mode, its tokenizer, and the longest sequence it reads."""
+
+    model: nn.Module
+    tokenizer: Any
+    longest: int
+
+
+def load(source: str, *, device: str = "cpu", dtype: str = "float32") -> Pretrained:
+    """The model and tokenizer in a folder or of a hub id, by transformers' auto classes.
+
+    Raises:
+        InputError: there is no model, its weights are pickled, damaged or incomplete, it needs code of its own, it
+            reads no
+            text, or it has no tokenizer.
+        MissingExtraError: transformers is not installed.
+    """
+    one_of("dtype", dtype, DTYPES)
+    _check_folder(source)
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
+    with _quiet(transformers):
+        model = _model(transformers, source, getattr(torch, dtype))
+        tokenizer = _tokenizer(transformers, source)
+    try:
+        model = model.to(torch.device(device)).eval()
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+    return Pretrained(model, tokenizer, _longest(model, tokenizer))
+
+
+def windows(
+    pretrained: Pretrained, text: str, *, max_length: int | None = None, batch_size: int = 8
+) -> list[dict[str, Tensor]]:
+    """``text`` as batches of consecutive windows, each as long as the model (or ``max_length``) allows; every token
+    counts.
+
+    An encoder-decoder reads each window on both sides.
+
+    Raises:
+        InputError: the text is empty, or a number is out of range.
+    """
+    longest = pretrained.longest
+    if max_length is not None:
+        if not max_length >= 1:
+            raise InputError(f"max_length must be at least 1, got {max_length}.")
+        if max_length > longest and longest < _LONGEST:
+            raise InputError(f"max_length is {max_length} but the model reads at most {longest} tokens.")
+        longest = min(longest, max_length)
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    if not text.strip():
+        raise InputError(
+            "the text is empty: there is nothing to scan. Pass a file with text, or leave --text out for the one "
+            "that ships."
+        )
+    rows = _rows(pretrained.tokenizer, text, longest)
+    device = next(pretrained.model.parameters()).device
+    pad = _pad_token(pretrained.tokenizer)
+    left = getattr(pretrained.tokenizer, "padding_side", "right") == "left"
+    batches = [
+        _padded(rows[start : start + batch_size], pad, left, device) for start in range(0, len(rows), batch_size)
+    ]
+    if getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False):
+        for batch in batches:
+            batch["decoder_input_ids"], batch["decoder_attention_mask"] = batch["input_ids"], batch["attention_mask"]
+    return batches
+
+
+def _check_folder(source: str) -> None:
+    """A folder must hold a config and safetensors. What is no folder is left to transformers, as a hub id."""
+    path = Path(source)
+    if not path.exists():
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise InputError(f"there is no folder {source}.")
+        return
+    if not path.is_dir():
+        raise InputError(f"{source} is a file; give the folder that holds config.json and the safetensors weights.")
+    if not (path / "config.json").is_file():
+        raise InputError(f"{source} holds no model: there is no config.json in it.")
+    if not any(path.glob("*.safetensors")):
+        pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
+        if pickled:
+            raise InputError(
+                f"{source} holds pickled weights ({pickled[0]}), which can run code when they are opened. Convert "
+                f"them with "
+                "model.save_pretrained(folder) in an environment you trust; it writes safetensors."
+            )
+        raise InputError(f"{source} holds no weights: there is no .safetensors file in it.")
+
+
+def _model(transformers: Any, source: str, dtype: torch.dtype) -> Any:
+    local = os.path.isdir(source)
+    try:
+        # eager: every architecture has it, and no hub kernel is fetched because a config names one.
+        model, info = transformers.AutoModel.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="eager",
+            local_files_only=local, output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
+        hint = "" if local else " There is no folder of that name here either."
+        raise InputError(f"{source} could not be loaded as a model: {_first_line(error)}{hint}") from error
+    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _HEADS_OF_THEIR_OWN))
+    wrong = [*missing, *(str(key) for key in info.get("mismatched_keys", ()))]
+    if wrong:
+        raise InputError(
+            f"{source} is a broken checkpoint: {len(wrong)} parameters are missing or of another shape, {wrong[0]} "
+            f"first. Their "
+            "random values would be measured."
+        )
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        raise InputError(
+            f"{type(model).__name__} takes {model.main_input_name}, not text. Measure it from Python with data of "
+            f"your own: "
+            "attemper.scan(model, batches)."
+        )
+    return model
+
+
+def _tokenizer(transformers: Any, source: str) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, local_files_only=os.path.isdir(source)
+        )
+    except Exception as error:  # as above
+        raise InputError(
+            f"{source} has no tokenizer that can be loaded ({_first_line(error)}). Measure the model from Python "
+            f"with token ids: "
+            "attemper.scan(model, batches)."
+        ) from error
+
+
+def _rows(tokenizer: Any, text: str, longest: int) -> list[list[int]]:
+    """Token ids of consecutive windows, each with the special tokens that the model expects around a sequence."""
+    special = tokenizer.num_special_tokens_to_add(pair=False)
+    if longest <= special:
+        raise InputError(
+            f"max_length is {longest}, but {special} tokens of each window are special ones: nothing is left for text."
+        )
+    if tokenizer.is_fast:
+        encoded = tokenizer(text, truncation=True, max_length=longest, return_overflowing_tokens=True, verbose=False)
+        rows = encoded["input_ids"]
+    else:
+        # Tokenizers written in Python cannot be asked for windows: these go without the special tokens.
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        rows = [ids[start : start + longest] for start in range(0, len(ids), longest)]
+    if not any(len(row) > special for row in rows):
+        raise InputError("the tokenizer made no token of the text: there is nothing to scan.")
+    return rows
+
+
+def _pad_token(tokenizer: Any) -> int:
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0
+
+
+def _padded(rows: list[list[int]], pad: int, left: bool, device: torch.device) -> dict[str, Tensor]:
+    """One batch; padding is masked, so which token fills it does not matter."""
+    width = max(len(row) for row in rows)
+    ids, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.int64)
+    for number, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[number, place], mask[number, place] = torch.tensor(row), 1
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def _longest(model: Any, tokenizer: Any) -> int:
+    limits = [getattr(tokenizer, "model_max_length", None)]
+    config = getattr(model, "config", None)
+    limits += [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    known = [
+        int(limit) for limit in limits if isinstance(limit, int | float) and math.isfinite(limit) and 0 < limit < 1e9
+    ]
+    return min([*known, _LONGEST])
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without progress bars, warnings and reports of retries while it loads; as they were afterwards."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    logging = transformers.utils.logging
+    verbosity, bars, hub_verbosity = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        hub_logging.get_verbosity(),
+    )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
+        if bars:
+            logging.enable_progress_bar()
