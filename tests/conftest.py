@@ -6,6 +6,7 @@ import random
 import sys
 from collections import Counter
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from hypothesis import settings
 
 from attemper import _ops
 
+# Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
+torch.set_num_threads(1)
 settings.register_profile("attemper", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("attemper")
 
@@ -29,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "hostile: a case of the table of hostile inputs; counted per backend")
+    config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,10 +44,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("hostile"):
-        callspec = getattr(item, "callspec", None)
-        backend = callspec.params.get("backend", "measures") if callspec else "measures"
-        item.user_properties.append(("hostile", backend))
+    marker = item.get_closest_marker("hostile")
+    if marker:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        item.user_properties.append(("hostile", parameters.get("backend", marker.args[0] if marker.args else "measures")))
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
@@ -78,7 +81,9 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
     """``tiled(rows, keys, scores)``: the public functions cut their tiles so, from here to the end of the test."""
 
     def cut(*tile: int) -> None:
-        monkeypatch.setattr("attemper.functional.attention.Arguments", partial(_ops.Arguments, tile=tile))
+        # The package's attribute of this name is the function, not the module.
+        module = import_module("attemper.functional.attention")
+        monkeypatch.setattr(module, "Arguments", partial(_ops.Arguments, tile=tile))
 
     return cut
 

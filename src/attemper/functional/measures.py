@@ -81,8 +81,8 @@ def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0,
         Zhai et al. 2023, "Preventing Attention Entropy Collapse", Ent(A_i).
 
     Example:
-        >>> entropy(torch.zeros(4)).exp()
-        tensor(4.)
+        >>> entropy(torch.zeros(4)), math.log(4)
+        (tensor(1.3863), 1.3862943611198906)
     """
     one_of("entropy(unit=...)", unit, _UNITS)
     return _Row.of("entropy", scores, dim, temperature).entropy * _UNITS[unit]

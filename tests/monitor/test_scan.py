@@ -1,0 +1,292 @@
+"""What ``scan`` promises beside its numbers: nothing changed, nothing silent, padding out, batches in any order."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attemper
+from attemper import InputError
+from attemper.sites.observer import current
+
+tf = pytest.importorskip("transformers")
+
+from tests.monitor.tiny_models import GROUPED, TEXT, TINY, inputs, sharpened  # noqa: E402
+
+
+@pytest.fixture
+def llama() -> Any:
+    return sharpened(TINY["llama"].build())
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+def test_the_implementation_and_every_hook_are_back_after_a_scan(llama: Any) -> None:
+    attemper.scan(llama, [inputs("decoder", "left")])
+    assert llama.config._attn_implementation == "eager"
+    assert hooks(llama) == 0
+    assert current() is None
+
+
+def test_outputs_after_a_scan_are_bit_identical_to_those_before(llama: Any) -> None:
+    batch = inputs("decoder", "left")
+    before = llama(**batch).logits
+    attemper.scan(llama, [batch])
+    assert torch.equal(before, llama(**batch).logits)
+
+
+def test_everything_is_put_back_when_the_model_raises(llama: Any) -> None:
+    with pytest.raises(IndexError):
+        attemper.scan(llama, [{"input_ids": torch.tensor([[5000]])}])
+    assert llama.config._attn_implementation == "eager"
+    assert hooks(llama) == 0
+    assert current() is None
+
+
+def test_outputs_during_a_scan_are_those_of_the_model_at_real_tokens(llama: Any) -> None:
+    batch = inputs("decoder", "right")
+    expected = llama(**batch).logits
+    seen: list[Tensor] = []
+    handle = llama.register_forward_hook(lambda _m, _i, output: seen.append(output.logits))
+    attemper.scan(llama, [batch])
+    handle.remove()
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(seen[0][real], expected[real], rtol=0, atol=1e-5)
+
+
+def test_two_batches_read_as_one(llama: Any) -> None:
+    whole = inputs("decoder", "left")
+    parts = [{name: tensor[rows] for name, tensor in whole.items()} for rows in (slice(0, 1), slice(1, 3))]
+    one, two = attemper.scan(llama, [whole]), attemper.scan(llama, parts)
+    assert one.tokens == two.tokens
+    for a, b in zip(one.sites, two.sites, strict=True):
+        for x, y in zip(a.heads, b.heads, strict=True):
+            assert x.rows == y.rows
+            assert x.normalized_entropy_histogram == y.normalized_entropy_histogram
+            assert x.entropy_nats == pytest.approx(y.entropy_nats, abs=1e-6)
+            assert x.first_token_mass == pytest.approx(y.first_token_mass, abs=1e-6)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_reading(llama: Any, side: str) -> None:
+    ids = torch.randint(3, 101, (1, 20))
+    zeros = torch.zeros(1, 7, dtype=torch.int64)
+    parts = (zeros, ids) if side == "left" else (ids, zeros)
+    padded = {
+        "input_ids": torch.cat(parts, 1),
+        "attention_mask": torch.cat([torch.full_like(part, part is ids) for part in parts], 1),
+        "position_ids": torch.cat([zeros if part is zeros else torch.arange(20)[None] for part in parts], 1),
+    }
+    plain = attemper.scan(llama, [{"input_ids": ids}])
+    scan = attemper.scan(llama, [padded])
+    assert scan.tokens == plain.tokens == 20
+    for a, b in zip(plain.sites, scan.sites, strict=True):
+        for x, y in zip(a.heads, b.heads, strict=True):
+            assert (x.rows, x.empty_rows) == (y.rows, y.empty_rows) == (20, 0)
+            for name in ("entropy_nats", "first_token_mass", "max_logit", "effective_tokens"):
+                assert getattr(x, name) == pytest.approx(getattr(y, name), rel=1e-4, abs=1e-5), name
+
+
+def test_first_token_mass_of_a_left_padded_row_is_on_its_first_real_token(llama: Any) -> None:
+    batch = inputs("decoder", "left")
+    scan = attemper.scan(llama, [batch])
+    stats = scan.row_statistics(scan.sites[0].name)
+    with torch.no_grad():
+        weights = llama(**batch, output_attentions=True).attentions[0]
+    first = batch["attention_mask"].argmax(1)
+    rows = stats.defined("first_token_mass")
+    expected = torch.stack([weights[row, :, :, place] for row, place in enumerate(first.tolist())])
+    torch.testing.assert_close(stats.first_token_mass[rows], expected[rows], rtol=0, atol=1e-6)
+
+
+def test_cross_and_self_attention_are_told_apart() -> None:
+    model = sharpened(TINY["t5"].build())
+    scan = attemper.scan(model, [inputs("encoder-decoder", "right")])
+    kinds = {site.name: site.kind for site in scan.sites}
+    assert all(kind == ("cross" if "EncDec" in name else "self") for name, kind in kinds.items())
+    assert sum(kind == "cross" for kind in kinds.values()) == 2
+
+
+def test_batches_may_be_dicts_tuples_lists_or_tensors(llama: Any) -> None:
+    ids = torch.randint(3, 101, (2, 12))
+    readings = [attemper.scan(llama, [batch]).to_dict() for batch in ({"input_ids": ids}, (ids,), [ids], ids)]
+    assert all(reading == readings[0] for reading in readings)
+
+
+def test_models_inside_a_module_of_ones_own_are_scanned() -> None:
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = (sharpened(TINY["bert"].build()) for _ in range(2))
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            left = self.left(input_ids, attention_mask=attention_mask).last_hidden_state
+            return left + self.right(input_ids, attention_mask=attention_mask).last_hidden_state
+
+    scan = attemper.scan(Mine().eval(), [inputs("encoder", "right")])
+    assert [site.name.split(".")[0] for site in scan.sites] == ["left", "left", "right", "right"]
+    assert scan.tokens == 40 + 31 + 5
+
+
+def test_json_is_the_promised_document(llama: Any) -> None:
+    document = json.loads(attemper.scan(llama, [inputs("decoder", "left")]).to_json())
+    assert set(document) == {"schema", "model", "tokens", "backend", "sites", "skipped", "alarms"}
+    assert document["schema"] == 1
+    site = document["sites"][0]
+    assert set(site) == {"name", "kind", "mode", "queries", "keys", "heads"}
+    head = site["heads"][0]
+    assert list(head) == [
+        "head", "entropy_nats", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_std",
+        "mass", "first_token_mass", "gini", "normalized_entropy_histogram", "by_visible_keys", "rows", "empty_rows",
+        "nonfinite_rows",
+    ]  # fmt: skip
+    assert head["gini"] is None
+    assert len(head["normalized_entropy_histogram"]) == 32
+    assert set(head["by_visible_keys"][0]) == {"from", "to", "rows", "entropy_nats", "normalized_entropy"}
+    assert sum(bucket["rows"] for bucket in head["by_visible_keys"]) == head["rows"]
+    assert site["mode"] == "eval"
+    assert (site["queries"], site["keys"]) == (40, 40)
+
+
+def test_gini_is_there_when_it_is_asked_for(llama: Any) -> None:
+    scan = attemper.scan(llama, [inputs("decoder", None)], stats="gini")
+    assert all(0 <= head.gini <= 1 for site in scan.sites for head in site.heads if head.gini is not None)
+    assert all(head.gini is not None for site in scan.sites for head in site.heads)
+
+
+def test_the_table_names_every_layer_and_the_alarms(llama: Any) -> None:
+    text = str(attemper.scan(llama, [inputs("decoder", None)], limits={"logits": 0.0}))
+    assert "model.layers.*.self_attn" in text
+    assert "warning logits: 8 heads" in text
+
+
+def test_row_statistics_of_an_unknown_site_lists_the_known_ones(llama: Any) -> None:
+    scan = attemper.scan(llama, [inputs("decoder", None)])
+    with pytest.raises(InputError, match=r"no site 'nope' was seen\. Sites: model\.layers\.0"):
+        scan.row_statistics("nope")
+
+
+def test_no_batch_is_an_error(llama: Any) -> None:
+    with pytest.raises(InputError, match="there is no batch"):
+        attemper.scan(llama, [])
+
+
+def test_a_batch_of_another_kind_is_an_error_that_says_what_is_expected(llama: Any) -> None:
+    with pytest.raises(InputError, match="batch 1 is str; expected a dict"):
+        attemper.scan(llama, ["text"])
+
+
+def test_a_model_without_attention_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(InputError, match=r"saw no attention in Linear.*attention_statistics"):
+        attemper.scan(nn.Linear(3, 3), [torch.zeros(2, 3)])
+
+
+def test_a_model_with_attention_of_its_own_is_named_with_the_reason() -> None:
+    config = tf.GPTJConfig(vocab_size=101, n_embd=48, n_layer=1, n_head=4, rotary_dim=4, n_positions=64)
+    model = tf.GPTJModel(config).eval()
+    with pytest.raises(InputError, match="GPTJModel computes attention with code of its own"):
+        attemper.scan(model, [torch.randint(3, 101, (1, 8))])
+
+
+def test_dropout_is_refused_with_advice() -> None:
+    model = tf.BertModel(tf.BertConfig(**TEXT)).train()
+    with pytest.raises(InputError, match=r"call model\.eval\(\)"):
+        attemper.scan(model, [inputs("encoder", None)])
+
+
+def test_train_mode_without_dropout_is_read_as_train(llama: Any) -> None:
+    scan = attemper.scan(llama.train(), [inputs("decoder", None)])
+    assert {site.mode for site in scan.sites} == {"train"}
+
+
+def test_an_unknown_limit_is_an_error(llama: Any) -> None:
+    with pytest.raises(InputError, match="limits must be one of 'collapsed', 'diffuse', 'logits', 'first_token'"):
+        attemper.scan(llama, [inputs("decoder", None)], limits={"sharp": 1.0})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_float_types_are_scanned(dtype: torch.dtype) -> None:
+    model = sharpened(TINY["qwen3"].build()).to(dtype)
+    scan = attemper.scan(model, [inputs("decoder", "left")])
+    assert all(head.entropy_nats is not None and head.nonfinite_rows == 0 for site in scan.sites for head in site.heads)
+
+
+def test_a_deepcopy_of_a_scanned_model_is_a_plain_model(llama: Any) -> None:
+    attemper.scan(llama, [inputs("decoder", None)])
+    twin = copy.deepcopy(llama)
+    assert hooks(twin) == 0
+    assert twin.config._attn_implementation == "eager"
+
+
+def _sick(change: Callable[[nn.Linear], None]) -> attemper.Scan:
+    torch.manual_seed(3)
+    model = TINY["bert"].build().eval()
+    change(model.encoder.layer[0].attention.self.query)
+    return attemper.scan(model, [inputs("encoder", None)])
+
+
+def kinds(scan: attemper.Scan) -> set[tuple[str, int | None, str, str]]:
+    return {(alarm.site, alarm.head, alarm.kind, alarm.severity) for alarm in scan.alarms if "layer.0." in alarm.site}
+
+
+def test_a_head_with_huge_queries_is_collapsed_and_its_logits_are_large() -> None:
+    def change(query: nn.Linear) -> None:
+        query.weight.data[12:24] *= 5000.0
+
+    site = "encoder.layer.0.attention.self"
+    found = kinds(_sick(change))
+    assert (site, 1, "collapsed", "notice") in found
+    assert (site, 1, "logits", "warning") in found
+
+
+def test_a_head_with_zero_queries_is_diffuse() -> None:
+    def change(query: nn.Linear) -> None:
+        query.weight.data[12:24] = 0.0
+        query.bias.data[12:24] = 0.0
+
+    assert ("encoder.layer.0.attention.self", 1, "diffuse", "notice") in kinds(_sick(change))
+
+
+def test_nan_weights_are_nonfinite_and_critical_and_the_document_has_no_nan() -> None:
+    def change(query: nn.Linear) -> None:
+        query.weight.data[12] = torch.nan
+
+    scan = _sick(change)
+    assert ("encoder.layer.0.attention.self", 1, "nonfinite", "critical") in kinds(scan)
+    head = scan.sites[0].heads[1]
+    assert (head.rows, head.nonfinite_rows, head.entropy_nats) == (0, 120, None)
+    json.loads(scan.to_json(), parse_constant=lambda word: pytest.fail(f"{word} in the document"))
+
+
+def test_short_rows_raise_no_alarm_about_sharpness() -> None:
+    model = TINY["bert"].build().eval()
+    scan = attemper.scan(model, [inputs("encoder", None, tokens=16)])
+    assert scan.alarms == ()
+
+
+def test_an_attention_call_of_a_sub_model_that_cannot_be_honoured_is_skipped_by_name() -> None:
+    model = sharpened(tf.LlamaModel._from_config(tf.LlamaConfig(**GROUPED), attn_implementation="eager"))
+    other = sharpened(TINY["bert"].build())
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.llama, self.bert = model, other
+
+        def forward(self, ids: Tensor) -> tuple[Any, Any]:
+            # `indices` selects keys in some models: to ignore it would give wrong numbers.
+            return self.llama(ids, indices=torch.zeros(1)), self.bert(ids)
+
+    scan = attemper.scan(Both().eval(), [torch.randint(3, 101, (2, 40))])
+    assert {site.name.split(".")[0] for site in scan.sites} == {"bert"}
+    assert scan.skipped[0].name == "llama.layers.0.self_attn"
+    assert "indices=" in scan.skipped[0].reason
+    assert scan.tokens == 80
