@@ -77,6 +77,11 @@ class Call:
     backend: str
 
 
+def chosen_backend(name: str) -> str:
+    """The backend that ``name`` stands for in a plain call; ``"auto"`` is resolved."""
+    return _backends.resolve(name, frozenset()).name
+
+
 def planned(
     where: str, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, options: Options,
     packing: Packing | None = None,

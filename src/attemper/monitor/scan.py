@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper import _backends
 from attemper.errors import InputError
+from attemper.functional.call import chosen_backend
 from attemper.functional.names import asked_names, with_kept
 from attemper.functional.stats import AttentionStats
 from attemper.monitor.alarms import alarms, checked_limits
@@ -58,7 +58,7 @@ def scan(
     """
     checked = checked_limits(limits)
     names = with_kept(tuple(dict.fromkeys((*asked_names("scan", "all"), *asked_names("scan", stats)))))
-    used = _backends.resolve(backend, frozenset()).name
+    used = chosen_backend(backend)
     with registry.switched(model) as switch, tracked(model, switch.models) as context:
         collector = _Collector(model, names, backend, context)
         done = 0
