@@ -1,7 +1,7 @@
-"""Scan of all-MiniLM-L6-v2 on 8 x 512 tokens against what people do today: eager weights, then the usual entropy of them.
+"""Scan of all-MiniLM-L6-v2 on 8 x 512 tokens against what people do today: eager weights, then entropy of them.
 
-Run: ``python benchmarks/scan_minilm.py [--repeats N] [--json FILE]``. Paired runs in one process, median of ratios, after
-checking that both give the same entropies. The model is loaded once, before the clock starts.
+Run: ``python benchmarks/scan_minilm.py [--repeats N] [--json FILE]``. Paired runs in one process, median of ratios,
+after checking that both give the same entropies. The model is loaded once, before the clock starts.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def statistics(
     finite = torch.where(visible & seen[..., None], s, 0.0)
     log_p = torch.where(p > 0, p, 1.0).log()
     mean = (p * finite).sum(-1)
-    entropy = -(p * log_p).sum(-1)
+    entropy = 0.0 - (p * log_p).sum(-1)  # -(0.0) would be -0.0
     lse = torch.logsumexp(torch.where(seen[..., None], s, 0.0), -1)
     share = torch.ones_like(lse) if sink is None else torch.sigmoid(lse - sink.double()[:, None])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from attemper import _reference
 from attemper._ops import UNBOUNDED
 from attemper.functional.call import Call
+from attemper.functional.derive import at_most, log_count
 from attemper.functional.names import state_fields
 from attemper.functional.stats import kept_detached
 
@@ -24,7 +25,12 @@ def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         output = _reference.output(p, share, call.value, call.dropout_p).to(call.query.dtype)
     measures = _reference.statistics(s, visible, call.sink, _first(call), _distance(call))
     dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
-    values = {name: _rounded(measures[name](), dtype) for name in call.names}
+    seen = visible.any(-1)
+    # A score that float64 holds and the call's own precision does not: no backend could tell such a row.
+    overflown = seen & ~torch.isfinite(_rounded(measures["lse"](), dtype))
+    values = {name: _marked(_rounded(measures[name](), dtype), overflown) for name in call.names}
+    if "entropy" in values:
+        values["entropy"] = at_most(values["entropy"], log_count(measures["visible_keys"]().to(dtype)))
     values = kept_detached(values, call.asked)
     return output, values, {letter: value.to(dtype) for letter, value in _state(call, measures).items()}
 
@@ -33,6 +39,11 @@ def applied_weights(call: Call) -> Tensor:
     """mass p [B, H, Q, K] in float64."""
     s, visible = _scores(call)
     return _reference.weights(s, visible) * _share(call, s, visible)[..., None]
+
+
+def _marked(value: Tensor, rows: Tensor) -> Tensor:
+    """``value`` with NaN in these rows; counts and sums over keys stay."""
+    return value.masked_fill(rows, math.nan) if value.shape == rows.shape and value.dtype != torch.int64 else value
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:

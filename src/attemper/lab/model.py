@@ -187,7 +187,9 @@ def bits_per_byte(model: ByteModel, ids: Tensor) -> float:
     Every byte but the first is predicted once; the first of each window from one byte, the last from ``context``.
     """
     if len(ids) < 2:
-        raise InputError(f"bits_per_byte(ids=...) needs 2 bytes at least, of which it predicts the second; got {len(ids)}.")
+        raise InputError(
+            f"bits_per_byte(ids=...) needs 2 bytes at least, of which it predicts the second; got {len(ids)}."
+        )
     context = model.config.context
     full = windows(ids, context + 1, stride=context)
     rest = ids[len(full) * context :][None]
