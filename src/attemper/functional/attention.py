@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -188,6 +189,24 @@ def dense_weights(
     return dense.applied_weights(call).to(query.dtype)
 
 
+def measured(
+    query: Tensor, key: Tensor, mask: Tensor | None, options: Options, *, packing: Packing | None = None,
+    first_keys: Tensor | None = None, rows: int | None = None, generator: torch.Generator | None = None,
+) -> AttentionStats:  # fmt: skip
+    """Statistics of a call that somebody else computes, off the graph. ``first_keys`` [B, K] marks the first real
+    tokens.
+    """
+    with torch.no_grad():
+        call = planned("attention", query, key, None, mask, options, packing)
+        if first_keys is not None:
+            call = replace(call, first_keys=first_keys)
+        if rows is not None:
+            call = sampled("attention", call, rows, generator)
+        stats = executed(call, query.shape[2]).stats
+    assert stats is not None
+    return stats
+
+
 def executed(call: Call, population: int | None = None) -> AttentionOutput:
     """Runs a checked call on its backend. ``population``: all query rows, when the call holds a sample."""
     if call.backend == "reference":
@@ -198,7 +217,8 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
         return AttentionOutput(output, None)
     stats = AttentionStats(
         values, state, sink=call.sink, first_tokens=call.first_tokens, asked=call.asked,
-        keys=call.key.shape[2], rows=call.positions,        population=population,
+        keys=call.key.shape[2], rows=call.rows,
+        population=population,
     )  # fmt: skip
     return AttentionOutput(output, stats)
 
@@ -264,4 +284,4 @@ def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: in
     return Packing(cu_seqlens_q, cu_seqlens_k)
 
 
-__all__ = ["attention", "attention_statistics", "dense_weights", "executed", "varlen_attention"]
+__all__ = ["attention", "attention_statistics", "dense_weights", "executed", "measured", "varlen_attention"]

@@ -73,6 +73,9 @@ class Call:
     first_tokens: int
     first_keys: Tensor | None
     positions: Tensor | None
+    """The key on each measured row's diagonal, on the CPU; None for all rows."""
+    rows: Tensor | None
+    """Which rows are measured, on the CPU; None for all."""
     packing: Packing | None
     backend: str
 
@@ -124,6 +127,7 @@ def planned(
         first_tokens=options.first_tokens,
         first_keys=_first_keys(mask, options.first_tokens) if "first_token_mass" in names else None,
         positions=None,
+        rows=None,
         packing=packing,
         backend=backend.name,
     )

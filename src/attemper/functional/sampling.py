@@ -39,5 +39,6 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
         mask=chosen(call.mask),
         multiplier=multiplier,
         positions=positions + offset,
+        rows=positions,
         bottom_right=False,
     )

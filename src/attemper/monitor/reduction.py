@@ -20,40 +20,42 @@ _MEANS = (
 class SiteReduction:
     """Sums over all rows that one site has shown so far: batches in any order give the same reading."""
 
-    def __init__(self, name: str, kind: str, mode: str, heads: int) -> None:
+    def __init__(self, name: str, kind: str, mode: str, heads: int, device: torch.device | None = None) -> None:
         self.name, self.kind, self.mode = name, kind, mode
         self.queries = self.keys = 0
         self.heads = heads
-        zeros = torch.zeros(heads, dtype=torch.float64)
+        # Sums stay where float64 is: nothing waits for the device until a reading is asked for.
+        device = torch.device("cpu") if device is None or device.type == "mps" else device
+        zeros = torch.zeros(heads, dtype=torch.float64, device=device)
         self._sums = {statistic: zeros.clone() for statistic in _MEANS}
         self._counts = {statistic: zeros.clone() for statistic in _MEANS}
         self._max_logit = torch.full_like(zeros, -math.inf)
         self._rows, self._empty, self._nonfinite = zeros.clone(), zeros.clone(), zeros.clone()
-        self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64)
-        self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64)
+        self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=device)
+        self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64, device=device)
         self._bucket_sums: dict[str, Tensor] = {}
 
     def add(self, stats: AttentionStats, keys: int) -> None:
-        """Takes in one call's rows; moves each sum to the CPU once."""
+        """Takes in one call's rows, without waiting for the device."""
         self.queries, self.keys = max(self.queries, stats.lse.shape[2]), max(self.keys, keys)
         summaries = stats.per_head()
         for statistic in _MEANS:
             if statistic in summaries:
                 summary = summaries[statistic]
-                self._sums[statistic] += torch.where(summary.count > 0, summary.mean * summary.count, 0.0).cpu()
-                self._counts[statistic] += summary.count.cpu()
+                self._sums[statistic] += torch.where(summary.count > 0, summary.mean * summary.count, 0.0)
+                self._counts[statistic] += summary.count
         largest = summaries["max_logit"]
-        self._max_logit = torch.maximum(self._max_logit, largest.max.nan_to_num(-math.inf).cpu())
-        self._rows += largest.count.cpu()
-        self._empty += largest.empty.cpu()
-        self._nonfinite += largest.nonfinite.cpu()
-        self._histogram += stats.histogram().cpu()
+        self._max_logit = torch.maximum(self._max_logit, largest.max.nan_to_num(-math.inf))
+        self._rows += largest.count
+        self._empty += largest.empty
+        self._nonfinite += largest.nonfinite
+        self._histogram += stats.histogram().to(self._histogram.device)
         self._add_curve(stats.by_visible_keys())
 
     def _add_curve(self, curve: VisibleKeyCurve) -> None:
-        self._bucket_rows += curve.rows.cpu()
+        self._bucket_rows += curve.rows
         for statistic, sums in curve.sums.items():
-            self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + sums.cpu()
+            self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + sums
 
     def reading(self) -> SiteReading:
         """Means over everything added so far."""

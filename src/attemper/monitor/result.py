@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
@@ -57,6 +59,21 @@ class Scan:
     def to_json(self, indent: int | None = None) -> str:
         """The document of ``attemper scan --json`` as text."""
         return self.reading.to_json(indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of this scan: one HTML file of at most 2 MB that opens offline, for people.
+
+        It is written whole or not at all, and the same scan gives the same bytes.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: no file can be written there.
+        """
+        from attemper.report import write
+
+        return write(self.reading, path)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per head: site, kind, mode, and every number of ``HeadReading``.

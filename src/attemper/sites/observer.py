@@ -1,15 +1,17 @@
-"""Who is looking: the observer of the current thread's forward pass, and what it must know of the call it sees."""
+"""Who is looking: the observers of the current thread's forward pass, and what they are told of the calls they see."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from attemper.errors import InputError
+from attemper.functional.call import Options, Packing
 from attemper.functional.stats import AttentionStats
 
 
@@ -19,17 +21,35 @@ class UnsupportedCallError(InputError):
     def __init__(self, module: nn.Module, reason: str) -> None:
         super().__init__(
             f"{type(module).__name__}: {reason}. attemper computes an attention exactly or not at all; set another "
-            f"attention "
-            "implementation for this model."
+            "attention implementation for this model."
         )
         self.module, self.reason = module, reason
 
 
-class Observer(Protocol):
-    """What an adapter tells of each attention call."""
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call as it was seen: what its statistics follow from."""
 
+    query: Tensor
+    """[B, H, Q, D]"""
+    key: Tensor
+    """[B, G, K, D]"""
+    mask: Tensor | None = None
+    """Broadcastable to [B, H, Q, K]: bool (True = visible) or added to the scores."""
+    options: Options = field(default_factory=Options)
+    packing: Packing | None = None
+    cross: bool | None = None
+    """Whether queries and keys come from different sequences; None where the call does not tell."""
+    tokens: Tensor | None = None
+    """[B, Q] bool: which queries are real tokens, where the call itself tells."""
+
+
+class Observer(Protocol):
+    """What is told of each attention call of a forward pass."""
+
+    replace: bool
+    """Whether it wants output and statistics from one pass of ours, in place of the model's own attention."""
     stats: tuple[str, ...]
-    """Names of the statistics it wants."""
     backend: str
 
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
@@ -37,23 +57,42 @@ class Observer(Protocol):
         ...
 
     def observe(self, module: nn.Module, stats: AttentionStats, keys: int) -> None:
-        """Takes the statistics of one call."""
+        """Takes the statistics of a call that was computed here."""
+        ...
+
+    def see(self, module: nn.Module, call: AttentionCall) -> None:
+        """Takes a call that somebody else computes."""
+        ...
+
+    def skip(self, module: nn.Module, reason: str) -> None:
+        """Takes note of a call that cannot be measured."""
         ...
 
 
-_current: ContextVar[Observer | None] = ContextVar("attemper_observer", default=None)
+_current: ContextVar[tuple[Observer, ...]] = ContextVar("attemper_observers", default=())
+_inside: ContextVar[bool] = ContextVar("attemper_inside", default=False)
 
 
-def current() -> Observer | None:
-    """The observer of this thread's forward pass, or None."""
-    return _current.get()
+def current() -> tuple[Observer, ...]:
+    """The observers of this thread's forward pass; none inside a call that has been told already."""
+    return () if _inside.get() else _current.get()
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Makes ``observer`` the current one; the one before comes back whatever happens."""
-    token = _current.set(observer)
+    """Adds ``observer`` to the current ones; it is gone afterwards whatever happens."""
+    token = _current.set((*_current.get(), observer))
     try:
         yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What runs in here belongs to a call that has been told: it is not told again."""
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)

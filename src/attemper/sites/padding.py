@@ -19,6 +19,14 @@ CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention
 """Arguments whose presence makes a module's attention cross attention."""
 
 
+_PADDING = {
+    nn.TransformerEncoderLayer: ("src_key_padding_mask",),
+    nn.TransformerDecoderLayer: ("tgt_key_padding_mask",),
+}
+"""Layers of torch that are told their padding by other names, in which True hides."""
+_LAYERS = tuple(_PADDING)
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Real tokens as [B, tokens] bool: those that ask, and those that a cross attention is asked about."""
@@ -36,27 +44,44 @@ class CallContext:
     calls: dict[nn.Module, int] = field(default_factory=dict)
     """Attention calls of a module since its forward began."""
 
+    running: list[nn.Module] = field(default_factory=list)
+    """Modules whose forward is running, outermost first."""
+
+    def module(self) -> nn.Module:
+        """The innermost module that is running."""
+        return self.running[-1]
+
+    def reset(self) -> None:
+        """Back to outside of every module."""
+        self.stack.clear()
+        self.running.clear()
+
     @property
     def tokens(self) -> Tokens:
         return self.stack[-1] if self.stack else Tokens(None, None)
 
 
 @contextmanager
-def tracked(model: nn.Module, models: list[nn.Module]) -> Iterator[CallContext]:
+def tracked(context: CallContext, model: nn.Module, models: list[nn.Module]) -> Iterator[CallContext]:
     """Follows masks and cross attention through ``model``'s forward passes by hooks, which are all gone afterwards.
 
-    ``models``: the modules whose masks count (transformers' ``PreTrainedModel``).
+    ``models``: the modules whose masks count (transformers' ``PreTrainedModel``); without any, ``model`` itself.
+    Layers of nn.Transformer tell padding too.
     """
-    context = CallContext()
+    counted = {id(module) for module in (models or [model])}
     with ExitStack() as hooks:
         for module in model.modules():
             names = _parameters(module)
             cross = [name for name in CROSS_ARGUMENTS if name in names]
             handle = module.register_forward_pre_hook(_enter_module(context, names, cross), with_kwargs=True)
             hooks.callback(handle.remove)
-            if any(module is known for known in models):
+            after = module.register_forward_hook(_leave_module(context), always_call=True)
+            hooks.callback(after.remove)
+            if id(module) in counted or isinstance(module, _LAYERS):
                 before = module.register_forward_pre_hook(_enter_model(context, names), with_kwargs=True)
-                after = module.register_forward_hook(lambda *_: context.stack.pop() and None, always_call=True)
+                after = module.register_forward_hook(
+                    lambda *_: context.stack.pop() and None if context.stack else None, always_call=True
+                )
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         yield context
@@ -84,6 +109,7 @@ def _enter_module(context: CallContext, names: list[str], cross: list[str]) -> A
             first = args[0] if args else kwargs.get("hidden_states")
             others = [_given(names, args, kwargs, name) for name in cross]
             context.cross[module] = any(isinstance(other, Tensor) and other is not first for other in others)
+        context.running.append(module)
 
     return hook
 
@@ -93,7 +119,18 @@ def _enter_model(context: CallContext, names: list[str]) -> Any:
         own, encoder = (
             _token_mask(_given(names, args, kwargs, name)) for name in ("attention_mask", "encoder_attention_mask")
         )
+        for name in _PADDING.get(type(module), ()):
+            padding = _token_mask(_given(names, args, kwargs, name))
+            own = own if padding is None else ~padding
         context.stack.append(Tokens(own, encoder))
+
+    return hook
+
+
+def _leave_module(context: CallContext) -> Any:
+    def hook(*_: Any) -> None:
+        if context.running:
+            context.running.pop()
 
     return hook
 

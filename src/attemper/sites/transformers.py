@@ -1,12 +1,13 @@
-"""The adapter for transformers' attention registry: ``attemper`` as an attention implementation.
+"""transformers' attention registry: ``attemper`` as an implementation, and a look at every other implementation.
 
-It is registered for masks too: without a mask function of the same name the mask would arrive as None, and padding
-would be ignored. Windows and chunks are in that mask, so ``sliding_window`` carries nothing more.
+As an implementation it is registered for masks too: without a mask function of the same name the mask would arrive as
+None, and padding would be ignored. Windows and chunks are in that mask, so ``sliding_window`` carries nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,25 +18,17 @@ from torch import Tensor, nn
 from attemper.errors import InputError, MissingExtraError
 from attemper.functional.attention import executed
 from attemper.functional.call import Options, first_true, planned
-from attemper.sites.observer import UnsupportedCallError, current
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, told
+from attemper.sites.tap import tap_call
 
 NAME = "attemper"
 
-_WITHOUT_EFFECT = frozenset(
-    [
-        "cache_position",
-        "deterministic",
-        "num_items_in_batch",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "seq_idx",
-        "sliding_window",
-        "use_cache",
-    ]
-)
+WITHOUT_EFFECT = frozenset(
+    (
+        "cache_position", "deterministic", "num_items_in_batch", "output_attentions", "output_hidden_states",
+        "output_router_logits", "position_ids", "return_dict", "seq_idx", "sliding_window", "use_cache",
+    )
+)  # fmt: skip
 """Keywords that models pass along and that mean nothing to attention over a mask. Any other one is refused."""
 
 
@@ -54,59 +47,205 @@ def attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
     dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, softcap: float | None = None,
     s_aux: Tensor | None = None, position_bias: Tensor | None = None, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention as transformers' models call it: query [B, H, Q, D], key and value [B, G, K, D]; returns ([B, Q, H,
-    E], None).
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """Attention as transformers' models call it: query [B, H, Q, D], key and value [B, G, K, D].
+
+    Under a scan, output and statistics come from one pass of ours. Otherwise the model's SDPA attention runs (eager,
+    where sinks or a softcap ask for it), and a tap beside it that costs nothing until a watch samples the step.
+
+    Returns:
+        ([B, Q, H, E], None), or what the eager function of the model returns.
 
     Raises:
         UnsupportedCallError: a keyword or a mask that is not known here: it might mean masking.
     """
-    unknown = sorted(name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT)
+    given = {
+        "scaling": scaling,
+        "is_causal": is_causal,
+        "softcap": softcap,
+        "s_aux": s_aux,
+        "position_bias": position_bias,
+    }
+    call = understood(module, query, key, attention_mask, **given, **others)
+    if any(observer.replace for observer in current()):
+        if dropout > 0:
+            raise InputError(
+                "attention dropout is on: call model.eval() before a scan, its outputs would be random otherwise."
+            )
+        return _replaced(module, call, value, current()).transpose(1, 2).contiguous(), None
+    tap_call(call, module)
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
+    if softcap is None and s_aux is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        function = sdpa_attention_forward
+    else:
+        function = sys.modules[type(module).__module__].eager_attention_forward
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    return function(module, query, key, value, mask, dropout=dropout, **given, **others)
+
+
+def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
+    names = tuple(dict.fromkeys(name for observer in observers for name in observer.stats))
+    options = replace(call.options, stats=names, backend=observers[-1].backend)
+    plan = planned(type(module).__name__, call.query, call.key, value, call.mask, options)
+    tokens = observers[-1].key_tokens(module, call.key.shape[2])
+    if tokens is not None:
+        plan = replace(plan, first_keys=first_true(tokens, plan.first_tokens))
+    output, stats = executed(plan)
+    for observer in observers:
+        if stats is not None:
+            observer.observe(module, stats, call.key.shape[2])
+    return output
+
+
+def understood(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, scaling: float | None = None,
+    is_causal: bool | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None, eager: bool = False, **others: Any,
+) -> AttentionCall:  # fmt: skip
+    """A call of a registry function whose mask is 4-D or None. ``eager``: no mask means no mask, not a causal one."""
+    _refuse_unknown(module, others)
+    if query.dim() != 4:
+        raise UnsupportedCallError(
+            module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected"
+        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    options = Options(
+        scale=scaling, is_causal=bool(is_causal) and mask is None and query.shape[2] > 1 and not eager, softcap=softcap,
+        sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    return AttentionCall(query, key, _mask(module, key, mask, position_bias), options)
+
+
+def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
+    unknown = sorted(name for name, given in others.items() if given is not None and name not in WITHOUT_EFFECT)
     if unknown:
         raise UnsupportedCallError(
             module, f"its attention is called with {', '.join(unknown)}=, which is not known here"
         )
-    mask = _mask(module, query, key, attention_mask, position_bias)
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    observer = current()
-    if observer is not None and dropout > 0:
-        raise InputError(
-            "attention dropout is on: call model.eval() before a scan, its outputs would be random otherwise."
-        )
-    options = Options(
-        scale=scaling, is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1, softcap=softcap,
-        sink_logits=s_aux, dropout_p=dropout, enable_gqa=query.shape[1] != key.shape[1],
-        stats=() if observer is None else observer.stats, backend="auto" if observer is None else observer.backend,
-    )  # fmt: skip
-    call = planned(f"{type(module).__name__} with attn_implementation='attemper'", query, key, value, mask, options)
-    if observer is not None:
-        tokens = observer.key_tokens(module, key.shape[2])
-        if tokens is not None:
-            call = replace(call, first_keys=first_true(tokens, call.first_tokens))
-    output, stats = executed(call)
-    if observer is not None and stats is not None:
-        observer.observe(module, stats, key.shape[2])
-    return output.transpose(1, 2).contiguous(), None
 
 
-def _mask(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, position_bias: Tensor | None
-) -> Tensor | None:
+def _mask(module: nn.Module, key: Tensor, mask: Any, position_bias: Any) -> Tensor | None:
     """Mask and position bias as one tensor, cut to the keys that are there."""
     for name, tensor in (("attention_mask", mask), ("position_bias", position_bias)):
         if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dim() != 4):
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise UnsupportedCallError(module, f"its {name} is {came} where [batch, heads, queries, keys] is expected")
-    if query.dim() != 4:
-        raise UnsupportedCallError(
-            module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected"
-        )
     keys = key.shape[2]
     mask, bias = (None if tensor is None else tensor[..., :keys] for tensor in (mask, position_bias))
     if mask is None or bias is None:
         return bias if mask is None else mask
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+
+
+@contextmanager
+def seen() -> Iterator[None]:
+    """Tells the current observers of every registry call, whatever the implementation; its own function still runs.
+
+    The look-up of the registry is wrapped, and unwrapped afterwards; a thread without observers gets what it always
+    got.
+    """
+    from transformers import AttentionInterface
+
+    original = AttentionInterface.get_interface
+
+    def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = original(self, implementation, default)
+        if implementation == NAME or not current():
+            return function
+        return _Told(function, implementation)
+
+    AttentionInterface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        AttentionInterface.get_interface = original
+
+
+class _Told:
+    """A registry function that tells the observers what it is called with, and then is what it was."""
+
+    def __init__(self, function: Callable[..., Any], implementation: str | None) -> None:
+        self.function, self.implementation = function, implementation or "eager"
+
+    def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        observers = current()
+        with told():
+            result = self.function(module, query, key, value, *args, **kwargs)
+        given = dict(kwargs)
+        mask = args[0] if args else given.pop("attention_mask", None)
+        given.pop("dropout", None)
+        try:
+            call = _CONVENTIONS.get(_convention(self.implementation), _unknown)(module, query, key, mask, **given)
+        except UnsupportedCallError as error:
+            for observer in observers:
+                observer.skip(module, error.reason)
+            return result
+        for observer in observers:
+            observer.see(module, call)
+        return result
+
+
+def _convention(implementation: str) -> str:
+    if "flash" in implementation:
+        return "flash"
+    return implementation
+
+
+def _unknown(module: nn.Module, *_: Any, **__: Any) -> AttentionCall:
+    name = module.config._attn_implementation if hasattr(module, "config") else "this implementation"
+    raise UnsupportedCallError(module, f"how {name!r} masks is not known here; put attemper.tap beside it")
+
+
+def _as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
+    if given.get("s_aux") is None and getattr(module, "sinks", None) is not None:
+        given["s_aux"] = module.sinks
+    return understood(module, query, key, mask, eager=True, **given)
+
+
+def _as_flash(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, scaling: float | None = None,
+    is_causal: bool | None = None, sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, position_ids: Tensor | None = None, **others: Any,
+) -> AttentionCall:  # fmt: skip
+    """Flash's convention: a 2-D padding mask or none, causal from the bottom right, the window as an argument."""
+    _refuse_unknown(module, others)
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
+        raise UnsupportedCallError(module, "its attention_mask is not the 2-D padding mask that flash attention takes")
+    if mask is None and position_ids is not None and bool((position_ids.diff(dim=-1) != 1).any()):
+        raise UnsupportedCallError(module, "its documents are packed by position_ids, which only flash attention reads")
+    causal = module.is_causal if is_causal is None else is_causal
+    window = (-1, -1)
+    if sliding_window is not None and key.shape[2] > sliding_window:
+        window = (sliding_window - 1, sliding_window - 1)
+    options = Options(
+        scale=scaling, is_causal=bool(causal) and query.shape[2] > 1, causal_alignment="bottom-right", window_size=window,
+        softcap=softcap, sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    visible = None if mask is None else mask[:, None, None, -key.shape[2] :].bool()
+    return AttentionCall(query, key, visible, options)
+
+
+def _as_flex(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
+    """FlexAttention's convention: a BlockMask, whose rule is asked for every pair, or an additive mask."""
+    if mask is not None and not isinstance(mask, Tensor):
+        from torch.nn.attention.flex_attention import create_mask
+
+        rule = mask.mask_mod
+        mask = create_mask(rule, query.shape[0], 1, query.shape[2], key.shape[2], device=query.device)
+    given.pop("kernel_options", None)
+    return understood(module, query, key, mask, eager=True, **given)
+
+
+_CONVENTIONS: dict[str, Callable[..., AttentionCall]] = {
+    "eager": _as_eager,
+    "sdpa": understood,
+    "flash": _as_flash,
+    "flex_attention": _as_flex,
+}
 
 
 @dataclass
@@ -136,32 +275,35 @@ class Switched:
             config._attn_implementation_internal = implementation
 
 
+def pretrained(model: nn.Module) -> list[nn.Module]:
+    """The transformers models inside ``model``; none where transformers is not even imported."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return [] if library is None else [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
+
+
 @contextmanager
 def switched(model: nn.Module) -> Iterator[Switched]:
-    """Runs the attention of every transformers model inside ``model`` here; each gets its own back whatever happens."""
-    register()
-    from transformers import PreTrainedModel
-
-    state = Switched()
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        if not isinstance(module, PreTrainedModel):
-            continue
+    """Runs the attention of every registry model inside ``model`` here; each gets its own back whatever happens."""
+    state, names = Switched(), {module: name for name, module in model.named_modules()}
+    models: list[Any] = pretrained(model)
+    if models:
+        register()
+    taken: set[int] = set()
+    for module in models:
         if not module._can_set_attn_implementation():
-            state.refused[name or type(module).__name__] = (
-                f"{type(module).__name__} computes attention with code of its own, not through transformers' "
-                f"attention registry"
+            state.refused[names[module] or type(module).__name__] = (
+                f"{type(module).__name__} computes attention with code of its own, not through transformers' registry"
             )
             continue
         state.models.append(module)
-        if id(module.config) not in seen:
-            seen.add(id(module.config))
+        if id(module.config) not in taken:
+            taken.add(id(module.config))
             state.take(module.config)
     for config in [config for config, _ in state._saved]:
         # Some models give a sub-config to modules that are no PreTrainedModel: nothing but the config tells them.
         for sub in _sub_configs(config):
-            if id(sub) not in seen:
-                seen.add(id(sub))
+            if id(sub) not in taken:
+                taken.add(id(sub))
                 state.take(sub)
     try:
         yield state

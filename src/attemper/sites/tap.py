@@ -1,0 +1,133 @@
+"""``attemper.tap``: statistics from inside a model's own code, as an operator that stays in a compiled graph.
+
+The operator has no result. It looks for observers when it runs, so nothing recompiles when a step is sampled or not;
+and it does nothing inside a backward pass, where activation checkpointing calls it a second time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import InputError
+from attemper.functional.call import Options
+from attemper.sites.observer import AttentionCall, current
+
+LIBRARY = torch.library.Library("attemper", "FRAGMENT")
+_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, str name,
+    int module, float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
+LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
+_TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
+"""Written by no one; an operator that claims to write cannot be dropped from a graph for having no result."""
+
+
+class _Named(nn.Module):
+    """Stands for the module of a tap that only has a name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.tap_name = name
+
+
+_named: dict[str, _Named] = {}
+_modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def tap(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, name: str, temperature: float | Tensor = 1.0, causal_alignment: str = "top-left",
+    window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Measures an attention from inside the model that computes it, whenever a watch samples the step.
+
+    Put it beside any attention call, with the queries and keys that it gets. It returns nothing, changes nothing,
+    holds no graph, and costs a call when no watch is sampling. It stays in a graph of
+    ``torch.compile(fullgraph=True)``: one graph, no break, no recompilation between sampled and other steps; under
+    activation checkpointing rows count once.
+
+    Args:
+        query: [B, H, Q, D].
+        key: [B, G, K, D].
+        name: of the site in tables; give each layer its own.
+
+    The other arguments are those of :func:`attemper.attention_statistics`.
+
+    Raises:
+        InputError: the name is empty.
+    """
+    if not name:
+        raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
+    given = temperature if isinstance(temperature, Tensor) else None
+    if given is None and temperature != 1.0:
+        scale = (query.shape[-1] ** -0.5 if scale is None else scale) / temperature
+    _call(query, key, attn_mask, given, sink_logits, name, 0, scale, is_causal, causal_alignment == "bottom-right",
+          window_size, softcap, enable_gqa)  # fmt: skip
+
+
+def tap_call(call: AttentionCall, module: nn.Module) -> None:
+    """The tap of a module that a model's own registry names."""
+    options = call.options
+    if not torch.compiler.is_compiling():
+        _modules[id(module)] = module
+    _call(call.query, call.key, call.mask, None, options.sink_logits, "", id(module), options.scale, options.is_causal,
+          options.causal_alignment == "bottom-right", options.window_size, options.softcap, options.enable_gqa)  # fmt: skip
+
+
+def remember(model: nn.Module) -> None:
+    """Lets the taps of a compiled model find its modules."""
+    for module in model.modules():
+        _modules[id(module)] = module
+
+
+def _call(
+    query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None, name: str, module: int,
+    scale: float | None, is_causal: bool, bottom_right: bool, window: tuple[int, int], softcap: float | None, gqa: bool,
+) -> None:  # fmt: skip
+    detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
+    token = _TOKENS.get(query.device)
+    if token is None:
+        token = _TOKENS[query.device] = torch.zeros(1, device=query.device)
+    torch.ops.attemper.tap(
+        token, *detached, name, module, scale, is_causal, bottom_right, window[0], window[1], softcap, gqa
+    )
+
+
+@torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
+def _tap(
+    _token: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None,
+    name: str, module: int, scale: float | None, is_causal: bool, bottom_right: bool, left: int, right: int,
+    softcap: float | None, gqa: bool,
+) -> None:  # fmt: skip
+    observers = current()
+    if not observers or in_backward():
+        return
+    options = Options(
+        scale=scale, temperature=1.0 if temperature is None else temperature, is_causal=is_causal,
+        causal_alignment="bottom-right" if bottom_right else "top-left", window_size=(left, right), softcap=softcap,
+        sink_logits=sink, enable_gqa=gqa,
+    )  # fmt: skip
+    site = _site(name, module)
+    for observer in observers:
+        observer.see(site, AttentionCall(query, key, mask, options))
+
+
+@torch.library.register_fake("attemper::tap", lib=LIBRARY)
+def _tap_fake(*_: Any) -> None:
+    return None
+
+
+def _site(name: str, module: int) -> nn.Module:
+    if not name and module in _modules:
+        return _modules[module]
+    with _lock:
+        return _named.setdefault(name, _Named(name or "attention"))
+
+
+def in_backward() -> bool:
+    """Whether this runs inside a backward pass: activation checkpointing calls the forward a second time there."""
+    return torch._C._current_graph_task_id() != -1
