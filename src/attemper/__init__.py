@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
-    from attemper.monitor.scan import Scan, scan
+    from attemper.monitor.result import Scan
+    from attemper.monitor.scan import scan
+    from attemper.monitor.watch import Watch, watch
+    from attemper.sites.tap import tap
 
 __version__ = "0.1.0"
 
@@ -21,12 +24,15 @@ _HOMES = {
     "BackendError": "attemper.errors",
     "InputError": "attemper.errors",
     "MissingExtraError": "attemper.errors",
-    "Scan": "attemper.monitor.scan",
+    "Scan": "attemper.monitor.result",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "scan": "attemper.monitor.scan",
+    "tap": "attemper.sites.tap",
+    "watch": "attemper.monitor.watch",
+    "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",
 }
 
@@ -37,12 +43,15 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "Scan",
+    "Watch",
     "attention",
     "attention_statistics",
     "dense_weights",
     "functional",
     "scan",
+    "tap",
     "varlen_attention",
+    "watch",
 ]
 
 

@@ -49,6 +49,9 @@ def scan(
             metavar="NAME=V", help="Limit of an alarm: collapsed, diffuse, logits or first_token. Repeatable."
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     fail_on_alarm: Annotated[
         bool,
@@ -60,6 +63,10 @@ def scan(
     with _usage("--backend"):
         resolve(backend, frozenset())
     words = _read(text)
+    if html is not None:
+        from attemper.report import checked_target
+
+        checked_target(html)  # a scan can take long: told before it, not after
     from rich.console import Console
     from rich.progress import Progress
 
@@ -74,6 +81,8 @@ def scan(
             loaded.model, batches, limits=limits, backend=backend, name=_title(model),
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
+    if html is not None:
+        result.to_html(html)
     if as_json:
         print(result.to_json())
     else:

@@ -174,7 +174,7 @@ def encode(text: str) -> Tensor:
 
 
 def windows(ids: Tensor, length: int, *, stride: int | None = None) -> Tensor:
-    """Windows [w, length] of ``ids`` [n], one every ``stride`` bytes (None: side by side); a shorter rest is left out."""
+    """Windows [w, length] of ``ids`` [n], ``stride`` bytes apart (None: side by side); a shorter rest is left out."""
     if len(ids) < length:
         return ids.new_empty((0, length))
     return ids.unfold(0, length, stride or length)
@@ -225,4 +225,4 @@ def load(path: Path = WEIGHTS) -> ByteModel:
         model.load_state_dict(tensors, assign=True)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"load({str(path)!r}): not the weights of a byte model: {error}. {advice}") from error
-    return model.eval().requires_grad_(True)
+    return model.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -30,9 +31,10 @@ class Collector:
     def __init__(
         self, model: nn.Module, stats: tuple[str, ...], backend: str, context: CallContext, *, replace: bool,
         rows: int | None = None, wanted: tuple[str, ...] | None = None,
+        quiet: Callable[[str, Exception], None] | None = None,
     ) -> None:  # fmt: skip
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
-        self.rows, self.wanted = rows, wanted
+        self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats] = {}
@@ -67,7 +69,16 @@ class Collector:
         return mask if mask is not None and mask.shape[1] == keys else None
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
-        """Measures a call beside whoever computes it."""
+        """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
+        if self._quiet is None:
+            self._see(module, call)
+            return
+        try:
+            self._see(module, call)
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            self._quiet(self.name_of(module), error)
+
+    def _see(self, module: nn.Module, call: AttentionCall) -> None:
         if not self._kept(self.name_of(module)):
             return
         keys = call.key.shape[2]

@@ -35,6 +35,9 @@ class AttentionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            # Eager FlexAttention compiles a wrapper of its own: nothing of ours belongs into that graph.
+            return func(*args, **kwargs)
         reader = _READERS.get(func)
         if reader is not None and current() and not in_backward():
             with told():

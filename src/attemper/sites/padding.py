@@ -26,6 +26,9 @@ _PADDING = {
 """Layers of torch that are told their padding by other names, in which True hides."""
 _LAYERS = tuple(_PADDING)
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -62,15 +65,19 @@ class CallContext:
 
 
 @contextmanager
-def tracked(context: CallContext, model: nn.Module, models: list[nn.Module]) -> Iterator[CallContext]:
+def tracked(
+    context: CallContext, model: nn.Module, models: list[nn.Module], entered: Call | None = None
+) -> Iterator[CallContext]:
     """Follows masks and cross attention through ``model``'s forward passes by hooks, which are all gone afterwards.
 
     ``models``: the modules whose masks count (transformers' ``PreTrainedModel``); without any, ``model`` itself.
-    Layers of nn.Transformer tell padding too.
+    Layers of nn.Transformer tell padding too. ``entered``: the arguments of a forward of ``model`` that has begun.
     """
     counted = {id(module) for module in (models or [model])}
     with ExitStack() as hooks:
         for module in model.modules():
+            if entered is not None and module is model:
+                continue  # its hooks run already, and must not change while they do
             names = _parameters(module)
             cross = [name for name in CROSS_ARGUMENTS if name in names]
             handle = module.register_forward_pre_hook(_enter_module(context, names, cross), with_kwargs=True)
@@ -84,6 +91,11 @@ def tracked(context: CallContext, model: nn.Module, models: list[nn.Module]) -> 
                 )
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
+        if entered is not None:
+            names = _parameters(model)
+            _enter_module(context, names, [])(model, *entered)
+            if id(model) in counted:
+                _enter_model(context, names)(model, *entered)
         yield context
 
 

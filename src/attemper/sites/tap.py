@@ -7,6 +7,8 @@ and it does nothing inside a backward pass, where activation checkpointing calls
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.functional.call import Options
-from attemper.sites.observer import AttentionCall, current
+from attemper.sites.observer import AttentionCall, Observer, current
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 _ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, str name,
@@ -23,6 +25,21 @@ _ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor
 LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
 _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
 """Written by no one; an operator that claims to write cannot be dropped from a graph for having no result."""
+
+
+_listeners: list[tuple[Observer, Callable[[], bool]]] = []
+"""Observers of taps outside any observed forward pass (a compiled model's), and whether each samples now."""
+
+
+@contextmanager
+def listening(observer: Observer, sampling: Callable[[], bool]) -> Iterator[None]:
+    """Tells ``observer`` of every tap for which ``sampling()`` is true, whichever thread or compiled graph calls it."""
+    entry = (observer, sampling)
+    _listeners.append(entry)
+    try:
+        yield
+    finally:
+        _listeners.remove(entry)
 
 
 class _Named(nn.Module):
@@ -103,8 +120,10 @@ def _tap(
     name: str, module: int, scale: float | None, is_causal: bool, bottom_right: bool, left: int, right: int,
     softcap: float | None, gqa: bool,
 ) -> None:  # fmt: skip
-    observers = current()
-    if not observers or in_backward():
+    if in_backward():
+        return
+    observers = (*current(), *(observer for observer, sampling in _listeners if sampling()))
+    if not observers:
         return
     options = Options(
         scale=scale, temperature=1.0 if temperature is None else temperature, is_causal=is_causal,

@@ -1,0 +1,265 @@
+"""``attemper.watch``: attention statistics while a model trains or runs, beside its own attention, on sampled steps."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from attemper._checks import one_of
+from attemper.errors import InputError
+from attemper.functional.call import chosen_backend
+from attemper.functional.names import asked_names, with_kept
+from attemper.monitor.alarms import alarms as found_alarms
+from attemper.monitor.alarms import checked_limits
+from attemper.monitor.collector import Collector
+from attemper.monitor.result import Scan
+from attemper.monitor.scan import ADVICE
+from attemper.records import Alarm, Reading
+from attemper.sites import public_functions, tap
+from attemper.sites import transformers as registry
+from attemper.sites.functions import AttentionMode
+from attemper.sites.observer import observing
+from attemper.sites.padding import CallContext, tracked
+
+
+def watch(
+    model: nn.Module, *, every: int = 1, rows: int | None = None, stats: str | Iterable[str] = "all",
+    sites: Iterable[str] | None = None, store: None = None, observe: str = "beside", backend: str = "auto",
+    limits: Mapping[str, float] | None = None,
+) -> Watch:  # fmt: skip
+    """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
+
+    On sampled steps the statistics of each attention call are computed beside it, from its queries and keys; on other
+    steps nothing happens. Outputs, gradients and random numbers are bit-identical with and without (one exception:
+    nn.TransformerEncoderLayer leaves its fast path while it is measured, within 2e-6). It holds no graph and does not
+    wait for the device. A failure of ours never reaches the training step: it is reported once, and counted in
+    ``.failures``.
+
+    ::
+
+        with attemper.watch(model, every=50, rows=128) as watch:
+            for batch in loader:
+                ...  # your own step
+                watch.step()
+        print(watch.table())
+
+    Args:
+        model: any module; not compiled, or with taps inside (``attemper.tap``, or transformers' models set to
+            "attemper").
+        every: sample one step in so many, the first one included. Forward passes of ``model`` are counted as steps
+            until the
+            first ``.step()``; from then on steps are.
+        rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
+        stats: which statistics.
+        sites: names of modules to watch, with all below them; None for all.
+        store: must be None in this version.
+        observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here on
+            sampled
+            passes, output and statistics in one pass (not with attention dropout).
+        backend: as in :func:`attemper.attention`.
+        limits: of alarms, as in :func:`attemper.scan`.
+
+    Raises:
+        InputError: an argument has no meaning here.
+        BackendError: the named backend is missing.
+    """
+    return Watch(
+        model,
+        every=every,
+        rows=rows,
+        stats=stats,
+        sites=sites,
+        store=store,
+        observe=observe,
+        backend=backend,
+        limits=limits,
+    )
+
+
+class Watch:
+    """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
+
+    def __init__(
+        self, model: nn.Module, *, every: int, rows: int | None, stats: str | Iterable[str], sites: Iterable[str] | None,
+        store: None, observe: str, backend: str, limits: Mapping[str, float] | None,
+    ) -> None:  # fmt: skip
+        for name, number in (("every", every), ("rows", 1 if rows is None else rows)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
+        if store is not None:
+            raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
+        one_of("watch(observe=...)", observe, ("beside", "replace"))
+        self._limits = checked_limits(limits)
+        self._used = chosen_backend(backend)
+        names = with_kept(tuple(dict.fromkeys((*asked_names("watch", "all"), *asked_names("watch", stats)))))
+        self.model, self.every, self._replace = model, every, observe == "replace"
+        self.failures = 0
+        self.passes = self.steps = self.sampled = 0
+        self._stepping = self._fresh = False
+        self._context = CallContext()
+        kept = None if sites is None else tuple(sites)
+        self._collector = Collector(
+            model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self._report
+        )
+        self._pass: ExitStack | None = None
+        self._compiled = any(_is_compiled(module) for module in model.modules())
+        self._open = ExitStack()
+        self._attach()
+
+    def _attach(self) -> None:
+        """Hooks on the model itself only: what a sampled pass needs is put in place when it begins."""
+        tap.remember(self.model)
+        before = self.model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True)
+        after = self.model.register_forward_hook(_Hook(self._leave), always_call=True)
+        self._open.callback(before.remove)
+        self._open.callback(after.remove)
+        self._open.enter_context(tap.listening(self._collector, self._samples_taps))
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes every hook off the model. What was read stays readable."""
+        self._end_pass(commit=False)
+        self._open.close()
+
+    def step(self) -> None:
+        """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps."""
+        if not self._stepping:
+            self._stepping, self.steps = True, 0
+        self._collector.commit()
+        self._fresh = False
+        self.steps += 1
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the step that is running is sampled."""
+        return (self.steps if self._stepping else self.passes) % self.every == 0
+
+    def _samples_taps(self) -> bool:
+        """Whether a tap is to be measured now; a new sampled step starts a new reading."""
+        if self._pass is not None or not self.sampling:
+            return False
+        self._begin_sample()
+        return True
+
+    def _begin_sample(self) -> None:
+        if not self._fresh:
+            self._collector.commit()
+            self._collector.forget()
+            self._fresh = True
+            self.sampled += 1
+
+    def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._pass is not None or self._compiled or not self.sampling or tap.in_backward():
+            return
+        self._begin_sample()
+        self._collector.begin()
+        stack = ExitStack()
+        models = registry.pretrained(self.model)
+        if self._replace:
+            switch = stack.enter_context(registry.switched(self.model))
+            self._collector.skipped |= switch.refused
+        elif models:
+            stack.enter_context(registry.seen())
+        stack.enter_context(tracked(self._context, self.model, models, (args, kwargs)))
+        stack.enter_context(public_functions.seen(self._context.module))
+        stack.enter_context(observing(self._collector))
+        stack.enter_context(AttentionMode(self._context.module))
+        self._pass = stack
+
+    def _leave(self, *_: Any) -> None:
+        ended = self._pass is not None
+        self._end_pass(commit=True)
+        if ended or not tap.in_backward():
+            self.passes += 1
+            if not self._stepping and self.every > 0:
+                self._fresh = False
+
+    def _end_pass(self, *, commit: bool) -> None:
+        if self._pass is None:
+            return
+        stack, self._pass = self._pass, None
+        stack.close()
+        if commit:
+            self._collector.commit()
+        self._collector.context.reset()
+
+    def _report(self, where: str, error: Exception) -> None:
+        """Counts a failure of ours; the first one is told, none reaches the training step."""
+        self.failures += 1
+        self._collector.skipped[where] = str(error)
+        if self.failures == 1:
+            warnings.warn(f"attemper: {where} could not be measured: {error}. Training goes on.", stacklevel=2)
+
+    def table(self) -> Scan:
+        """The latest sample: prints as a table; ``.sites``, ``.skipped``, ``.alarms``, ``.to_json()``,
+        ``.to_pandas()``.
+
+        Raises:
+            InputError: nothing was sampled, or no attention was seen.
+        """
+        self._collector.commit()
+        sites, skipped = self._collector.readings(), self._collector.skips()
+        if not sites:
+            raise InputError(self._nothing_seen(skipped))
+        title = type(self.model).__name__
+        reading = Reading(title, self._collector.tokens, self._used, sites, skipped, found_alarms(sites, self._limits))
+        return Scan(reading, dict(self._collector.last))
+
+    def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
+        if not self.sampled:
+            return "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first."
+        reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in skipped)
+        hint = " This model is compiled: only taps are seen inside." if self._compiled else ""
+        return f"watch saw no attention in {type(self.model).__name__}.{hint} {ADVICE}{reasons}"
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Alarms of the latest sample."""
+        return self.table().alarms
+
+    def to_pandas(self) -> Any:
+        """The latest sample, one row per head."""
+        return self.table().to_pandas()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether this module is torch.compile's: a function mode around it would be traced, and recompile it."""
+    # Nobody has compiled anything where torch's compiler is not even imported.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    whole = compiler is not None and isinstance(module, compiler.OptimizedModule)
+    return whole or module._compiled_call_impl is not None
+
+
+class _Hook:
+    """A hook that stays behind: a copy or a pickle of a watched model carries one that does nothing."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        self.function(*arguments)
+
+    def __deepcopy__(self, _: Any) -> _Inert:
+        return _Inert()
+
+    def __reduce__(self) -> tuple[type[_Inert], tuple[()]]:
+        return _Inert, ()
+
+
+class _Inert:
+    """The hook that a copy carries."""
+
+    def __call__(self, *_: Any) -> None:
+        return None

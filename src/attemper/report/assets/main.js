@@ -1,0 +1,70 @@
+// Starts the page.
+
+function redraw() {
+  if (!maps.length) return;
+  drawLegend();
+  drawMaps();
+  fillPanel();
+}
+
+function startControls() {
+  byId("quantity").addEventListener("change", (event) => {
+    chosen.quantity = Number(event.target.value);
+    redraw();
+    announce(`Coloured by ${quantity().title.toLowerCase()}`);
+  });
+  byId("stretch").addEventListener("change", (event) => {
+    chosen.stretch = event.target.checked;
+    redraw();
+  });
+  byId("back").addEventListener("click", back);
+}
+
+// A head, or the first head of a site, named by the page itself: alarms and key figures.
+function startPlaces() {
+  for (const button of document.querySelectorAll("button.place[data-site]")) {
+    button.addEventListener("click", () => {
+      const heads = BY_SITE[Number(button.dataset.site)];
+      const head = heads.find((one) => String(one.head) === button.dataset.head) || heads[0];
+      if (head) choose(head, { focus: true });
+    });
+  }
+}
+
+// Charts have the size of their box when they are drawn: drawn again when its width changes, once a frame.
+function followWidth() {
+  let width = byId("heads").clientWidth;
+  let waiting = false;
+  new ResizeObserver(() => {
+    if (waiting || byId("heads").clientWidth === width) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      width = byId("heads").clientWidth;
+      redraw();
+    });
+  }).observe(byId("heads"));
+}
+
+// The head to open with: the worst alarm's, else the sharpest.
+function firstHead() {
+  for (const level of ["critical", "warning", "notice"]) {
+    const alarming = HEADS.find((head) => head.alarms.some((alarm) => alarm.level === level));
+    if (alarming) return alarming;
+  }
+  const known = HEADS.filter((head) => valueOf(head) !== null);
+  return known.length ? known.reduce((a, b) => (valueOf(b) < valueOf(a) ? b : a)) : HEADS[0];
+}
+
+startTheme(redraw);
+byId("heads").hidden = false;
+if (HEADS.length) {
+  startMaps();
+  startControls();
+  startPlaces();
+  startTable();
+  chosen.head = firstHead();
+  for (const map of maps) if (map.stack.sites.includes(chosen.head.site)) aim(map, chosen.head);
+  redraw();
+  followWidth();
+}

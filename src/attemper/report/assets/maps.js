@@ -1,0 +1,215 @@
+// Layers x heads, one map for each stack: cells on an ECharts canvas, labels and the two rings around it in the document.
+
+const TOP = 22; // room for the numbers of the heads
+const maps = []; // one { stack, host, area, chart, cursor, ring, wide, tall } each
+
+function makeMap(host, stack) {
+  const labels = element("div", undefined, "layers");
+  labels.setAttribute("aria-hidden", "true");
+  for (const at of stack.sites) {
+    const site = DATA.sites[at];
+    const label = element("span", site.label === "–" ? "·" : site.label);
+    label.title = site.name;
+    labels.append(label);
+  }
+  const scroll = element("div", undefined, "scroll");
+  const area = element("div", undefined, "cells");
+  area.tabIndex = 0;
+  area.setAttribute("role", "application");
+  area.setAttribute("aria-roledescription", "map of heads");
+  area.setAttribute("aria-label", `${cut(stack.pattern, 100)}: ${stack.sites.length} layers by ${stack.heads} heads`);
+  area.setAttribute("aria-describedby", "keys");
+  const drawing = element("div", undefined, "drawing");
+  drawing.setAttribute("aria-hidden", "true");
+  const ring = element("div", undefined, "ring");
+  const cursor = element("div", undefined, "ring cursor");
+  ring.hidden = cursor.hidden = true;
+  area.append(drawing, ring, cursor);
+  scroll.append(area);
+  host.append(labels, scroll);
+  const map = { stack, host, area, drawing, ring, cursor, chart: null, at: { row: 0, column: 0 }, wide: 0, tall: 0 };
+  listen(map);
+  return map;
+}
+
+// Cells fill the width, but never shrink below what a finger can hit: then the map scrolls inside its box.
+function fit(map) {
+  const room = map.host.clientWidth - map.host.firstChild.offsetWidth - 8;
+  const layers = map.stack.sites.length;
+  const least = matchMedia("(pointer: coarse)").matches ? 24 : 13;
+  map.wide = Math.max(least, Math.min(96, Math.floor(room / Math.max(1, map.stack.heads))));
+  map.tall = Math.max(least, 16, Math.min(52, map.wide, Math.floor(460 / layers)));
+  map.host.style.setProperty("--tall", `${map.tall}px`);
+  map.host.style.setProperty("--top", `${TOP}px`);
+  map.drawing.style.width = `${map.wide * map.stack.heads}px`;
+  map.drawing.style.height = `${map.tall * layers + TOP}px`;
+}
+
+function drawMap(map) {
+  fit(map);
+  if (!map.chart) map.chart = echarts.init(map.drawing, null, { renderer: "canvas" });
+  map.chart.resize({ width: map.wide * map.stack.heads, height: map.tall * map.stack.sites.length + TOP });
+  const rows = map.stack.sites.map((site) => BY_SITE[site]);
+  const axis = { type: "category", axisLine: { show: false }, axisTick: { show: false }, splitLine: { show: false } };
+  map.chart.setOption({
+    ...still(),
+    grid: { left: 0, right: 0, top: TOP, bottom: 0 },
+    xAxis: {
+      ...axis, position: "top", data: (rows[0] || []).map((head) => head.head),
+      axisLabel: { color: theme("--muted"), fontSize: 11, margin: 6, interval: map.wide < 24 ? 3 : 0 },
+    },
+    yAxis: { ...axis, inverse: true, data: rows.map((_, row) => row), axisLabel: { show: false } },
+    series: [cells(map, rows), marks(map, rows)],
+  }, true);
+  place(map);
+}
+
+// A square for every head, in the colour of its value.
+function cells(map, rows) {
+  const ends = range();
+  const size = [map.wide - 2, map.tall - 2];
+  const missing = hatch(theme("--hatch"), theme("--hatch-ground"), ...size);
+  const broken = hatch(theme("--critical"), theme("--broken-ground"), ...size);
+  const roomy = map.wide >= 34 && map.tall >= 26;
+  return {
+    type: "scatter", silent: true, symbol: "rect", symbolSize: size, clip: false, progressive: 0,
+    data: rows.flatMap((row, y) => row.map((head, x) => {
+      const value = valueOf(head);
+      const rgb = value === null ? null : viridis(shareOf(value, ends));
+      const text = head.nonfinite ? "NaN" : value === null ? "" : short(value);
+      return {
+        value: [x, y],
+        itemStyle: { color: head.nonfinite ? broken : rgb ? css(rgb) : missing, opacity: 1 },
+        label: {
+          show: roomy && text !== "", formatter: text, fontSize: 11, color: rgb && !head.nonfinite ? inkOn(rgb) : theme("--ink"),
+          ...(head.nonfinite ? { backgroundColor: theme("--broken-ground"), padding: [2, 3] } : {}),
+        },
+      };
+    })),
+  };
+}
+
+// A dot in the corner of the heads that raised an alarm.
+function marks(map, rows) {
+  const inset = Math.min(9, map.wide / 3);
+  return {
+    type: "scatter", silent: true, progressive: 0, symbol: "circle", symbolSize: map.wide >= 34 ? 6 : map.wide >= 20 ? 5 : 4,
+    symbolOffset: [map.wide / 2 - inset, -map.tall / 2 + inset],
+    itemStyle: { color: "#fff", borderColor: "#000", borderWidth: map.wide >= 20 ? 1.2 : 0.5, opacity: 1 },
+    data: rows.flatMap((row, y) => row.flatMap((head, x) => (head.alarms.length ? [[x, y]] : []))),
+  };
+}
+
+function put(box, map, row, column) {
+  box.style.left = `${column * map.wide}px`;
+  box.style.top = `${TOP + row * map.tall}px`;
+  box.style.width = `${map.wide}px`;
+  box.style.height = `${map.tall}px`;
+}
+
+// The rings: one around the chosen head, one where the arrow keys are.
+function place(map) {
+  const head = chosen.head;
+  const row = head ? map.stack.sites.indexOf(head.site) : -1;
+  map.ring.hidden = row < 0;
+  if (row >= 0) put(map.ring, map, row, head.place);
+  put(map.cursor, map, map.at.row, map.at.column);
+}
+
+function headAt(map, row, column) {
+  const site = map.stack.sites[row];
+  return site === undefined ? undefined : BY_SITE[site][column];
+}
+
+function under(map, event) {
+  const box = map.area.getBoundingClientRect();
+  const row = Math.floor((event.clientY - box.top - TOP) / map.tall);
+  const column = Math.floor((event.clientX - box.left) / map.wide);
+  return { row, column, head: row < 0 || column < 0 ? undefined : headAt(map, row, column) };
+}
+
+function listen(map) {
+  map.area.addEventListener("click", (event) => {
+    const { row, column, head } = under(map, event);
+    if (!head) return;
+    map.at = { row, column };
+    choose(head);
+  });
+  map.area.addEventListener("pointermove", (event) => {
+    const { head } = under(map, event);
+    if (head && event.pointerType === "mouse") showTip(head, event.clientX, event.clientY);
+    else hideTip();
+  });
+  map.area.addEventListener("pointerleave", hideTip);
+  map.area.addEventListener("focus", () => {
+    map.cursor.hidden = !map.area.matches(":focus-visible");
+    if (chosen.head && map.stack.sites.includes(chosen.head.site)) aim(map, chosen.head);
+    place(map);
+  });
+  map.area.addEventListener("blur", () => {
+    map.cursor.hidden = true;
+    hideTip();
+  });
+  map.area.addEventListener("keydown", (event) => press(map, event));
+}
+
+function aim(map, head) {
+  map.at = { row: map.stack.sites.indexOf(head.site), column: head.place };
+}
+
+function press(map, event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const last = { row: map.stack.sites.length - 1, column: map.stack.heads - 1 };
+  const to = { ...map.at };
+  if (event.key === "ArrowLeft") to.column -= 1;
+  else if (event.key === "ArrowRight") to.column += 1;
+  else if (event.key === "ArrowUp") to.row -= 1;
+  else if (event.key === "ArrowDown") to.row += 1;
+  else if (event.key === "Home") to.column = 0;
+  else if (event.key === "End") to.column = last.column;
+  else if (event.key === "Enter" || event.key === " ") {
+    event.preventDefault();
+    const head = headAt(map, map.at.row, map.at.column);
+    if (head) choose(head);
+    return;
+  } else return;
+  event.preventDefault();
+  map.at = {
+    row: Math.min(Math.max(to.row, 0), last.row),
+    column: Math.min(Math.max(to.column, 0), last.column),
+  };
+  map.cursor.hidden = false;
+  place(map);
+  map.cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
+  const head = headAt(map, map.at.row, map.at.column);
+  if (head) announce(summary(head));
+}
+
+function summary(head) {
+  const broken = head.nonfinite ? ", NaN or infinite scores" : "";
+  const alarms = head.alarms.length ? `, ${head.alarms.length} alarm${head.alarms.length > 1 ? "s" : ""}` : "";
+  return `${spoken(head)}: ${quantity().title.toLowerCase()} ${withUnit(valueOf(head), quantity())}${broken}${alarms}`;
+}
+
+function showTip(head, x, y) {
+  const tip = byId("tip");
+  tip.replaceChildren(element("b", spoken(head)), element("span", `${quantity().title}: ${withUnit(valueOf(head), quantity())}`));
+  if (head.nonfinite) tip.append(element("span", "NaN or infinite scores"));
+  for (const alarm of head.alarms.slice(0, 3)) tip.append(element("span", cut(alarm.text, 120), "said"));
+  tip.hidden = false;
+  const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
+  tip.style.left = `${Math.max(8, Math.min(x + 14, room))}px`;
+  tip.style.top = `${y + 18 + tip.offsetHeight > innerHeight ? y - tip.offsetHeight - 10 : y + 18}px`;
+}
+
+function hideTip() {
+  byId("tip").hidden = true;
+}
+
+function drawMaps() {
+  for (const map of maps) drawMap(map);
+}
+
+function startMaps() {
+  for (const host of document.querySelectorAll(".map")) maps.push(makeMap(host, DATA.stacks[Number(host.dataset.stack)]));
+}

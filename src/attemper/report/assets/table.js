@@ -1,0 +1,82 @@
+// All numbers as a table, made when it is first opened; a click on a column's title sorts by it.
+
+let order = null; // { column, rising }
+
+function columns() {
+  return [
+    { title: "layer", of: (head) => head.site, shown: (head) => spokenLayer(head) },
+    { title: "head", of: (head) => head.head },
+    ...DATA.quantities.map((kind, at) => ({ title: kind.title, unit: kind.unit, of: (head) => head.values[at] })),
+    { title: "Rows", of: (head) => head.rows },
+  ];
+}
+
+function spokenLayer(head) {
+  const site = DATA.sites[head.site];
+  return site.label === "–" ? cut(site.name, 40) : `${DATA.stacks[STACK_OF[head.site]].letter}${site.label}`;
+}
+
+function fillTable() {
+  const table = element("table");
+  const heading = element("tr");
+  columns().forEach((column, at) => {
+    const cell = element("th");
+    cell.scope = "col";
+    const button = element("button", column.title, "sort");
+    button.type = "button";
+    if (column.unit) button.append(" ", element("small", column.unit));
+    button.addEventListener("click", () => sortBy(at));
+    cell.append(button);
+    if (order && order.column === at) cell.setAttribute("aria-sort", order.rising ? "ascending" : "descending");
+    heading.append(cell);
+  });
+  const head = element("thead");
+  head.append(heading);
+  const body = element("tbody");
+  for (const one of sorted()) body.append(line(one));
+  table.append(head, body);
+  byId("all-table").replaceChildren(table);
+}
+
+function line(head) {
+  const row = element("tr");
+  columns().forEach((column, at) => {
+    const cell = element("td");
+    if (at === 1) {
+      const button = element("button", String(head.head), "place");
+      button.type = "button";
+      button.setAttribute("aria-label", spoken(head));
+      button.addEventListener("click", () => choose(head, { focus: true }));
+      cell.append(button);
+    } else cell.textContent = column.shown ? column.shown(head) : full(column.of(head));
+    if (at === 0) cell.title = DATA.sites[head.site].name;
+    row.append(cell);
+  });
+  return row;
+}
+
+// Heads without a number come last, whichever way.
+function sorted() {
+  if (!order) return HEADS;
+  const { of } = columns()[order.column];
+  return [...HEADS].sort((a, b) => {
+    const [x, y] = [of(a), of(b)];
+    if (x === null || y === null) return (x === null) - (y === null);
+    return order.rising ? x - y : y - x;
+  });
+}
+
+function sortBy(column) {
+  order = { column, rising: !(order && order.column === column && order.rising) };
+  fillTable();
+  byId("all-table").querySelectorAll(".sort")[column].focus();
+}
+
+function startTable() {
+  const all = byId("all");
+  if (!all) return;
+  all.hidden = false;
+  all.addEventListener("toggle", () => {
+    if (all.open && !byId("all-table").firstChild) fillTable();
+  });
+}

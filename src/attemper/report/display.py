@@ -1,0 +1,73 @@
+"""Text and numbers as they are shown: nothing invisible, nothing that could be read as code."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the order in which others are drawn."""
+_INVISIBLE = frozenset(("Cc", "Cs", "Zl", "Zp"))
+"""Control characters, lone surrogates (which no encoding can hold), line and paragraph separators."""
+
+
+def shown(text: str) -> str:
+    r"""``text`` with what cannot be seen, or would rearrange its neighbours, written out.
+
+    Right-to-left letters stay: the page isolates them.
+
+    Example:
+        >>> shown("a\x00b")
+        'a\\u0000b'
+    """
+    return "".join(_visible(character) for character in str(text))
+
+
+def _visible(character: str) -> str:
+    hidden = character in _REORDERING or unicodedata.category(character) in _INVISIBLE
+    return f"\\u{ord(character):04x}" if hidden else character
+
+
+def cut(text: str, longest: int) -> str:
+    """At most ``longest`` characters, with an ellipsis where something is missing."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def rounded(value: float | None, digits: int = 5) -> float | int | None:
+    """``value`` to ``digits`` significant digits, in the fewest characters; whole numbers lose their point."""
+    if value is None:
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """``digits`` significant digits for people; a dash where there is no number.
+
+    Example:
+        >>> number(0.92272), number(15.0), number(123456.0), number(None)
+        ('0.9227', '15', '123,456', '–')
+    """
+    if value is None:
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def count(many: int, one: str, several: str | None = None) -> str:
+    """``1 head``, ``1,024 heads``."""
+    return f"{many:,} {one if many == 1 else several or one + 's'}"
+
+
+def script_json(data: Any) -> str:
+    """``data`` as JSON that may stand inside a ``<script>`` element: ASCII, and no ``<``, ``>`` or ``&``.
+
+    Raises:
+        ValueError: there is a NaN or an infinity in it; JSON has no word for them and browsers refuse them.
+    """
+    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

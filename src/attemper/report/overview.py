@@ -1,0 +1,165 @@
+"""What the page shows without scripts: key figures, groups of alarms, the table of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading
+from attemper.report.display import cut, number, shown
+from attemper.report.document import Stack, by_name, label_of, level_of, said, site_of
+from attemper.report.quantities import Quantity
+
+MOST_PLACES = 60
+"""Alarms of a kind that are listed; the map marks all of them."""
+MOST_ROWS = 600
+"""Heads up to which the table without scripts has a row for each; beyond, a row for each layer."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A head, or a whole site where ``head`` is None, as something to click on."""
+
+    site: int | None
+    head: int | None
+    label: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Alarms of one severity and kind."""
+
+    severity: str
+    level: str
+    """The severity, or the one that an unknown one counts as."""
+    kind: str
+    many: int
+    advice: str
+    places: tuple[Place, ...]
+    more: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that says something of the whole model, and the head it is of."""
+
+    title: str
+    value: str
+    unit: str
+    place: Place | None = None
+
+
+_KINDS = {
+    "collapsed": "nearly one-hot",
+    "diffuse": "nearly uniform",
+    "logits": "large logits",
+    "first_token": "on the first token",
+    "nonfinite": "NaN or infinite scores",
+}
+
+
+def groups(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Group, ...]:
+    """Alarms by severity, worst first, then by kind in the order met."""
+    letters = {at: tower.letter for tower in towers for at in tower.sites}
+    named = by_name(reading.sites)
+    gathered: dict[tuple[str, str], list[Alarm]] = {}
+    for alarm in sorted(reading.alarms, key=lambda alarm: -SEVERITIES.index(level_of(alarm.severity))):
+        gathered.setdefault((alarm.severity, alarm.kind), []).append(alarm)
+    return tuple(
+        Group(
+            severity=shown(severity),
+            level=level_of(severity),
+            kind=shown(_KINDS.get(kind, kind)),
+            many=len(alarms),
+            advice=shown(alarms[0].advice),
+            places=tuple(_alarm_place(alarm, site_of(alarm, named), letters) for alarm in alarms[:MOST_PLACES]),
+            more=max(0, len(alarms) - MOST_PLACES),
+        )
+        for (severity, kind), alarms in gathered.items()
+    )
+
+
+def _alarm_place(alarm: Alarm, site: int | None, letters: dict[int, str]) -> Place:
+    place = _place(site, alarm.head, alarm.site, letters)
+    return replace(place, title=cut(f"{place.title}: {said(alarm)}", 400))
+
+
+def _place(site: int | None, head: int | None, name: str, letters: dict[int, str]) -> Place:
+    label = label_of(name)
+    if label == "–" or site is None:
+        label = shown(name)
+    label = f"{letters.get(site, '') if site is not None else ''}{cut(label, 24)}"
+    of_head = "" if head is None else f" · {head}"
+    return Place(site, head, f"{label}{of_head}", cut(shown(name), 300) + ("" if head is None else f", head {head}"))
+
+
+def figures(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Figure, ...]:
+    """The mean and the extremes of normalised entropy and the largest logit; those that have a number."""
+    letters = {at: tower.letter for tower in towers for at in tower.sites}
+    entropies = _known(reading, "normalized_entropy")
+    if not entropies:
+        return ()
+    mean = sum(value for value, _, _ in entropies) / len(entropies)
+
+    def extreme(title: str, unit: str, found: tuple[float, int, int]) -> Figure:
+        value, at, head = found
+        place = _place(at, head, reading.sites[at].name, letters)
+        label = place.label if label_of(reading.sites[at].name) == "–" else f"layer {place.label}"
+        return Figure(title, number(value, 3), unit, replace(place, label=label.replace(" · ", ", head ")))
+
+    logits = _known(reading, "max_logit")
+    return (
+        Figure("Mean normalised entropy", number(mean, 3), "of log n"),
+        extreme("Sharpest head", "of log n", min(entropies, key=_value)),
+        extreme("Most diffuse head", "of log n", max(entropies, key=_value)),
+        *([extreme("Largest logit", "", max(logits, key=_value))] if logits else []),
+    )
+
+
+def _known(reading: Reading, key: str) -> list[tuple[float, int, int]]:
+    """Value, place of the site and number of the head, in the order of the model; heads without one left out."""
+    return [
+        (value, at, head.head)
+        for at, site in enumerate(reading.sites)
+        for head in site.heads
+        if (value := getattr(head, key)) is not None
+    ]
+
+
+def _value(found: tuple[float, int, int]) -> float:
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table without scripts."""
+
+    site: str
+    mode: str
+    head: str
+    values: tuple[str, ...]
+    rows: int
+
+
+def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:
+    """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
+    if sum(len(site.heads) for site in reading.sites) <= MOST_ROWS:
+        return tuple(
+            Row(
+                shown(site.name), shown(site.mode), str(head.head),
+                tuple(number(getattr(head, kind.key)) for kind in kinds), head.rows,
+            )
+            for site in reading.sites for head in site.heads
+        )  # fmt: skip
+    return tuple(
+        Row(
+            shown(site.name), shown(site.mode), f"mean of {len(site.heads)}",
+            tuple(number(_mean(site.heads, kind.key)) for kind in kinds), sum(head.rows for head in site.heads),
+        )
+        for site in reading.sites
+    )  # fmt: skip
+
+
+def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:
+    known = [value for head in heads if (value := getattr(head, key)) is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,64 @@
+"""The numbers of a head that the page can colour by: their names, units, ranges and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of ``HeadReading`` and how to show it."""
+
+    key: str
+    title: str
+    unit: str
+    """Empty where there is none."""
+    meaning: str
+    low: float | None = None
+    """Least value that the colours stand for; None: the least found."""
+    high: float | None = None
+    logarithmic: bool = False
+    superlative: str = "largest"
+    """What the first in the ranking is: ``7th sharpest of 72``."""
+    ascending: bool = False
+    """Whether the first in the ranking is the smallest."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+QUANTITIES = (
+    Quantity(
+        "normalized_entropy", "Normalised entropy", "of log n",
+        "Entropy divided by the entropy of equal weights: 0 is one-hot, 1 is uniform.",
+        0.0, 1.0, superlative="sharpest", ascending=True,
+    ),
+    Quantity(
+        "entropy_nats", "Entropy", "nats",
+        "How spread the weights are: 0 when one key takes all, log n when n keys share equally.",
+        0.0, superlative="lowest", ascending=True,
+    ),
+    Quantity(
+        "effective_tokens", "Effective tokens", "tokens",
+        "exp(entropy): as many keys with equal weight would be as spread.",
+        1.0, logarithmic=True, superlative="fewest", ascending=True,
+    ),
+    Quantity(
+        "max_weight", "Largest weight", "of the weight", "Weight of the key that gets most, mean over rows.", 0.0, 1.0,
+    ),
+    Quantity("max_logit", "Largest logit", "", "The largest score before softmax, over all rows."),
+    Quantity(
+        "logit_std", "Logit spread", "",
+        "Standard deviation of the scores of a row: what sharpens the softmax.", 0.0,
+    ),
+    Quantity(
+        "mass", "Mass", "",
+        "Sum of the weights: below 1 where a sink takes a part, above 1 only without normalisation.", 0.0, 1.0,
+    ),
+    Quantity(
+        "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
+        0.0, 1.0,
+    ),
+    Quantity("gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.", 0.0, 1.0),
+)  # fmt: skip

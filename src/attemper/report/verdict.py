@@ -1,0 +1,119 @@
+"""What a reading amounts to, in one sentence: the worst first, and never more than the numbers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attemper.records import Alarm, HeadReading, Reading
+from attemper.report.display import count, cut, number, shown
+from attemper.report.document import level_of
+
+FEWEST_KEYS = 32
+"""Rows that see fewer keys say nothing of sharpness; the same number as in the alarms."""
+
+MOST_KINDS = 5
+
+_NOTICED = {
+    "collapsed": ("is nearly one-hot", "are nearly one-hot"),
+    "diffuse": ("is nearly uniform", "are nearly uniform"),
+    "first_token": ("rests on the first token", "rest on the first token"),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``level`` is the worst severity: critical, warning or fine; or empty, where nothing was measured."""
+
+    level: str
+    sentence: str
+
+
+def verdict(reading: Reading) -> Verdict:
+    """One sentence on the whole reading."""
+    heads = [head for site in reading.sites for head in site.heads]
+    alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
+    if not any(head.rows for head in heads) and not alarms["critical"]:
+        return Verdict("empty", _nothing(reading, heads))
+    total = f"{count(len(heads), 'head')} in {count(len(reading.sites), 'layer')}"
+    unknown = _unmeasured(reading, heads)
+    if alarms["critical"]:
+        rest = f"; besides, {_joined(_clauses(alarms['warning']))}" if alarms["warning"] else ""
+        found = _joined(_clauses(alarms["critical"]))
+        return Verdict("critical", f"{total}: {found}{_first(alarms['critical'])}{rest}{unknown}.")
+    if alarms["warning"]:
+        noticed = [*_clauses(alarms["warning"]), *_clauses(alarms["notice"])]
+        return Verdict("warning", f"{total}: {_joined(noticed)}{unknown}.")
+    calm = [*_clauses(alarms["notice"]), *_largest_logit(heads), *_short_rows(heads)]
+    return Verdict("fine", f"{total}: {_joined(calm)}{unknown}; nothing needs attention.")
+
+
+def _nothing(reading: Reading, heads: list[HeadReading]) -> str:
+    skipped = f"; {count(len(reading.skipped), 'module was', 'modules were')} skipped" if reading.skipped else ""
+    if not heads:
+        return f"No attention was measured{skipped}."
+    subject = "it has no number" if len(heads) == 1 else "none of them has a number"
+    return f"{count(len(heads), 'head')} in {count(len(reading.sites), 'layer')}: {subject}, no row was valid{skipped}."
+
+
+def _of(reading: Reading, severity: str) -> list[Alarm]:
+    return [alarm for alarm in reading.alarms if level_of(alarm.severity) == severity]
+
+
+def _clauses(alarms: list[Alarm]) -> list[str]:
+    """One clause a kind, in the order in which kinds are first met; after ``MOST_KINDS`` the rest are counted."""
+    kinds = list(dict.fromkeys(alarm.kind for alarm in alarms))
+    told = [_clause(kind, [alarm for alarm in alarms if alarm.kind == kind]) for kind in kinds[:MOST_KINDS]]
+    rest = sum(alarm.kind not in kinds[:MOST_KINDS] for alarm in alarms)
+    return [*told, f"there {'is' if rest == 1 else 'are'} {count(rest, 'more alarm')}"] if rest else told
+
+
+def _clause(kind: str, alarms: list[Alarm]) -> str:
+    many = len(alarms)
+    if kind in _NOTICED:
+        return f"{many:,} {_NOTICED[kind][many > 1]}"
+    has = "has" if many == 1 else "have"
+    if kind == "nonfinite":
+        return f"{many:,} {has} NaN or infinite scores"
+    if kind == "logits":
+        largest = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
+        limit = alarms[0].limit
+        above = f" above {number(limit)}" if limit is not None else " beyond the limit"
+        return f"{many:,} {has} logits{above}" + (f", the largest {number(largest)}" if largest is not None else "")
+    return f"{many:,} raised the alarm “{cut(shown(kind), 40)}”"
+
+
+def _first(alarms: list[Alarm]) -> str:
+    """Where trouble that spreads from layer to layer begins."""
+    if len(alarms) == 1:
+        return f", in {cut(shown(alarms[0].site), 80)}"
+    return f", the first in {cut(shown(alarms[0].site), 80)}"
+
+
+def _largest_logit(heads: list[HeadReading]) -> Iterator[str]:
+    logits = [head.max_logit for head in heads if head.max_logit is not None]
+    if logits:
+        yield f"the largest logit is {number(max(logits))}"
+
+
+def _short_rows(heads: list[HeadReading]) -> Iterator[str]:
+    if not any(bucket.first >= FEWEST_KEYS for head in heads for bucket in head.by_visible_keys):
+        yield f"no row sees {FEWEST_KEYS} keys, too few to judge sharpness"
+
+
+def _unmeasured(reading: Reading, heads: list[HeadReading]) -> str:
+    """What the sentence does not cover."""
+    silent = sum(not head.rows for head in heads)
+    parts = []
+    if silent:
+        parts.append(f"{count(silent, 'head has', 'heads have')} no valid row")
+    if reading.skipped:
+        parts.append(f"{count(len(reading.skipped), 'module was', 'modules were')} skipped and not measured")
+    return f"; {_joined(parts)}" if parts else ""
+
+
+def _joined(parts: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b, and c``."""
+    if len(parts) < 3:
+        return " and ".join(parts)
+    return f"{', '.join(parts[:-1])}, and {parts[-1]}"
