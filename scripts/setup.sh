@@ -51,6 +51,20 @@ install_attemper() {
     printf '%s' "$wanted" >"$stamp"
 }
 
+# The browser in which the tests look at the page. Without it they are skipped, and say so.
+install_chromium() {
+    if command -v chromium >/dev/null; then
+        return
+    fi
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        say "Installing chromium"
+        if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; then
+            return
+        fi
+    fi
+    say "THE PAGE IS NOT TESTED: there is no chromium here. Install it (Debian: apt-get install chromium) and run this again."
+}
+
 # The folder of the encoder, found without importing its package (which would need more packages).
 encoder_folder() {
     .venv/bin/python -c '

@@ -12,6 +12,8 @@ else
     install_attemper dev "pyright[nodejs]"
 fi
 
+install_chromium
+
 say "ruff check"
 .venv/bin/python -m ruff check .
 

@@ -21,7 +21,9 @@ def results_of(call: dict[str, Any], names: tuple[str, ...], backend: str) -> di
 def gradients_of(call: dict[str, Any], results: dict[str, Tensor], upstream: dict[str, Tensor]) -> dict[str, Tensor]:
     """dL/d(leaf) for L = sum of results times upstream, given as gradients: a row at -inf has no loss to speak of."""
     leaves = {name: value for name, value in call.items() if isinstance(value, Tensor) and value.requires_grad}
-    pairs = [(results[name], upstream[name].to(results[name].dtype)) for name in upstream if results[name].requires_grad]
+    pairs = [
+        (results[name], upstream[name].to(results[name].dtype)) for name in upstream if results[name].requires_grad
+    ]
     grads = torch.autograd.grad([r for r, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True)
     missing = [name for name, grad in zip(leaves, grads, strict=True) if grad is None]
     assert not missing, f"no gradient for {missing}"
@@ -44,6 +46,8 @@ def assert_agreement(case: cases.Case, backend: str) -> None:
     eager_grads = gradients_of(by_hand, yardstick, answer.upstream)
     for name, gradient in gradients_of(call, got, answer.upstream).items():
         assert gradient.dtype == call[name].dtype, f"d{name} is {gradient.dtype}"
-        want, slack = (oracle_gradients.summed_to(g[name], tuple(gradient.shape)) for g in (answer.grads, answer.grad_slacks))
+        want, slack = (
+            oracle_gradients.summed_to(g[name], tuple(gradient.shape)) for g in (answer.grads, answer.grad_slacks)
+        )
         slack = budgets.stored(slack, want, gradient.dtype, case.dtype)
         budgets.assert_within(f"d{name}", gradient, want, eager_grads[name], slack)

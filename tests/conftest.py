@@ -15,13 +15,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from attemper import _ops
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
-settings.register_profile("attemper", deadline=None, derandomize=True, max_examples=25, database=None)
+settings.register_profile(
+    "attemper", deadline=None, derandomize=True, max_examples=40, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
 settings.load_profile("attemper")
 
 BACKENDS = ("reference", "blocked")
@@ -47,7 +50,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("hostile")
     if marker:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        item.user_properties.append(("hostile", parameters.get("backend", marker.args[0] if marker.args else "measures")))
+        item.user_properties.append(
+            ("hostile", parameters.get("backend", marker.args[0] if marker.args else "measures"))
+        )
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

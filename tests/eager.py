@@ -62,7 +62,9 @@ def _results(
         "logit_variance": (p * (finite - mean[..., None]) ** 2).sum(-1),
         "mass": share,
         "first_token_mass": (p * first[:, None, None]).sum(-1),
-        "entropy_with_sink": entropy if sink is None else share * entropy - share * logs(gap) - (1 - share) * logs(-gap),
+        "entropy_with_sink": entropy
+        if sink is None
+        else share * entropy - share * logs(gap) - (1 - share) * logs(-gap),
         "mean_distance": (p * distance).sum(-1),
         "gini": (p.sort(-1).values * (2 * rank - n[..., None] - 1)).sum(-1) / n.clamp(min=1),
     }

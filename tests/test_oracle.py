@@ -15,7 +15,11 @@ SMALL = [case for case in cases.CASES if case.dtype == torch.float32]
 def test_two_equal_scores_by_hand():
     query, key = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 2, 2)
     value = torch.tensor([[1.0], [3.0]])[None, None]
-    got = {name: array.item() for name, array in oracle.forward(oracle.inputs(query, key, value)).items() if array.size == 1}
+    got = {
+        name: array.item()
+        for name, array in oracle.forward(oracle.inputs(query, key, value)).items()
+        if array.size == 1
+    }
     assert got["output"] == 2
     assert math.isclose(got["entropy"], math.log(2))
     assert math.isclose(got["lse"], math.log(2))
@@ -24,10 +28,15 @@ def test_two_equal_scores_by_hand():
 
 
 def test_one_score_above_another_by_hand():
-    query, key = torch.tensor([[[[math.log(3)]]]], dtype=torch.float64), torch.tensor([[[[1.0], [0.0]]]], dtype=torch.float64)
+    query, key = (
+        torch.tensor([[[[math.log(3)]]]], dtype=torch.float64),
+        torch.tensor([[[[1.0], [0.0]]]], dtype=torch.float64),
+    )
     got = {
         name: array.item()
-        for name, array in oracle.forward(oracle.inputs(query, key, sink_logits=torch.zeros(1, dtype=torch.float64))).items()
+        for name, array in oracle.forward(
+            oracle.inputs(query, key, sink_logits=torch.zeros(1, dtype=torch.float64))
+        ).items()
         if array.size == 1
     }
     assert math.isclose(got["lse"], math.log(4))
@@ -74,7 +83,13 @@ def test_the_gradients_are_those_of_finite_differences(case: cases.Case):
         results = oracle.forward(call)
         return sum((above[n] * np.where(np.isfinite(results[n]), results[n], 0)).sum() for n in above)
 
-    arrays = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.bias, "sink_logits": call.sink}
+    arrays = {
+        "query": call.query,
+        "key": call.key,
+        "value": call.value,
+        "attn_mask": call.bias,
+        "sink_logits": call.sink,
+    }
     generator = np.random.default_rng(0)
     for name in oracle_gradients.GRADIENTS:
         if arrays.get(name) is None:
@@ -98,7 +113,9 @@ def test_the_gradients_are_those_of_finite_differences(case: cases.Case):
 
 
 def test_the_temperature_gradient_is_that_of_finite_differences():
-    case = cases.Case("oracle temperature", make=lambda case: {"temperature": torch.rand(2, 4, 7) + 0.5}, names=("entropy",))
+    case = cases.Case(
+        "oracle temperature", make=lambda case: {"temperature": torch.rand(2, 4, 7) + 0.5}, names=("entropy",)
+    )
     call = cases.oracle_call(case)
     above = {name: oracle.numbers(g) for name, g in cases.answer(case).upstream.items()}
     grads, _ = oracle_gradients.gradients(call, above)

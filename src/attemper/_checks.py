@@ -14,7 +14,7 @@ def positive_number(where: str, value: float, advice: str, *, infinite: bool = F
     """``value`` as a float if it is above 0 (and finite, unless ``infinite``), else ``InputError``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{where} must be a number, got {type(value).__name__}. {advice}")
-    if not value > 0 or (math.isinf(value) and not infinite):
+    if not value > 0 or (value == math.inf and not infinite):
         raise InputError(f"{where} must be {'' if infinite else 'finite and '}above 0, got {value}. {advice}")
     return float(value)
 

@@ -34,9 +34,11 @@ ROW_MASKS = {
     "-inf": lambda seen: torch.zeros(seen.shape).masked_fill(~seen, -torch.inf),
     "finfo.min": lambda seen: torch.zeros(seen.shape).masked_fill(~seen, MIN),
     "finfo.min twice": lambda seen: torch.zeros(seen.shape).masked_fill(~seen, MIN) * 2,
-    "half the finfo.min of float16": lambda seen: torch.zeros(seen.shape, dtype=torch.float16).masked_fill(~seen, -32768.0),
-    "finfo.min of bfloat16": lambda seen: (
-        torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, torch.finfo(torch.bfloat16).min)
+    "half the finfo.min of float16": lambda seen: torch.zeros(seen.shape, dtype=torch.float16).masked_fill(
+        ~seen, -32768.0
+    ),
+    "finfo.min of bfloat16": lambda seen: torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(
+        ~seen, torch.finfo(torch.bfloat16).min
     ),
 }
 
@@ -107,7 +109,11 @@ def test_masked_first_blocks_leave_the_entropy_of_the_rest(
         tiled(2, block, 1 << 18)
     query, key, value = tensors(queries=3, keys=100, dtype=dtype)
     keep = torch.arange(100) >= 70
-    mask = {"left padding": keep, "additive left padding": torch.zeros(100).masked_fill(~keep, -torch.inf), "window": None}
+    mask = {
+        "left padding": keep,
+        "additive left padding": torch.zeros(100).masked_fill(~keep, -torch.inf),
+        "window": None,
+    }
     options = {"window_size": (20, 5), "causal_alignment": "bottom-right"} if hidden == "window" else {}
     _, stats = attended(backend, query, key, value, mask[hidden], **options)
     numbers = oracle.inputs(query, key, value, mask[hidden], **options)

@@ -27,7 +27,11 @@ def _ragged_blocks():
     """Every block size on the short rows; on the long ones only two each by default, all of them with ``--all``."""
     for number, case in enumerate(cases.RAGGED):
         for place, keys in enumerate(KEY_BLOCKS):
-            quick = case.keys < 100 and keys > 1 or keys > 16 and (number + place) % 2 == 0 or (keys, case.keys) == (1, 97)
+            quick = (
+                (case.keys < 100 and keys > 1)
+                or (keys > 16 and (number + place) % 2 == 0)
+                or (keys, case.keys) == (1, 97)
+            )
             yield pytest.param(case, keys, id=f"{case.name}, blocks of {keys}", marks=[] if quick else pytest.mark.slow)
 
 

@@ -16,6 +16,8 @@ from attemper.errors import InputError
 from attemper.functional.names import asked_names, with_kept
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SMALLEST = 1e-30
+"""Temperatures below this may overflow the multiplier."""
 _TEMPERATURE_ADVICE = (
     "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small "
     "temperature such "
@@ -216,14 +218,14 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
     scale = options.scale
     if scale is None:
         scale = 1.0 / math.sqrt(max(query.shape[3], 1))
-    if isinstance(scale, Tensor) or not math.isfinite(scale):
+    elif isinstance(scale, Tensor) or not abs(scale) < math.inf:
         raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
     temperature = options.temperature
     if isinstance(temperature, Tensor):
         return _inverse(_temperature(where, temperature, query).to(dtype), scale)
     number = positive_number(f"{where}(temperature=...)", temperature, _TEMPERATURE_ADVICE, infinite=True)
     multiplier = scale / number
-    if abs(multiplier) > torch.finfo(dtype).max:
+    if number < _SMALLEST and abs(multiplier) > torch.finfo(dtype).max:
         raise InputError(
             f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more."
         )

@@ -28,9 +28,11 @@ def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     seen = visible.any(-1)
     # A score that float64 holds and the call's own precision does not: no backend could tell such a row.
     overflown = seen & ~torch.isfinite(_rounded(measures["lse"](), dtype))
-    values = {name: _marked(_rounded(measures[name](), dtype), overflown) for name in call.names}
+    values = {name: _marked(name, _rounded(measures[name](), dtype), overflown) for name in call.names}
     if "entropy" in values:
         values["entropy"] = at_most(values["entropy"], log_count(measures["visible_keys"]().to(dtype)))
+    if "normalized_entropy" in values:
+        values["normalized_entropy"] = at_most(values["normalized_entropy"], torch.ones((), dtype=dtype))
     values = kept_detached(values, call.asked)
     return output, values, {letter: value.to(dtype) for letter, value in _state(call, measures).items()}
 
@@ -41,9 +43,9 @@ def applied_weights(call: Call) -> Tensor:
     return _reference.weights(s, visible) * _share(call, s, visible)[..., None]
 
 
-def _marked(value: Tensor, rows: Tensor) -> Tensor:
+def _marked(name: str, value: Tensor, rows: Tensor) -> Tensor:
     """``value`` with NaN in these rows; counts and sums over keys stay."""
-    return value.masked_fill(rows, math.nan) if value.shape == rows.shape and value.dtype != torch.int64 else value
+    return value if name == "key_mass" or value.dtype == torch.int64 else value.masked_fill(rows, math.nan)
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -73,7 +73,9 @@ def log_count(n: Tensor) -> Tensor:
     wide = torch.float32 if n.device.type == "mps" else torch.float64
     exact = torch.where(n > 0, n, 1.0).to(wide).log()
     rounded = exact.to(n.dtype)
-    return torch.where(rounded.to(wide) > exact, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+    # In the widest type the logarithm itself may have been rounded up: one step down is below it for certain.
+    above = rounded.to(wide) > exact if n.dtype != wide else torch.ones_like(n, dtype=torch.bool)
+    return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
 def at_most(value: Tensor, bound: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
-from attemper.functional.derive import at_most, log_count
+from attemper.functional.derive import VANISHED, at_most, log_count
 
 _UNITS = {"nats": 1.0, "bits": 1.0 / math.log(2.0)}
 _ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
@@ -156,7 +156,8 @@ def entropy_of(weights: Tensor, *, dim: int = -1, unit: str = "nats") -> Tensor:
     """
     one_of("entropy_of(unit=...)", unit, _UNITS)
     p = _shares("entropy_of", weights, dim)
-    positive = p > 0
+    # Below the normal numbers -1/p of the second derivative overflows; such a weight has no entropy to speak of.
+    positive = p >= torch.finfo(p.dtype).tiny
     return -torch.where(positive, p * torch.where(positive, p, 1.0).log(), 0.0).sum(-1) * _UNITS[unit]
 
 
@@ -171,7 +172,8 @@ def effective_tokens(weights: Tensor, *, dim: int = -1) -> Tensor:
 
 def max_weight(weights: Tensor, *, dim: int = -1) -> Tensor:
     """The largest share, from 1/n to 1; 0 for a row of zeros. Args and errors as :func:`entropy_of`."""
-    return _shares("max_weight", weights, dim).amax(-1)
+    p = _shares("max_weight", weights, dim)
+    return p.amax(-1) if p.shape[-1] else p.new_zeros(p.shape[:-1])
 
 
 def gini(weights: Tensor, *, dim: int = -1) -> Tensor:
@@ -213,13 +215,14 @@ class _Row:
     def __init__(self, x: Tensor, temperature: Tensor | float) -> None:
         visible = x != -math.inf
         # Hidden scores are taken out before anything touches them: inf / T would leave 0 * inf in the gradient of T.
-        s = torch.where(visible, x, 0.0) / temperature
+        s = _divided(torch.where(visible, x, 0.0), temperature)
         self.count = visible.sum(-1)
         self.seen = self.count > 0
         self.maximum = _maximum(torch.where(visible, s, -math.inf), s)
         fixed = self.maximum.detach()
         # Entropy and variance are free of shifts: for them the maximum may count as a constant.
-        self.d = torch.where(visible, s - fixed[..., None], 0.0)
+        # So far below that exp is 0, the distance itself no longer counts, and its square must not overflow.
+        self.d = torch.where(visible, s - fixed[..., None], 0.0).clamp(min=VANISHED)
         e = torch.where(visible, torch.exp(self.d), 0.0)
         total = torch.where(self.seen, e.sum(-1), 1.0)
         self.weights = e / total[..., None]
@@ -244,6 +247,16 @@ class _Row:
     @property
     def variance(self) -> Tensor:
         return (self.weights * (self.d - self._mean[..., None]) ** 2).sum(-1)
+
+
+def _divided(x: Tensor, temperature: Tensor | float) -> Tensor:
+    """x / T, with the gradient of T taken as -(dx . x / T) / T: x / T^2 would overflow at a T of 1e-20."""
+    if not isinstance(temperature, Tensor):
+        return x / temperature
+    fixed = temperature.detach()
+    infinite = torch.isinf(fixed)
+    ratio = torch.where(infinite, 1.0, fixed) / torch.where(infinite, 1.0, temperature)
+    return x / fixed * ratio
 
 
 def _maximum(hidden: Tensor, s: Tensor) -> Tensor:

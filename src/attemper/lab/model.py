@@ -214,15 +214,23 @@ def load(path: Path = WEIGHTS) -> ByteModel:
         >>> load().config.layers
         4
     """
-    advice = "Install attemper again, or write the file with attemper.lab.model.save."
     try:
         with safe_open(path, framework="pt") as file:
-            config = ByteConfig(**json.loads((file.metadata() or {})["config"]))
+            metadata = file.metadata() or {}
+            if "config" not in metadata:
+                raise InputError("no 'config' in its metadata")
+            config = ByteConfig(**json.loads(metadata["config"]))
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise InputError(f"{name} holds NaN or infinity")
         with torch.device("meta"):
             model = ByteModel(config)
-        # Tensors of the file take the place of the empty ones: nothing is drawn from the generator.
+        # The tensors take the place of empty ones: nothing is drawn from the generator.
         model.load_state_dict(tensors, assign=True)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"load({str(path)!r}): not the weights of a byte model: {error}. {advice}") from error
+    except (OSError, SafetensorError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"load({str(path)!r}): these are not the weights of a byte model: {error}. Install attemper again, "
+            "or write the file with attemper.lab.model.save."
+        ) from error
     return model.eval()

@@ -128,8 +128,10 @@ def _bias(problem: Problem, tile: Tile, low: int, high: int, dtype: torch.dtype)
             bias = torch.zeros(block.shape, dtype=dtype, device=block.device).masked_fill_(~block, -math.inf)
         else:
             hidden = block <= torch.finfo(block.dtype).min / 2
-            # A float64 bias beyond float32 stays a bias: its key is visible, with no weight.
-            bias = block.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill_(hidden, -math.inf)
+            if torch.finfo(block.dtype).max > torch.finfo(dtype).max:
+                # A float64 bias beyond float32 stays a bias: its key is visible, with no weight.
+                block = block.clamp(min=torch.finfo(dtype).min)
+            bias = block.to(dtype).masked_fill(hidden, -math.inf)
     if structure is None:
         # A key dimension of 1 stands for all keys of the block, and each of them counts.
         return bias if bias is None else bias.expand(*bias.shape[:4], high - low)

@@ -39,13 +39,7 @@ function drawStrip(head) {
   const points = swarm(known, ends, Math.max(10, Math.floor(chart.getWidth() / (size + 1))));
   const tallest = points.reduce((most, point) => Math.max(most, Math.abs(point.y)), 4) + 1;
   const style = axisStyle();
-  const dot = (point, mine) => ({
-    value: [point.x, point.y],
-    itemStyle: {
-      color: css(viridis(shareOf(point.x, ends))), opacity: mine ? 1 : 0.85,
-      borderColor: mine ? theme("--ink") : theme("--dot-line"), borderWidth: mine ? 2.5 : 0.5,
-    },
-  });
+  const fill = (point) => css(viridis(shareOf(point.x, ends)));
   const mine = points.filter((point) => point.head === head);
   chart.off("click");
   chart.on("click", { seriesIndex: 0 }, (event) => choose(points[event.dataIndex].head, { stay: true }));
@@ -55,8 +49,14 @@ function drawStrip(head) {
     xAxis: { ...style, type: ends.logarithmic ? "log" : "value", min: ends.low, max: ends.high, splitLine: { show: false }, axisLabel: { ...style.axisLabel, formatter: tick } },
     yAxis: { type: "value", min: -tallest, max: tallest, show: false },
     series: [
-      { type: "scatter", progressive: 0, symbolSize: size, data: points.map((point) => dot(point, false)), markLine: mineLine(mine) },
-      { type: "scatter", silent: true, symbolSize: 15, z: 5, data: mine.map((point) => dot(point, true)) },
+      {
+        type: "scatter", progressiveThreshold: Infinity, symbolSize: size, data: points.map(({ x, y }) => [x, y]), markLine: mineLine(mine),
+        itemStyle: { color: ({ dataIndex }) => fill(points[dataIndex]), opacity: 0.85, borderColor: theme("--dot-line"), borderWidth: 0.5 },
+      },
+      {
+        type: "scatter", silent: true, symbolSize: 15, z: 5, data: mine.map(({ x, y }) => [x, y]),
+        itemStyle: { color: ({ dataIndex }) => fill(mine[dataIndex]), opacity: 1, borderColor: theme("--ink"), borderWidth: 2.5 },
+      },
     ],
   }, true);
 }

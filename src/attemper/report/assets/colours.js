@@ -80,7 +80,8 @@ function drawLegend() {
   byId("ticks").replaceChildren(
     ...[0, 0.25, 0.5, 0.75, 1].map((share) => element("span", full(Number(valueAt(share, ends).toPrecision(3))))),
   );
-  const unit = quantity().unit ? `, ${quantity().unit}` : "";
-  byId("scale-name").textContent = `${quantity().title}${unit}${ends.logarithmic ? ", logarithmic" : ""}`;
+  const { title, unit } = quantity();
+  const named = unit && !title.endsWith(unit) ? `${title}, ${unit}` : title;
+  byId("scale-name").textContent = `${named}${ends.logarithmic ? ", logarithmic" : ""}`;
   byId("meaning").textContent = quantity().meaning;
 }

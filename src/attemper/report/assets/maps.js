@@ -64,36 +64,40 @@ function drawMap(map) {
   place(map);
 }
 
-// A square for every head, in the colour of its value.
+// A square for every head, in the colour of its value. A style of its own for each costs ECharts time: only where the
+// cells have room for text, which only maps of few heads have.
 function cells(map, rows) {
   const ends = range();
   const size = [map.wide - 2, map.tall - 2];
   const missing = hatch(theme("--hatch"), theme("--hatch-ground"), ...size);
   const broken = hatch(theme("--critical"), theme("--broken-ground"), ...size);
+  const fill = (head) => {
+    if (head.nonfinite) return broken;
+    return valueOf(head) === null ? missing : css(viridis(shareOf(valueOf(head), ends)));
+  };
+  const heads = rows.flatMap((row, y) => row.map((head, x) => ({ head, at: [x, y] })));
   const roomy = map.wide >= 34 && map.tall >= 26;
   return {
-    type: "scatter", silent: true, symbol: "rect", symbolSize: size, clip: false, progressive: 0,
-    data: rows.flatMap((row, y) => row.map((head, x) => {
-      const value = valueOf(head);
-      const rgb = value === null ? null : viridis(shareOf(value, ends));
-      const text = head.nonfinite ? "NaN" : value === null ? "" : short(value);
-      return {
-        value: [x, y],
-        itemStyle: { color: head.nonfinite ? broken : rgb ? css(rgb) : missing, opacity: 1 },
-        label: {
-          show: roomy && text !== "", formatter: text, fontSize: 11, color: rgb && !head.nonfinite ? inkOn(rgb) : theme("--ink"),
-          ...(head.nonfinite ? { backgroundColor: theme("--broken-ground"), padding: [2, 3] } : {}),
-        },
-      };
-    })),
+    type: "scatter", silent: true, symbol: "rect", symbolSize: size, clip: false, progressiveThreshold: Infinity,
+    itemStyle: { color: ({ dataIndex }) => fill(heads[dataIndex].head), opacity: 1 },
+    data: heads.map(({ head, at }) => (roomy ? { value: at, label: cellText(head, ends) } : at)),
   };
+}
+
+function cellText(head, ends) {
+  const value = valueOf(head);
+  if (head.nonfinite) {
+    return { show: true, formatter: "NaN", fontSize: 11, color: theme("--ink"), backgroundColor: theme("--broken-ground"), padding: [2, 3] };
+  }
+  if (value === null) return { show: false };
+  return { show: true, formatter: short(value), fontSize: 11, color: inkOn(viridis(shareOf(value, ends))) };
 }
 
 // A dot in the corner of the heads that raised an alarm.
 function marks(map, rows) {
   const inset = Math.min(9, map.wide / 3);
   return {
-    type: "scatter", silent: true, progressive: 0, symbol: "circle", symbolSize: map.wide >= 34 ? 6 : map.wide >= 20 ? 5 : 4,
+    type: "scatter", silent: true, progressiveThreshold: Infinity, symbol: "circle", symbolSize: map.wide >= 34 ? 6 : map.wide >= 20 ? 5 : 4,
     symbolOffset: [map.wide / 2 - inset, -map.tall / 2 + inset],
     itemStyle: { color: "#fff", borderColor: "#000", borderWidth: map.wide >= 20 ? 1.2 : 0.5, opacity: 1 },
     data: rows.flatMap((row, y) => row.flatMap((head, x) => (head.alarms.length ? [[x, y]] : []))),

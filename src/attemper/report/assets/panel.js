@@ -8,7 +8,7 @@ function fillPanel() {
   byId("panel-title").textContent = capital(spoken(head));
   const name = element("bdi");
   name.append(element("code", site.name));
-  byId("panel-site").replaceChildren(name, element("span", ` ${site.kind} attention, ${site.mode} mode`));
+  byId("panel-site").replaceChildren(name, element("span", ` ${site.kind} attention, ${site.mode}`));
   byId("panel-site").title = site.name;
   byId("rank").textContent = rankText(head);
   byId("strip").setAttribute("aria-label", `All heads by ${quantity().title.toLowerCase()}. ${rankText(head)}`);

@@ -1,5 +1,6 @@
 // All numbers as a table, made when it is first opened; a click on a column's title sorts by it.
 
+const MOST_LINES = 1000; // more would keep the browser busy for seconds
 let order = null; // { column, rising }
 
 function columns() {
@@ -17,9 +18,10 @@ function spokenLayer(head) {
 }
 
 function fillTable() {
+  const shownColumns = columns();
   const table = element("table");
   const heading = element("tr");
-  columns().forEach((column, at) => {
+  shownColumns.forEach((column, at) => {
     const cell = element("th");
     cell.scope = "col";
     const button = element("button", column.title, "sort");
@@ -33,14 +35,16 @@ function fillTable() {
   const head = element("thead");
   head.append(heading);
   const body = element("tbody");
-  for (const one of sorted()) body.append(line(one));
+  for (const one of sorted().slice(0, MOST_LINES)) body.append(line(one, shownColumns));
   table.append(head, body);
   byId("all-table").replaceChildren(table);
+  byId("all-more").hidden = HEADS.length <= MOST_LINES;
+  byId("all-more").textContent = `The first ${MOST_LINES.toLocaleString("en")} of ${HEADS.length.toLocaleString("en")} in this order: sort by a column to see its extremes.`;
 }
 
-function line(head) {
+function line(head, shownColumns) {
   const row = element("tr");
-  columns().forEach((column, at) => {
+  shownColumns.forEach((column, at) => {
     const cell = element("td");
     if (at === 1) {
       const button = element("button", String(head.head), "place");

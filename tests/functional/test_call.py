@@ -1,0 +1,281 @@
+"""What attention refuses, function by function and message by message: each says what was expected, what came, what to do."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import attemper
+from attemper import InputError
+from attemper.functional.names import STATISTICS
+
+Q, KV = torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 5, 8)
+
+
+def attend(**changes: Any) -> attemper.AttentionOutput:
+    return attemper.attention(**({"query": Q, "key": KV, "value": KV} | changes))
+
+
+TENSORS = {
+    "query is a list": ({"query": [1.0]}, r"attention\(query=\.\.\.\) must be a tensor, got list"),
+    "key is None": ({"key": None}, r"attention\(key=\.\.\.\) must be a tensor, got NoneType"),
+    "query has 3 dimensions": (
+        {"query": Q[0]},
+        r"attention\(query=\.\.\.\) must have 4 dimensions \[batch, heads, tokens, size\], got \[4, 3, 8\].*query\[None, None\]",
+    ),
+    "value has 2 dimensions": (
+        {"value": KV[0, 0]},
+        r"attention\(value=\.\.\.\) must have 4 dimensions .* got \[5, 8\]",
+    ),
+    "query is int": (
+        {"query": Q.long()},
+        r"attention\(query=\.\.\.\) must be float16, bfloat16, float32 or float64, got torch\.int64",
+    ),
+    "query is complex": (
+        {"query": Q.to(torch.complex64)},
+        r"must be float16, bfloat16, float32 or float64, got torch\.complex64",
+    ),
+    "types differ": (
+        {"key": KV.half()},
+        r"query is torch\.float32 on cpu but key is torch\.float16 on cpu\. Bring them to one type and device",
+    ),
+    "devices differ": ({"value": KV.to("meta")}, r"query is torch\.float32 on cpu but value is torch\.float32 on meta"),
+    "batches differ": (
+        {"key": KV[:1], "value": KV[:1]},
+        r"key must be \[2, heads, keys, 8\] to match query \[2, 4, 3, 8\], got \[1, 4, 5, 8\]",
+    ),
+    "head sizes differ": (
+        {"key": KV[..., :4]},
+        r"key must be \[2, heads, keys, 8\] to match query .* got \[2, 4, 5, 4\]",
+    ),
+    "value has other keys": (
+        {"value": KV[:, :, :4]},
+        r"value must be \[2, 4, 5, size\] to match key, got \[2, 4, 4, 8\]",
+    ),
+    "value has other heads": (
+        {"value": KV[:, :2]},
+        r"value must be \[2, 4, 5, size\] to match key, got \[2, 2, 5, 8\]",
+    ),
+    "heads do not divide": (
+        {"key": KV[:, :3], "value": KV[:, :3], "enable_gqa": True},
+        r"4 query heads cannot share 3 key heads: the first must be a multiple of the second",
+    ),
+    "no key heads": (
+        {"key": KV[:, :0], "value": KV[:, :0], "enable_gqa": True},
+        r"4 query heads cannot share 0 key heads",
+    ),
+    "grouped heads not meant": (
+        {"key": KV[:, :2], "value": KV[:, :2]},
+        r"query has 4 heads and key 2\. If 2 query heads share each key head \(grouped-query attention\), pass enable_gqa=True",
+    ),
+}
+
+OPTIONS = {
+    "unknown normalizer": (
+        {"normalizer": "softmin"},
+        r"attention\(normalizer=\.\.\.\) must be 'softmax' in this version, got 'softmin'",
+    ),
+    "unknown alignment": (
+        {"causal_alignment": "center"},
+        r"attention\(causal_alignment=\.\.\.\) must be one of 'top-left', 'bottom-right'; got 'center'",
+    ),
+    "window is a number": ({"window_size": 3}, r"attention\(window_size=\.\.\.\) must be \(left, right\).*got 3"),
+    "window of three": (
+        {"window_size": (1, 2, 3)},
+        r"window_size=\.\.\.\) must be \(left, right\): two ints.*got \(1, 2, 3\)",
+    ),
+    "window below -1": ({"window_size": (-2, 0)}, r"-1 for no limit; got \(-2, 0\)"),
+    "window of floats": ({"window_size": (1.0, 0)}, r"two ints of keys on each side.*got \(1\.0, 0\)"),
+    "unknown statistic": (
+        {"stats": ("entropy", "enthropy")},
+        r"attention\(stats=\.\.\.\) does not know 'enthropy'\. Valid: 'all' \(one pass\), or names of lse, entropy",
+    ),
+    "unknown name alone": ({"stats": "variance"}, r"attention\(stats=\.\.\.\) does not know 'variance'"),
+    "mask of ints": (
+        {"attn_mask": torch.ones(3, 5, dtype=torch.int64)},
+        r"attention\(attn_mask=\.\.\.\) must be a bool tensor .* got torch\.int64\. For a mask of 0 and 1 pass mask\.bool\(\)",
+    ),
+    "mask is a list": ({"attn_mask": [[True]]}, r"attention\(attn_mask=\.\.\.\) must be a bool tensor .* got list"),
+    "mask does not fit": (
+        {"attn_mask": torch.ones(2, 5, dtype=torch.bool)},
+        r"attn_mask=\.\.\.\) must broadcast to \[batch, heads, queries, keys\] = \[2, 4, 3, 5\], got \[2, 5\].*mask\[:, None, None, :\]",
+    ),
+    "mask of five dimensions": (
+        {"attn_mask": torch.ones(1, 1, 1, 3, 5, dtype=torch.bool)},
+        r"must broadcast to .* got \[1, 1, 1, 3, 5\]",
+    ),
+    "no first token": ({"first_tokens": 0}, r"attention\(first_tokens=\.\.\.\) must be an int of at least 1, got 0"),
+    "half a first token": (
+        {"first_tokens": 1.5},
+        r"attention\(first_tokens=\.\.\.\) must be an int of at least 1, got 1\.5",
+    ),
+    "softcap 0": (
+        {"softcap": 0.0},
+        r"attention\(softcap=\.\.\.\) must be finite and above 0, got 0\.0\. softcap\(x\) = c tanh",
+    ),
+    "softcap inf": ({"softcap": math.inf}, r"attention\(softcap=\.\.\.\) must be finite and above 0, got inf"),
+    "softcap is a tensor": ({"softcap": torch.ones(())}, r"attention\(softcap=\.\.\.\) must be a number, got Tensor"),
+    "scale NaN": (
+        {"scale": math.nan},
+        r"attention\(scale=\.\.\.\) must be a finite number or None for 1/sqrt\(head size\), got nan",
+    ),
+    "scale inf": ({"scale": -math.inf}, r"attention\(scale=\.\.\.\) must be a finite number"),
+    "scale is a tensor": ({"scale": torch.ones(())}, r"attention\(scale=\.\.\.\) must be a finite number or None"),
+    "temperature is a name": ({"temperature": "hot"}, r"attention\(temperature=\.\.\.\) must be a number, got str"),
+    "temperature is True": ({"temperature": True}, r"attention\(temperature=\.\.\.\) must be a number, got bool"),
+    "temperature 0": (
+        {"temperature": 0.0},
+        r"temperature=\.\.\.\) must be above 0, got 0\.0\. Temperature divides the scores: below 1",
+    ),
+    "temperature overflows": (
+        {"temperature": 1e-40},
+        r"temperature=\.\.\.\) is 1e-40: scale / temperature overflows torch\.float32\. Use 1e-30 or more",
+    ),
+    "temperature of ints": (
+        {"temperature": torch.ones(4, 1, dtype=torch.int64)},
+        r"temperature=\.\.\.\) must be a floating tensor, got torch\.int64",
+    ),
+    "temperature [H]": (
+        {"temperature": torch.ones(4)},
+        r"has one dimension, \[4\]: it would act on queries, not on heads\. For one temperature per head pass temperature\[:, None\]",
+    ),
+    "temperature does not fit": (
+        {"temperature": torch.ones(2, 1)},
+        r"temperature=\.\.\.\) must broadcast to \[batch, heads, queries\] = \[2, 4, 3\], got \[2, 1\]",
+    ),
+    "temperature of four dimensions": (
+        {"temperature": torch.ones(2, 4, 3, 1)},
+        r"must broadcast to .* got \[2, 4, 3, 1\]",
+    ),
+    "sink is a number": (
+        {"sink_logits": 0.0},
+        r"attention\(sink_logits=\.\.\.\) must be a floating tensor \[heads\] = \[4\], got float",
+    ),
+    "sink of other heads": (
+        {"sink_logits": torch.zeros(3)},
+        r"sink_logits=\.\.\.\) must be a floating tensor .* got \[3\]",
+    ),
+    "sink of ints": (
+        {"sink_logits": torch.zeros(4, dtype=torch.int64)},
+        r"sink_logits=\.\.\.\) must be a floating tensor",
+    ),
+    "dropout above 1": (
+        {"dropout_p": 1.5},
+        r"attention\(dropout_p=\.\.\.\) must be a probability from 0 to 1, got 1\.5",
+    ),
+    "dropout below 0": (
+        {"dropout_p": -0.1},
+        r"attention\(dropout_p=\.\.\.\) must be a probability from 0 to 1, got -0\.1",
+    ),
+    "dropout NaN": (
+        {"dropout_p": math.nan},
+        r"attention\(dropout_p=\.\.\.\) must be a probability from 0 to 1, got nan",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_tensors_that_do_not_fit_are_refused(what: str):
+    changes, message = TENSORS[what]
+    with pytest.raises(InputError, match=message):
+        attend(**changes)
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_options_without_a_meaning_are_refused(what: str):
+    changes, message = OPTIONS[what]
+    with pytest.raises(InputError, match=message):
+        attend(**changes)
+
+
+@pytest.mark.parametrize("function", ["attention_statistics", "dense_weights"])
+def test_messages_name_the_function_that_was_called(function: str):
+    with pytest.raises(InputError, match=rf"{function}\(query=\.\.\.\) must have 4 dimensions"):
+        getattr(attemper, function)(Q[0], KV)
+    with pytest.raises(InputError, match=rf"{function}\(temperature=\.\.\.\) must be above 0"):
+        getattr(attemper, function)(Q, KV, temperature=-1)
+
+
+def test_statistics_of_nothing_are_refused():
+    with pytest.raises(InputError, match=r"attention_statistics\(stats=\(\)\) asks for nothing: pass 'all' or names"):
+        attemper.attention_statistics(Q, KV, stats=())
+
+
+OFFSETS = torch.tensor([0, 2, 5])
+PACKED: dict[str, tuple[dict[str, Any], str]] = {
+    "query of four dimensions": (
+        {"query": Q},
+        r"varlen_attention\(query=\.\.\.\) must be \[total tokens, heads, size\], got \[2, 4, 3, 8\]",
+    ),
+    "key is a list": ({"key": [1]}, r"varlen_attention\(key=\.\.\.\) must be \[total tokens, heads, size\], got list"),
+    "offsets are a list": (
+        {"cu_seqlens_q": [0, 5]},
+        r"cu_seqlens_q=\.\.\.\) must be a one-dimensional int32 or int64 tensor of offsets, got list",
+    ),
+    "offsets are floats": (
+        {"cu_seqlens_k": OFFSETS.float()},
+        r"cu_seqlens_k=\.\.\.\) must be .* got \[3\] torch\.float32",
+    ),
+    "offsets of two dimensions": (
+        {"cu_seqlens_q": OFFSETS[None]},
+        r"cu_seqlens_q=\.\.\.\) must be .* got \[1, 3\] torch\.int64",
+    ),
+    "numbers of documents differ": (
+        {"cu_seqlens_k": OFFSETS[[0, 2]]},
+        r"cu_seqlens_q and cu_seqlens_k must both be \[documents \+ 1\], got \[3\] and \[2\]",
+    ),
+    "no offsets": (
+        {"cu_seqlens_q": OFFSETS[:0], "cu_seqlens_k": OFFSETS[:0]},
+        r"must both be \[documents \+ 1\], got \[0\] and \[0\]",
+    ),
+    "offsets do not start at 0": (
+        {"cu_seqlens_q": torch.tensor([1, 2, 5])},
+        r"cu_seqlens_q=\.\.\.\) must rise from 0 to 5, got \[1, 2, 5\]",
+    ),
+    "offsets do not end at the end": (
+        {"cu_seqlens_k": torch.tensor([0, 2, 4])},
+        r"cu_seqlens_k=\.\.\.\) must rise from 0 to 5, got \[0, 2, 4\]",
+    ),
+    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 7, 5])}, r"must rise from 0 to 5, got \[0, 7, 5\]"),
+}
+
+
+@pytest.mark.parametrize("what", PACKED)
+def test_packed_documents_that_do_not_fit_are_refused(what: str):
+    changes, message = PACKED[what]
+    packed = torch.zeros(5, 2, 4)
+    arguments = {"query": packed, "key": packed, "value": packed, "cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
+    with pytest.raises(InputError, match=message):
+        attemper.varlen_attention(**(arguments | changes))
+
+
+def test_every_way_of_naming_statistics_is_understood():
+    for stats, names in (
+        ("gini", ("lse", "max_logit", "gini")),
+        (["entropy"], ("lse", "entropy", "max_logit")),
+        (("all", "gini"), (*STATISTICS[:11], "gini")),
+        (iter(["key_mass", "entropy"]), ("lse", "entropy", "max_logit", "key_mass")),
+    ):
+        measured = attend(stats=stats).stats
+        assert measured is not None
+        assert measured.names == names
+        assert list(measured) == list(names)
+    assert attend().stats is None
+
+
+def test_a_call_reads_its_tensors_and_leaves_them_as_they_were(backend: str):
+    tensors = {
+        "query": torch.randn(2, 4, 3, 8),
+        "key": torch.randn(2, 4, 5, 8),
+        "value": torch.randn(2, 4, 5, 8),
+        "attn_mask": torch.randn(3, 5),
+        "sink_logits": torch.randn(4),
+        "temperature": torch.rand(4, 1) + 0.5,
+    }
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    leaves = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    output, stats = attemper.attention(**leaves, stats="all", softcap=5.0, backend=backend)
+    (output.sum() + stats.entropy.sum()).backward()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor.detach(), copies[name]), name

@@ -1,0 +1,267 @@
+"""Measures of scores and weights: values by their definitions, any dim and temperature, first and second derivatives."""
+
+import math
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attemper import InputError
+from attemper import functional as F
+from tests import oracle
+from tests.laws.rows import rows
+
+OF_SCORES = ("entropy", "logit_variance", "softmax", "statistics", "softmax_jacobian")
+OF_WEIGHTS = ("entropy_of", "effective_tokens", "max_weight", "gini")
+
+
+def exact(scores: Tensor) -> list[dict[str, oracle.FLOAT]]:
+    """The oracle's statistics of each row [n] of [m, n] scores, -inf hidden."""
+    result = []
+    for numbers in oracle.numbers(scores):
+        s = numbers[np.isfinite(numbers)]
+        ones = np.ones(len(s), oracle.FLOAT)
+        result.append(oracle.row_statistics(oracle.Row(np.arange(len(s)), s, s, ones, ones, ones > 2, ones, None)))
+    return result
+
+
+HIDDEN = torch.tensor([[1.0, -math.inf, 3.0, 2.5, -1.0], [-math.inf] * 4 + [2.0], [-math.inf] * 5, [0.0] * 5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_statistics_of_scores_are_those_of_the_oracle(dtype: torch.dtype):
+    scores = torch.cat([HIDDEN, torch.randn(20, 5) * 4]).to(dtype)
+    got = F.statistics(scores)
+    tolerance = 1e-13 if dtype == torch.float64 else 2e-6
+    for name, value in got._asdict().items():
+        if name != "visible_keys":
+            assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32), name
+        for place, want in enumerate(exact(scores)):
+            error = (
+                abs(float(value[place]) - float(want[name]))
+                if math.isfinite(want[name])
+                else float(value[place] != want[name])
+            )
+            assert error <= tolerance * max(1.0, abs(float(want[name])) if math.isfinite(want[name]) else 1), (
+                f"{name}: {error}"
+            )
+    assert torch.equal(F.entropy(scores), got.entropy)
+    assert torch.equal(F.logit_variance(scores), got.logit_variance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_softmax_rows_sum_to_one_and_empty_rows_to_zero(dtype: torch.dtype):
+    scores = torch.cat([HIDDEN, torch.randn(20, 5) * 4]).to(dtype)
+    weights = F.softmax(scores)
+    assert weights.dtype == dtype
+    sums = weights.double().sum(-1)
+    assert (sums[2] == 0).all()
+    assert (sums[torch.arange(24) != 2] - 1).abs().max() <= 5 * torch.finfo(dtype).eps
+    assert (weights[torch.isinf(scores)] == 0).all()
+    assert F.softmax(scores, dtype=torch.float64).dtype == torch.float64
+    full = torch.randn(3, 5)
+    torch.testing.assert_close(F.softmax(full), torch.softmax(full, -1))
+
+
+@pytest.mark.parametrize("dim", [-1, -2, -3, -4, 0, 1, 2, 3])
+@pytest.mark.parametrize("name", OF_SCORES + OF_WEIGHTS)
+def test_dim_says_where_the_keys_are_and_the_other_dimensions_stay_in_order(name: str, dim: int):
+    tensor = torch.rand(2, 3, 4, 5, dtype=torch.float64)
+    last = tensor.movedim(dim, -1)
+    function = getattr(F, name)
+    got, want = function(tensor, dim=dim), function(last)
+    if name == "softmax":
+        want = want.movedim(-1, dim)
+        assert got.shape == tensor.shape
+    pairs = zip(got, want, strict=True) if name == "statistics" else [(got, want)]
+    for one, two in pairs:
+        assert one.shape == two.shape
+        torch.testing.assert_close(one, two)
+    if name == "softmax_jacobian":
+        assert got.shape == (*last.shape, last.shape[-1])
+
+
+@pytest.mark.parametrize("dim", [-1, 1, 0, -3])
+@pytest.mark.parametrize("shape", ["number", "scalar", "full", "broadcast"])
+@pytest.mark.parametrize("name", OF_SCORES)
+def test_temperature_divides_the_scores(name: str, shape: str, dim: int):
+    scores = torch.randn(2, 3, 4, dtype=torch.float64)
+    without = list(scores.shape)
+    del without[dim]
+    temperature = {
+        "number": 0.7,
+        "scalar": torch.tensor(0.7),
+        "full": torch.rand(without) + 0.5,
+        "broadcast": torch.rand(without[-1:]) + 0.5,
+    }[shape]
+    divisor = temperature.double().expand(without).unsqueeze(dim) if isinstance(temperature, Tensor) else temperature
+    got, want = getattr(F, name)(scores, dim=dim, temperature=temperature), getattr(F, name)(scores / divisor, dim=dim)
+    if name == "softmax_jacobian":
+        # The derivative is with respect to the scores before the division.
+        scale = divisor if isinstance(divisor, float) else divisor.movedim(dim, -1)[..., None]
+        want = want / scale
+    for one, two in zip(got, want, strict=True) if name == "statistics" else [(got, want)]:
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+
+
+def test_bits_are_nats_over_log_two():
+    assert math.isclose(F.entropy(torch.zeros(8), unit="bits").item(), 3.0, rel_tol=1e-6)
+    assert math.isclose(F.entropy_of(torch.ones(8), unit="bits").item(), 3.0, rel_tol=1e-6)
+    assert math.isclose(F.entropy(torch.zeros(8), unit="nats").item(), math.log(8), rel_tol=1e-6)
+
+
+WEIGHTS = {
+    "one of three": ([0.0, 2.0, 0.0], 0.0, 1.0, 1.0, 2 / 3),
+    "equal": ([3.0, 3.0, 3.0, 3.0], math.log(4), 4.0, 0.25, 0.0),
+    "zeros": ([0.0, 0.0], 0.0, 0.0, 0.0, 0.0),
+    "one": ([0.5], 0.0, 1.0, 1.0, 0.0),
+    "three to one": ([0.25, 0.75], -0.25 * math.log(0.25) - 0.75 * math.log(0.75), 1.6, 0.75, 0.25),
+}
+
+
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_measures_of_weights_by_hand(what: str):
+    weights, *wants = WEIGHTS[what]
+    for name, want in zip(OF_WEIGHTS, wants, strict=True):
+        got = getattr(F, name)(torch.tensor(weights, dtype=torch.float64)).item()
+        assert math.isclose(got, want, rel_tol=1e-14, abs_tol=1e-15), f"{name}: {got}"
+
+
+@given(scores=rows(least=2))
+def test_measures_of_scores_and_of_their_weights_agree(scores: Tensor):
+    stats, p = F.statistics(scores), F.softmax(scores)
+    torch.testing.assert_close(F.entropy_of(p), stats.entropy, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(F.effective_tokens(p), stats.effective_tokens, rtol=1e-12, atol=0)
+    torch.testing.assert_close(F.max_weight(p), stats.max_weight, rtol=1e-12, atol=0)
+    # Gini by its other definition: mean absolute difference over twice the mean.
+    pairwise = (p[:, :, None] - p[:, None, :]).abs().mean((1, 2)) / (2 * p.mean(-1))
+    torch.testing.assert_close(F.gini(p), pairwise, rtol=1e-10, atol=1e-12)
+    assert (F.gini(p) >= -1e-15).all()
+    assert (F.gini(p) <= 1 - 1 / scores.shape[1] + 1e-12).all()
+    torch.testing.assert_close(F.entropy_of(3.7 * p), F.entropy_of(p), rtol=1e-12, atol=1e-13)
+
+
+@given(scores=rows(), temperature=st.floats(0.2, 5))
+def test_the_jacobian_is_that_of_autograd_symmetric_and_without_a_sum(scores: Tensor, temperature: float):
+    jacobian = F.softmax_jacobian(scores[0], temperature=temperature)
+    want = torch.autograd.functional.jacobian(lambda s: torch.softmax(s / temperature, -1), scores[0])
+    torch.testing.assert_close(jacobian, want, rtol=1e-10, atol=1e-12)
+    assert torch.equal(jacobian, jacobian.mT)
+    torch.testing.assert_close(jacobian.sum(-1), torch.zeros_like(scores[0]), rtol=0, atol=1e-12)
+
+
+@given(scores=rows())
+def test_entropy_agrees_with_mpmath_however_sharp_the_row(scores: Tensor):
+    sharp = scores[0] * 20
+    with mpmath.workdps(80):
+        want = oracle.precise_entropy(sharp.tolist())
+    assert abs(F.entropy(sharp).item() - want) <= 1e-13 * max(1.0, want)
+
+
+SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
+    "entropy": F.entropy,
+    "logit_variance": F.logit_variance,
+    "softmax": F.softmax,
+    "softmax_jacobian": F.softmax_jacobian,
+    "lse": lambda s: F.statistics(s).lse,
+    "effective_tokens": lambda s: F.statistics(s).effective_tokens,
+    "max_weight": lambda s: F.statistics(s).max_weight,
+    "mean_logit": lambda s: F.statistics(s).mean_logit,
+    "normalized_entropy": lambda s: F.statistics(s).normalized_entropy,
+    "max_logit": lambda s: F.statistics(s).max_logit,
+    "entropy_of": lambda s: F.entropy_of(F.softmax(s)),
+    "effective_tokens of weights": lambda s: F.effective_tokens(F.softmax(s)),
+    "gini": lambda s: F.gini(F.softmax(s)),
+    "max_weight of weights": lambda s: F.max_weight(F.softmax(s)),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_first_and_second_derivatives_are_right_under_masks(name: str, n: int):
+    hidden = torch.zeros(3, n + 1, dtype=torch.bool)
+    hidden[:, n] = True
+    hidden[1] = True
+
+    def function(scores: Tensor) -> Tensor:
+        return SMOOTH[name](scores.masked_fill(hidden, -math.inf)).nan_to_num(neginf=0.0)
+
+    scores = torch.randn(3, n + 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, scores)
+    assert torch.autograd.gradgradcheck(function, scores)
+    (grad,) = torch.autograd.grad(function(scores).sum(), scores)
+    assert (grad[hidden] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["entropy", "logit_variance", "softmax", "softmax_jacobian"])
+def test_derivatives_with_respect_to_temperature_are_right(name: str):
+    scores = torch.randn(2, 4, dtype=torch.float64)
+    scores[:, 3] = -math.inf
+    temperature = torch.tensor([0.7, 1.8], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda T: getattr(F, name)(scores, temperature=T), temperature)
+    assert torch.autograd.gradgradcheck(lambda T: getattr(F, name)(scores, temperature=T), temperature)
+
+
+@pytest.mark.parametrize("name", OF_SCORES + OF_WEIGHTS)
+def test_an_empty_dimension_of_keys_or_of_rows_gives_zeros_or_nothing(name: str):
+    function = getattr(F, name)
+    result = function(torch.zeros(3, 0))
+    for part in result if name == "statistics" else [result]:
+        assert part.shape[0] == 3
+        assert not torch.isnan(part).any()
+    result = function(torch.zeros(0, 4))
+    for part in result if name == "statistics" else [result]:
+        assert part.shape[0] == 0
+
+
+ERRORS = {
+    "scores of ints": (
+        lambda: F.entropy(torch.zeros(3, dtype=torch.int64)),
+        r"entropy\(scores\) must be a floating tensor, got torch\.int64",
+    ),
+    "scores in a list": (lambda: F.softmax([1.0, 2.0]), r"softmax\(scores\) must be a floating tensor, got list"),
+    "scores without a dimension": (
+        lambda: F.statistics(torch.tensor(1.0)),
+        r"statistics\(scores\) must have a dimension of keys, got a tensor without dimensions",
+    ),
+    "weights of bools": (
+        lambda: F.gini(torch.ones(3, dtype=torch.bool)),
+        r"gini\(weights\) must be a floating tensor, got torch\.bool",
+    ),
+    "weights without a dimension": (
+        lambda: F.effective_tokens(torch.tensor(1.0)),
+        r"effective_tokens\(weights\) must have a dimension",
+    ),
+    "unknown unit": (
+        lambda: F.entropy(torch.zeros(3), unit="bans"),
+        r"entropy\(unit=\.\.\.\) must be one of 'nats', 'bits'; got 'bans'",
+    ),
+    "unknown unit of weights": (
+        lambda: F.entropy_of(torch.ones(3), unit=2),
+        r"entropy_of\(unit=\.\.\.\) must be one of 'nats', 'bits'; got 2",
+    ),
+    "temperature is a name": (
+        lambda: F.softmax(torch.zeros(3), temperature="1"),
+        r"softmax\(temperature=\.\.\.\) must be a number, got str",
+    ),
+    "temperature is True": (
+        lambda: F.logit_variance(torch.zeros(3), temperature=True),
+        r"must be a number, got bool\. Temperature divides",
+    ),
+    "temperature 0": (
+        lambda: F.softmax_jacobian(torch.zeros(3), temperature=0),
+        r"softmax_jacobian\(temperature=\.\.\.\) must be above 0, got 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_mistakes_are_told_with_what_was_expected_and_what_came(what: str):
+    call, message = ERRORS[what]
+    with pytest.raises(InputError, match=message):
+        call()

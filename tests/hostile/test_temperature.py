@@ -1,0 +1,174 @@
+"""Hostile inputs, table "Temperature and schedules", as far as it concerns attention and measures; and sinks on empty rows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+from attemper import InputError
+from attemper import functional as F
+from attemper.functional.names import STATISTICS
+from tests import oracle
+
+pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
+
+H, Q, K, D = 3, 4, 6, 8
+
+
+def tensors() -> list[Tensor]:
+    return [torch.randn(1, H, n, D, requires_grad=True) for n in (Q, K, K)]
+
+
+def attended(backend: str, *args, stats="all", **options) -> tuple[Tensor, attemper.AttentionStats]:
+    output, measured = attemper.attention(*args, stats=stats, backend=backend, **options)
+    assert measured is not None
+    return output, measured
+
+
+BAD = [0, 0.0, -0.0, -0.5, -math.inf, math.nan]
+CALLS = {
+    "attention": lambda T, backend: attemper.attention(*tensors(), temperature=T, backend=backend),
+    "attention_statistics": lambda T, backend: attemper.attention_statistics(
+        *tensors()[:2], temperature=T, backend=backend
+    ),
+    "dense_weights": lambda T, backend: attemper.dense_weights(*tensors()[:2], temperature=T, backend=backend),
+    "varlen_attention": lambda T, backend: attemper.varlen_attention(
+        *(torch.randn(5, 2, 4) for _ in range(3)), *(torch.tensor([0, 2, 5]),) * 2, temperature=T, backend=backend
+    ),
+}
+
+
+@pytest.mark.parametrize("temperature", BAD, ids=str)
+@pytest.mark.parametrize("function", CALLS)
+def test_a_temperature_that_is_not_above_zero_is_refused(function: str, temperature: float, backend: str):
+    with pytest.raises(InputError, match=rf"{function}\(temperature=...\) must be above 0, got .*below 1 sharpens"):
+        CALLS[function](temperature, backend)
+
+
+@pytest.mark.parametrize("temperature", BAD, ids=str)
+@pytest.mark.parametrize("measure", ["entropy", "logit_variance", "softmax", "statistics", "softmax_jacobian"])
+def test_a_temperature_that_is_not_above_zero_is_refused_by_the_measures(measure: str, temperature: float):
+    with pytest.raises(InputError, match=rf"{measure}\(temperature=...\) must be above 0, got .*below 1 sharpens"):
+        getattr(F, measure)(torch.randn(3), temperature=temperature)
+
+
+EXTREMES = [1e-30, 1e38, math.inf]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("how", ["number", "tensor", "tensor per head"])
+@pytest.mark.parametrize("temperature", EXTREMES, ids=str)
+def test_extreme_temperatures_give_one_hot_and_uniform_rows_and_finite_gradients(
+    temperature: float, how: str, masked: bool, backend: str
+):
+    leaves = tensors()
+    mask = torch.arange(K) != 2 if masked else None
+    n = K - masked
+    divisor: float | Tensor = temperature
+    if how != "number":
+        divisor = torch.full((1, 1, 1) if how == "tensor" else (H, 1), temperature, requires_grad=True)
+        leaves.append(divisor)
+    output, stats = attended(backend, *leaves[:3], mask, temperature=divisor, stats=STATISTICS)
+    for name in stats:
+        assert torch.isfinite(stats[name]).all(), name
+    if temperature < 1:
+        assert (stats.entropy == 0).all()
+        assert (stats.max_weight == 1).all()
+        scores = (leaves[0] @ leaves[1].mT).masked_fill(
+            torch.zeros(K, dtype=torch.bool) if mask is None else ~mask, -math.inf
+        )
+        winner = scores.argmax(-1, keepdim=True).expand(-1, -1, -1, D)
+        torch.testing.assert_close(output, leaves[2].gather(2, winner), rtol=0, atol=0)
+    else:
+        torch.testing.assert_close(stats.entropy, torch.full_like(stats.entropy, math.log(n)), rtol=3e-7, atol=0)
+        torch.testing.assert_close(stats.max_weight, torch.full_like(stats.max_weight, 1 / n), rtol=3e-7, atol=0)
+        keep = slice(None) if mask is None else mask
+        torch.testing.assert_close(
+            output, leaves[2][:, :, keep].mean(2, keepdim=True).expand_as(output), rtol=1e-5, atol=1e-6
+        )
+    for name in ("output", *(name for name in stats if stats[name].requires_grad)):
+        result = output if name == "output" else stats[name]
+        grads = torch.autograd.grad(result.sum(), leaves, retain_graph=True, allow_unused=True)
+        for grad, place in zip(grads, ("query", "key", "value", "temperature"), strict=False):
+            if (name, place) in (("lse", "temperature"), ("max_logit", "temperature"), ("mean_logit", "temperature")):
+                continue  # -score / T^2 at T = 1e-30 is beyond float32 whoever computes it
+            if temperature < 1 and place in ("query", "key") and name in ("lse", "max_logit", "mean_logit"):
+                continue
+            assert grad is None or torch.isfinite(grad).all(), f"d{name}/d{place}"
+
+
+@pytest.mark.parametrize("temperature", EXTREMES, ids=str)
+def test_extreme_temperatures_leave_every_measure_finite(temperature: float):
+    scores = torch.tensor([[3.0, 1.0, -math.inf, 3.0], [2.0, 1.0, 0.0, -1.0]], requires_grad=True)
+    entropy = F.entropy(scores, temperature=temperature)
+    ties = torch.tensor([2, 1] if temperature < 1 else [3, 4])
+    torch.testing.assert_close(entropy, ties.float().log(), rtol=3e-7, atol=0)
+    for name, value in F.statistics(scores, temperature=temperature)._asdict().items():
+        assert torch.isfinite(value).all(), name
+        if value.requires_grad and name not in ("lse", "max_logit", "mean_logit"):
+            (grad,) = torch.autograd.grad(value.sum(), scores, retain_graph=True)
+            assert torch.isfinite(grad).all(), f"d{name}"
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e38, math.inf], ids=str)
+def test_the_gradient_of_an_extreme_temperature_tensor_is_finite_in_the_measures(temperature: float):
+    divisor = torch.tensor(temperature, requires_grad=True)
+    scores = torch.tensor([3.0, 1.0, -math.inf, 2.0])
+    (grad,) = torch.autograd.grad(F.entropy(scores, temperature=divisor), divisor)
+    assert torch.isfinite(grad)
+
+
+def test_two_keys_tied_for_the_maximum_share_it_at_low_temperature(backend: str):
+    key = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])[None, None]
+    _, stats = attended(backend, torch.tensor([[[[1.0, 0.0]]]]), key, key, temperature=1e-6)
+    torch.testing.assert_close(stats.entropy.item(), math.log(2), rtol=2e-7, atol=0)
+    assert stats.effective_tokens.item() == 2
+
+
+def test_a_temperature_with_a_dimension_of_heads_is_refused_even_where_it_would_broadcast(backend: str):
+    query = torch.randn(1, 4, 4, 8)
+    with pytest.raises(
+        InputError, match=r"one dimension, \[4\]: it would act on queries.*temperature\[:, None\] \(\[H, 1\]\)"
+    ):
+        attended(backend, query, query, query, temperature=torch.ones(4))
+
+
+def test_a_bias_can_turn_the_slope_of_entropy_in_temperature_negative(backend: str):
+    scores, bias = torch.tensor([0.0, 3.0, 3.0, 3.0]), torch.tensor([6.0, 0.0, 0.0, 0.0])
+    query, key = torch.ones(1, 1, 1, 1, dtype=torch.float64), scores.double()[None, None, :, None]
+    slopes = []
+    for mask in (None, bias.double()):
+        temperature = torch.ones(1, 1, 1, dtype=torch.float64, requires_grad=True)
+        _, stats = attended(
+            backend, query, key, key, mask, scale=1.0, temperature=temperature, stats=("entropy", "logit_variance")
+        )
+        slopes.append(torch.autograd.grad(stats.entropy.sum(), temperature)[0].item())
+        if mask is None:
+            assert math.isclose(slopes[0], stats.logit_variance.item(), rel_tol=1e-12)
+    s = (scores + bias).double().numpy()
+    p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
+    y = scores.double().numpy()
+    covariance = (p * (s - p @ s) * (y - p @ y)).sum()
+    assert slopes[0] > 0 > slopes[1]
+    assert math.isclose(slopes[1], covariance, rel_tol=1e-12)
+
+
+def test_a_sink_on_an_empty_row_leaves_nothing(backend: str):
+    leaves = tensors()
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask[1] = False
+    sink = torch.tensor([-3.0, 0.0, 40.0], requires_grad=True)
+    output, stats = attended(backend, *leaves, mask, sink_logits=sink, stats=("mass", "entropy_with_sink", "entropy"))
+    assert (output[:, :, 1] == 0).all()
+    assert (stats.mass[:, :, 1] == 0).all()
+    assert (stats.entropy_with_sink[:, :, 1] == 0).all()
+    assert not stats.valid[:, :, 1].any()
+    grads = torch.autograd.grad(
+        output[:, :, 1].sum() + stats.mass[:, :, 1].sum() + stats.entropy_with_sink[:, :, 1].sum(), [*leaves, sink]
+    )
+    assert all((grad == 0).all() for grad in grads)
+    mass = oracle.forward(oracle.inputs(*leaves, mask, sink_logits=sink))["mass"]
+    assert np.abs(oracle.numbers(stats.mass) - mass).max() <= 1e-6

@@ -1,0 +1,82 @@
+"""A page, open in a real browser that tells everything that went wrong in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from attemper import report
+from attemper.records import Reading
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Dialog, Page
+
+CHROMIUM = shutil.which("chromium")
+_QUIET = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+_WATCH = """
+window.violations = [];
+// Chromium complains in the console about a canvas that is read again and again: a copy of it may be.
+window.copy = (canvas) => {
+  const copied = document.createElement("canvas");
+  [copied.width, copied.height] = [canvas.width, canvas.height];
+  const pen = copied.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  return pen;
+};
+document.addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
+"""
+
+Open = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs chromium (Debian: apt-get install chromium); scripts/test.sh installs it")
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'attemper[dev]'")
+    with api.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=list(_QUIET))
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """``open_page(reading, width=..., **context)``. At the end of the test: no message in the console, no error, no
+    dialog, no violation of the policy, and no request but for the file itself.
+    """
+    troubles: list[str] = []
+    requests: list[str] = []
+    opened: list[Page] = []
+
+    def dismiss(dialog: Dialog) -> None:
+        troubles.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def opening(reading: Reading, *, width: int = 1440, **options: Any) -> Page:
+        file = report.write(reading, tmp_path / "page.html")
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        context.add_init_script(_WATCH)
+        page = context.new_page()
+        page.on("console", lambda message: troubles.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        page.on("dialog", dismiss)
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(file.as_uri())
+        opened.append(page)
+        return page
+
+    yield opening
+    for page in opened:
+        # Without scripts evaluate() still works, but the init script did not run.
+        troubles += [f"policy: {directive}" for directive in page.evaluate("window.violations || []")]
+        page.context.close()
+    assert troubles == []
+    assert set(requests) <= {(tmp_path / "page.html").as_uri()}

@@ -1,0 +1,284 @@
+"""The page as a person meets it, in Chromium."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.report import readings
+from tests.report.conftest import Open
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+MAP = ".map .cells"
+DRAWN = """
+(selector) => {
+  const canvas = document.querySelector(selector);
+  const { data } = window.copy(canvas).getImageData(0, 0, canvas.width, canvas.height);
+  const colours = new Set();
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i + 3]) colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+  }
+  return colours.size;
+}
+"""
+COLOUR = """
+({ map, row, column }) => {
+  const area = document.querySelectorAll(".map .cells")[map];
+  const canvas = area.querySelector("canvas");
+  const stack = JSON.parse(document.getElementById("data").textContent).stacks[map];
+  const scale = canvas.width / canvas.clientWidth;
+  const wide = canvas.clientWidth / stack.heads, tall = (canvas.clientHeight - 22) / stack.sites.length;
+  const at = [(column + 0.12) * wide, 22 + (row + 0.85) * tall].map((place) => Math.round(place * scale));
+  return [...window.copy(canvas).getImageData(...at, 1, 1).data].slice(0, 3);
+}
+"""
+
+
+def colour(page: Page, row: int, column: int, stack: int = 0) -> list[int]:
+    """What the map shows near the lower left corner of a cell."""
+    return page.evaluate(COLOUR, {"map": stack, "row": row, "column": column})
+
+
+def colours(page: Page, canvas: str) -> int:
+    return page.evaluate(DRAWN, f"{canvas} canvas")
+
+
+def click_head(page: Page, row: int, column: int, stack: int = 0) -> None:
+    area = page.locator(MAP).nth(stack)
+    area.scroll_into_view_if_needed()
+    size = area.evaluate(
+        "(area) => [area.querySelector('canvas').clientWidth, area.querySelector('canvas').clientHeight]"
+    )
+    shape = page.evaluate(
+        "(stack) => { const s = JSON.parse(document.getElementById('data').textContent).stacks[stack];"
+        " return [s.heads, s.sites.length]; }",
+        stack,
+    )
+    wide, tall = size[0] / shape[0], (size[1] - 22) / shape[1]
+    area.click(position={"x": (column + 0.5) * wide, "y": 22 + (row + 0.5) * tall})
+
+
+def numbers(page: Page) -> dict[str, str]:
+    """Title to value of every number in the panel, units left out."""
+    return dict(
+        page.locator("#values div").evaluate_all(
+            "(pairs) => pairs.map((pair) => [pair.querySelector('dt').textContent,"
+            " pair.querySelector('dd').firstChild.textContent])"
+        )
+    )
+
+
+def test_the_map_and_the_charts_are_drawn_in_the_colours_of_their_values(open_page: Open) -> None:
+    page = open_page(readings.minilm())
+    assert colours(page, ".map") > 60
+    assert all(colours(page, f"#{chart}") > 5 for chart in ("strip", "histogram", "curve"))
+    red, green, blue = colour(page, 0, 2)
+    assert blue > red > green, "the sharpest head is violet"
+    red, green, blue = colour(page, 0, 11)
+    assert red > 200 > blue, "a diffuse head is yellow"
+
+
+def test_a_click_on_a_head_shows_the_numbers_of_that_head(open_page: Open) -> None:
+    reading = readings.minilm()
+    page = open_page(reading)
+    click_head(page, 3, 8)
+    head = reading.sites[3].heads[8]
+    assert page.text_content("#panel-title") == "Layer 3, head 8"
+    assert reading.sites[3].name in (page.text_content("#panel-site") or "")
+    found = numbers(page)
+    assert head.normalized_entropy is not None
+    assert float(found["Normalised entropy"]) == pytest.approx(head.normalized_entropy, rel=1e-3)
+    assert head.max_logit is not None
+    assert float(found["Largest logit"]) == pytest.approx(head.max_logit, rel=1e-3)
+    assert (page.text_content("#rows") or "").startswith("961 rows measured")
+    entropies = [one.normalized_entropy or 0 for site in reading.sites for one in site.heads]
+    place = 1 + sum(entropy < head.normalized_entropy for entropy in entropies)
+    assert (page.text_content("#rank") or "").startswith(f"{place}th sharpest of 72")
+    assert "Layer 3, head 8".lower() in (page.text_content("#live") or "").lower()
+    assert "512–1023 keys" in (page.get_attribute("#curve", "aria-label") or "")
+
+
+def test_the_page_opens_with_the_head_of_the_worst_alarm(open_page: Open) -> None:
+    page = open_page(readings.encoder_decoder())
+    assert page.text_content("#panel-title") == "Layer C0.1, head 3"
+    assert "critical" in (page.text_content("#panel-alarms") or "")
+
+
+def test_the_keyboard_alone_reaches_every_head(open_page: Open) -> None:
+    page = open_page(readings.minilm())
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('cells')"):
+            break
+    assert page.locator(".cursor").is_visible(), "focus can be seen"
+    for key in ("Home", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert (page.text_content("#live") or "").startswith("layer 2, head 2: normalised entropy 0.7")
+    assert page.text_content("#panel-title") == "Layer 0, head 2", "moving does not choose"
+    page.keyboard.press("Enter")
+    assert page.text_content("#panel-title") == "Layer 2, head 2"
+    page.keyboard.press("End")
+    for _ in range(9):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    assert page.text_content("#panel-title") == "Layer 5, head 11"
+
+
+def test_another_statistic_redraws_the_map_its_legend_and_the_rank(open_page: Open) -> None:
+    page = open_page(readings.minilm())
+    before = colour(page, 0, 2)
+    page.select_option("#quantity", label="Largest logit")
+    assert colour(page, 0, 2) != before
+    assert page.text_content("#scale-name") == "Largest logit"
+    assert page.text_content("#rank") == "The largest of 72 by largest logit."
+    page.select_option("#quantity", label="Effective tokens")
+    assert page.text_content("#scale-name") == "Effective tokens, logarithmic"
+
+
+def test_every_statistic_can_be_drawn_stretched_or_not(open_page: Open) -> None:
+    page = open_page(readings.encoder_decoder())
+    for place in range(page.locator("#quantity option").count()):
+        page.select_option("#quantity", index=place)
+        page.check("#stretch")
+        stretched = [page.text_content("#ticks span:first-child"), page.text_content("#ticks span:last-child")]
+        page.uncheck("#stretch")
+        assert all(stretched)
+
+
+def test_the_theme_follows_the_system_until_the_button_is_pressed(open_page: Open) -> None:
+    page = open_page(readings.minilm(), color_scheme="dark")
+
+    def is_dark(expected: bool) -> None:
+        # The page's policy forbids the eval with which wait_for_function polls.
+        page.locator(f"html[data-theme={'dark' if expected else 'light'}]").wait_for(state="attached")
+        red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]")
+        assert (int(red) < 60) is expected
+
+    is_dark(True)
+    page.emulate_media(color_scheme="light")
+    is_dark(False)
+    page.click("#theme")
+    is_dark(True)
+    for system in ("dark", "light"):
+        page.emulate_media(color_scheme=system)
+        page.wait_for_timeout(100)
+        is_dark(True)  # what was chosen stays
+    assert page.evaluate("localStorage.length + document.cookie.length") == 0
+
+
+@pytest.mark.parametrize("reading", ["minilm", "encoder_decoder", "hostile", "huge"])
+@pytest.mark.parametrize("width", [390, 768, 1440])
+def test_nothing_is_wider_than_the_screen(open_page: Open, reading: str, width: int) -> None:
+    page = open_page(getattr(readings, reading)(), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_map_too_wide_for_a_phone_scrolls_inside_its_box_and_stays_big_enough_to_hit(open_page: Open) -> None:
+    page = open_page(readings.huge(), width=390, has_touch=True, is_mobile=True)
+    canvas, box = page.locator(".map canvas").bounding_box(), page.locator(".scroll").bounding_box()
+    assert canvas is not None
+    assert box is not None
+    assert canvas["width"] / 64 >= 24
+    assert box["width"] < 390
+    page.locator(MAP).focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    assert page.text_content("#panel-title") == "Layer 0, head 63"
+
+
+def test_an_alarm_leads_to_its_head(open_page: Open) -> None:
+    page = open_page(readings.encoder_decoder())
+    page.click("#alarms .place >> text=A0 · 2")
+    assert page.text_content("#panel-title") == "Layer A0, head 2"
+    assert page.evaluate("document.activeElement.id") == "panel-title"
+    assert "logits 120" in (page.text_content("#panel-alarms") or "")
+
+
+def test_a_head_without_numbers_is_hatched_and_says_so(open_page: Open) -> None:
+    page = open_page(readings.encoder_decoder())
+    click_head(page, 2, 0)
+    assert set(numbers(page).values()) == {"–"}
+    assert "has no place" in (page.text_content("#rank") or "")
+    red, green, blue = colour(page, 2, 0)
+    assert max(red, green, blue) - min(red, green, blue) < 40, "grey, not a colour of the scale"
+    red, green, _ = colour(page, 0, 3, stack=2)
+    assert red > green + 15, "reddish: NaN or infinite scores"
+
+
+def test_the_strip_leads_to_other_heads(open_page: Open) -> None:
+    page = open_page(readings.reading(readings.site("layer.0", 2)))
+    box = page.locator("#strip").bounding_box()
+    assert box is not None
+    # Two heads, at 0.25 and at 0.75; the chart's margins are 10 and 14.
+    page.mouse.click(box["x"] + 10 + 0.75 * (box["width"] - 24), box["y"] + 6 + (78 - 30) / 2)
+    assert page.text_content("#panel-title") == "Layer 0, head 1"
+
+
+def test_the_table_of_all_numbers_sorts(open_page: Open) -> None:
+    page = open_page(readings.minilm())
+    page.click("#all summary")
+    page.locator("#all-table tbody tr").first.wait_for()
+    assert page.locator("#all-table tbody tr").count() == 72
+    page.click("#all-table .sort >> text=Normalised entropy")
+    assert page.text_content("#all-table tbody tr:first-child td:nth-child(2)") == "2"
+    page.click("#all-table tbody tr:first-child .place")
+    assert page.text_content("#panel-title") == "Layer 0, head 2"
+
+
+def test_a_long_table_shows_the_first_heads_of_its_order_and_says_so(open_page: Open) -> None:
+    page = open_page(readings.huge())
+    page.click("#all summary")
+    page.locator("#all-table tbody tr").first.wait_for()
+    assert page.locator("#all-table tbody tr").count() == 1000
+    assert (page.text_content("#all-more") or "").startswith("The first 1,000 of 6,400 in this order")
+
+
+def test_hostile_names_are_shown_as_text_everywhere(open_page: Open) -> None:
+    page = open_page(readings.hostile())
+    for row in range(len(readings.HOSTILE)):
+        click_head(page, 0, 0, stack=row)
+        assert page.locator("#panel-alarms li").count() == 2
+        page.mouse.move(0, 0)
+    page.click("#all summary")
+    page.locator("#all-table tbody tr").first.wait_for()
+    text = page.text_content("main") or ""
+    for name in readings.HOSTILE[:8]:
+        assert text.count(name) >= 5, name
+    assert page.locator("img, svg, iframe, main script, a[href^=javascript]").count() == 0
+    assert page.evaluate("document.scripts.length") == 3
+    assert "\u202e" not in page.content()
+
+
+def test_without_scripts_there_is_a_table(open_page: Open) -> None:
+    page = open_page(readings.minilm(), java_script_enabled=False)
+    assert page.locator("noscript tbody tr").count() == 72
+    assert page.locator("#heads").is_hidden()
+    assert "nothing needs attention" in (page.text_content("#verdict") or "")
+
+
+@pytest.mark.parametrize("sites", [(), (readings.silent("layer.0"),)])
+def test_an_empty_reading_gives_a_page_that_says_so(open_page: Open, sites: tuple) -> None:
+    page = open_page(readings.reading(*sites))
+    assert page.text_content("#verdict-title") == "Verdict: Nothing measured"
+    assert page.locator(".map canvas").count() == len(sites)
+
+
+def test_a_page_without_details_still_shows_the_numbers(open_page: Open) -> None:
+    page = open_page(readings.huge())
+    click_head(page, 99, 63)
+    assert page.text_content("#panel-title") == "Layer 99, head 63"
+    assert page.locator("#histogram").count() == 0
+    assert "would not fit" in (page.text_content("#panel") or "")
+
+
+def test_a_curve_may_have_gaps_and_a_histogram_may_be_empty(open_page: Open) -> None:
+    heads = readings.site("layer.0", 2).heads
+    gap = replace(heads[0].by_visible_keys[0], first=256, last=511, entropy_nats=None, normalized_entropy=None)
+    odd = replace(heads[0], by_visible_keys=(*heads[0].by_visible_keys, gap), normalized_entropy_histogram=(0,) * 32)
+    page = open_page(readings.reading(replace(readings.site("layer.0", 2), heads=(odd, heads[1]))))
+    assert page.get_attribute("#histogram", "aria-label") == "no row"
+    assert "256–511 keys: –" in (page.get_attribute("#curve", "aria-label") or "")

@@ -1,0 +1,87 @@
+"""The sentence at the top: the worst first, and no more than the numbers say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attemper.records import Skipped
+from attemper.report.verdict import verdict
+from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
+
+
+def test_notices_of_a_healthy_model_need_no_attention() -> None:
+    found = verdict(minilm())
+    assert found.level == "fine"
+    assert found.sentence == (
+        "72 heads in 6 layers: 1 is nearly one-hot, 3 are nearly uniform, and the largest logit is 77.25; "
+        "nothing needs attention."
+    )
+
+
+def test_without_alarms_the_largest_logit_is_said() -> None:
+    found = verdict(reading(site("layer.0", 1)))
+    assert found.sentence == "1 head in 1 layer: the largest logit is 10; nothing needs attention."
+
+
+def test_a_warning_comes_before_notices_and_nothing_is_called_fine() -> None:
+    alarms = (
+        alarm("first_token", "notice", "layer.0", 0, 0.9),
+        alarm("logits", "warning", "layer.0", 1, 143.25),
+        alarm("logits", "warning", "layer.0", 2, 120.0),
+    )
+    found = verdict(reading(site("layer.0"), alarms=alarms))
+    assert found.level == "warning"
+    assert found.sentence == (
+        "4 heads in 1 layer: 2 have logits above 100, the largest 143.2 and 1 rests on the first token."
+    )
+
+
+def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
+    found = verdict(encoder_decoder())
+    assert found.level == "critical"
+    assert found.sentence == (
+        "104 heads in 13 layers: 1 has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention; besides, "
+        "2 have logits above 100, the largest 143.2; 8 heads have no valid row and 1 module was skipped and not "
+        "measured."
+    )
+
+
+def test_heads_that_are_all_broken_are_critical_not_empty() -> None:
+    broken = replace(silent("layer.0", 1), heads=(head(0, None, nonfinite_rows=5),))
+    found = verdict(reading(broken, alarms=(alarm("nonfinite", "critical", "layer.0", 0, 5.0),)))
+    assert found.level == "critical"
+    assert found.sentence.startswith("1 head in 1 layer: 1 has NaN or infinite scores, in layer.0")
+
+
+def test_nothing_measured_is_said() -> None:
+    assert verdict(reading()).sentence == "No attention was measured."
+    skipped = (Skipped("a", "b"), Skipped("c", "d"))
+    assert verdict(reading(skipped=skipped)).sentence == "No attention was measured; 2 modules were skipped."
+    found = verdict(reading(silent("layer.0", 4)))
+    assert found.level == "empty"
+    assert found.sentence == "4 heads in 1 layer: none of them has a number, no row was valid."
+
+
+def test_rows_that_see_too_few_keys_are_not_judged() -> None:
+    one = head(0)
+    short = replace(one, by_visible_keys=(replace(one.by_visible_keys[0], first=8, last=15),))
+    found = verdict(reading(replace(site("layer.0", 1), heads=(short,))))
+    assert "no row sees 32 keys, too few to judge sharpness" in found.sentence
+
+
+def test_what_was_skipped_is_not_passed_over() -> None:
+    found = verdict(reading(site("layer.0"), skipped=(Skipped("a", "b"),)))
+    assert "1 module was skipped and not measured" in found.sentence
+
+
+def test_an_alarm_of_an_unknown_kind_or_severity_is_told_and_not_called_fine() -> None:
+    found = verdict(reading(site("layer.0"), alarms=(alarm("drifting", "odd", "layer.0", 0, 1.0),)))
+    assert found.level == "warning"
+    assert "1 raised the alarm “drifting”" in found.sentence
+
+
+def test_many_kinds_of_alarms_are_counted_not_listed() -> None:
+    alarms = tuple(alarm(f"kind{n}", "warning", "layer.0", 0, 1.0) for n in range(9))
+    found = verdict(reading(site("layer.0"), alarms=alarms))
+    assert "there are 4 more alarms" in found.sentence
+    assert "kind5" not in found.sentence

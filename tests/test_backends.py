@@ -1,0 +1,104 @@
+"""The table of backends: what is resolved, what is refused, and that a refusal names one that can."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attemper
+from attemper import BackendError, InputError, _backends, _ops, _reference
+from attemper._backends import BACKENDS, FEATURES, resolve
+
+PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
+MISSING = [backend.name for backend in BACKENDS if backend.missing is not None]
+
+
+def test_auto_takes_the_first_of_the_table_that_can():
+    assert PRESENT == ["blocked", "reference"]
+    assert resolve("auto", frozenset()).name == "blocked"
+    assert resolve("auto", frozenset(FEATURES) - {"second_derivative"}).name == "blocked"
+    assert resolve("auto", frozenset({"second_derivative"})).name == "reference"
+
+
+def test_auto_says_so_when_no_backend_can():
+    with pytest.raises(BackendError, match=r"no backend can do flying, mask in one call"):
+        resolve("auto", frozenset({"mask", "flying"}))
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_backend_that_is_not_there_is_refused_and_one_that_can_is_named(name: str):
+    query = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(
+        BackendError, match=rf"backend='{name}' cannot serve this call: it is not part.*Use backend='blocked' or 'auto'"
+    ):
+        attemper.attention(query, query, query, backend=name)
+
+
+def test_a_backend_without_a_feature_is_refused_and_one_that_has_it_is_named():
+    with pytest.raises(
+        BackendError,
+        match=r"backend='blocked' cannot serve this call: it has no second_derivative\. Use backend='reference'",
+    ):
+        resolve("blocked", frozenset({"mask", "second_derivative"}))
+
+
+def test_when_no_other_backend_can_the_refusal_says_so():
+    with pytest.raises(
+        BackendError,
+        match=r"backend='reference' cannot serve this call: it has no flying\. No other backend can either",
+    ):
+        resolve("reference", frozenset({"flying"}))
+
+
+@pytest.mark.parametrize("function", ["attention", "attention_statistics", "varlen_attention"])
+def test_an_unknown_backend_is_a_mistake_of_the_caller(function: str):
+    dense, packed, offsets = torch.zeros(1, 1, 2, 4), torch.zeros(2, 1, 4), torch.tensor([0, 2])
+    arguments = {
+        "attention": (dense, dense, dense),
+        "attention_statistics": (dense, dense),
+        "varlen_attention": (packed, packed, packed, offsets, offsets),
+    }[function]
+    with pytest.raises(
+        InputError, match=r"backend must be 'auto' or one of 'blocked', 'reference', .*got 'cuda'\. `attemper doctor`"
+    ):
+        getattr(attemper, function)(*arguments, backend="cuda")
+
+
+CALLS = {
+    "mask": {"attn_mask": torch.ones(2, 2, dtype=torch.bool)},
+    "bias": {"attn_mask": torch.zeros(2, 2)},
+    "causal": {"is_causal": True},
+    "window": {"window_size": (1, 1)},
+    "softcap": {"softcap": 5.0},
+    "sink": {"sink_logits": torch.zeros(2)},
+    "dropout": {"dropout_p": 0.5},
+    "temperature": {"temperature": torch.ones(2, 1)},
+    "second_pass": {"stats": ("gini",)},
+    "gqa": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("feature", CALLS)
+def test_a_call_asks_for_the_features_that_it_uses(feature: str, monkeypatch: pytest.MonkeyPatch):
+    without = tuple(replace(backend, features=backend.features - {feature}) for backend in BACKENDS)
+    monkeypatch.setattr(_backends, "BACKENDS", without)
+    query = torch.zeros(1, 2, 2, 4)
+    with pytest.raises(BackendError, match=rf"no backend can do .*{feature}"):
+        attemper.attention(query, query, query, **CALLS[feature])
+    attemper.attention(query, query, query, stats="all")
+
+
+def test_what_a_backend_claims_is_known():
+    for backend in BACKENDS:
+        assert backend.features <= set(FEATURES), backend.name
+        assert bool(backend.missing) == (backend.name in MISSING)
+
+
+def test_explicit_backends_are_never_replaced(monkeypatch: pytest.MonkeyPatch):
+    used, kernel, scores = [], _ops.forward, _reference.scores
+    monkeypatch.setattr(_ops, "forward", lambda problem: used.append("blocked") or kernel(problem))
+    monkeypatch.setattr(_reference, "scores", lambda *args: used.append("reference") or scores(*args))
+    query = torch.zeros(1, 1, 2, 4)
+    for name in ("reference", "blocked", "auto"):
+        attemper.attention(query, query, query, stats="all", backend=name)
+    assert used == ["reference", "blocked", "blocked"]

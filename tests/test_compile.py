@@ -1,0 +1,144 @@
+"""``torch.compile(fullgraph=True)``: one graph, the numbers of eager, forward and backward, and no recompilation for new data."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import attemper
+from attemper import InputError
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def leaves(*names: str) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    shapes = {
+        "query": (2, 4, 6, 8), "key": (2, 4, 9, 8), "value": (2, 4, 9, 5), "sink_logits": (4,), "attn_mask": (4, 6, 9),
+        "temperature": (4, 1),
+    }  # fmt: skip
+    tensors = {name: torch.randn(shapes[name]) for name in ("query", "key", "value", *names)}
+    if "temperature" in tensors:
+        tensors["temperature"] = tensors["temperature"].abs() + 0.5
+    return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+
+
+def packed() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(7, 2, 4).requires_grad_() for name in ("query", "key", "value")}
+
+
+OFFSETS = torch.tensor([0, 3, 3, 7])
+NAMES = ("entropy", "logit_variance", "max_weight", "effective_tokens")
+
+
+def dense(backend: str, names: tuple[str, ...] = NAMES, **options: Any) -> Callable[..., list[Tensor]]:
+    def call(**tensors: Tensor) -> list[Tensor]:
+        output, stats = attemper.attention(**tensors, stats=names, backend=backend, **options)
+        assert stats is not None
+        return [output, *(stats[name] for name in names)]
+
+    return call
+
+
+def varlen(backend: str) -> Callable[..., list[Tensor]]:
+    def call(**tensors: Tensor) -> list[Tensor]:
+        output, stats = attemper.varlen_attention(
+            **tensors, cu_seqlens_q=OFFSETS, cu_seqlens_k=OFFSETS, is_causal=True, stats="all", backend=backend
+        )
+        assert stats is not None
+        return [output, *(stats[name] for name in NAMES)]
+
+    return call
+
+
+def alone(backend: str) -> Callable[..., list[Tensor]]:
+    def call(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        stats = attemper.attention_statistics(query, key, is_causal=True, backend=backend)
+        return [stats[name] for name in NAMES] + [value.sum()]
+
+    return call
+
+
+CALLS = {
+    "attention": (dense, leaves, ()),
+    "causal, softcap": (lambda backend: dense(backend, is_causal=True, softcap=5.0), leaves, ()),
+    "bias, sink, temperature": (dense, leaves, ("attn_mask", "sink_logits", "temperature")),
+    "gini and key_mass": (lambda backend: dense(backend, ("gini", "key_mass")), leaves, ()),
+    "varlen_attention": (varlen, packed, ()),
+    "attention_statistics": (alone, leaves, ()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(name: str, backend: str):
+    make, tensors, more = CALLS[name]
+    function = make(backend)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    runs = []
+    for call in (function, compiled):
+        arguments = tensors(*more)
+        results = call(**arguments)
+        torch.autograd.backward(results, [torch.linspace(-1, 1, r.numel()).view(r.shape) for r in results])
+        runs.append([*results, *(tensor.grad for tensor in arguments.values())])
+    assert counter.frame_count == 1
+    for eager, other in zip(*runs, strict=True):
+        assert other is not None
+        torch.testing.assert_close(other, eager, rtol=1e-6, atol=1e-6)
+    compiled(**tensors(*more))
+    assert counter.frame_count == 1, "new data of the same shape was compiled again"
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["stats object", "merge"])
+def test_a_compiled_function_may_return_the_result_itself(merged: bool, backend: str):
+    def call(query: Tensor, key: Tensor, value: Tensor) -> attemper.AttentionOutput:
+        one = attemper.attention(query, key[:, :, :4], value[:, :, :4], stats="all", backend=backend)
+        if not merged:
+            return one
+        return one.merge(attemper.attention(query, key[:, :, 4:], value[:, :, 4:], stats="all", backend=backend))
+
+    arguments = leaves()
+    eager, compiled = call(**arguments), torch.compile(call, backend="aot_eager", fullgraph=True)(**arguments)
+    assert isinstance(compiled, attemper.AttentionOutput)
+    torch.testing.assert_close(compiled.output, eager.output)
+    for name in eager.stats:
+        torch.testing.assert_close(compiled.stats[name], eager.stats[name], msg=name)
+    for name, summary in eager.stats.per_head().items():
+        torch.testing.assert_close(compiled.stats.per_head()[name].mean, summary.mean, msg=name)
+
+
+def test_compiled_dropout_draws_anew_at_every_call(backend: str):
+    compiled = torch.compile(
+        lambda q: attemper.attention(q, q, q, dropout_p=0.5, backend=backend).output,
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    query = torch.randn(1, 2, 8, 4)
+    assert not torch.equal(compiled(query), compiled(query))
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
+def test_lengths_may_vary_without_a_graph_for_each(dynamic: bool | None, backend: str):
+    counter, function = CompileCounterWithBackend("aot_eager"), dense(backend, is_causal=True)
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=dynamic)
+    for length in (5, 6, 9, 12):
+        query = torch.randn(1, 2, length, 4)
+        results = [call(query=query, key=query, value=query) for call in (compiled, function)]
+        for one, two in zip(*results, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+    assert counter.frame_count <= 2
+
+
+def test_a_mistake_is_told_under_compile_too():
+    compiled = torch.compile(lambda q: attemper.attention(q, q, q, temperature=-1.0), backend="aot_eager")
+    with pytest.raises((InputError, torch._dynamo.exc.TorchRuntimeError), match="must be above 0"):
+        compiled(torch.randn(1, 1, 2, 4))

@@ -1,0 +1,84 @@
+"""Peak memory of the blocked backend beyond inputs, outputs and gradients: weights of n x n must never exist."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch
+import attemper
+
+heads, tokens = int(sys.argv[1]), int(sys.argv[2])
+options = {"causal": {"is_causal": True}, "full": {}, "masked": {}}[sys.argv[3]]
+
+
+def peak_bytes():
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+
+def resident_bytes():
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+
+def extra_mib(work):
+    # 5 sets the high-water mark to what is resident now.
+    open("/proc/self/clear_refs", "w").write("5")
+    before = resident_bytes()
+    result = work()
+    return (peak_bytes() - before) / 2**20, result
+
+
+def step(tokens):
+    query, key, value = (torch.randn(1, heads, tokens, 64, requires_grad=True) for _ in range(3))
+    mask = torch.arange(tokens) < tokens - 7 if sys.argv[3] == "masked" else None
+    call = dict(query=query, key=key, value=value, attn_mask=mask, stats="all", backend="blocked", **options)
+    forward, (output, stats) = extra_mib(lambda: attemper.attention(**call))
+    loss = output.sum() + stats.entropy.sum() + stats.logit_variance.sum() + stats.max_weight.sum()
+    backward, _ = extra_mib(loss.backward)
+    results = (output.numel() + sum(stats[name].numel() for name in stats)) * 4 / 2**20
+    gradients = 3 * query.numel() * 4 / 2**20
+    return forward - results, backward - gradients
+
+
+step(64)
+print(*step(tokens))
+"""
+
+
+def extra_mib(heads: int, tokens: int, what: str) -> tuple[float, float]:
+    """MiB beyond results in the forward pass, beyond gradients in the backward pass."""
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(heads), str(tokens), what],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    forward, backward = (float(part) for part in run.stdout.split())
+    return forward, backward
+
+
+def assert_below(limit: float, heads: int, tokens: int, what: str) -> None:
+    forward, backward = extra_mib(heads, tokens, what)
+    square = heads * tokens**2 * 4 / 2**20
+    figures = (
+        f"forward {forward:.0f} MiB, backward {backward:.0f} MiB, limit {limit} MiB, n x n would be {square:.0f} MiB"
+    )
+    assert limit < square / 3, "the limit would not notice n x n"
+    assert forward <= limit, figures
+    assert backward <= limit, figures
+    assert forward > -5, f"measured less than the results themselves: {figures}"
+
+
+@pytest.mark.parametrize("what", ["causal", pytest.param("masked", marks=pytest.mark.slow)])
+def test_8192_tokens_need_less_than_150_mib_beyond_results_and_gradients(what: str):
+    assert_below(150, 2, 8192, what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["causal", "full"])
+def test_16384_tokens_of_eight_heads_need_less_than_300_mib_beyond_results_and_gradients(what: str):
+    assert_below(300, 8, 16384, what)
