@@ -1,16 +1,17 @@
 r"""How far a result may be from the oracle: twice the error of eager PyTorch in the same type, plus counted roundings.
 
-u is the unit roundoff of the compute type (2^-24, 2^-53). What the blocked kernel rounds beyond eager code, on score j of a row:
+u is the unit roundoff of the compute type (2^-24, 2^-53). What the blocked kernel rounds beyond eager code, on score j
+of a row:
 
 - scale / T, and query times that (2), relative to ``sum_d |q_d k_d| |scale / T|``, through the slope of the softcap;
 - s - m (1), and exp, whose result is off by up to 2 u as if its argument were (2):
 
 .. math:: \delta_j = u \, (2 \, \mathrm{slope}_j \, \mathrm{terms}_j + |s_j - m| + 2)
 
-which moves a statistic by at most ``sum_j |d statistic / d s_j| delta_j`` (the oracle's own derivative, to first order), a weight
-by ``delta_j + sum_k p_k delta_k`` relative to itself. Each state number is rounded when it leaves (1), and what follows from
-two of them (2): ``3 u |value|``, for lse of |m| and |z|. A result in a narrower type is rounded to it (1).
-Roundings average half of what they can reach: the mean error gets half the allowance.
+which moves a statistic by at most ``sum_j |d statistic / d s_j| delta_j`` (the oracle's own derivative, to first
+order), a weight by ``delta_j + sum_k p_k delta_k`` relative to itself. Each state number is rounded when it leaves
+(1), and what follows from two of them (2): ``3 u |value|``, for lse of |m| and |z|. A result in a narrower type is
+rounded to it (1). Roundings average half of what they can reach: the mean error gets half the allowance.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def gradient_slacks(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """The oracle's gradients, and what the counted roundings may add to the error of each of their entries.
 
-    A term is a product with one weight or two (2 relative errors of a weight) and at most 8 further factors and sums; D = dO . O
-    uses an output that was rounded to its type.
+    A term is a product with one weight or two (2 relative errors of a weight) and at most 8 further factors and sums;
+    D = dO . O uses an output that was rounded to its type.
     """
     u = unit(dtype)
 
@@ -88,7 +89,7 @@ def _storage(own: torch.dtype, dtype: torch.dtype) -> float:
 
 
 def assert_within(name: str, got: torch.Tensor, want: Array, eager: torch.Tensor, slack: Array) -> None:
-    """``got`` is finite where ``want`` is, equal to it where it is not, and within the budget in the maximum and the mean."""
+    """``got`` is finite where ``want`` is, equal to it elsewhere, and within the budget in the maximum and the mean."""
     mine, base = numbers(got), numbers(eager)
     assert mine.shape == want.shape, f"{name}: shape {mine.shape}, oracle {want.shape}"
     finite = np.isfinite(want)
@@ -103,8 +104,8 @@ def assert_within(name: str, got: torch.Tensor, want: Array, eager: torch.Tensor
     budget = 2 * yardstick.max() + slack
     worst = int(np.argmax(error - budget))
     assert error[worst] <= budget[worst], (
-        f"{name}: error {error[worst]:.3e} at entry {worst}, budget {budget[worst]:.3e} = 2 x {yardstick.max():.3e} of eager + "
-        f"{slack[worst]:.3e} of roundings"
+        f"{name}: error {error[worst]:.3e} at entry {worst}, budget {budget[worst]:.3e} = 2 x {yardstick.max():.3e} of "
+        f"eager + {slack[worst]:.3e} of roundings"
     )
     mean_budget = 2 * yardstick.mean() + slack.mean() / 2
     assert error.mean() <= mean_budget, (

@@ -1,4 +1,4 @@
-"""The table of features: one row per thing a call can ask for, each with its own tensors. Every backend runs all of it."""
+"""The table of features: one row per thing a call can ask for, with its own tensors. Every backend runs all of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MERGED = ONE_PASS + ("entropy_with_sink", "mean_distance", "support_size")
 """Statistics that a kernel sums over blocks of keys. The rest, gini and key_mass, make it hold whole rows."""
 
 MIN = torch.finfo(torch.float32).min
+BOTTOM_RIGHT = {"is_causal": True, "causal_alignment": "bottom-right"}
 
 
 @dataclass(frozen=True)
@@ -155,13 +156,13 @@ CASES = (
     Case("causal", options={"is_causal": True}),
     Case("causal bottom-right", options={"is_causal": True, "causal_alignment": "bottom-right"}),
     Case("causal, more rows than keys", rows=13, keys=7, options={"is_causal": True}),
-    Case("bottom-right, more rows than keys", rows=13, keys=7, options={"is_causal": True, "causal_alignment": "bottom-right"}),
+    Case("bottom-right, more rows than keys", rows=13, keys=7, options=BOTTOM_RIGHT),
     Case("window", options={"window_size": (2, 3)}),
     Case("window without left limit", options={"window_size": (-1, 1)}),
-    Case("causal window bottom-right", options={"window_size": (3, 9), "is_causal": True, "causal_alignment": "bottom-right"}),
+    Case("causal window bottom-right", options={"window_size": (3, 9), **BOTTOM_RIGHT}),
     Case("window past the keys", rows=13, keys=7, options={"window_size": (2, 0)}),
     Case("mask with empty rows", make=lambda case: {"attn_mask": _some_rows_empty(case)}),
-    Case("mask per head", make=lambda case: {"attn_mask": torch.rand(case.batch, case.heads, case.rows, case.keys) < 0.5}),
+    Case("mask per head", make=lambda case: {"attn_mask": torch.rand(2, 4, case.rows, case.keys) < 0.5}),
     Case("mask one row high", make=lambda case: {"attn_mask": torch.rand(case.heads, 1, case.keys) < 0.5}),
     Case("mask one key wide", make=lambda case: {"attn_mask": torch.arange(case.rows)[:, None] > 1}),
     Case("left padding", make=lambda case: {"attn_mask": _padding(case, left=True), "first_tokens": 2}),
@@ -184,8 +185,11 @@ CASES = (
     Case("temperature inf", options={"temperature": float("inf")}),
     Case("temperature per head", make=lambda case: {"temperature": torch.rand(case.heads, 1) + 0.5}),
     Case("temperature per row", make=lambda case: {"temperature": torch.rand(1, 1, case.rows) + 0.5}),
-    Case("temperature everywhere", make=lambda case: {"temperature": torch.rand(case.batch, case.heads, case.rows) + 0.5}),
-    Case("temperature with bias", make=lambda case: {"temperature": torch.rand(2, 1, 1) + 0.5, "attn_mask": _bias(case)}),
+    Case("temperature everywhere", make=lambda case: {"temperature": torch.rand(2, 4, case.rows) + 0.5}),
+    Case(
+        "temperature with bias",
+        make=lambda case: {"temperature": torch.rand(2, 1, 1) + 0.5, "attn_mask": _bias(case)},
+    ),
     Case("negative scale", options={"scale": -0.3}),
     Case("three first tokens", options={"first_tokens": 3, "is_causal": True}),
     Case(

@@ -1,4 +1,4 @@
-"""Seeds, the ``--all`` option, and the counts that are printed at the end: a skipped or missing test should not go unseen."""
+"""Seeds, the ``--all`` option, and counts printed at the end: a skipped or missing test should not go unseen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The oracle: attention and every row statistic by loops over rows, from the definitions, with no code of attemper.
 
-Numbers are numpy's ``longdouble`` (64 bits of mantissa on x86, never less than float64). A row is reduced to its visible keys
-first, so nothing here knows about -inf, tiles or running maxima. Gradients go through dL/dp and the softmax Jacobian, not
-through the shifted forms of the kernels. ``test_oracle.py`` holds all of it against mpmath and finite differences.
+Numbers are numpy's ``longdouble`` (64 bits of mantissa on x86, never less than float64). A row is reduced to its
+visible keys first, so nothing here knows about -inf, tiles or running maxima. Gradients go through dL/dp and the
+softmax Jacobian, not through the shifted forms of the kernels. ``test_oracle.py`` holds all of it against mpmath and
+finite differences.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ FLOAT = np.longdouble
 Array = np.ndarray
 
 ROW_STATISTICS = (
-    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit", "logit_variance",
-    "visible_keys", "mass", "first_token_mass", "support_size", "entropy_with_sink", "mean_distance", "gini",
+    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
+    "logit_variance", "visible_keys", "mass", "first_token_mass", "support_size", "entropy_with_sink",
+    "mean_distance", "gini",
 )  # fmt: skip
 INTEGERS = ("visible_keys", "support_size")
 
@@ -174,10 +176,12 @@ def inputs(
                 visible[:, :, i, j] = False
     temperatures = numbers(torch.as_tensor(temperature, dtype=torch.float64))
     return Inputs(
-        query=numbers(query), key=numbers(key), value=None if value is None else numbers(value), visible=visible, bias=bias,
+        query=numbers(query), key=numbers(key), value=None if value is None else numbers(value), visible=visible,
+        bias=bias,
         temperature=np.broadcast_to(temperatures, (batch, heads, rows)),
         scale=FLOAT(scale) if scale is not None else 1 / np.sqrt(FLOAT(size)), softcap=softcap,
-        sink=None if sink_logits is None else numbers(sink_logits), tokens=tokens, first_tokens=first_tokens, offset=offset,
+        sink=None if sink_logits is None else numbers(sink_logits), tokens=tokens, first_tokens=first_tokens,
+        offset=offset,
     )  # fmt: skip
 
 

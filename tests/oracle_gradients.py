@@ -1,4 +1,4 @@
-"""Gradients of the oracle: a row's dL/ds carried to query, key, value, mask, temperature and sink, by loops over rows."""
+"""Gradients of the oracle: a row's dL/ds carried to query, key, value, mask, temperature and sink, row by row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def gradients(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """dL/d(tensor), and for each entry the sum of the absolute values of the terms that it adds up.
 
-    ``upstream``: dL/d(result) for ``output`` and any statistics, in their shapes. ``attn_mask`` comes as [B, H, Q, K] and
-    ``temperature`` as [B, H, Q]: a broadcast argument is the caller's to sum. Rows that see nothing give 0. ``relative``:
-    a weight for the absolute terms of each key of a row, such as the relative error that each may have.
+    ``upstream``: dL/d(result) for ``output`` and any statistics, in their shapes. ``attn_mask`` comes as [B, H, Q, K]
+    and ``temperature`` as [B, H, Q]: a broadcast argument is the caller's to sum. Rows that see nothing give 0.
+    ``relative``: a weight for the absolute terms of each key of a row, such as the relative error that each may have.
     """
     shapes = _shapes(call)
     grads = {name: np.zeros(shape, FLOAT) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""``torch.compile(fullgraph=True)``: one graph, the numbers of eager, forward and backward, and no recompilation for new data."""
+"""``torch.compile(fullgraph=True)``: one graph, the numbers of eager forward and backward, no recompilation."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

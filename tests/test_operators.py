@@ -1,4 +1,4 @@
-"""The operators as PyTorch sees them: schemas, fakes and registrations by opcheck; gradients of the operator by gradcheck."""
+"""The operators as PyTorch sees them: schemas, fakes and registrations by opcheck, gradients where needed."""
 
 from typing import Any
 

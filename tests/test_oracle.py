@@ -107,7 +107,7 @@ def test_the_gradients_are_those_of_finite_differences(case: cases.Case):
         numeric = float((both[0] - both[1]) / (2 * step))
         analytic = float((grads[name] * direction).sum())
         scale = float((sizes[name] * np.abs(direction)).sum())
-        # Central differences: step^2 times a third derivative, plus 1e-19 / step of rounding in the loss, relative to the terms.
+        # Central differences: step^2 times a third derivative, plus 1e-19 / step of rounding, relative to the terms.
         assert abs(numeric - analytic) <= 1e-8 * max(scale, 1.0), f"{name}: {numeric} and {analytic} (terms {scale})"
         assert np.all(np.abs(grads[name]) <= sizes[name] * (1 + 1e-12)), f"{name}: a gradient exceeds its terms"
 

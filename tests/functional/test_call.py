@@ -1,4 +1,4 @@
-"""What attention refuses, function by function and message by message: each says what was expected, what came, what to do."""
+"""What attention refuses, message by message: each says what was expected, what came and what to do."""
 
 import math
 from typing import Any
@@ -22,7 +22,8 @@ TENSORS = {
     "key is None": ({"key": None}, r"attention\(key=\.\.\.\) must be a tensor, got NoneType"),
     "query has 3 dimensions": (
         {"query": Q[0]},
-        r"attention\(query=\.\.\.\) must have 4 dimensions \[batch, heads, tokens, size\], got \[4, 3, 8\].*query\[None, None\]",
+        r"attention\(query=\.\.\.\) must have 4 dimensions \[batch, heads, tokens, size\], got \[4, 3, 8\]"
+        r".*query\[None, None\]",
     ),
     "value has 2 dimensions": (
         {"value": KV[0, 0]},
@@ -67,7 +68,8 @@ TENSORS = {
     ),
     "grouped heads not meant": (
         {"key": KV[:, :2], "value": KV[:, :2]},
-        r"query has 4 heads and key 2\. If 2 query heads share each key head \(grouped-query attention\), pass enable_gqa=True",
+        r"query has 4 heads and key 2\. If 2 query heads share each key head "
+        r"\(grouped-query attention\), pass enable_gqa=True",
     ),
 }
 
@@ -94,12 +96,14 @@ OPTIONS = {
     "unknown name alone": ({"stats": "variance"}, r"attention\(stats=\.\.\.\) does not know 'variance'"),
     "mask of ints": (
         {"attn_mask": torch.ones(3, 5, dtype=torch.int64)},
-        r"attention\(attn_mask=\.\.\.\) must be a bool tensor .* got torch\.int64\. For a mask of 0 and 1 pass mask\.bool\(\)",
+        r"attention\(attn_mask=\.\.\.\) must be a bool tensor .* got torch\.int64\. "
+        r"For a mask of 0 and 1 pass mask\.bool\(\)",
     ),
     "mask is a list": ({"attn_mask": [[True]]}, r"attention\(attn_mask=\.\.\.\) must be a bool tensor .* got list"),
     "mask does not fit": (
         {"attn_mask": torch.ones(2, 5, dtype=torch.bool)},
-        r"attn_mask=\.\.\.\) must broadcast to \[batch, heads, queries, keys\] = \[2, 4, 3, 5\], got \[2, 5\].*mask\[:, None, None, :\]",
+        r"attn_mask=\.\.\.\) must broadcast to \[batch, heads, queries, keys\] = \[2, 4, 3, 5\], got \[2, 5\]"
+        r".*mask\[:, None, None, :\]",
     ),
     "mask of five dimensions": (
         {"attn_mask": torch.ones(1, 1, 1, 3, 5, dtype=torch.bool)},
@@ -138,7 +142,8 @@ OPTIONS = {
     ),
     "temperature [H]": (
         {"temperature": torch.ones(4)},
-        r"has one dimension, \[4\]: it would act on queries, not on heads\. For one temperature per head pass temperature\[:, None\]",
+        r"has one dimension, \[4\]: it would act on queries, not on heads\. "
+        r"For one temperature per head pass temperature\[:, None\]",
     ),
     "temperature does not fit": (
         {"temperature": torch.ones(2, 1)},

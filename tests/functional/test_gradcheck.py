@@ -9,8 +9,8 @@ from torch import Tensor
 import attemper
 
 SMOOTH = (
-    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit", "logit_variance",
-    "mass", "first_token_mass", "entropy_with_sink", "mean_distance",
+    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
+    "logit_variance", "mass", "first_token_mass", "entropy_with_sink", "mean_distance",
 )  # fmt: skip
 WHOLE_ROWS = ("gini", "key_mass")
 ARGUMENTS = ("query", "key", "value", "temperature", "sink_logits", "bias")
@@ -98,7 +98,8 @@ def test_gradients_of_sampled_rows_pass_gradcheck(backend: str):
 
     def call(query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
         stats = attemper.attention_statistics(
-            query, key, is_causal=True, rows=3, generator=torch.Generator().manual_seed(0), stats=("entropy", "mean_distance"),
+            query, key, is_causal=True, rows=3, generator=torch.Generator().manual_seed(0),
+            stats=("entropy", "mean_distance"),
             backend=backend,
         )  # fmt: skip
         return stats.entropy, stats.mean_distance

@@ -1,4 +1,4 @@
-"""Measures of scores and weights: values by their definitions, any dim and temperature, first and second derivatives."""
+"""Measures of scores and weights: values by their definitions, any dim and temperature, two derivatives."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Hostile inputs, table "Masks and shapes": rows that see nothing, masks that are none, numbers that should not be there."""
+"""Hostile inputs, table "Masks and shapes": rows that see nothing, masks that are none, numbers out of place."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Hostile inputs, table "Masks and shapes": alignments, empty dimensions, grouped heads, memory layouts, packed documents."""
+"""Hostile inputs, table "Masks and shapes": alignments, empty dimensions, grouped heads, layouts, documents."""
 
 import math
 
@@ -114,7 +114,8 @@ def _odd_strides(shape):
 
 
 LAYOUTS = {
-    "transposed": (_transposed, (2, 3)), "chunk of a packed qkv": (_packed, (2, 3)), "expanded, stride 0": (_expanded, (2, 3)),
+    "transposed": (_transposed, (2, 3)), "chunk of a packed qkv": (_packed, (2, 3)),
+    "expanded, stride 0": (_expanded, (2, 3)),
     "strided last dimension": (_strided_last, (2, 3)), "reversed storage": (_reversed_storage, (2, 3)),
     "size 1 with odd strides": (_odd_strides, (1, 1)),
 }  # fmt: skip
@@ -149,8 +150,8 @@ def test_packed_documents_equal_a_loop_over_documents(alignment: str, stats, bac
     leaves = [tensor.requires_grad_() for tensor in (query, key, value, sink, temperature)]
     offsets = [torch.tensor([0, *lengths]).cumsum(0) for lengths in (lengths_q, lengths_k)]
     options = {
-        "is_causal": True, "causal_alignment": alignment, "enable_gqa": True, "softcap": 20.0, "backend": backend, "stats": stats,
-        "window_size": (100, 0), "first_tokens": 2,
+        "is_causal": True, "causal_alignment": alignment, "enable_gqa": True, "softcap": 20.0, "stats": stats,
+        "backend": backend, "window_size": (100, 0), "first_tokens": 2,
     }  # fmt: skip
     packed, measured = attemper.varlen_attention(
         query, key, value, *offsets, sink_logits=sink, temperature=temperature, **options
@@ -159,7 +160,7 @@ def test_packed_documents_equal_a_loop_over_documents(alignment: str, stats, bac
     for i in range(5):
         place_q, place_k = (slice(int(o[i]), int(o[i + 1])) for o in offsets)
         one, alone = attemper.attention(
-            query[place_q].transpose(0, 1)[None], key[place_k].transpose(0, 1)[None], value[place_k].transpose(0, 1)[None],
+            *(t[place].transpose(0, 1)[None] for t, place in ((query, place_q), (key, place_k), (value, place_k))),
             sink_logits=sink, temperature=temperature[:, :, place_q], **options,
         )  # fmt: skip
         outputs.append(one[0].transpose(0, 1))

@@ -1,4 +1,4 @@
-"""Hostile inputs, table "Temperature and schedules", as far as it concerns attention and measures; and sinks on empty rows."""
+"""Hostile inputs, table "Temperature and schedules", as far as attention and measures go; sinks on empty rows."""
 
 import math
 

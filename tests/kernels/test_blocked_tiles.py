@@ -1,4 +1,4 @@
-"""The blocked kernel under every way of cutting: rows, keys and chunks of heads must leave no trace in results or gradients."""
+"""The blocked kernel however it is cut: tiles of rows, keys and heads leave no trace in results or gradients."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Rows of scores for the laws: drawn by hypothesis, brought into attention as a bias on products of 0, or as products."""
+"""Rows of scores for the laws: drawn by hypothesis, brought into attention as a bias or as products."""
 
 from __future__ import annotations
 

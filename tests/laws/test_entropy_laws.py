@@ -178,7 +178,7 @@ def test_the_entropy_of_a_mean_of_rows_is_at_least_the_mean_entropy(backend: str
     # Mutual information of query and key, rows of equal weight; the same inequality for heads.
     stats = measured(scores, backend)
     weights = attemper.dense_weights(
-        torch.zeros(1, 1, len(scores), 1, dtype=torch.float64), torch.zeros(1, 1, scores.shape[1], 1, dtype=torch.float64),
+        *(torch.zeros(1, 1, n, 1, dtype=torch.float64) for n in scores.shape),
         attn_mask=scores,
     )[0, 0]  # fmt: skip
     information = F.entropy_of(weights.mean(0)) - stats.entropy.mean()

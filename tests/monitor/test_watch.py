@@ -1,0 +1,308 @@
+"""``watch``: what it sees beside a model's own attention, and that the model does not notice."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import attemper
+from attemper import InputError
+from attemper.sites.observer import current
+from tests.sites.own_models import OWN, Hand, Own, entropies
+
+tf = pytest.importorskip("transformers")
+
+from tests.monitor.tiny_models import TINY, eager_entropies, inputs, sharpened  # noqa: E402
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+def measured(scan: attemper.Scan) -> dict[str, Tensor]:
+    return {
+        site.name: torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64) for site in scan.sites
+    }
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", TINY)
+def test_watched_entropies_are_those_of_eager_weights(name: str, implementation: str, padding: str) -> None:
+    if implementation == "sdpa" and name in ("gemma2", "gpt-oss"):
+        pytest.skip(f"transformers has no sdpa attention for {name}")
+    tiny = TINY[name]
+    model = sharpened(tiny.build())
+    batch = inputs(tiny.kind, padding)
+    expected = [layer for group in eager_entropies(model, batch).values() for layer in group]
+    model.set_attn_implementation(implementation)
+    before = model(**batch)[0]
+    with attemper.watch(model) as watch:
+        during = model(**batch)[0]
+    assert torch.equal(before, during)
+    found = measured(watch.table())
+    assert len(found) == len(expected)
+    for site, entropy in found.items():
+        nearest = min(float((entropy - layer).abs().max()) for layer in expected)
+        assert nearest < 2e-5, f"{site}: {nearest:.2e}"
+    assert watch.failures == 0
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_models_of_ones_own_are_seen(name: str) -> None:
+    model, batch = OWN[name]()
+    expected = entropies(model, batch)
+    with attemper.watch(model) as watch:
+        model(*batch)
+    found = watch.table()
+    assert len(found.sites) == len(expected), [site.name for site in found.sites]
+    for site, entropy in zip(found.sites, expected, strict=True):
+        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+        assert float((heads - entropy).abs().max()) < 2e-5, site.name
+
+
+@pytest.mark.parametrize("name", ["sdpa", "softmax", "encoder", "encoder-decoder"])
+def test_training_with_dropout_is_bit_identical_over_fifty_steps(name: str) -> None:
+    def run(watched: bool) -> tuple[list[Tensor], Tensor]:
+        torch.manual_seed(7)
+        model, batch = OWN[name](dropout=0.1)
+        model.train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        watch = attemper.watch(model, every=2, rows=3) if watched else None
+        losses = []
+        for _ in range(50):
+            optimizer.zero_grad()
+            loss = model(*batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+            if watch is not None:
+                watch.step()
+        if watch is not None:
+            assert watch.sampled == 25
+            watch.close()
+        return [*losses, *(p.detach() for p in model.parameters())], torch.get_rng_state()
+
+    (plain, plain_state), (watched, watched_state) = run(False), run(True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert torch.equal(plain_state, watched_state)
+
+
+def test_every_samples_the_first_step_and_one_in_so_many() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model, every=3) as watch:
+        seen = []
+        for _ in range(7):
+            model(*batch)
+            seen.append(watch.sampled)
+            watch.step()
+    assert seen == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_without_steps_forward_passes_are_counted() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model, every=2) as watch:
+        for _ in range(5):
+            model(*batch)
+    assert watch.sampled == 3
+
+
+def test_passes_of_one_step_add_rows_and_a_new_sample_starts_over() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model) as watch:
+        for _ in range(2):
+            for _ in range(3):
+                model(*batch)
+            rows = watch.table().sites[0].heads[0].rows
+            watch.step()
+    one = attemper.scan(model, [batch]).sites[0].heads[0].rows
+    assert rows == 3 * one
+
+
+def test_sampled_rows_estimate_the_mean_and_say_that_the_maximum_is_a_bound() -> None:
+    model, batch = OWN["sdpa"](tokens=256)
+    with attemper.watch(model, rows=32) as watch:
+        model(*batch)
+    scan = watch.table()
+    exact = entropies(model, batch)[0]
+    stats = scan.row_statistics(scan.sites[0].name)
+    assert stats.lower_bounds == ("max_logit",)
+    error = torch.stack([e for e in stats.standard_error()["entropy"]])
+    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
+    assert ((found - exact).abs() <= 5 * error).all()
+    assert scan.sites[0].heads[0].rows == 2 * 32
+
+
+def test_sites_choose_what_is_watched() -> None:
+    model, batch = OWN["encoder"]()
+    with attemper.watch(model, sites=["layers.1"]) as watch:
+        model(*batch)
+    assert [site.name for site in watch.table().sites] == ["layers.1.self_attn"]
+
+
+def test_train_and_eval_are_kept_apart() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model, every=1) as watch:
+        model.train()(*batch)
+        assert [site.mode for site in watch.table().sites] == ["train"]
+        model.eval()(*batch)
+        assert [site.mode for site in watch.table().sites] == ["eval"]
+
+
+def test_replace_computes_output_and_statistics_here() -> None:
+    model = sharpened(TINY["llama"].build())
+    batch = inputs("decoder", "right")
+    with attemper.watch(model, observe="replace") as watch:
+        model(**batch)
+    assert model.config._attn_implementation == "eager"
+    found, scanned = measured(watch.table()), measured(attemper.scan(model, [batch]))
+    assert all(torch.allclose(found[name], scanned[name], rtol=0, atol=1e-9) for name in scanned)
+
+
+def test_two_watches_see_the_same_and_leave_nothing_behind() -> None:
+    model, batch = OWN["sdpa"]()
+    one, two = attemper.watch(model), attemper.watch(model)
+    model(*batch)
+    assert one.table().to_dict()["sites"] == two.table().to_dict()["sites"]
+    two.close()
+    one.close()
+    one.close()
+    assert hooks(model) == 0
+    assert current() == ()
+
+
+def test_closed_in_the_middle_nothing_more_is_read_and_nothing_is_lost() -> None:
+    model, batch = OWN["sdpa"]()
+    watch = attemper.watch(model)
+    model(*batch)
+    before = watch.table().to_json()
+    watch.close()
+    model(*batch)
+    assert watch.table().to_json() == before
+
+
+def test_a_model_that_raises_is_left_as_it_was() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model) as watch:
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(2, 3, 5))
+        assert current() == ()
+        assert hooks(model) == 2
+        model(*batch)
+    assert len(watch.table().sites) == 1
+    assert hooks(model) == 0
+
+
+def test_a_copy_and_a_pickle_of_a_watched_model_do_not_report() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model) as watch:
+        twin = copy.deepcopy(model)
+        buffer = io.BytesIO()
+        pickle.dump(model, buffer)
+        buffer.seek(0)
+        again = pickle.load(buffer)
+        twin(*batch)
+        again(*batch)
+        assert watch.passes == 0
+        model(*batch)
+        assert watch.passes == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_rows_count_once_under_activation_checkpointing(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Own()
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.block, x, use_reentrant=reentrant)
+
+    model = Checkpointed()
+    x = torch.randn(2, 20, 32, requires_grad=True)
+    with attemper.watch(model) as watch:
+        model(x).sum().backward()
+        watch.step()
+    assert watch.table().sites[0].heads[0].rows == 40
+
+
+def test_a_failure_of_ours_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such number")
+
+    monkeypatch.setattr("attemper.monitor.collector.measured", broken)
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model) as watch:
+        with pytest.warns(UserWarning, match="could not be measured: no such number. Training goes on"):
+            model(*batch)
+        model(*batch)
+    assert watch.failures == 2
+
+
+def test_memory_stays_flat_over_a_thousand_steps() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model, rows=2) as watch:
+        for _ in range(50):
+            model(*batch).sum().backward()
+            watch.step()
+        gc.collect()
+        before = sum(1 for thing in gc.get_objects() if isinstance(thing, Tensor))
+        for _ in range(1000):
+            model(*batch).sum().backward()
+            watch.step()
+        gc.collect()
+        after = sum(1 for thing in gc.get_objects() if isinstance(thing, Tensor))
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 0}, r"watch\(every=\.\.\.\) must be an int of at least 1, got 0"),
+        ({"rows": 1.5}, r"watch\(rows=\.\.\.\) must be an int of at least 1, got 1.5"),
+        ({"observe": "aside"}, "must be one of 'beside', 'replace'"),
+        ({"stats": "sharpness"}, "does not know 'sharpness'"),
+        ({"store": "runs"}, "must be None in this version"),
+    ],
+)
+def test_arguments_without_meaning_are_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attemper.watch(Own(), **arguments)
+
+
+def test_a_model_without_attention_says_what_to_do() -> None:
+    model = nn.Linear(3, 3)
+    with attemper.watch(model) as watch:
+        with pytest.raises(InputError, match="has sampled nothing yet"):
+            watch.table()
+        model(torch.zeros(2, 3))
+        with pytest.raises(InputError, match=r"watch saw no attention in Linear\. Seen are .* attemper\.tap"):
+            watch.table()
+
+
+def test_a_softmax_that_meets_no_values_is_no_attention() -> None:
+    class Router(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.softmax(-1).topk(2).values
+
+    model = Router()
+    with attemper.watch(model) as watch:
+        model(torch.randn(2, 3, 4, 5))
+    with pytest.raises(InputError, match="saw no attention"):
+        watch.table()
+
+
+def test_autocast_changes_nothing_that_is_seen() -> None:
+    model, batch = Hand(), (torch.randn(2, 20, 32),)
+    with attemper.watch(model) as watch, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(*batch)
+    assert watch.table().sites[0].heads[0].rows == 40
+    assert watch.failures == 0
