@@ -56,6 +56,7 @@ def test_watched_entropies_are_those_of_eager_weights(name: str, implementation:
     assert watch.failures == 0
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", OWN)
 def test_models_of_ones_own_are_seen(name: str) -> None:
     model, batch = OWN[name]()
@@ -135,7 +136,7 @@ def test_sampled_rows_estimate_the_mean_and_say_that_the_maximum_is_a_bound() ->
     exact = entropies(model, batch)[0]
     stats = scan.row_statistics(scan.sites[0].name)
     assert stats.lower_bounds == ("max_logit",)
-    error = torch.stack([e for e in stats.standard_error()["entropy"]])
+    error = stats.standard_error()["entropy"]
     found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
     assert ((found - exact).abs() <= 5 * error).all()
     assert scan.sites[0].heads[0].rows == 2 * 32
@@ -254,12 +255,12 @@ def test_memory_stays_flat_over_a_thousand_steps() -> None:
             model(*batch).sum().backward()
             watch.step()
         gc.collect()
-        before = sum(1 for thing in gc.get_objects() if isinstance(thing, Tensor))
+        before = sum(1 for thing in gc.get_objects() if type(thing) is Tensor)
         for _ in range(1000):
             model(*batch).sum().backward()
             watch.step()
         gc.collect()
-        after = sum(1 for thing in gc.get_objects() if isinstance(thing, Tensor))
+        after = sum(1 for thing in gc.get_objects() if type(thing) is Tensor)
     assert after == before
 
 

@@ -134,4 +134,4 @@ def _listen(name: str, module: nn.MultiheadAttention, found: dict[str, Tensor], 
 def _mean(weights: Tensor, padding: Tensor | None) -> Tensor:
     entropy = -torch.where(weights > 0, weights * torch.where(weights > 0, weights, 1.0).log(), 0.0).sum(-1)
     rows = torch.ones(entropy.shape[0], entropy.shape[2], dtype=torch.bool) if padding is None else ~padding
-    return torch.stack([entropy[:, head][rows].mean() for head in range(entropy.shape[1])])
+    return torch.stack([entropy[:, head][rows].mean() for head in range(entropy.shape[1])]).detach()

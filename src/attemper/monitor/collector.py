@@ -63,6 +63,9 @@ class Collector:
         self._staged_skips.clear()
         self.context.reset()
 
+    def running(self) -> nn.Module:
+        return self.context.module()
+
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
         tokens = self.context.tokens
         mask = tokens.encoder if self._kind(module) == "cross" else tokens.own

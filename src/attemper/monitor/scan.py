@@ -16,11 +16,10 @@ from attemper.monitor.alarms import alarms, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.result import Scan
 from attemper.records import Reading
+from attemper.sites import functions, public_functions
 from attemper.sites import transformers as registry
-from attemper.sites.functions import AttentionMode
 from attemper.sites.observer import UnsupportedCallError, observing
 from attemper.sites.padding import CallContext, tracked
-from attemper.sites.public_functions import seen as functions_seen
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, and "
@@ -67,7 +66,7 @@ def scan(
     with ExitStack() as stack:
         switch = stack.enter_context(registry.switched(model))
         stack.enter_context(tracked(context, model, registry.pretrained(model)))
-        stack.enter_context(functions_seen(context.module))
+        stack.enter_context(public_functions.seen())
         for done, batch in enumerate(batches, 1):
             _run(model, batch, collector, switch, done)
             if on_batch is not None:
@@ -91,7 +90,7 @@ def _run(model: nn.Module, batch: Any, collector: Collector, switch: registry.Sw
     while True:
         collector.begin()
         try:
-            with torch.no_grad(), observing(collector), AttentionMode(collector.context.module):
+            with torch.no_grad(), observing(collector), functions.seen():
                 _called(model, batch, number)
         except UnsupportedCallError as error:
             owner = collector.owner(error.module, switch.models)

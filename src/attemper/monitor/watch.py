@@ -21,9 +21,8 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE
 from attemper.records import Alarm, Reading
-from attemper.sites import public_functions, tap
+from attemper.sites import functions, public_functions, tap
 from attemper.sites import transformers as registry
-from attemper.sites.functions import AttentionMode
 from attemper.sites.observer import observing
 from attemper.sites.padding import CallContext, tracked
 
@@ -86,8 +85,8 @@ class Watch:
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
     def __init__(
-        self, model: nn.Module, *, every: int, rows: int | None, stats: str | Iterable[str], sites: Iterable[str] | None,
-        store: None, observe: str, backend: str, limits: Mapping[str, float] | None,
+        self, model: nn.Module, *, every: int, rows: int | None, stats: str | Iterable[str],
+        sites: Iterable[str] | None, store: None, observe: str, backend: str, limits: Mapping[str, float] | None,
     ) -> None:  # fmt: skip
         for name, number in (("every", every), ("rows", 1 if rows is None else rows)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -174,9 +173,9 @@ class Watch:
         elif models:
             stack.enter_context(registry.seen())
         stack.enter_context(tracked(self._context, self.model, models, (args, kwargs)))
-        stack.enter_context(public_functions.seen(self._context.module))
+        stack.enter_context(public_functions.seen())
         stack.enter_context(observing(self._collector))
-        stack.enter_context(AttentionMode(self._context.module))
+        stack.enter_context(functions.seen())
         self._pass = stack
 
     def _leave(self, *_: Any) -> None:

@@ -8,7 +8,9 @@ router's does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,19 +20,32 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.functional.call import Options
-from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, told
+from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
 from attemper.sites.shapes import four_dimensional, heads_of, mask_like
 from attemper.sites.tap import in_backward
 
+_active: ContextVar[bool] = ContextVar("attemper_mode", default=False)
 
-class AttentionMode(TorchFunctionMode):
-    """Tells the current observers of attention that is computed by torch functions. ``module``: the one that is
-    running.
-    """
 
-    def __init__(self, module: Callable[[], nn.Module]) -> None:
+@contextmanager
+def seen() -> Iterator[None]:
+    """Tells the current observers of attention by torch functions; one mode serves all observers of a thread."""
+    if _active.get():
+        yield
+        return
+    _active.set(True)
+    try:
+        with _AttentionMode():
+            yield
+    finally:
+        _active.set(False)
+
+
+class _AttentionMode(TorchFunctionMode):
+    """Lets every function run as it would, and then tells the observers of those that attend."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self._module = module
         self._softmaxed = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,16 +65,8 @@ class AttentionMode(TorchFunctionMode):
         return result
 
     def _tell(self, reader: Callable[..., AttentionCall], args: Any, kwargs: Any) -> None:
-        module = self._module()
-        try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                call = reader(module, *args, **kwargs)
-        except UnsupportedCallError as error:
-            for observer in current():
-                observer.skip(module, error.reason)
-            return
-        for observer in current():
-            observer.see(module, call)
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            tell(reader, args, kwargs)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Keeps track of softmax results until one meets a product: then its scores were attention scores."""
@@ -90,7 +97,8 @@ def _last(func: Any, args: Any, kwargs: Any, dimensions: int) -> bool:
 
 
 def _sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> AttentionCall:  # fmt: skip
     heads = heads_of(module)
@@ -178,5 +186,6 @@ _PASSING = {
 }  # fmt: skip
 """What may stand between the softmax and the product: dropout, a change of type or of shape, a head mask."""
 _PRODUCTS = {
-    torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.__matmul__, Tensor.bmm, Tensor.__rmatmul__,
+    torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.__matmul__, Tensor.bmm,
+    Tensor.__rmatmul__,
 }  # fmt: skip

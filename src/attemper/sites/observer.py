@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -52,6 +52,10 @@ class Observer(Protocol):
     stats: tuple[str, ...]
     backend: str
 
+    def running(self) -> nn.Module:
+        """The module whose forward is running."""
+        ...
+
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
         """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
         ...
@@ -81,11 +85,12 @@ def current() -> tuple[Observer, ...]:
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
     """Adds ``observer`` to the current ones; it is gone afterwards whatever happens."""
-    token = _current.set((*_current.get(), observer))
+    _current.set((*_current.get(), observer))
     try:
         yield
     finally:
-        _current.reset(token)
+        # Observers may leave in another order than they came: each takes out itself.
+        _current.set(tuple(other for other in _current.get() if other is not observer))
 
 
 @contextmanager
@@ -96,3 +101,17 @@ def told() -> Iterator[None]:
         yield
     finally:
         _inside.reset(token)
+
+
+def tell(reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Reads a call that has run, and tells every observer of it, or why it cannot be measured."""
+    observers = current()
+    module = observers[0].running()
+    try:
+        call = reader(module, *args, **kwargs)
+    except UnsupportedCallError as error:
+        for observer in observers:
+            observer.skip(observer.running(), error.reason)
+        return
+    for observer in observers:
+        observer.see(observer.running(), call)

@@ -8,62 +8,78 @@ a compiled function) is not seen.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attemper.functional.call import Options, Packing
-from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, told
+from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
 from attemper.sites.tap import in_backward
 
 Reader = Callable[..., AttentionCall]
 
 
+_lock = threading.RLock()
+_depth = 0
+_replaced: list[tuple[Any, str, Any]] = []
+
+
 @contextmanager
-def seen(module: Callable[[], nn.Module]) -> Iterator[None]:
-    """Tells the current observers of calls of these functions. ``module``: the one that is running."""
-    replaced: list[tuple[Any, str, Any]] = []
-    for home, name, reader in _FUNCTIONS:
-        function = getattr(sys.modules.get(home), name, None)
-        if function is None:
-            continue
-        wrapper = _telling(function, reader, module)
-        for holder in list(sys.modules.values()):
-            for held in [key for key, value in vars(holder).items() if value is function] if _plain(holder) else ():
-                replaced.append((holder, held, function))
-                setattr(holder, held, wrapper)
+def seen() -> Iterator[None]:
+    """Tells the current observers of calls of these functions; nested and concurrent looks share one replacement."""
+    global _depth
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _replace()
     try:
         yield
     finally:
-        for holder, held, function in replaced:
-            setattr(holder, held, function)
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                while _replaced:
+                    holder, name, function = _replaced.pop()
+                    setattr(holder, name, function)
 
 
-def _plain(holder: Any) -> bool:
-    """Modules with an ordinary namespace; a lazy one would import everything when it is looked through."""
-    return isinstance(getattr(holder, "__dict__", None), dict)
+def _replace() -> None:
+    wrappers = {}
+    for home, name, reader in _FUNCTIONS:
+        function = getattr(sys.modules.get(home), name, None)
+        if function is not None:
+            wrappers[id(function)] = _telling(function, reader)
+    for holder, name in _holders(frozenset(wrappers), len(sys.modules)):
+        function = vars(holder)[name]
+        if id(function) in wrappers:
+            _replaced.append((holder, name, function))
+            setattr(holder, name, wrappers[id(function)])
 
 
-def _telling(function: Callable[..., Any], reader: Reader, module: Callable[[], nn.Module]) -> Callable[..., Any]:
+@lru_cache(maxsize=1)
+def _holders(functions: frozenset[int], _: int) -> tuple[tuple[Any, str], ...]:
+    """Which modules hold these functions, under which names. Looked for again only when more has been imported."""
+    found = []
+    for holder in list(sys.modules.values()):
+        names = getattr(holder, "__dict__", None)
+        if isinstance(names, dict):
+            found += [(holder, name) for name, value in list(names.items()) if id(value) in functions]
+    return tuple(found)
+
+
+def _telling(function: Callable[..., Any], reader: Reader) -> Callable[..., Any]:
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        observers = current()
-        if not observers or in_backward():
+        if torch.compiler.is_compiling() or not current() or in_backward():
             return function(*args, **kwargs)
         with told():
             result = function(*args, **kwargs)
-        running = module()
-        try:
-            call = reader(running, *args, **kwargs)
-        except UnsupportedCallError as error:
-            for observer in observers:
-                observer.skip(running, error.reason)
-            return result
-        for observer in observers:
-            observer.see(running, call)
+        tell(reader, args, kwargs)
         return result
 
     return wrapper
@@ -71,7 +87,8 @@ def _telling(function: Callable[..., Any], reader: Reader, module: Callable[[], 
 
 def _flex(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, score_mod: Any = None, block_mask: Any = None,
-    scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, **_: Any,
+    scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
+    **_: Any,
 ) -> AttentionCall:  # fmt: skip
     mask = None
     if score_mod is not None:
@@ -104,7 +121,8 @@ def _torch_varlen(
 
 
 def _flash_options(
-    module: nn.Module, query: Tensor, key: Tensor, softmax_scale: float | None, causal: bool, window_size: tuple[int, int],
+    module: nn.Module, query: Tensor, key: Tensor, softmax_scale: float | None, causal: bool, window_size: tuple[int,
+    int],
     softcap: float, alibi_slopes: Any,
 ) -> Options:  # fmt: skip
     if alibi_slopes is not None:
@@ -117,7 +135,8 @@ def _flash_options(
 
 def _flash(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
-    causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, **_: Any,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+    **_: Any,
 ) -> AttentionCall:  # fmt: skip
     """flash_attn_func: [B, tokens, heads, size]."""
     options = _flash_options(module, q, k, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -127,7 +146,8 @@ def _flash(
 def _flash_varlen(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
     max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, block_table: Any = None, **_: Any,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, block_table: Any = None,
+    **_: Any,
 ) -> AttentionCall:  # fmt: skip
     """flash_attn_varlen_func: [total, heads, size]."""
     if block_table is not None:

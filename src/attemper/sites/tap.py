@@ -80,7 +80,7 @@ def tap(
     if not name:
         raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
     given = temperature if isinstance(temperature, Tensor) else None
-    if given is None and temperature != 1.0:
+    if not isinstance(temperature, Tensor) and temperature != 1.0:
         scale = (query.shape[-1] ** -0.5 if scale is None else scale) / temperature
     _call(query, key, attn_mask, given, sink_logits, name, 0, scale, is_causal, causal_alignment == "bottom-right",
           window_size, softcap, enable_gqa)  # fmt: skip
@@ -92,7 +92,8 @@ def tap_call(call: AttentionCall, module: nn.Module) -> None:
     if not torch.compiler.is_compiling():
         _modules[id(module)] = module
     _call(call.query, call.key, call.mask, None, options.sink_logits, "", id(module), options.scale, options.is_causal,
-          options.causal_alignment == "bottom-right", options.window_size, options.softcap, options.enable_gqa)  # fmt: skip
+          options.causal_alignment == "bottom-right", options.window_size, options.softcap,
+          options.enable_gqa)  # fmt: skip
 
 
 def remember(model: nn.Module) -> None:
@@ -102,7 +103,8 @@ def remember(model: nn.Module) -> None:
 
 
 def _call(
-    query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None, name: str, module: int,
+    query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None, name: str,
+    module: int,
     scale: float | None, is_causal: bool, bottom_right: bool, window: tuple[int, int], softcap: float | None, gqa: bool,
 ) -> None:  # fmt: skip
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]

@@ -6,10 +6,13 @@ None, and padding would be ignored. Windows and chunks are in that mask, so ``sl
 
 from __future__ import annotations
 
+import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -141,28 +144,42 @@ def _mask(module: nn.Module, key: Tensor, mask: Any, position_bias: Any) -> Tens
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
 
 
+_lock = threading.Lock()
+_depth = 0
+
+
 @contextmanager
 def seen() -> Iterator[None]:
     """Tells the current observers of every registry call, whatever the implementation; its own function still runs.
 
-    The look-up of the registry is wrapped, and unwrapped afterwards; a thread without observers gets what it always
-    got.
+    The look-up of the registry is wrapped, and unwrapped when the last look ends; a thread without observers gets
+    what it always got.
     """
+    global _depth
     from transformers import AttentionInterface
 
-    original = AttentionInterface.get_interface
-
-    def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = original(self, implementation, default)
-        if implementation == NAME or not current():
-            return function
-        return _Told(function, implementation)
-
-    AttentionInterface.get_interface = get_interface
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            AttentionInterface.get_interface = _telling(AttentionInterface.get_interface)
     try:
         yield
     finally:
-        AttentionInterface.get_interface = original
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                AttentionInterface.get_interface = inspect.unwrap(AttentionInterface.get_interface)
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = original(self, implementation, default)
+        if implementation == NAME or torch.compiler.is_compiling() or not current():
+            return function
+        return _Told(function, implementation)
+
+    return get_interface
 
 
 class _Told:
@@ -196,7 +213,7 @@ def _convention(implementation: str) -> str:
 
 
 def _unknown(module: nn.Module, *_: Any, **__: Any) -> AttentionCall:
-    name = module.config._attn_implementation if hasattr(module, "config") else "this implementation"
+    name = getattr(getattr(module, "config", None), "_attn_implementation", "this implementation")
     raise UnsupportedCallError(module, f"how {name!r} masks is not known here; put attemper.tap beside it")
 
 
@@ -222,7 +239,8 @@ def _as_flash(
     if sliding_window is not None and key.shape[2] > sliding_window:
         window = (sliding_window - 1, sliding_window - 1)
     options = Options(
-        scale=scaling, is_causal=bool(causal) and query.shape[2] > 1, causal_alignment="bottom-right", window_size=window,
+        scale=scaling, is_causal=bool(causal) and query.shape[2] > 1, causal_alignment="bottom-right",
+        window_size=window,
         softcap=softcap, sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     visible = None if mask is None else mask[:, None, None, -key.shape[2] :].bool()
