@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,8 +31,12 @@ TEXT = Path(__file__).parent.parent / "lab" / "text.txt"
 
 def scan(
     model: Annotated[
-        str, typer.Argument(help="Folder or hub id of a transformers model that reads text (safetensors only).")
-    ],
+        str | None,
+        typer.Argument(
+            help="Folder or hub id of a transformers model that reads text (safetensors only). Without it, the small "
+            "byte-level language model that ships."
+        ),
+    ] = None,
     text: Annotated[
         str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
     ] = None,
@@ -71,14 +75,19 @@ def scan(
     from rich.progress import Progress
 
     import attemper
-    from attemper.integrations import pretrained
 
-    loaded = pretrained.load(model, device=device, dtype=dtype.value)
-    batches = pretrained.windows(loaded, words, max_length=max_length, batch_size=batch_size)
+    if model is None:
+        loaded, batches = _shipped(words, max_length, batch_size, device, dtype.value)
+    else:
+        from attemper.integrations import pretrained
+
+        known = pretrained.load(model, device=device, dtype=dtype.value)
+        loaded = known.model
+        batches = pretrained.windows(known, words, max_length=max_length, batch_size=batch_size)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
         result = attemper.scan(
-            loaded.model, batches, limits=limits, backend=backend, name=_title(model),
+            loaded, batches, limits=limits, backend=backend, name=_title(model),
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     if html is not None:
@@ -89,6 +98,22 @@ def scan(
         Console().print(result)
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in result.alarms):
         raise typer.Exit(3)
+
+
+def _shipped(words: str, max_length: int | None, batch_size: int, device: str, dtype: str) -> tuple[Any, list[Any]]:
+    """The byte-level model that ships, and the text as batches of windows of bytes, the rest as one of its own."""
+    import torch
+
+    from attemper.lab import model as lab
+
+    if not words.strip():
+        raise InputError("the text is empty: there is nothing to scan. Pass a file with text, or leave --text out.")
+    model = lab.load().to(torch.device(device), getattr(torch, dtype))
+    ids = lab.encode(words).to(device)
+    length = min(max_length or model.config.context, model.config.context)
+    full = lab.windows(ids, length)
+    rest = ids[full.numel() :]
+    return model, [*full.split(batch_size), *([rest[None]] if len(rest) else [])]
 
 
 def _limits(options: list[str]) -> dict[str, float]:
@@ -133,8 +158,10 @@ def _read(text: str | None) -> str:
         raise InputError(f"the text {path} cannot be read: {error.strerror or error}.") from error
 
 
-def _title(model: str) -> str:
+def _title(model: str | None) -> str:
     """A folder by its name, not by where this machine keeps it."""
+    if model is None:
+        return "attemper's byte-level model"
     path = Path(model)
     if not path.is_dir():
         return model

@@ -6,7 +6,6 @@ None, and padding would be ignored. Windows and chunks are in that mask, so ``sl
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -146,6 +145,7 @@ def _mask(module: nn.Module, key: Tensor, mask: Any, position_bias: Any) -> Tens
 
 _lock = threading.Lock()
 _depth = 0
+_original: list[Callable[..., Any]] = []
 
 
 @contextmanager
@@ -161,14 +161,15 @@ def seen() -> Iterator[None]:
     with _lock:
         _depth += 1
         if _depth == 1:
-            AttentionInterface.get_interface = _telling(AttentionInterface.get_interface)
+            _original.append(AttentionInterface.get_interface)
+            AttentionInterface.get_interface = _telling(_original[0])
     try:
         yield
     finally:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                AttentionInterface.get_interface = inspect.unwrap(AttentionInterface.get_interface)
+                AttentionInterface.get_interface = _original.pop()
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
