@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attemper import cli
+from attemper.cli.scan import TEXT
 from tests import encoder
 
 tf = pytest.importorskip("transformers")
@@ -93,6 +94,21 @@ def test_the_text_that_ships_is_read_when_none_is_given(run: Run) -> None:
     assert json.loads(ended.out)["tokens"] > 500
 
 
+def test_without_a_model_the_one_that_ships_is_scanned(run: Run) -> None:
+    ended = run("scan", "--json")
+    document = json.loads(ended.out)
+    assert document["model"] == "attemper's byte-level model"
+    assert [len(site["heads"]) for site in document["sites"]] == [4] * 4
+    assert document["tokens"] == len(TEXT.read_bytes())
+    assert {alarm["severity"] for alarm in document["alarms"]} <= {"notice"}
+
+
+def test_html_writes_a_page_beside_the_document(run: Run, tmp_path: Path) -> None:
+    ended = run("scan", "--json", "--html", tmp_path / "page.html")
+    assert json.loads(ended.out)["schema"] == 1
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def test_text_comes_from_standard_input_with_a_dash(run: Run) -> None:
     ended = run("scan", encoder.folder(), "--text", "-", "--json", stdin="one two three")
     assert json.loads(ended.out)["tokens"] == 5  # three words between two special tokens
@@ -141,7 +157,6 @@ def test_another_type_of_weights_is_scanned(run: Run, text: Path, dtype: str) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing argument"),
         (("model", "--limit", "logits"), "is not NAME=V"),
         (("model", "--limit", "sharp=1"), "'collapsed', 'diffuse', 'logits', 'first_token'"),
         (("model", "--backend", "fast"), "backend must be 'auto' or one of 'blocked', 'reference'"),

@@ -161,6 +161,8 @@ class Watch:
             self.sampled += 1
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._compiled and not tap.in_backward():
+            self._context.reset()
         if self._pass is not None or self._compiled or not self.sampling or tap.in_backward():
             return
         self._begin_sample()

@@ -58,6 +58,7 @@ class CallContext:
         """Back to outside of every module."""
         self.stack.clear()
         self.running.clear()
+        self.calls.clear()
 
     @property
     def tokens(self) -> Tokens:

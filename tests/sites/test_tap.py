@@ -1,0 +1,129 @@
+"""``tap``: measured when a watch samples, in eager and in compiled code, and nothing to the compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import attemper
+from attemper import InputError
+from tests.sites.own_models import Own, entropies
+
+
+class Tapped(Own):
+    """A model with a tap beside its attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.split(x)
+        attemper.tap(query, key, is_causal=True, name="first")
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Tapped()
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def close(scan: attemper.Scan, expected: Tensor) -> bool:
+    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
+    return bool((found - expected).abs().max() < 2e-5)
+
+
+def test_without_a_watch_a_tap_does_nothing() -> None:
+    query = torch.randn(1, 2, 5, 8, requires_grad=True)
+    assert attemper.tap(query, query, name="alone") is None
+
+
+def test_a_tap_without_a_name_is_an_error() -> None:
+    query = torch.randn(1, 2, 5, 8)
+    with pytest.raises(InputError, match="must name the site"):
+        attemper.tap(query, query, name="")
+
+
+@pytest.mark.parametrize("kind", [Tapped, Checkpointed])
+def test_a_compiled_model_is_one_graph_on_sampled_and_other_steps(kind: type[nn.Module]) -> None:
+    model, x = kind(), torch.randn(2, 20, 32, requires_grad=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with attemper.watch(compiled, every=3) as watch:
+        for _ in range(7):
+            for _ in range(2):  # two passes a step: gradients accumulate
+                compiled(x).sum().backward()
+            watch.step()
+    assert counter.frame_count == 1
+    assert watch.sampled == 3
+    scan = watch.table()
+    assert scan.sites[0].name == "first"
+    assert scan.sites[0].heads[0].rows == 2 * 40
+    block = model.block if isinstance(model, Checkpointed) else model
+    twin = Own()
+    twin.load_state_dict(block.state_dict())
+    assert close(scan, entropies(twin, (x.detach(),))[0])
+
+
+def test_outputs_and_gradients_are_bit_identical_with_and_without_a_sampled_tap() -> None:
+    model, x = Tapped(), torch.randn(2, 20, 32)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    plain = gradients()
+    with attemper.watch(model):
+        watched = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+
+
+def test_temperature_of_a_tap_divides_the_scores() -> None:
+    query, key = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+
+    class Model(nn.Module):
+        def forward(self, temperature: Any) -> None:
+            attemper.tap(query, key, name="warm", temperature=temperature)
+
+    expected = attemper.attention_statistics(query, key, temperature=2.0).per_head()["entropy"].mean
+    for temperature in (2.0, torch.full((2, 1), 2.0)):
+        model = Model()
+        with attemper.watch(model) as watch:
+            model(temperature)
+        assert close(watch.table(), expected)
+
+
+def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
+    pytest.importorskip("transformers")
+    from tests.monitor.tiny_models import TINY, eager_entropies, sharpened
+
+    model = sharpened(TINY["bert"].build())
+    batch = {"input_ids": torch.randint(3, 101, (2, 40))}
+    expected = eager_entropies(model, batch)["attentions"]
+    import attemper.integrations.transformers
+
+    model.set_attn_implementation(attemper.integrations.transformers.NAME)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with attemper.watch(compiled, every=2) as watch:
+        for _ in range(4):
+            compiled(**batch)
+            watch.step()
+    assert counter.frame_count == 1
+    found = watch.table().sites
+    assert len(found) == 2
+    for site, layer in zip(found, expected, strict=True):
+        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+        assert float((heads - layer).abs().max()) < 2e-5
