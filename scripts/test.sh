@@ -27,6 +27,6 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS=1 # no look-up of a newer pyright
 .venv/bin/python -m pyright --pythonpath .venv/bin/python
 
 say "pytest --all"
-.venv/bin/python -m pytest --all "$@"
+.venv/bin/python -m pytest --all -n 2 "$@" # one thread each: tests/conftest.py
 
 say "All checks passed."

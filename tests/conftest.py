@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("hostile")
     if marker:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
         item.user_properties.append(
             ("hostile", parameters.get("backend", marker.args[0] if marker.args else "measures"))
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -94,7 +95,7 @@ def row_statistics(row: Row) -> dict[str, FLOAT]:
     }
 
 
-def plogp(p: Array) -> Array:
+def plogp(p: Any) -> Any:
     """-p log p, 0 at 0."""
     safe = np.where(p > 0, p, 1)
     return -safe * np.log(safe) * (p > 0)
@@ -166,7 +167,7 @@ def inputs(
     (batch, heads, rows, size), keys = query.shape, key.shape[2]
     offset = keys - rows if causal_alignment == "bottom-right" else 0
     seen, bias = _mask(attn_mask, (batch, heads, rows, keys))
-    tokens = seen.any((1, 2)) if attn_mask is not None else np.ones((batch, keys), bool)
+    tokens: Array = np.ones((batch, keys), bool) if attn_mask is None else np.asarray(seen.any((1, 2)))
     left, right = window_size
     visible = seen.copy()
     for i in range(rows):
@@ -197,7 +198,7 @@ def _mask(mask: torch.Tensor | None, shape: tuple[int, ...]) -> tuple[Array, Arr
 def forward(call: Inputs) -> dict[str, Array]:
     """``output`` [B, H, Q, E] (where there are values), each statistic [B, H, Q] and ``key_mass`` [B, H, K]."""
     shape = call.query.shape[:3]
-    results = {name: np.zeros(shape, FLOAT) for name in ROW_STATISTICS}
+    results: dict[str, Any] = {name: np.zeros(shape, FLOAT) for name in ROW_STATISTICS}
     results["key_mass"] = np.zeros((*shape[:2], call.key.shape[2]), FLOAT)
     if call.value is not None:
         results["output"] = np.zeros((*shape, call.value.shape[3]), FLOAT)
@@ -225,7 +226,7 @@ class Sensitivity:
     """Through the scores themselves."""
 
 
-def row_sensitivity(row: Row, upstream: Mapping[str, FLOAT | Array], absolute: bool = False) -> Sensitivity:
+def row_sensitivity(row: Row, upstream: Mapping[str, Any], absolute: bool = False) -> Sensitivity:
     """dL/dp, dL/dw and direct dL/ds of a row, from the definition of each statistic. ``absolute`` adds up |terms|."""
     s, p, n, share = row.scores, row.p, row.n, row.share
     mean = (p * s).sum()
@@ -267,7 +268,7 @@ def row_sensitivity(row: Row, upstream: Mapping[str, FLOAT | Array], absolute: b
     return result
 
 
-def row_gradient(row: Row, upstream: Mapping[str, FLOAT | Array], values: Array | None) -> dict[str, tuple]:
+def row_gradient(row: Row, upstream: Mapping[str, Any], values: Array | None) -> dict[str, tuple]:
     """dL/ds [n] and dL/dsink of a row, each with the sum of the absolute values of its terms."""
     p, share = row.p, row.share
     plain, sizes = row_sensitivity(row, upstream), row_sensitivity(row, upstream, absolute=True)

@@ -11,7 +11,7 @@ import torch
 import attemper
 
 heads, tokens = int(sys.argv[1]), int(sys.argv[2])
-options = {"causal": {"is_causal": True}, "full": {}, "masked": {}}[sys.argv[3]]
+options = {"causal": {"is_causal": True}, "full": {}, "masked": {}, "dense": {"backend": "reference"}}[sys.argv[3]]
 
 
 def peak_bytes():
@@ -33,7 +33,7 @@ def extra_mib(work):
 def step(tokens):
     query, key, value = (torch.randn(1, heads, tokens, 64, requires_grad=True) for _ in range(3))
     mask = torch.arange(tokens) < tokens - 7 if sys.argv[3] == "masked" else None
-    call = dict(query=query, key=key, value=value, attn_mask=mask, stats="all", backend="blocked", **options)
+    call = dict(query=query, key=key, value=value, attn_mask=mask, stats="all", **({"backend": "blocked"} | options))
     forward, (output, stats) = extra_mib(lambda: attemper.attention(**call))
     loss = output.sum() + stats.entropy.sum() + stats.logit_variance.sum() + stats.max_weight.sum()
     backward, _ = extra_mib(loss.backward)
@@ -73,7 +73,14 @@ def assert_below(limit: float, heads: int, tokens: int, what: str) -> None:
     assert forward > -5, f"measured less than the results themselves: {figures}"
 
 
-@pytest.mark.parametrize("what", ["causal", pytest.param("masked", marks=pytest.mark.slow)])
+def test_the_measurement_sees_the_weights_that_the_reference_holds():
+    forward, backward = extra_mib(2, 2048, "dense")
+    square = 2 * 2048**2 * 8 / 2**20
+    assert forward > square
+    assert backward > square
+
+
+@pytest.mark.parametrize("what", ["causal", "masked"])
 def test_8192_tokens_need_less_than_150_mib_beyond_results_and_gradients(what: str):
     assert_below(150, 2, 8192, what)
 

@@ -92,7 +92,9 @@ def test_gradients_come_in_the_shape_and_type_of_their_tensors_and_only_where_ne
             assert tensor.grad is not None
             assert (tensor.grad.shape, tensor.grad.dtype) == (tensor.shape, tensor.dtype)
             assert torch.isfinite(tensor.grad).all()
-    alone = {name: value.detach() if isinstance(value, Tensor) else value for name, value in vars(call).items()}
+    alone: dict[str, Any] = {
+        name: value.detach() if isinstance(value, Tensor) else value for name, value in vars(call).items()
+    }
     key = alone["key"].requires_grad_()
     output, state, key_mass = _ops.attention(Arguments(**alone))
     (output.sum() + state.masked_fill(~torch.isfinite(state), 0.0).sum() + key_mass.sum()).backward()

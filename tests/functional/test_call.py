@@ -9,12 +9,14 @@ import torch
 import attemper
 from attemper import InputError
 from attemper.functional.names import STATISTICS
+from tests.calls import attended
 
 Q, KV = torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 5, 8)
 
 
 def attend(**changes: Any) -> attemper.AttentionOutput:
-    return attemper.attention(**({"query": Q, "key": KV, "value": KV} | changes))
+    arguments: dict[str, Any] = {"query": Q, "key": KV, "value": KV} | changes
+    return attemper.attention(**arguments)
 
 
 TENSORS = {
@@ -250,18 +252,25 @@ PACKED: dict[str, tuple[dict[str, Any], str]] = {
 def test_packed_documents_that_do_not_fit_are_refused(what: str):
     changes, message = PACKED[what]
     packed = torch.zeros(5, 2, 4)
-    arguments = {"query": packed, "key": packed, "value": packed, "cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
+    arguments: dict[str, Any] = {
+        "query": packed,
+        "key": packed,
+        "value": packed,
+        "cu_seqlens_q": OFFSETS,
+        "cu_seqlens_k": OFFSETS,
+    }
     with pytest.raises(InputError, match=message):
         attemper.varlen_attention(**(arguments | changes))
 
 
 def test_every_way_of_naming_statistics_is_understood():
-    for stats, names in (
+    ways: list[tuple[Any, tuple[str, ...]]] = [
         ("gini", ("lse", "max_logit", "gini")),
         (["entropy"], ("lse", "entropy", "max_logit")),
         (("all", "gini"), (*STATISTICS[:11], "gini")),
         (iter(["key_mass", "entropy"]), ("lse", "entropy", "max_logit", "key_mass")),
-    ):
+    ]
+    for stats, names in ways:
         measured = attend(stats=stats).stats
         assert measured is not None
         assert measured.names == names
@@ -270,7 +279,7 @@ def test_every_way_of_naming_statistics_is_understood():
 
 
 def test_a_call_reads_its_tensors_and_leaves_them_as_they_were(backend: str):
-    tensors = {
+    tensors: dict[str, Any] = {
         "query": torch.randn(2, 4, 3, 8),
         "key": torch.randn(2, 4, 5, 8),
         "value": torch.randn(2, 4, 5, 8),
@@ -280,7 +289,7 @@ def test_a_call_reads_its_tensors_and_leaves_them_as_they_were(backend: str):
     }
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     leaves = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
-    output, stats = attemper.attention(**leaves, stats="all", softcap=5.0, backend=backend)
+    output, stats = attended(backend, **leaves, softcap=5.0)
     (output.sum() + stats.entropy.sum()).backward()
     for name, tensor in tensors.items():
         assert torch.equal(tensor.detach(), copies[name]), name

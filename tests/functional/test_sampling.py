@@ -1,6 +1,7 @@
 """``attention_statistics(rows=)``: which rows are read, that the estimate has no bias, and that its error is told."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(2, 3, Q, 8, generator=generator) * 2, torch.randn(2, 3, K, 8, generator=generator)
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"is_causal": True},
     "bottom-right": {"is_causal": True, "causal_alignment": "bottom-right"},
@@ -121,7 +122,7 @@ def test_a_generator_makes_the_sample_repeatable():
 
 
 @pytest.mark.parametrize("rows", [0, -1, 2.5, True, "8"], ids=repr)
-def test_a_number_of_rows_that_is_none_is_refused(rows: object):
+def test_a_number_of_rows_that_is_none_is_refused(rows: Any):
     with pytest.raises(
         InputError, match=r"attention_statistics\(rows=\.\.\.\) must be an int of at least 1, or None for all rows; got"
     ):

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS
 B, H, Q, K = 2, 3, 12, 12
 
 
-def measured(backend: str = "blocked", stats=STATISTICS, **options) -> AttentionStats:
+def measured(backend: str = "blocked", stats: Any = STATISTICS, **options: Any) -> AttentionStats:
     """Causal rows with an empty one, a non-finite one and a row that sees one key."""
     torch.manual_seed(0)
     query, key = torch.randn(B, H, Q, 4) * 2, torch.randn(B, H, K, 4)
@@ -238,7 +239,7 @@ MERGE_MISTAKES = {
 }
 
 
-def part(stats="all", rows: int = 4, **options) -> attemper.AttentionOutput:
+def part(stats: Any = "all", rows: int = 4, **options: Any) -> attemper.AttentionOutput:
     query, key = torch.randn(1, 2, rows, 4), torch.randn(1, 2, 5, 4)
     return attemper.attention(query, key, key, stats=stats, **options)
 

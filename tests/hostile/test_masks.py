@@ -1,15 +1,14 @@
 """Hostile inputs, table "Masks and shapes": rows that see nothing, masks that are none, numbers out of place."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import attemper
 from tests import cases, oracle
+from tests.calls import attended
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
@@ -21,12 +20,6 @@ def tensors(queries: int = Q, keys: int = K, dtype: torch.dtype = torch.float32)
     shapes = (queries, keys, keys)
     query, key, value = (torch.randn(B, H, n, D, dtype=dtype) for n in shapes)
     return query * 2, key, value
-
-
-def attended(backend: str, *args: Any, stats: Any = "all", **options: Any) -> tuple[Tensor, attemper.AttentionStats]:
-    output, measured = attemper.attention(*args, stats=stats, backend=backend, **options)
-    assert measured is not None
-    return output, measured
 
 
 ROW_MASKS = {

@@ -1,22 +1,17 @@
 """Hostile inputs, table "Masks and shapes": alignments, empty dimensions, grouped heads, layouts, documents."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import attemper
 from attemper import InputError
 from tests import agreement, cases
+from tests.calls import attended, packed
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
-
-
-def attended(backend: str, *args, stats="all", **options) -> tuple[Tensor, attemper.AttentionStats]:
-    output, measured = attemper.attention(*args, stats=stats, backend=backend, **options)
-    assert measured is not None
-    return output, measured
 
 
 @pytest.mark.parametrize(
@@ -91,7 +86,7 @@ def _transposed(shape, dtype=torch.float32):
     return torch.randn(shape[0], shape[2], shape[1], shape[3], dtype=dtype).transpose(1, 2)
 
 
-def _packed(shape):
+def _chunk(shape):
     return torch.randn(shape[0], shape[2], 3, shape[1], shape[3]).permute(2, 0, 3, 1, 4)[1]
 
 
@@ -114,7 +109,7 @@ def _odd_strides(shape):
 
 
 LAYOUTS = {
-    "transposed": (_transposed, (2, 3)), "chunk of a packed qkv": (_packed, (2, 3)),
+    "transposed": (_transposed, (2, 3)), "chunk of a packed qkv": (_chunk, (2, 3)),
     "expanded, stride 0": (_expanded, (2, 3)),
     "strided last dimension": (_strided_last, (2, 3)), "reversed storage": (_reversed_storage, (2, 3)),
     "size 1 with odd strides": (_odd_strides, (1, 1)),
@@ -151,27 +146,23 @@ def test_packed_documents_equal_a_loop_over_documents(alignment: str, stats, bac
     offsets = [torch.tensor([0, *lengths]).cumsum(0) for lengths in (lengths_q, lengths_k)]
     options = {
         "is_causal": True, "causal_alignment": alignment, "enable_gqa": True, "softcap": 20.0, "stats": stats,
-        "backend": backend, "window_size": (100, 0), "first_tokens": 2,
+        "window_size": (100, 0), "first_tokens": 2, "sink_logits": sink,
     }  # fmt: skip
-    packed, measured = attemper.varlen_attention(
-        query, key, value, *offsets, sink_logits=sink, temperature=temperature, **options
-    )
+    output, measured = packed(backend, query, key, value, *offsets, temperature=temperature, **options)
     outputs, rows = [], {name: [] for name in measured}
     for i in range(5):
         place_q, place_k = (slice(int(o[i]), int(o[i + 1])) for o in offsets)
-        one, alone = attemper.attention(
-            *(t[place].transpose(0, 1)[None] for t, place in ((query, place_q), (key, place_k), (value, place_k))),
-            sink_logits=sink, temperature=temperature[:, :, place_q], **options,
-        )  # fmt: skip
+        own = (t[place].transpose(0, 1)[None] for t, place in ((query, place_q), (key, place_k), (value, place_k)))
+        one, alone = attended(backend, *own, temperature=temperature[:, :, place_q], **options)
         outputs.append(one[0].transpose(0, 1))
         for name in alone:
             rows[name].append(alone[name])
-    torch.testing.assert_close(packed, torch.cat(outputs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output, torch.cat(outputs), rtol=1e-5, atol=1e-6)
     smooth = [name for name in rows if measured[name].requires_grad]
     for name in rows:
         torch.testing.assert_close(measured[name], torch.cat(rows[name], 2), rtol=1e-5, atol=1e-5, msg=name)
     losses = (
-        packed.square().sum() + sum(measured[n].nan_to_num(neginf=0.0).sum() for n in smooth),
+        output.square().sum() + sum(measured[n].nan_to_num(neginf=0.0).sum() for n in smooth),
         torch.cat(outputs).square().sum() + sum(torch.cat(rows[n], 2).nan_to_num(neginf=0.0).sum() for n in smooth),
     )
     grads = [torch.autograd.grad(loss, leaves) for loss in losses]
@@ -256,7 +247,7 @@ def test_offsets_beyond_two_to_the_31_elements_reach_the_right_numbers(what: str
     far = torch.as_strided(storage, (3, 1, 4, 8), (2**30, 8, 8, 1))
     near = torch.randn(3, 1, 4, 8).to(torch.float16)
     far.copy_(near)
-    tensors = {name: torch.randn(3, 1, 4, 8).to(torch.float16) for name in ("query", "key", "value")}
+    tensors: dict[str, Any] = {name: torch.randn(3, 1, 4, 8).to(torch.float16) for name in ("query", "key", "value")}
     expected, same = attended(backend, **(tensors | {what: near}))
     output, stats = attended(backend, **(tensors | {what: far}))
     assert torch.equal(output, expected)

@@ -1,6 +1,7 @@
 """Hostile inputs, table "Temperature and schedules", as far as attention and measures go; sinks on empty rows."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from attemper import InputError
 from attemper import functional as F
 from attemper.functional.names import STATISTICS
 from tests import oracle
+from tests.calls import attended
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
@@ -22,30 +24,25 @@ def tensors() -> list[Tensor]:
     return [torch.randn(1, H, n, D, requires_grad=True) for n in (Q, K, K)]
 
 
-def attended(backend: str, *args, stats="all", **options) -> tuple[Tensor, attemper.AttentionStats]:
-    output, measured = attemper.attention(*args, stats=stats, backend=backend, **options)
-    assert measured is not None
-    return output, measured
-
-
 BAD = [0, 0.0, -0.0, -0.5, -math.inf, math.nan]
-CALLS = {
-    "attention": lambda T, backend: attemper.attention(*tensors(), temperature=T, backend=backend),
-    "attention_statistics": lambda T, backend: attemper.attention_statistics(
-        *tensors()[:2], temperature=T, backend=backend
-    ),
-    "dense_weights": lambda T, backend: attemper.dense_weights(*tensors()[:2], temperature=T, backend=backend),
-    "varlen_attention": lambda T, backend: attemper.varlen_attention(
-        *(torch.randn(5, 2, 4) for _ in range(3)), *(torch.tensor([0, 2, 5]),) * 2, temperature=T, backend=backend
-    ),
-}
+
+
+def call(function: str, temperature: float, backend: str) -> object:
+    offsets, packed = torch.tensor([0, 2, 5]), torch.randn(5, 2, 4)
+    arguments: dict[str, Any] = {
+        "attention": tensors(),
+        "attention_statistics": tensors()[:2],
+        "dense_weights": tensors()[:2],
+        "varlen_attention": [packed, packed, packed, offsets, offsets],
+    }
+    return getattr(attemper, function)(*arguments[function], temperature=temperature, backend=backend)
 
 
 @pytest.mark.parametrize("temperature", BAD, ids=str)
-@pytest.mark.parametrize("function", CALLS)
+@pytest.mark.parametrize("function", ["attention", "attention_statistics", "dense_weights", "varlen_attention"])
 def test_a_temperature_that_is_not_above_zero_is_refused(function: str, temperature: float, backend: str):
     with pytest.raises(InputError, match=rf"{function}\(temperature=...\) must be above 0, got .*below 1 sharpens"):
-        CALLS[function](temperature, backend)
+        call(function, temperature, backend)
 
 
 @pytest.mark.parametrize("temperature", BAD, ids=str)
@@ -170,5 +167,5 @@ def test_a_sink_on_an_empty_row_leaves_nothing(backend: str):
         output[:, :, 1].sum() + stats.mass[:, :, 1].sum() + stats.entropy_with_sink[:, :, 1].sum(), [*leaves, sink]
     )
     assert all((grad == 0).all() for grad in grads)
-    mass = oracle.forward(oracle.inputs(*leaves, mask, sink_logits=sink))["mass"]
+    mass = oracle.forward(oracle.inputs(leaves[0], leaves[1], leaves[2], mask, sink_logits=sink))["mass"]
     assert np.abs(oracle.numbers(stats.mass) - mass).max() <= 1e-6

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 import attemper
 from attemper.functional.names import STATISTICS
 from tests import agreement, cases, oracle
+from tests.calls import attended, packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
@@ -52,11 +54,9 @@ def test_whole_rows_agree_with_the_oracle(name: str, tiled):
     agreement.assert_agreement(replace(case, names=WHOLE_ROWS), "blocked")
 
 
-def of_scores(scores: Tensor, **options) -> attemper.AttentionStats:
+def of_scores(scores: Tensor) -> attemper.AttentionStats:
     query, key = (torch.zeros(1, 1, n, 1, dtype=scores.dtype) for n in scores.shape)
-    stats = attemper.attention(query, key, key, scores, stats="all", backend="blocked", **options).stats
-    assert stats is not None
-    return stats
+    return attended("blocked", query, key, key, scores).stats
 
 
 @pytest.mark.parametrize("block", [1, 3, 16])
@@ -79,7 +79,7 @@ def test_one_key_far_above_the_rest_leaves_a_small_true_entropy(tiled):
 def test_scores_very_far_apart_leave_every_gradient_finite(tiled):
     tiled(2, 2, 40)
     leaves = [torch.randn(1, 2, 4, 3, requires_grad=True) for _ in range(3)]
-    output, stats = attemper.attention(*leaves, temperature=1e-30, stats="all", backend="blocked")
+    output, stats = attended("blocked", *leaves, temperature=1e-30)
     names = [name for name in stats if stats[name].requires_grad and "logit" not in name and name != "lse"]
     (output.sum() + sum(stats[name].sum() for name in names) + stats.logit_variance.sum()).backward()
     for leaf in leaves:
@@ -123,7 +123,7 @@ def test_gradients_of_rows_without_keys_are_zero_even_below_infinite_gradients(t
     leaves = [torch.randn(1, 1, 4, 3, requires_grad=True) for _ in range(3)]
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[1] = False
-    output, stats = attemper.attention(*leaves, mask, stats=("lse", "entropy"), backend="blocked")
+    output, stats = attended("blocked", *leaves, mask, stats=("lse", "entropy"))
     above = torch.zeros(1, 1, 4)
     above[..., 1] = math.inf
     grads = torch.autograd.grad(
@@ -169,7 +169,8 @@ def test_ties_for_the_maximum_send_its_gradient_to_the_lowest_key(tiled):
 def test_sampled_rows_read_as_they_do_among_all(tiled):
     tiled(2, 3, 40)
     query, key = torch.randn(1, 2, 9, 3), torch.randn(1, 2, 12, 3)
-    options = {"is_causal": True, "causal_alignment": "bottom-right", "window_size": (4, 0), "backend": "blocked"}
+    options: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom-right", "window_size": (4, 0)}
+    options["backend"] = "blocked"
     names = ("all", "mean_distance")
     whole = attemper.attention_statistics(query, key, stats=names, **options)
     part = attemper.attention_statistics(query, key, stats=names, rows=4, **options)
@@ -182,23 +183,17 @@ def test_packed_documents_equal_a_loop_over_documents():
     temperature = (torch.rand(1, 2, 7) + 0.5).requires_grad_()
     sink = torch.randn(2, requires_grad=True)
     offsets = torch.tensor([0, 3, 3, 7])
-    options = {
-        "is_causal": True,
-        "stats": ("entropy", "mean_distance", "key_mass"),
-        "backend": "blocked",
-        "sink_logits": sink,
-    }
-    packed = attemper.varlen_attention(*tensors, offsets, offsets, temperature=temperature, **options)
-    loss = 0.0
-    for start, stop in ((0, 3), (3, 7)):
-        rows = slice(start, stop)
+    options = {"is_causal": True, "stats": ("entropy", "mean_distance", "key_mass"), "sink_logits": sink}
+    whole = packed("blocked", *tensors, offsets, offsets, temperature=temperature, **options)
+    loss = torch.zeros(())
+    for rows in (slice(0, 3), slice(3, 7)):
         own = [tensor[rows].transpose(0, 1)[None] for tensor in tensors]
-        one = attemper.attention(*own, temperature=temperature[:, :, rows], **options)
-        torch.testing.assert_close(packed.output[rows], one.output[0].transpose(0, 1))
+        one = attended("blocked", *own, temperature=temperature[:, :, rows], **options)
+        torch.testing.assert_close(whole.output[rows], one.output[0].transpose(0, 1))
         for name in one.stats:
-            torch.testing.assert_close(packed.stats[name][:, :, rows], one.stats[name], msg=name)
+            torch.testing.assert_close(whole.stats[name][:, :, rows], one.stats[name], msg=name)
         loss = loss + one.output.square().sum() + one.stats.entropy.sum()
     leaves = [*tensors, temperature, sink]
-    grads = torch.autograd.grad(packed.output.square().sum() + packed.stats.entropy.sum(), leaves)
+    grads = torch.autograd.grad(whole.output.square().sum() + whole.stats.entropy.sum(), leaves)
     for got, want in zip(grads, torch.autograd.grad(loss, leaves), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

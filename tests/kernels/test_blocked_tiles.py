@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests import agreement, cases
 
@@ -35,12 +36,14 @@ def _ragged_blocks():
             yield pytest.param(case, keys, id=f"{case.name}, blocks of {keys}", marks=[] if quick else pytest.mark.slow)
 
 
+@pytest.mark.hostile("blocked")
 @pytest.mark.parametrize(("case", "keys"), list(_ragged_blocks()))
 def test_key_blocks_of_any_size_agree_on_ragged_shapes(case: cases.Case, keys: int, tiled):
     tiled(2, keys, 1 << 18)
     agreement.assert_agreement(case, "blocked")
 
 
+@pytest.mark.hostile("reference")
 @pytest.mark.parametrize(**cases.ragged_by_name)
 def test_the_reference_agrees_on_ragged_shapes(case: cases.Case):
     agreement.assert_agreement(case, "reference")
@@ -52,3 +55,15 @@ def test_chunks_of_batch_and_heads_change_nothing(name: str, elements: int, tile
     tiled(4, 7, elements)
     case = next(case for case in cases.CASES if case.name == name)
     agreement.assert_agreement(replace(case, names=cases.MERGED), "blocked")
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
+def test_tiles_of_the_kernels_own_choice_agree_on_rows_that_need_several(masked: bool):
+    options = (
+        {"attn_mask": torch.arange(1100) >= 600} if masked else {"is_causal": True, "causal_alignment": "bottom-right"}
+    )
+    case = cases.Case(
+        f"own tiles {masked}", batch=1, heads=2, groups=1, rows=140, keys=1100, size=4, width=2, ascending=not masked,
+        options=options, names=cases.ONE_PASS,
+    )  # fmt: skip
+    agreement.assert_agreement(case, "blocked")

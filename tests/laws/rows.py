@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-import attemper
-from attemper import AttentionOutput, AttentionStats
+from attemper import AttentionStats
+from tests import calls
 
 BACKENDS = ("reference", "blocked")
 
@@ -27,35 +29,20 @@ def rows(draw: st.DrawFn, least: int = 1, most: int = 9) -> Tensor:
     return scores.sort(-1).values if draw(st.booleans()) else scores
 
 
-def attended(scores: Tensor, backend: str, value: Tensor | None = None, **options) -> AttentionOutput:
+def attended(scores: Tensor, backend: str, value: Tensor | None = None, **options: Any) -> calls.Result:
     """Attention whose scores are these [Q, n]: query 1, key 0 and the scores as a bias."""
-    query = torch.zeros(1, 1, scores.shape[0], 1, dtype=scores.dtype)
-    key = torch.zeros(1, 1, scores.shape[1], 1, dtype=scores.dtype)
-    return attemper.attention(
-        query, key, key if value is None else value, scores, backend=backend, **{"stats": "all", **options}
-    )
+    query, key = (torch.zeros(1, 1, n, 1, dtype=scores.dtype) for n in scores.shape)
+    return calls.attended(backend, query, key, key if value is None else value, scores, **options)
 
 
-def measured(scores: Tensor, backend: str, **options) -> AttentionStats:
-    stats = attended(scores, backend, **options).stats
-    assert stats is not None
-    return stats
+def measured(scores: Tensor, backend: str, **options: Any) -> AttentionStats:
+    return attended(scores, backend, **options).stats
 
 
-def of_products(scores: Tensor, backend: str, bias: Tensor | None = None, **options) -> AttentionStats:
+def of_products(scores: Tensor, backend: str, bias: Tensor | None = None, **options: Any) -> AttentionStats:
     """The same with the scores as products q.k (one-hot queries), so that temperature divides them."""
-    query = torch.eye(scores.shape[0], dtype=scores.dtype)[None, None]
-    stats = attemper.attention(
-        query,
-        scores.mT[None, None],
-        scores.mT[None, None],
-        bias,
-        scale=1.0,
-        backend=backend,
-        **{"stats": "all", **options},
-    ).stats
-    assert stats is not None
-    return stats
+    query, key = torch.eye(scores.shape[0], dtype=scores.dtype)[None, None], scores.mT[None, None]
+    return calls.attended(backend, query, key, key, bias, scale=1.0, **options).stats
 
 
 def close(one: Tensor, two: Tensor, what: str = "", atol: float = 1e-12) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import attemper
 from attemper import functional as F
+from attemper.functional.names import ONE_PASS
 from tests.laws.rows import BACKENDS, attended, close, measured, of_products, rows
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
@@ -63,7 +64,7 @@ def test_shifting_every_score_changes_lse_by_it_and_nothing_else(backend: str, s
 def test_permuting_keys_changes_nothing(backend: str, scores: Tensor, seed: int):
     order = torch.randperm(scores.shape[1], generator=torch.Generator().manual_seed(seed))
     value = torch.randn(1, 1, scores.shape[1], 3, dtype=torch.float64)
-    names = tuple(name for name in attemper.functional.names.ONE_PASS if name != "first_token_mass") + ("gini",)
+    names = tuple(name for name in ONE_PASS if name != "first_token_mass") + ("gini",)
     one = attended(scores, backend, value, stats=names)
     two = attended(scores[:, order], backend, value[:, :, order], stats=names)
     close(one.output, two.output, "output")

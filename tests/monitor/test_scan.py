@@ -207,7 +207,8 @@ def test_an_unknown_limit_is_an_error(llama: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_float_types_are_scanned(dtype: torch.dtype) -> None:
-    model = sharpened(TINY["qwen3"].build()).to(dtype)
+    model: Any = sharpened(TINY["qwen3"].build())
+    model.to(dtype)
     scan = attemper.scan(model, [inputs("decoder", "left")])
     assert all(head.entropy_nats is not None and head.nonfinite_rows == 0 for site in scan.sites for head in site.heads)
 
@@ -221,7 +222,7 @@ def test_a_deepcopy_of_a_scanned_model_is_a_plain_model(llama: Any) -> None:
 
 def _sick(change: Callable[[nn.Linear], None]) -> attemper.Scan:
     torch.manual_seed(3)
-    model = TINY["bert"].build().eval()
+    model: Any = TINY["bert"].build().eval()
     change(model.encoder.layer[0].attention.self.query)
     return attemper.scan(model, [inputs("encoder", None)])
 

@@ -119,6 +119,7 @@ def test_without_steps_forward_passes_are_counted() -> None:
 def test_passes_of_one_step_add_rows_and_a_new_sample_starts_over() -> None:
     model, batch = OWN["sdpa"]()
     with attemper.watch(model) as watch:
+        rows = 0
         for _ in range(2):
             for _ in range(3):
                 model(*batch)

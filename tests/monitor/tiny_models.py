@@ -10,15 +10,29 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
-GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 128, "pad_token_id": 0}
-SMALL = TEXT | {"image_size": 32, "patch_size": 4}
+GROUPED: dict[str, Any] = TEXT | {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+T5: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 48,
+    "d_kv": 12,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+SMALL: dict[str, Any] = TEXT | {"image_size": 32, "patch_size": 4}
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,7 @@ TINY: dict[str, Tiny] = {
     ),
     "t5": Tiny(
         lambda: tf.T5ForConditionalGeneration._from_config(
-            tf.T5Config(
-                vocab_size=101, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
-            ),
+            tf.T5Config(**T5),
             attn_implementation="eager",
         ),
         kind="encoder-decoder",

@@ -124,9 +124,9 @@ def _listen(name: str, module: nn.MultiheadAttention, found: dict[str, Tensor], 
     plain = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        output, weights = plain(*args, **kwargs | {"need_weights": True, "average_attn_weights": False})
-        found[name] = _mean(weights, padding)
-        return output, weights
+        found_weights: tuple[Any, Any] = plain(*args, **kwargs | {"need_weights": True, "average_attn_weights": False})
+        found[name] = _mean(found_weights[1], padding)
+        return found_weights
 
     module.forward = forward  # type: ignore[method-assign]
 

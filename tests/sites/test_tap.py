@@ -59,7 +59,7 @@ def test_a_tap_without_a_name_is_an_error() -> None:
 def test_a_compiled_model_is_one_graph_on_sampled_and_other_steps(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randn(2, 20, 32, requires_grad=True)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     with attemper.watch(compiled, every=3) as watch:
         for _ in range(7):
             for _ in range(2):  # two passes a step: gradients accumulate
@@ -116,7 +116,7 @@ def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
 
     model.set_attn_implementation(attemper.integrations.transformers.NAME)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     with attemper.watch(compiled, every=2) as watch:
         for _ in range(4):
             compiled(**batch)

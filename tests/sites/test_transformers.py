@@ -114,7 +114,7 @@ def test_one_query_without_a_mask_sees_every_key_as_in_decoding() -> None:
 
 def test_a_module_that_says_nothing_about_causality_is_causal_like_sdpa() -> None:
     query, key, value = tensors()
-    module = nn.Module()
+    module: Any = nn.Module()
     module.num_key_value_groups = 2
     found = attention_forward(module, query, key, value, None)[0]
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)

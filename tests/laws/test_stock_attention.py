@@ -1,0 +1,57 @@
+"""Attention held against PyTorch's own: the output, and entropy by a trick that needs no statistics at all.
+
+Where scores are scale q.k and a mask, ``H = lse - scale q.(P K)``: stock attention with V := K gives P K, and its
+backward pass with dO := -scale g q gives the gradient of sum g H with respect to q and k.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import attemper
+from tests.calls import attended
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "bool mask": {"attn_mask": torch.arange(40).view(5, 8) % 3 > 0},
+    "scale": {"scale": 0.8},
+    "grouped heads": {"enable_gqa": True},
+}
+
+
+def tensors(what: str) -> list[torch.Tensor]:
+    groups = 2 if what == "grouped heads" else 4
+    shapes = ((2, 4, 5, 6), (2, groups, 8, 6), (2, groups, 8, 3))
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_the_output_and_its_gradients_are_those_of_pytorch(what: str, backend: str):
+    leaves = tensors(what)
+    ours = attended(backend, *leaves, **OPTIONS[what]).output
+    stock = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], **OPTIONS[what])
+    torch.testing.assert_close(ours, stock, rtol=1e-12, atol=1e-13)
+    above = torch.randn(ours.shape, dtype=torch.float64)
+    for one, two in zip(*(torch.autograd.grad(result, leaves, above) for result in (ours, stock)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_entropy_and_its_gradients_follow_from_stock_attention_over_the_keys(what: str, backend: str):
+    query, key, _ = tensors(what)
+    scale = OPTIONS[what].get("scale", 1 / math.sqrt(6))
+    stats = attemper.attention_statistics(query, key, stats=("entropy", "lse"), backend=backend, **OPTIONS[what])
+    mean_key = scaled_dot_product_attention(query, key, key, **OPTIONS[what])
+    torch.testing.assert_close(stats.entropy, stats.lse - scale * (query * mean_key).sum(-1), rtol=1e-11, atol=1e-12)
+    above = torch.randn(stats.entropy.shape, dtype=torch.float64)
+    ours = torch.autograd.grad(stats.entropy, (query, key), above)
+    # As values the keys are another tensor: what flows back to them there is not counted.
+    values = key.detach()
+    stock = scaled_dot_product_attention(query, key, values, **OPTIONS[what])
+    theirs = torch.autograd.grad(stock, (query, key), -scale * above[..., None] * query.detach())
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
