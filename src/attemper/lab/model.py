@@ -27,7 +27,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class ByteConfig:
-    """Sizes of a :class:`ByteModel`. The default has 885,376 parameters."""
+    """Sizes of a :class:`ByteModel`. The default has 885,888 parameters."""
 
     layers: int = 4
     heads: int = 4
