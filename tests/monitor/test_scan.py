@@ -168,6 +168,12 @@ def test_the_table_names_every_layer_and_the_alarms(llama: Any) -> None:
     assert "warning logits: 8 heads" in text
 
 
+def test_the_table_gathers_the_layers_of_a_stack_though_their_sites_alternate() -> None:
+    text = str(attemper.scan(sharpened(TINY["t5"].build()), [inputs("encoder-decoder", None)]))
+    assert text.count("cross attention, eval") == 1
+    assert text.count("self attention, eval") == 2
+
+
 def test_row_statistics_of_an_unknown_site_lists_the_known_ones(llama: Any) -> None:
     scan = attemper.scan(llama, [inputs("decoder", None)])
     with pytest.raises(InputError, match=r"no site 'nope' was seen\. Sites: model\.layers\.0"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -29,10 +28,11 @@ def table(reading: Reading, width: int) -> RenderableType:
     """
     heads_a_line = max(4, (width - _OTHER_COLUMNS) // 4)
     parts: list[RenderableType] = [_headline(reading)]
-    for (pattern, kind, mode), sites in groupby(
-        reading.sites, key=lambda site: (_pattern(site.name), site.kind, site.mode)
-    ):
-        parts += _group(pattern, kind, mode, list(sites), heads_a_line)
+    stacks: dict[tuple[str, str, str], list[SiteReading]] = {}
+    for site in reading.sites:
+        stacks.setdefault((_pattern(site.name), site.kind, site.mode), []).append(site)
+    for (pattern, kind, mode), sites in stacks.items():
+        parts += _group(pattern, kind, mode, sites, heads_a_line)
     parts += _alarms(reading.alarms)
     parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
     return Group(*parts)
