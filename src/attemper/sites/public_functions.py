@@ -54,7 +54,7 @@ def _replace() -> None:
         function = getattr(sys.modules.get(home), name, None)
         if function is not None:
             wrappers[id(function)] = _telling(function, reader)
-    for holder, name in _holders(frozenset(wrappers), len(sys.modules)):
+    for holder, name in _holders(frozenset(wrappers), tuple(map(id, sys.modules.values()))):
         function = vars(holder)[name]
         if id(function) in wrappers:
             _replaced.append((holder, name, function))
@@ -62,8 +62,8 @@ def _replace() -> None:
 
 
 @lru_cache(maxsize=1)
-def _holders(functions: frozenset[int], _: int) -> tuple[tuple[Any, str], ...]:
-    """Which modules hold these functions, under which names. Looked for again only when more has been imported."""
+def _holders(functions: frozenset[int], _: tuple[int, ...]) -> tuple[tuple[Any, str], ...]:
+    """Which modules hold these functions, under which names. Looked for again only when modules have come or gone."""
     found = []
     for holder in list(sys.modules.values()):
         names = getattr(holder, "__dict__", None)
