@@ -17,7 +17,8 @@ QUERY, KEY, VALUE = (torch.randn(2, 9, 4, 8) for _ in range(3))  # [B, tokens, h
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    return F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), **options).transpose(1, 2)
+    heads_first: list[Any] = [part.transpose(1, 2) for part in (q, k, v)]
+    return F.scaled_dot_product_attention(*heads_first, **options).transpose(1, 2)
 
 
 def flash_attn_func(
@@ -155,7 +156,7 @@ def test_flash_implementations_of_transformers_are_read_by_their_own_convention(
     ) -> tuple[Tensor, None]:
         # Flash's own arithmetic through the dense reference: 2-D padding, causal from the bottom right, a window.
         window = given.get("sliding_window")
-        options = {} if window is None or window >= key.shape[2] else {"window_size": (window - 1, 0)}
+        options: dict[str, Any] = {} if window is None or window >= key.shape[2] else {"window_size": (window - 1, 0)}
         mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
         output = attemper.attention(
             query, key, value, mask, is_causal=True, causal_alignment="bottom-right", scale=given["scaling"],
