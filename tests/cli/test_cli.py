@@ -33,9 +33,11 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object, stdin: str = "") -> Ended:
+    def command(*arguments: object, stdin: str | bytes = "") -> Ended:
         monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        monkeypatch.setattr(
+            "sys.stdin", io.TextIOWrapper(io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode()))
+        )
         capsys.readouterr()  # what the fixtures printed
         with pytest.raises(SystemExit) as stop:
             cli.main()
@@ -189,6 +191,20 @@ def test_an_empty_text(run: Run) -> None:
 
 def test_a_text_that_is_not_there(run: Run) -> None:
     one_line(run("scan", encoder.folder(), "--text", "/no/text"), 1, "the text /no/text cannot be read")
+
+
+def test_standard_input_that_is_no_text(run: Run) -> None:
+    one_line(run("scan", "--text", "-", stdin=b"\xff\xfe"), 1, "standard input is not UTF-8 text")
+
+
+def test_the_shipped_model_refuses_what_it_cannot_do(run: Run) -> None:
+    one_line(run("scan", "--device", "nowhere"), 1, "device 'nowhere' cannot be used")
+    one_line(run("scan", "--max-length", 9999), 1, "reads at most 256 bytes")
+
+
+def test_a_text_shorter_than_a_window_is_as_long_as_it_is(run: Run) -> None:
+    site = json.loads(run("scan", "--text", "-", "--json", stdin="hi").out)["sites"][0]
+    assert (site["queries"], site["keys"], site["heads"][0]["rows"]) == (2, 2, 2)
 
 
 def test_a_text_that_is_no_text(run: Run, tmp_path: Path) -> None:

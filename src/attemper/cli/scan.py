@@ -104,16 +104,20 @@ def _shipped(words: str, max_length: int | None, batch_size: int, device: str, d
     """The byte-level model that ships, and the text as batches of windows of bytes, the rest as one of its own."""
     import torch
 
+    from attemper.integrations.pretrained import moved
     from attemper.lab import model as lab
 
     if not words.strip():
         raise InputError("the text is empty: there is nothing to scan. Pass a file with text, or leave --text out.")
-    model = lab.load().to(torch.device(device), getattr(torch, dtype))
+    model = lab.load()
+    context = model.config.context
+    if max_length is not None and max_length > context:
+        raise InputError(f"max_length is {max_length} but the model that ships reads at most {context} bytes.")
+    moved(model, device).to(getattr(torch, dtype))
     ids = lab.encode(words).to(device)
-    length = min(max_length or model.config.context, model.config.context)
-    full = lab.windows(ids, length)
+    full = lab.windows(ids, max_length or context)
     rest = ids[full.numel() :]
-    return model, [*full.split(batch_size), *([rest[None]] if len(rest) else [])]
+    return model, [*(full.split(batch_size) if len(full) else ()), *([rest[None]] if len(rest) else ())]
 
 
 def _limits(options: list[str]) -> dict[str, float]:
@@ -147,11 +151,9 @@ def _read(text: str | None) -> str:
     Raises:
         InputError: the file is missing, is not text, or cannot be read.
     """
-    if text == "-":
-        return sys.stdin.read()
-    path = TEXT if text is None else Path(text)
+    path = TEXT if text is None else Path("standard input" if text == "-" else text)
     try:
-        return path.read_text(encoding="utf-8")
+        return sys.stdin.buffer.read().decode("utf-8") if text == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
     except OSError as error:

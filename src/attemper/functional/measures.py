@@ -157,7 +157,7 @@ def entropy_of(weights: Tensor, *, dim: int = -1, unit: str = "nats") -> Tensor:
     one_of("entropy_of(unit=...)", unit, _UNITS)
     p = _shares("entropy_of", weights, dim)
     # Below the normal numbers -1/p of the second derivative overflows; such a weight has no entropy to speak of.
-    positive = p >= torch.finfo(p.dtype).tiny
+    positive = ~(p < torch.finfo(p.dtype).tiny)  # NaN stays, and shows
     return -torch.where(positive, p * torch.where(positive, p, 1.0).log(), 0.0).sum(-1) * _UNITS[unit]
 
 
@@ -167,7 +167,7 @@ def effective_tokens(weights: Tensor, *, dim: int = -1) -> Tensor:
     Args and errors as :func:`entropy_of`. 0 for a row of zeros. Its logarithm is the 2-Renyi entropy.
     """
     squares = (_shares("effective_tokens", weights, dim) ** 2).sum(-1)
-    return torch.where(squares > 0, 1 / torch.where(squares > 0, squares, 1.0), 0.0)
+    return torch.where(squares == 0, 0.0, 1 / torch.where(squares == 0, 1.0, squares))
 
 
 def max_weight(weights: Tensor, *, dim: int = -1) -> Tensor:
@@ -206,7 +206,7 @@ def _shares(where: str, weights: Tensor, dim: int) -> Tensor:
     """Weights along the last dimension, summing to 1 (a row of zeros stays)."""
     w = _floating(where, "weights", weights).movedim(dim, -1)
     total = w.sum(-1, keepdim=True)
-    return w / torch.where(total > 0, total, 1.0)
+    return w / torch.where(total == 0, 1.0, total)
 
 
 class _Row:

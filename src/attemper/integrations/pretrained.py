@@ -54,11 +54,19 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32") -> Pretrai
     with _quiet(transformers):
         model = _model(transformers, source, getattr(torch, dtype))
         tokenizer = _tokenizer(transformers, source)
+    return Pretrained(moved(model, device).eval(), tokenizer, _longest(model, tokenizer))
+
+
+def moved(model: nn.Module, device: str) -> nn.Module:
+    """``model`` on a device.
+
+    Raises:
+        InputError: there is no such device, or it cannot be used.
+    """
     try:
-        model = model.to(torch.device(device)).eval()
+        return model.to(torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
         raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
-    return Pretrained(model, tokenizer, _longest(model, tokenizer))
 
 
 def windows(
@@ -209,6 +217,9 @@ def _longest(model: Any, tokenizer: Any) -> int:
     limits = [getattr(tokenizer, "model_max_length", None)]
     config = getattr(model, "config", None)
     limits += [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    # RoBERTa and its kin count positions from padding_idx + 1: the table is that much longer than what it can read.
+    tables = [part for name, part in model.named_modules() if name.endswith("position_embeddings")]
+    limits += [table.num_embeddings - table.padding_idx - 1 for table in tables if getattr(table, "padding_idx", None)]
     known = [
         int(limit) for limit in limits if isinstance(limit, int | float) and math.isfinite(limit) and 0 < limit < 1e9
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -40,9 +40,10 @@ class Collector:
         self.last: dict[str, AttentionStats] = {}
         self.generator = torch.Generator().manual_seed(0)
         self._names = {module: name or type(module).__name__ for name, module in model.named_modules()}
-        self._staged: list[tuple[Key, AttentionStats, int]] = []
+        self._staged: list[tuple[Key, AttentionStats, tuple[int, int], Tensor | int]] = []
         self._staged_skips: dict[str, str] = {}
         self._tokens: Tensor | int = 0
+        self._refused: dict[str, str] = {}
 
     @property
     def tokens(self) -> int:
@@ -107,6 +108,10 @@ class Collector:
     def skip(self, module: nn.Module, reason: str) -> None:
         self._staged_skips[self.name_of(module)] = reason
 
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Takes note of models (by name, empty for the root) that do not attend through a registry."""
+        self._refused = dict(reasons)
+
     def _kept(self, name: str) -> bool:
         return self.wanted is None or any(name == w or name.startswith(f"{w}.") for w in self.wanted)
 
@@ -118,6 +123,7 @@ class Collector:
         name = self.name_of(module) + (f"#{number}" if number > 1 else "")
         kind = self._kind(module) if call is None or call.cross is None else ("cross" if call.cross else "self")
         mask = self.context.tokens.own if call is None or call.tokens is None else call.tokens
+        read: Tensor | int = stats.lse.shape[0] * queries
         if mask is not None:
             fits = mask.shape[0] == stats.lse.shape[0] and mask.shape[1] == (keys if kind == "self" else queries)
             if not fits:
@@ -127,8 +133,11 @@ class Collector:
                     return
             else:
                 real = mask[:, mask.shape[1] - queries :].to(stats.lse.device)
+                read = real.sum()
                 stats = stats.where((real if stats.rows is None else real[:, stats.rows.to(real.device)])[:, None])
-        self._staged.append(((name, kind, "train" if module.training else "eval"), stats.detach(), keys))
+        self._staged.append(
+            ((name, kind, "train" if module.training else "eval"), stats.detach(), (queries, keys), read)
+        )
 
     def _kind(self, module: nn.Module) -> str:
         return "cross" if self.context.cross.get(module, False) else "self"
@@ -136,14 +145,13 @@ class Collector:
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
         self.skipped |= self._staged_skips
-        for index, (key, stats, keys) in enumerate(self._staged):
+        for index, (key, stats, size, read) in enumerate(self._staged):
             if key not in self.sites:
                 self.sites[key] = SiteReduction(*key, heads=stats.lse.shape[1], device=stats.lse.device)
-            self.sites[key].add(stats, keys)
+            self.sites[key].add(stats, *size)
             self.last[key[0]] = stats
             if index == 0:
-                counted = stats.valid | stats.empty | stats.nonfinite
-                self._tokens = self._tokens + counted[:, :1].sum()
+                self._tokens = self._tokens + read
         self._staged.clear()
         self._staged_skips.clear()
 
@@ -164,4 +172,9 @@ class Collector:
     def skips(self) -> tuple[Skipped, ...]:
         """What was not measured; a site that was in the end is not among it."""
         measured_names = {site.name for site in self.sites.values()}
-        return tuple(Skipped(name, reason) for name, reason in self.skipped.items() if name not in measured_names)
+        found = {name: reason for name, reason in self.skipped.items() if name not in measured_names}
+        for name, reason in self._refused.items():
+            # What computes attention with code of its own may have been seen all the same, as torch functions.
+            if not any(not name or site == name or site.startswith(f"{name}.") for site in measured_names):
+                found.setdefault(name or type(next(iter(self._names))).__name__, reason)
+        return tuple(Skipped(name, reason) for name, reason in found.items())

@@ -35,9 +35,11 @@ class SiteReduction:
         self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64, device=device)
         self._bucket_sums: dict[str, Tensor] = {}
 
-    def add(self, stats: AttentionStats, keys: int) -> None:
+    def add(self, stats: AttentionStats, queries: int, keys: int) -> None:
         """Takes in one call's rows, without waiting for the device."""
-        self.queries, self.keys = max(self.queries, stats.lse.shape[2]), max(self.keys, keys)
+        if 0 in stats.lse.shape:
+            return
+        self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
         summaries = stats.per_head()
         for statistic in _MEANS:
             if statistic in summaries:

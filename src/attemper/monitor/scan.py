@@ -73,9 +73,7 @@ def scan(
                 on_batch(done)
     if not done:
         raise InputError("scan: there is no batch: batches is empty (or was used up before).")
-    for module, reason in switch.refused.items():
-        if not any(site[0].startswith(module) for site in collector.sites):
-            collector.skipped.setdefault(module, reason)
+    collector.refuse(switch.refused)
     if not collector.sites:
         reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in collector.skips())
         raise InputError(f"scan saw no attention in {type(model).__name__}. {ADVICE}{reasons}")

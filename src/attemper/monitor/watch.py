@@ -171,7 +171,7 @@ class Watch:
         models = registry.pretrained(self.model)
         if self._replace:
             switch = stack.enter_context(registry.switched(self.model))
-            self._collector.skipped |= switch.refused
+            self._collector.refuse(switch.refused)
         elif models:
             stack.enter_context(registry.seen())
         stack.enter_context(tracked(self._context, self.model, models, (args, kwargs)))

@@ -82,10 +82,23 @@ def attention_forward(
 
         function = sdpa_attention_forward
     else:
-        function = sys.modules[type(module).__module__].eager_attention_forward
+        function = _eager(module)
+        if mask is None and call.options.is_causal:
+            # SDPA is told by a flag that there is nothing but causality to mask; eager knows masks only.
+            pairs = (query.shape[2], key.shape[2])
+            mask = torch.ones(pairs, dtype=torch.bool, device=query.device).tril()[None, None]
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
     return function(module, query, key, value, mask, dropout=dropout, **given, **others)
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention of the file that a module, or a class that it derives from, stands in."""
+    for kind in type(module).__mro__:
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
+    raise UnsupportedCallError(module, "its file has no eager attention, which sinks and a softcap need")
 
 
 def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
@@ -273,7 +286,7 @@ class Switched:
 
     models: list[nn.Module] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """Module name -> reason."""
+    """Module name (empty for the model itself) -> reason."""
     _saved: list[tuple[Any, str | None]] = field(default_factory=list)
 
     def take(self, config: Any) -> None:
@@ -284,9 +297,11 @@ class Switched:
     def exclude(self, model: nn.Module) -> None:
         """Gives one model its own implementation back, for good."""
         config: Any = model.config
+        excluded = [config, *_sub_configs(config)]
         for saved, implementation in self._saved:
-            if saved is config:
-                saved._attn_implementation_internal = implementation
+            if any(saved is other for other in excluded):
+                # Set to attemper by the user, it would only be refused again: eager is what every model has.
+                saved._attn_implementation_internal = "eager" if implementation == NAME else implementation
         self.models = [other for other in self.models if other.config is not config]
 
     def restore(self) -> None:
@@ -310,7 +325,7 @@ def switched(model: nn.Module) -> Iterator[Switched]:
     taken: set[int] = set()
     for module in models:
         if not module._can_set_attn_implementation():
-            state.refused[names[module] or type(module).__name__] = (
+            state.refused[names[module]] = (
                 f"{type(module).__name__} computes attention with code of its own, not through transformers' registry"
             )
             continue
