@@ -121,6 +121,8 @@ class Reading:
     sites: tuple[SiteReading, ...]
     skipped: tuple[Skipped, ...] = ()
     alarms: tuple[Alarm, ...] = field(default=())
+    sampled_rows: int | None = None
+    """Rows measured of each sequence, if not all: then ``max_logit`` is a lower bound."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""

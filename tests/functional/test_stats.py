@@ -85,7 +85,8 @@ def test_where_counts_only_the_rows_it_is_given_and_changes_no_value():
     np.testing.assert_allclose(
         part.per_head()["entropy"].mean.numpy(), by_hand(stats.entropy, stats.valid & keep)["mean"], rtol=1e-12
     )
-    for name in stats:
+    assert "key_mass" not in part  # a sum over all rows cannot leave some out
+    for name in part:
         assert part[name] is stats[name]
     again = part.where(torch.arange(Q) >= 2)
     assert torch.equal(again.valid, stats.valid & keep & (torch.arange(Q) >= 2))

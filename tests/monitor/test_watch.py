@@ -141,6 +141,7 @@ def test_sampled_rows_estimate_the_mean_and_say_that_the_maximum_is_a_bound() ->
     found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
     assert ((found - exact).abs() <= 5 * error).all()
     assert scan.sites[0].heads[0].rows == 2 * 32
+    assert (scan.sites[0].queries, scan.tokens) == (256, 2 * 256)
 
 
 def test_sites_choose_what_is_watched() -> None:

@@ -201,7 +201,7 @@ def _window(where: str, options: Options) -> tuple[int, int]:
         left, right = options.window_size
     except (TypeError, ValueError):
         left = right = None
-    if not all(isinstance(side, int) and side >= -1 for side in (left, right)):
+    if not all(isinstance(side, int) and not isinstance(side, bool) and side >= -1 for side in (left, right)):
         raise InputError(
             f"{where}(window_size=...) must be (left, right): two ints of keys on each side, -1 for no limit; got "
             f"{options.window_size!r}."
@@ -218,7 +218,7 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
     scale = options.scale
     if scale is None:
         scale = 1.0 / math.sqrt(max(query.shape[3], 1))
-    elif isinstance(scale, Tensor) or not abs(scale) < math.inf:
+    elif isinstance(scale, bool) or not isinstance(scale, int | float | torch.SymFloat) or not abs(scale) < math.inf:
         raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
     temperature = options.temperature
     if isinstance(temperature, Tensor):
@@ -273,8 +273,8 @@ def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
 
 
 def _dropout(where: str, dropout_p: float) -> float:
-    if not 0 <= dropout_p <= 1:
-        raise InputError(f"{where}(dropout_p=...) must be a probability from 0 to 1, got {dropout_p}.")
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0 <= dropout_p <= 1:
+        raise InputError(f"{where}(dropout_p=...) must be a probability from 0 to 1, got {dropout_p!r}.")
     return float(dropout_p)
 
 

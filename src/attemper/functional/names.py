@@ -35,6 +35,8 @@ _ORDER = "mznavcftg"
 
 def asked_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
     """The statistics meant by ``"all"``, one name or several, in the order of ``STATISTICS``."""
+    if not isinstance(stats, Iterable):
+        raise InputError(f"{where}(stats=...) must be 'all', a name or several names, got {stats!r}.")
     if isinstance(stats, str):
         asked = set(ONE_PASS) if stats == "all" else {stats}
     else:

@@ -17,6 +17,8 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise InputError(f"{where}(rows=...) must be an int of at least 1, or None for all rows; got {rows!r}.")
+    if "key_mass" in call.names:
+        raise InputError(f"{where}(rows=...) cannot sample key_mass, a sum over all rows: leave it out of stats=.")
     queries = call.query.shape[2]
     if rows >= queries:
         return call

@@ -142,8 +142,10 @@ class AttentionStats:
         """The same statistics, counting only ``rows`` (bool, broadcastable to [B, H, Q]): real tokens, say, not
         padding.
         """
+        # A sum over all rows cannot leave some out: it is not carried along.
+        values = {name: value for name, value in self._values.items() if name != "key_mass"}
         included = self._included_rows(rows.to(torch.bool).expand(self.lse.shape))
-        return self._copy(self._values, self._state, included=included)
+        return self._copy(values, self._state, included=included)
 
     def detach(self) -> AttentionStats:
         """The same statistics outside the autograd graph."""
@@ -188,6 +190,8 @@ class AttentionStats:
         """
         errors = {}
         for name, summary in self.per_head().items():
+            if name == "key_mass":
+                continue  # a sum over rows, not a mean of them
             fraction = 1.0 if self.rows is None or not self._population else len(self.rows) / self._population
             sample_std = summary.std * torch.sqrt(summary.count / (summary.count - 1).clamp(min=1))
             errors[name] = sample_std / summary.count.sqrt() * math.sqrt(max(0.0, 1 - fraction))

@@ -33,6 +33,8 @@ class Collector:
         rows: int | None = None, wanted: tuple[str, ...] | None = None,
         quiet: Callable[[str, Exception], None] | None = None,
     ) -> None:  # fmt: skip
+        # A sum over all rows cannot leave padded ones out, and no reading shows it.
+        stats = tuple(name for name in stats if name != "key_mass")
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}

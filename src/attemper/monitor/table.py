@@ -40,10 +40,10 @@ def table(reading: Reading, width: int) -> RenderableType:
 
 def _headline(reading: Reading) -> Text:
     heads = sum(len(site.heads) for site in reading.sites)
-    return Text.assemble(
-        (reading.model, "bold"),
-        f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}",
-    )
+    rows = reading.sampled_rows
+    sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
+    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}{sampled}"
+    return Text.assemble((reading.model, "bold"), counts)
 
 
 def _pattern(name: str) -> str:

@@ -216,7 +216,15 @@ class Watch:
         if not sites:
             raise InputError(self._nothing_seen(skipped))
         title = type(self.model).__name__
-        reading = Reading(title, self._collector.tokens, self._used, sites, skipped, found_alarms(sites, self._limits))
+        reading = Reading(
+            title,
+            self._collector.tokens,
+            self._used,
+            sites,
+            skipped,
+            found_alarms(sites, self._limits),
+            sampled_rows=self._collector.rows,
+        )
         return Scan(reading, dict(self._collector.last))
 
     def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
