@@ -13,6 +13,7 @@ from attemper import _backends
 from attemper._checks import one_of, positive_number
 from attemper._ops import UNBOUNDED
 from attemper.errors import InputError
+from attemper.functional.derive import divided
 from attemper.functional.names import asked_names, with_kept
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -222,7 +223,7 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
         raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
     temperature = options.temperature
     if isinstance(temperature, Tensor):
-        return _inverse(_temperature(where, temperature, query).to(dtype), scale)
+        return divided(scale, _temperature(where, temperature, query).to(dtype))
     number = positive_number(f"{where}(temperature=...)", temperature, _TEMPERATURE_ADVICE, infinite=True)
     multiplier = scale / number
     if number < _SMALLEST and abs(multiplier) > torch.finfo(dtype).max:
@@ -230,14 +231,6 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
             f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more."
         )
     return torch.full((1, 1, 1), multiplier, dtype=dtype, device=query.device)
-
-
-def _inverse(temperature: Tensor, scale: float) -> Tensor:
-    """scale / T, with the gradient taken as -(m dm) / T: scale / T^2 would overflow at a T of 1e-20."""
-    fixed = temperature.detach()
-    infinite = torch.isinf(fixed)
-    ratio = torch.where(infinite, 1.0, fixed) / torch.where(infinite, 1.0, temperature)
-    return scale / fixed * ratio
 
 
 def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:

@@ -138,3 +138,11 @@ def joined_output(
     dtype = torch.promote_types(outputs[0].dtype, total.dtype)
     parts = [o.to(dtype) * (share / total)[..., None] for o, share in zip(outputs, shares, strict=True)]
     return (parts[0] + parts[1]).to(outputs[0].dtype)
+
+
+def divided(x: Tensor | float, temperature: Tensor) -> Tensor:
+    """x / T, with the gradient of T taken as -(dx . x / T) / T: x / T^2 would overflow at a T of 1e-20. inf gives 0."""
+    fixed = temperature.detach()
+    infinite = torch.isinf(fixed)
+    ratio = torch.where(infinite, 1.0, fixed) / torch.where(infinite, 1.0, temperature)
+    return x / fixed * ratio

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
-from attemper.functional.derive import VANISHED, at_most, log_count
+from attemper.functional.derive import VANISHED, at_most, divided, log_count
 
 _UNITS = {"nats": 1.0, "bits": 1.0 / math.log(2.0)}
 _ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
@@ -215,7 +215,8 @@ class _Row:
     def __init__(self, x: Tensor, temperature: Tensor | float) -> None:
         visible = x != -math.inf
         # Hidden scores are taken out before anything touches them: inf / T would leave 0 * inf in the gradient of T.
-        s = _divided(torch.where(visible, x, 0.0), temperature)
+        s = torch.where(visible, x, 0.0)
+        s = divided(s, temperature) if isinstance(temperature, Tensor) else s / temperature
         self.count = visible.sum(-1)
         self.seen = self.count > 0
         self.maximum = _maximum(torch.where(visible, s, -math.inf), s)
@@ -247,16 +248,6 @@ class _Row:
     @property
     def variance(self) -> Tensor:
         return (self.weights * (self.d - self._mean[..., None]) ** 2).sum(-1)
-
-
-def _divided(x: Tensor, temperature: Tensor | float) -> Tensor:
-    """x / T, with the gradient of T taken as -(dx . x / T) / T: x / T^2 would overflow at a T of 1e-20."""
-    if not isinstance(temperature, Tensor):
-        return x / temperature
-    fixed = temperature.detach()
-    infinite = torch.isinf(fixed)
-    ratio = torch.where(infinite, 1.0, fixed) / torch.where(infinite, 1.0, temperature)
-    return x / fixed * ratio
 
 
 def _maximum(hidden: Tensor, s: Tensor) -> Tensor:

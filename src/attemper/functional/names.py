@@ -50,6 +50,11 @@ def asked_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in STATISTICS if name in asked)
 
 
+def reading_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
+    """What a reading of heads shows, and ``stats`` beside it."""
+    return asked_names(where, ("all", *asked_names(where, stats)))
+
+
 def with_kept(asked: tuple[str, ...]) -> tuple[str, ...]:
     """``asked`` and what any statistics carry along so that partial results merge; nothing if nothing was asked."""
     return tuple(name for name in STATISTICS if name in asked or (asked and name in KEPT))

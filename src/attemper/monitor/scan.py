@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.functional.call import chosen_backend
-from attemper.functional.names import asked_names, with_kept
+from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.result import Scan
@@ -59,7 +59,7 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     checked = checked_limits(limits)
-    names = with_kept(tuple(dict.fromkeys((*asked_names("scan", "all"), *asked_names("scan", stats)))))
+    names = reading_names("scan", stats)
     used = chosen_backend(backend)
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True)

@@ -14,7 +14,7 @@ from torch import nn
 from attemper._checks import one_of
 from attemper.errors import InputError
 from attemper.functional.call import chosen_backend
-from attemper.functional.names import asked_names, with_kept
+from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms as found_alarms
 from attemper.monitor.alarms import checked_limits
 from attemper.monitor.collector import Collector
@@ -96,7 +96,7 @@ class Watch:
         one_of("watch(observe=...)", observe, ("beside", "replace"))
         self._limits = checked_limits(limits)
         self._used = chosen_backend(backend)
-        names = with_kept(tuple(dict.fromkeys((*asked_names("watch", "all"), *asked_names("watch", stats)))))
+        names = reading_names("watch", stats)
         self.model, self.every, self._replace = model, every, observe == "replace"
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
@@ -161,9 +161,12 @@ class Watch:
             self.sampled += 1
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._compiled and not tap.in_backward():
-            self._context.reset()
-        if self._pass is not None or self._compiled or not self.sampling or tap.in_backward():
+        if tap.in_backward():
+            return
+        if self._compiled:
+            self._context.reset()  # no hook inside a compiled model counts the calls of a pass
+            return
+        if self._pass is not None or not self.sampling:
             return
         self._begin_sample()
         self._collector.begin()
@@ -185,7 +188,7 @@ class Watch:
         self._end_pass(commit=True)
         if ended or not tap.in_backward():
             self.passes += 1
-            if not self._stepping and self.every > 0:
+            if not self._stepping:
                 self._fresh = False
 
     def _end_pass(self, *, commit: bool) -> None:
