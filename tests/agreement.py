@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import attemper
 from tests import budgets, cases, eager, oracle, oracle_gradients
+from tests.calls import had
 
 
 def results_of(call: dict[str, Any], names: tuple[str, ...], backend: str) -> dict[str, Tensor]:
@@ -30,8 +32,9 @@ def gradients_of(call: dict[str, Any], results: dict[str, Tensor], upstream: dic
     return dict(zip(leaves, grads, strict=True))
 
 
-def assert_agreement(case: cases.Case, backend: str) -> None:
+def assert_agreement(case: cases.Case, backend: str, *, gradients: bool = True) -> None:
     """Output, every statistic of the case and every gradient, each within its budget."""
+    case = replace(case, names=had(backend, case.names))
     call, answer = cases.leaves(cases.tensors(case)), cases.answer(case)
     got = results_of(call, case.names, backend)
     by_hand = cases.leaves(cases.tensors(case))
@@ -42,7 +45,12 @@ def assert_agreement(case: cases.Case, backend: str) -> None:
             assert got[name].dtype == torch.int64
             assert np.array_equal(oracle.numbers(got[name]), answer.results[name]), name
         else:
-            budgets.assert_within(name, got[name], answer.results[name], yardstick[name], answer.slacks[name])
+            slack = answer.slacks[name]
+            if name == "output" and backend == "triton":
+                slack = slack + answer.slacks["rounded weights"]
+            budgets.assert_within(name, got[name], answer.results[name], yardstick[name], slack)
+    if not gradients:
+        return
     eager_grads = gradients_of(by_hand, yardstick, answer.upstream)
     for name, gradient in gradients_of(call, got, answer.upstream).items():
         assert gradient.dtype == call[name].dtype, f"d{name} is {gradient.dtype}"

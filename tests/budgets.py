@@ -12,6 +12,9 @@ which moves a statistic by at most ``sum_j |d statistic / d s_j| delta_j`` (the 
 order), a weight by ``delta_j + sum_k p_k delta_k`` relative to itself. Each state number is rounded when it leaves
 (1), and what follows from two of them (2): ``3 u |value|``, for lse of |m| and |z|. A result in a narrower type is
 rounded to it (1). Roundings average half of what they can reach: the mean error gets half the allowance.
+
+The Triton kernel multiplies values with weights of the values' own type, as every fast attention does; each weight is
+rounded to it once, relative to itself: ``u_type sum_j p_j |v_j|``, the entry ``rounded weights``.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ def result_slacks(call: Inputs, answer: dict[str, Array], dtype: torch.dtype) ->
     slacks = {name: np.zeros_like(answer[name]) for name in (*SMOOTH, "key_mass")}
     if call.value is not None:
         slacks["output"] = np.abs(answer["output"]) * _storage(dtype, dtype)
+        slacks["rounded weights"] = np.zeros_like(answer["output"])
     for b, h, i in np.ndindex(*call.query.shape[:3]):
         row = call.row(b, h, i)
         if row.n == 0 or not row.finite:
@@ -59,7 +63,9 @@ def result_slacks(call: Inputs, answer: dict[str, Array], dtype: torch.dtype) ->
             slacks[name][b, h, i] = (np.abs(ds) * delta).sum() + 3 * u * own
         slacks["key_mass"][b, h, row.places] += row.p * (relative + 3 * u)
         if call.value is not None:
-            slacks["output"][b, h, i] += (row.p * row.share * (relative + 3 * u)) @ np.abs(call.values(b, h, row))
+            sizes = np.abs(call.values(b, h, row))
+            slacks["output"][b, h, i] += (row.p * row.share * (relative + 3 * u)) @ sizes
+            slacks["rounded weights"][b, h, i] = _storage(dtype, dtype) * (row.p * row.share) @ sizes
     return slacks
 
 

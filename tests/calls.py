@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import pytest
 from torch import Tensor
 
 import attemper
 from attemper import AttentionOutput, AttentionStats
+from attemper._backends import BACKENDS
+
+PRESENT = tuple(backend.name for backend in BACKENDS if backend.missing is None)
+FEATURES = {backend.name: backend.features for backend in BACKENDS}
+DTYPES = {backend.name: backend.dtypes for backend in BACKENDS}
+
+
+def had(backend: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the statistics that the backend has."""
+    one_pass = "second_pass" not in FEATURES[backend]
+    return tuple(name for name in names if not (one_pass and name in ("gini", "key_mass")))
+
+
+def skip_without(backend: str, *needed: object) -> None:
+    """Skips a test on a backend that refuses a feature or a type, as ``tests/test_backends.py`` shows."""
+    missing = [str(n) for n in needed if str(n).removeprefix("torch.") not in FEATURES[backend] | set(DTYPES[backend])]
+    if missing:
+        pytest.skip(f"{backend} refuses {', '.join(missing)}")
 
 
 def attended(backend: str, *args: Any, stats: Any = "all", **options: Any) -> Result:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,11 +15,14 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+# Triton reads it when a kernel is defined: here its kernels run on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 from hypothesis import HealthCheck, settings
 
 from attemper import _ops
+from tests import interpreter, models_seen
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
@@ -32,6 +37,7 @@ BACKENDS = ("reference", "blocked")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,9 +70,48 @@ def pytest_terminal_summary(terminalreporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     slow = sum("slow: run with --all" in str(report.longrepr) for report in skipped)
     if cases:
-        counts = ", ".join(f"{cases[name]} on {name}" for name in (*BACKENDS, "measures"))
+        counts = ", ".join(f"{cases[name]} on {name}" for name in (*BACKENDS, "triton", "measures"))
         terminalreporter.write_line(f"hostile cases: {counts}")
     terminalreporter.write_line(f"skipped tests: {slow} slow (run with --all), {len(skipped) - slow} others")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A whole run holds docs/models.md against what its tests found, or writes it."""
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if hasattr(config, "workerinput") or reporter is None:
+        return
+    rows = models_seen.joined(
+        models_seen.Seen(*given)
+        for report in reporter.stats.get("passed", [])
+        if report.when == "call"
+        for name, given in report.user_properties
+        if name == models_seen.PROPERTY
+    )
+    if config.getoption("--write-models"):
+        models_seen.write(rows)
+        reporter.write_line(f"\ndocs/models.md written: {len(rows)} rows")
+    elif _whole_run(config) and session.exitstatus == 0:
+        if any("build/vision" in str(report.longrepr) for report in reporter.stats.get("skipped", [])):
+            reporter.write_line("\ndocs/models.md was not checked: some of its models are not installed")
+            return
+        differences = models_seen.differences(rows, models_seen.rows_of_page())
+        for line in differences:
+            reporter.write_line(f"\ndocs/models.md: {line}")
+        if differences:
+            reporter.write_line("write it anew: pytest --all --write-models")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _whole_run(config: pytest.Config) -> bool:
+    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect")
+    return bool(config.getoption("--all")) and not chosen and config.args == config.getini("testpaths")
+
+
+@pytest.fixture
+def seen(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``seen(library, model, way, error_nats=, identical_steps=, skipped=)``: a row of docs/models.md."""
+    return models_seen.recorder(record_property)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +124,13 @@ def _seeds() -> None:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def interpreted():
+    """Triton's kernels run in its interpreter."""
+    with interpreter.interpreting():
+        yield
 
 
 @pytest.fixture

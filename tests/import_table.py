@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"records"},
     "monitor": {"sites", "functional", "store", "records", "report"},
     "control": {"monitor", "sites", "nn", "functional", "schedules"},
-    "integrations": {"control", "monitor", "sites", "store", "nn", "functional"},
+    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "records"},
     "report": {"store", "records"},
     "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules"},
 }

@@ -1,23 +1,32 @@
 """The table of backends: what is resolved, what is refused, and that a refusal names one that can."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 import attemper
 from attemper import BackendError, InputError, _backends, _ops, _reference
-from attemper._backends import BACKENDS, FEATURES, resolve
+from attemper._backends import BACKENDS, FEATURES, Given, resolve
 
+TRITON = ["triton"] if find_spec("triton") else []
 PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
 MISSING = [backend.name for backend in BACKENDS if backend.missing is not None]
 
 
 def test_auto_takes_the_first_of_the_table_that_can():
-    assert PRESENT == ["blocked", "reference"]
+    assert ["blocked", "reference", *TRITON] == [name for name in PRESENT if name != "native"]
     assert resolve("auto", frozenset()).name == "blocked"
     assert resolve("auto", frozenset(FEATURES) - {"second_derivative"}).name == "blocked"
     assert resolve("auto", frozenset({"second_derivative"})).name == "reference"
+
+
+def test_auto_leaves_the_native_kernels_to_whoever_names_them(monkeypatch: pytest.MonkeyPatch):
+    there = tuple(replace(backend, missing=None) for backend in BACKENDS)
+    monkeypatch.setattr(_backends, "BACKENDS", there)
+    assert resolve("auto", frozenset()).name == "blocked"
+    assert resolve("native", frozenset({"causal"})).name == "native"
 
 
 def test_auto_says_so_when_no_backend_can():
@@ -28,8 +37,9 @@ def test_auto_says_so_when_no_backend_can():
 @pytest.mark.parametrize("name", MISSING)
 def test_a_backend_that_is_not_there_is_refused_and_one_that_can_is_named(name: str):
     query = torch.zeros(1, 1, 2, 4)
+    reason = {"triton": "the package triton is not installed: pip install", "native": "its library is not built"}[name]
     with pytest.raises(
-        BackendError, match=rf"backend='{name}' cannot serve this call: it is not part.*Use backend='blocked' or 'auto'"
+        BackendError, match=rf"backend='{name}' cannot serve this call: {reason}.*Use backend='blocked' or 'auto'"
     ):
         attemper.attention(query, query, query, backend=name)
 
@@ -102,3 +112,67 @@ def test_explicit_backends_are_never_replaced(monkeypatch: pytest.MonkeyPatch):
     for name in ("reference", "blocked", "auto"):
         attemper.attention(query, query, query, stats="all", backend=name)
     assert used == ["reference", "blocked", "blocked"]
+
+
+GPU = Given("bfloat16", "cuda", 128)
+
+
+@pytest.fixture
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has the package, whatever this one has."""
+    there = tuple(replace(backend, missing=None) if backend.name == "triton" else backend for backend in BACKENDS)
+    monkeypatch.setattr(_backends, "BACKENDS", there)
+
+
+def test_auto_takes_triton_on_a_gpu_and_never_on_a_cpu(with_triton: None):
+    assert resolve("auto", frozenset({"causal", "varlen", "statistics_gradient"}), GPU).name == "triton"
+    assert resolve("auto", frozenset(), replace(GPU, device="cpu")).name == "blocked"
+    assert resolve("auto", frozenset(), replace(GPU, device="mps")).name == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("needed", "given"),
+    [
+        ({"dropout"}, GPU),
+        ({"second_pass"}, GPU),
+        (set(), replace(GPU, dtype="float64")),
+        (set(), replace(GPU, size=257)),
+    ],
+    ids=["dropout", "second pass", "float64", "head size"],
+)
+def test_what_triton_cannot_do_goes_to_blocked_on_a_gpu_too(needed: set[str], given: Given, with_triton: None):
+    assert resolve("auto", frozenset(needed), given).name == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("needed", "given", "reason"),
+    [
+        ({"dropout"}, GPU, "it has no dropout"),
+        (set(), replace(GPU, dtype="float64"), "it takes float16, bfloat16, float32, not float64"),
+        (set(), replace(GPU, size=257), "it takes head sizes up to 256, not 257"),
+        (set(), replace(GPU, device="cpu"), "its tensors must be on cuda, and these are on cpu"),
+    ],
+    ids=["dropout", "float64", "head size", "device"],
+)
+def test_triton_refuses_what_it_cannot_do_by_name(
+    needed: set[str], given: Given, reason: str, with_triton: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(BackendError, match=rf"'triton' cannot serve this call: {reason}\. Use backend='blocked'"):
+        resolve("triton", frozenset(needed), given)
+
+
+def test_interpreted_triton_takes_tensors_of_the_cpu_where_it_is_named(with_triton: None, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert resolve("triton", frozenset(), replace(GPU, device="cpu")).name == "triton"
+    assert resolve("auto", frozenset(), replace(GPU, device="cpu")).name == "blocked"
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 4), (torch.float32, 257)], ids=["float64", "head size"])
+def test_a_call_tells_the_backend_what_its_tensors_are(dtype: torch.dtype, size: int, with_triton: None):
+    query = torch.zeros(1, 1, 2, size, dtype=dtype)
+    with pytest.raises(BackendError, match=r"backend='triton' cannot serve this call: it takes .*, not (float64|257)"):
+        attemper.attention(query, query, query, backend="triton")
+    small, wide = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 257)
+    with pytest.raises(BackendError, match=r"not 257"):
+        attemper.attention(small, small, wide, backend="triton")

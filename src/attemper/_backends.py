@@ -5,7 +5,10 @@ A backend that the caller names is used or refused. ``"auto"`` takes the first o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 
 from attemper.errors import BackendError, InputError
 
@@ -19,6 +22,16 @@ backward.
 
 
 @dataclass(frozen=True)
+class Given:
+    """The tensors of a call, as far as a backend may be unable to take them."""
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    size: int = 0
+    """The larger of the head sizes of keys and values."""
+
+
+@dataclass(frozen=True)
 class Backend:
     """One way to compute attention: its name, one line on it, and the features it has."""
 
@@ -29,6 +42,42 @@ class Backend:
     devices: str
     missing: str | None = None
     """Why it cannot be used on this machine; None where it can."""
+    largest: int | None = None
+    """The largest head size it takes."""
+    by_name_only: bool = False
+    """Whether "auto" leaves it to whoever names it."""
+
+    def reason(self, needed: frozenset[str], given: Given) -> str | None:
+        """Why it cannot serve a call with these features and tensors; None where it can."""
+        if self.missing:
+            return self.missing
+        if lacking := needed - self.features:
+            return f"it has no {', '.join(sorted(lacking))}"
+        if given.dtype not in self.dtypes:
+            return f"it takes {', '.join(self.dtypes)}, not {given.dtype}"
+        if self.devices not in ("any", given.device):
+            return f"its tensors must be on {self.devices}, and these are on {given.device}"
+        if self.largest is not None and given.size > self.largest:
+            return f"it takes head sizes up to {self.largest}, not {given.size}"
+        return None
+
+
+def _native_missing() -> str | None:
+    """Looks for files only: the library is loaded, and torch with it, by the first call."""
+    if any((Path(__file__).parent / "kernels" / "native").glob("attemper_native_*.so")):
+        return None
+    return "its library is not built; in a source tree: python scripts/build_native.py"
+
+
+def _triton_missing() -> str | None:
+    if find_spec("triton") is None:
+        return "the package triton is not installed: pip install 'attemper[triton]'"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton was told to interpret its kernels, on CPU tensors (for tests: thousands of times slower)."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
 _ALL_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -41,20 +90,41 @@ BACKENDS = (
         "any",
     ),
     Backend("reference", "dense, float64 inside: the specification", frozenset(FEATURES), _ALL_DTYPES, "any"),
-    Backend("native", "C++ for CPUs", frozenset(), (), "cpu", "it is not part of this version"),
-    Backend("triton", "Triton for GPUs", frozenset(), (), "cuda", "it is not part of this version"),
+    Backend(
+        "native",
+        "C++ for CPUs, from a source tree; not measured enough yet for auto to take it",
+        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
+        ("float16", "bfloat16", "float32"),
+        "cpu",
+        _native_missing(),
+        256,
+        by_name_only=True,
+    ),
+    Backend(
+        "triton",
+        "Triton for GPUs",
+        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
+        ("float16", "bfloat16", "float32"),
+        "cuda",
+        _triton_missing(),
+        256,
+    ),
 )
 """Every backend this version knows; ``"auto"`` takes the first that can."""
 
 
-def resolve(name: str, needed: frozenset[str]) -> Backend:
-    """The backend to use for a call that needs these features.
+def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backend:
+    """The backend to use for a call that needs these features, on tensors like these.
+
+    ``"auto"`` prefers a backend that is made for the tensors' device. Interpreted kernels are for whoever names them.
 
     Raises:
         InputError: no backend has this name.
         BackendError: the named one is missing here or lacks a feature; the message names one that can.
     """
-    able = [backend for backend in BACKENDS if backend.missing is None and needed <= backend.features]
+    order = sorted(BACKENDS, key=lambda backend: backend.devices != given.device)
+    able = [backend for backend in order if backend.reason(needed, given) is None]
+    able = [backend for backend in able if not backend.by_name_only]
     if name == "auto":
         if not able:
             raise BackendError(f"no backend can do {', '.join(sorted(needed))} in one call.")
@@ -62,12 +132,17 @@ def resolve(name: str, needed: frozenset[str]) -> Backend:
     for backend in BACKENDS:
         if backend.name != name:
             continue
-        if backend in able:
+        reason = backend.reason(needed, _seen_by(backend, given))
+        if reason is None:
             return backend
-        reason = backend.missing or f"it has no {', '.join(sorted(needed - backend.features))}"
         use = f"Use backend={able[0].name!r} or 'auto'." if able else "No other backend can either."
         raise BackendError(f"backend={name!r} cannot serve this call: {reason}. {use}")
     names = ", ".join(repr(backend.name) for backend in BACKENDS)
     raise InputError(
         f"backend must be 'auto' or one of {names}; got {name!r}. `attemper doctor` shows what each can do."
     )
+
+
+def _seen_by(backend: Backend, given: Given) -> Given:
+    """Interpreted, kernels for GPUs take tensors of the CPU."""
+    return replace(given, device="cuda") if backend.name == "triton" and interpreted() else given

@@ -12,19 +12,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attemper.errors import BackendError
-from attemper.kernels.blocked import UNBOUNDED, Gradients, Problem, Upstream, backward, forward
+from attemper.kernels.blocked import backward, forward
+from attemper.kernels.problem import UNBOUNDED, Gradients, Packing, Problem, Upstream
 
 _COMMON = """Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? positions,
     Tensor? first_keys, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, int left, int right, bool
     bottom_right, float softcap, float dropout_p, SymInt first_tokens, str fields, bool key_mass, bool
-    maximum_gradient, int[] tile"""
+    maximum_gradient, int[] tile, str kernel"""
 _RESULTS = "Tensor output, Tensor state, Tensor key_mass"
 _UPSTREAM = "Tensor grad_output, Tensor grad_state, Tensor grad_key_mass, bool[] needs"
 
@@ -32,6 +35,13 @@ LIBRARY = torch.library.Library("attemper", "DEF")
 LIBRARY.define(f"attention({_COMMON}) -> ({_RESULTS})", tags=torch.Tag.pt2_compliant_tag)
 LIBRARY.define(
     f"attention_backward({_COMMON}, Tensor output, Tensor state, {_UPSTREAM}) -> Tensor[]",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+LIBRARY.define(
+    """accumulate(Tensor query, Tensor key, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? first_keys,
+    Tensor? included, Tensor? rows, Tensor flag, Tensor(a!) sums, int left, int right, bool bottom_right,
+    float softcap, SymInt first_tokens) -> ()""",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -62,6 +72,8 @@ class Arguments:
     maximum_gradient: bool = False
     tile: tuple[int, ...] = ()
     """(rows, keys, scores) of a tile, for tests; empty for the kernel's own choice."""
+    kernel: str = "blocked"
+    """Which kernel computes it ("blocked", "native", "triton"): a compiled graph keeps the choice made for it."""
 
     def values(self) -> tuple[Any, ...]:
         """The arguments as the operator takes them."""
@@ -87,16 +99,19 @@ def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 @torch.library.impl(LIBRARY, "attention", "CompositeExplicitAutograd")
 def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     arguments = Arguments(*args)
+    if arguments.kernel == "triton":
+        with torch.no_grad():
+            return _triton().forward(_whole(arguments))
     parts = _parts(arguments)
     with _exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
-            return forward(parts[0].problem)
+            return _forward(arguments, parts[0].problem)
         output, state, key_mass = _empty_results(arguments)
         output.zero_()
         state.zero_()[0] = -torch.inf
         key_mass.zero_()
         for part in parts:
-            document = forward(part.problem)
+            document = _forward(arguments, part.problem)
             output[:, :, part.rows], state[..., part.rows] = document[0], document[1]
             if arguments.key_mass:
                 key_mass[:, :, part.keys] = document[2]
@@ -123,20 +138,39 @@ def _empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(*args: Any) -> list[Tensor]:
     arguments = Arguments(*args[:_COUNT])
     output, state, grad_output, grad_state, grad_key_mass, needs = args[_COUNT:]
-    parts = _parts(arguments)
     upstream = Upstream(grad_output, grad_state, grad_key_mass)
+    if arguments.kernel == "triton":
+        with torch.no_grad():
+            return _returned(arguments, _triton().backward(_whole(arguments), output, state, upstream, tuple(needs)))
+    parts = _parts(arguments)
     with _exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
-            return _returned(arguments, backward(parts[0].problem, output, state, upstream, tuple(needs)))
+            return _returned(arguments, _gradients(arguments, parts[0].problem, output, state, upstream, needs))
         results = _empty_gradients(arguments, needs)
         for result in results:
             result.zero_()
         for part in parts:
             rows = part.rows
             above = _document_upstream(arguments, upstream, part)
-            grads = backward(part.problem, output[:, :, rows], state[..., rows], above, tuple(needs))
+            grads = _gradients(arguments, part.problem, output[:, :, rows], state[..., rows], above, needs)
             _collect(results, grads, part)
     return results
+
+
+def _native() -> ModuleType:
+    """The native kernels, loaded with the first call that wants them."""
+    return import_module("attemper.kernels.native")
+
+
+def _forward(arguments: Arguments, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    return _native().forward(problem) if arguments.kernel == "native" else forward(problem)
+
+
+def _gradients(
+    arguments: Arguments, problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: list[bool]
+) -> Gradients:
+    kernel = _native().backward if arguments.kernel == "native" else backward
+    return kernel(problem, output, state, upstream, tuple(needs))
 
 
 def _returned(arguments: Arguments, grads: Gradients) -> list[Tensor]:
@@ -219,6 +253,30 @@ torch.library.register_autograd("attemper::attention", _gradient, setup_context=
 torch.library.register_autograd("attemper::attention_backward", _refuse_second_derivative, lib=LIBRARY)
 
 
+@torch.library.impl(LIBRARY, "accumulate", "CompositeExplicitAutograd")
+def _accumulate(
+    query: Tensor, key: Tensor, mask: Tensor | None, multiplier: Tensor, sink: Tensor | None,
+    first_keys: Tensor | None, included: Tensor | None, rows: Tensor | None, flag: Tensor, sums: Tensor,
+    left: int, right: int, bottom_right: bool, softcap: float, first_tokens: int,
+) -> None:  # fmt: skip
+    """Adds the statistics of a call to a site's sums on the device, unless the flag there is down: no output, no wait.
+
+    ``kernels/triton/accumulate.py`` has the layout of ``sums``. Triton only: another backend is for who can wait.
+    """
+    kernels = _triton()
+    call = Arguments(
+        query, key, None, mask, multiplier, sink, first_keys=first_keys, left=left, right=right,
+        bottom_right=bottom_right, softcap=softcap, first_tokens=first_tokens, fields=kernels.FIELDS, kernel="triton",
+    )  # fmt: skip
+    with torch.no_grad():
+        kernels.accumulate(_whole(call), flag, sums, rows, included)
+
+
+@torch.library.register_fake("attemper::accumulate", lib=LIBRARY)
+def _accumulate_fake(*_: Any) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class _Part:
     """One document of a packed call (or the whole of a plain one), and where it stands."""
@@ -228,9 +286,18 @@ class _Part:
     keys: slice
 
 
-def _parts(arguments: Arguments) -> list[_Part]:
+def _triton() -> ModuleType:
+    """The Triton kernels, imported with the first call that wants them: the package is an extra."""
+    return import_module("attemper.kernels.triton")
+
+
+def _whole(arguments: Arguments) -> Problem:
+    """The call as one problem; a packed one keeps its offsets on the device."""
     tile = dict(zip(("tile_rows", "tile_keys", "tile_elements"), arguments.tile, strict=False))
-    whole = Problem(
+    packing = None
+    if arguments.cu_seqlens_q is not None and arguments.cu_seqlens_k is not None:
+        packing = Packing(arguments.cu_seqlens_q, arguments.cu_seqlens_k, arguments.bottom_right)
+    return Problem(
         query=arguments.query,
         key=arguments.key,
         value=arguments.value,
@@ -249,8 +316,13 @@ def _parts(arguments: Arguments) -> list[_Part]:
         fields=arguments.fields,
         key_mass=arguments.key_mass,
         maximum_gradient=arguments.maximum_gradient,
+        packing=packing,
         **tile,
     )
+
+
+def _parts(arguments: Arguments) -> list[_Part]:
+    whole = _whole(arguments)
     if arguments.cu_seqlens_q is None or arguments.cu_seqlens_k is None:
         return [_Part(whole, slice(None), slice(None))]
     bounds = zip(_spans(arguments.cu_seqlens_q), _spans(arguments.cu_seqlens_k), strict=True)
@@ -275,6 +347,7 @@ def _document(arguments: Arguments, whole: Problem, rows: slice, keys: slice, nu
         first_keys=None if whole.first_keys is None else whole.first_keys[:, keys],
         offset=offset,
         seed=whole.seed + 104_729 * number,
+        packing=None,
     )
     return _Part(problem, rows, keys)
 

@@ -131,6 +131,7 @@ class Reading:
             "model": self.model,
             "tokens": self.tokens,
             "backend": self.backend,
+            "sampled_rows": self.sampled_rows,
             "sites": [site.to_dict() for site in self.sites],
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "alarms": [asdict(alarm) for alarm in self.alarms],

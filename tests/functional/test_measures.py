@@ -125,6 +125,20 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.parametrize("unit", ["nats", "bits"])
+def test_the_entropy_of_one_key_is_0_and_not_minus_0_and_keeps_its_gradient(unit: str):
+    weights = torch.tensor([0.0, 1.0, 0.0], requires_grad=True)
+    found = F.entropy_of(weights, unit=unit)
+    assert math.copysign(1.0, found.item()) == 1.0
+    assert math.copysign(1.0, F.entropy(torch.tensor([0.0, -math.inf]), unit=unit).item()) == 1.0
+    (gradient,) = torch.autograd.grad(found, weights)
+    # -(log p + 1) = -1, less its mean under p: the weights are divided by their sum.
+    assert gradient.tolist()[1] == 0.0
+    two = torch.tensor([0.25, 0.75], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(F.entropy_of(two), two)
+    assert gradient[0].item() == pytest.approx(0.75 * math.log(3), rel=1e-14)
+
+
 @pytest.mark.parametrize("what", WEIGHTS)
 def test_measures_of_weights_by_hand(what: str):
     weights, *wants = WEIGHTS[what]
@@ -259,6 +273,22 @@ ERRORS = {
         lambda: F.softmax_jacobian(torch.zeros(3), temperature=0),
         r"softmax_jacobian\(temperature=\.\.\.\) must be above 0, got 0",
     ),
+    "a dimension that is not there": (
+        lambda: F.entropy(torch.zeros(2, 3), dim=5),
+        r"entropy\(dim=\.\.\.\) must be an int from -2 to 1 for a tensor \[2, 3\], got 5\. It is the dimension of the",
+    ),
+    "a dimension that is not there, of weights": (
+        lambda: F.entropy_of(torch.ones(2, 3), dim=-3),
+        r"entropy_of\(dim=\.\.\.\) must be an int from -2 to 1 for a tensor \[2, 3\], got -3",
+    ),
+    "two dimensions": (lambda: F.gini(torch.ones(2, 3), dim=ANYTHING), r"gini\(dim=\.\.\.\) must be an int .* got \[1"),
+    **{
+        f"{name} of temperatures that do not fit": (
+            lambda name=name: getattr(F, name)(torch.zeros(2, 3), temperature=torch.ones(3)),
+            name + r"\(temperature\) must be broadcastable to \[2\], the scores without their keys, got \[3\]\. Temper",
+        )
+        for name in ("softmax", "entropy", "logit_variance", "statistics", "softmax_jacobian")
+    },
 }
 
 
@@ -267,3 +297,25 @@ def test_mistakes_are_told_with_what_was_expected_and_what_came(what: str):
     call, message = ERRORS[what]
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("gap", [1.0, 20.0, 50.0, 100.0])
+def test_the_jacobian_of_a_saturated_row_keeps_its_digits(gap: float):
+    """p - p^2 of a weight that rounds to 1 would be 0."""
+    jacobian = F.softmax_jacobian(torch.tensor([gap, 0.0], dtype=torch.float64))
+    product = float(mpmath.exp(gap) / (1 + mpmath.exp(gap)) ** 2)
+    want = torch.tensor([[product, -product], [-product, product]], dtype=torch.float64)
+    torch.testing.assert_close(jacobian, want, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("row", [(20.0, 0.0, 0.0), (80.0, 0.0, -5.0), (12.0, 11.0, 0.0)], ids=str)
+def test_the_gradient_of_entropy_keeps_its_digits_in_float32_however_sharp_the_row(row: tuple[float, ...]):
+    scores = torch.tensor(row, requires_grad=True)
+    F.entropy(scores).backward()
+    assert scores.grad is not None
+    with mpmath.workdps(60):
+        e = [mpmath.exp(s) for s in row]
+        p = [x / sum(e) for x in e]
+        mean = sum(x * s for x, s in zip(p, row, strict=True))
+        want = [float(-x * (s - mean)) for x, s in zip(p, row, strict=True)]
+    torch.testing.assert_close(scores.grad.double(), torch.tensor(want).double(), rtol=2e-6, atol=0)

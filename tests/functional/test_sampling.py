@@ -9,6 +9,8 @@ import torch
 
 import attemper
 from attemper import InputError
+from attemper.functional.attention import measured
+from attemper.functional.call import Options, Packing
 
 Q, K = 23, 29
 
@@ -140,3 +142,13 @@ def test_padding_is_told_from_all_rows_and_not_from_the_sampled_ones(backend: st
     assert part.rows is not None
     assert part.rows[0] > 0
     assert (part.first_token_mass == 0).all()
+
+
+def test_packed_documents_are_measured_whole_where_rows_are_asked_for():
+    query, key, offsets = torch.randn(1, 2, 20, 4), torch.randn(1, 2, 20, 4), torch.tensor([0, 7, 20])
+    options, packing = Options(stats="all", is_causal=True), Packing(offsets, offsets)
+    whole = measured(query, key, None, options, packing=packing)
+    part = measured(query, key, None, options, packing=packing, rows=5)
+    assert part.rows is None
+    for name in whole:
+        assert torch.equal(part[name], whole[name]), name

@@ -138,7 +138,8 @@ def test_models_inside_a_module_of_ones_own_are_scanned() -> None:
 
 def test_json_is_the_promised_document(llama: Any) -> None:
     document = json.loads(attemper.scan(llama, [inputs("decoder", "left")]).to_json())
-    assert set(document) == {"schema", "model", "tokens", "backend", "sites", "skipped", "alarms"}
+    assert set(document) == {"schema", "model", "tokens", "backend", "sampled_rows", "sites", "skipped", "alarms"}
+    assert document["sampled_rows"] is None
     assert document["schema"] == 1
     site = document["sites"][0]
     assert set(site) == {"name", "kind", "mode", "queries", "keys", "heads"}

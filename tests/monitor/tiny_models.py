@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,60 +35,78 @@ T5: dict[str, Any] = {
 SMALL: dict[str, Any] = TEXT | {"image_size": 32, "patch_size": 4}
 
 
+_DROPOUTS = (
+    "attention_dropout", "dropout", "activation_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout_rate", "hidden_dropout", "attention_probs_dropout",
+)  # fmt: skip
+"""Under which names configs hold probabilities of dropout."""
+
+
 @dataclass(frozen=True)
 class Tiny:
-    """A model, how to feed it, and which outputs hold the weights of which sites."""
+    """A model, how to feed it, and how its documentation calls it."""
 
-    build: Callable[[], tf.PreTrainedModel]
+    title: str
+    model: Any
+    """A class with ``_from_config``."""
+    config: Any
     kind: str = "decoder"
     """"decoder", "encoder", "encoder-decoder", "vision" or "speech"."""
     tokens: int = 40
+    sdpa: bool = True
+    """Whether transformers has an sdpa attention for it."""
 
+    def build(self, dropout: float | None = None) -> Any:
+        """The model, eager. ``dropout``: every probability of dropout that its config knows."""
+        config = copy.deepcopy(self.config)
+        if dropout is not None:
+            for name in _DROPOUTS:
+                if isinstance(getattr(config, name, None), (int, float)):
+                    setattr(config, name, dropout)
+        return self.model._from_config(config, attn_implementation="eager")
 
-def _decoder(config: Any, **options: Any) -> Tiny:
-    return Tiny(lambda: tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), **options)
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return ("eager", "sdpa") if self.sdpa else ("eager",)
 
 
 TINY: dict[str, Tiny] = {
-    "llama": _decoder(tf.LlamaConfig(**GROUPED)),
-    "qwen3": _decoder(tf.Qwen3Config(**GROUPED)),
-    "mistral": _decoder(tf.MistralConfig(**GROUPED, sliding_window=7)),
-    "gpt2": _decoder(tf.GPT2Config(vocab_size=101, n_embd=48, n_layer=2, n_head=4, n_positions=128)),
-    "gemma2": _decoder(
-        tf.Gemma2Config(**GROUPED, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=12)
+    "llama": Tiny("Llama", tf.LlamaForCausalLM, tf.LlamaConfig(**GROUPED)),
+    "qwen3": Tiny("Qwen3", tf.Qwen3ForCausalLM, tf.Qwen3Config(**GROUPED)),
+    "mistral": Tiny("Mistral", tf.MistralForCausalLM, tf.MistralConfig(**GROUPED, sliding_window=7)),
+    "gpt2": Tiny(
+        "GPT-2",
+        tf.GPT2LMHeadModel,
+        tf.GPT2Config(vocab_size=101, n_embd=48, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2),
     ),
-    "gpt-oss": _decoder(
-        tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=7)
+    "gemma2": Tiny(
+        "Gemma 2",
+        tf.Gemma2ForCausalLM,
+        tf.Gemma2Config(**GROUPED, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=12),
+        sdpa=False,
     ),
-    "bert": Tiny(
-        lambda: tf.BertModel._from_config(
-            tf.BertConfig(**TEXT, max_position_embeddings=128), attn_implementation="eager"
-        ),
-        kind="encoder",
+    "gpt-oss": Tiny(
+        "gpt-oss",
+        tf.GptOssForCausalLM,
+        tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=7),
+        sdpa=False,
     ),
-    "t5": Tiny(
-        lambda: tf.T5ForConditionalGeneration._from_config(
-            tf.T5Config(**T5),
-            attn_implementation="eager",
-        ),
-        kind="encoder-decoder",
-    ),
+    "bert": Tiny("BERT", tf.BertModel, tf.BertConfig(**TEXT, max_position_embeddings=128), kind="encoder"),
+    "t5": Tiny("T5", tf.T5ForConditionalGeneration, tf.T5Config(**T5), kind="encoder-decoder"),
     "vit": Tiny(
-        lambda: tf.ViTModel._from_config(
-            tf.ViTConfig(**{name: value for name, value in SMALL.items() if name != "vocab_size"}),
-            attn_implementation="eager",
-        ),
+        "ViT",
+        tf.ViTModel,
+        tf.ViTConfig(**{name: value for name, value in SMALL.items() if name != "vocab_size"}),
         kind="vision",
     ),
     "whisper": Tiny(
-        lambda: tf.WhisperModel._from_config(
-            tf.WhisperConfig(
-                vocab_size=101, d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-                decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
-                max_target_positions=64, num_mel_bins=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-                decoder_start_token_id=1,
-            ),
-            attn_implementation="eager",
+        "Whisper",
+        tf.WhisperModel,
+        tf.WhisperConfig(
+            vocab_size=101, d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
+            max_target_positions=64, num_mel_bins=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            decoder_start_token_id=1,
         ),
         kind="speech",
     ),
@@ -166,3 +184,26 @@ def head_entropies(weights: Tensor, mask: Tensor | None) -> Tensor:
     entropy = -torch.where(p > 0, p * torch.where(p > 0, p, 1.0).log(), 0.0).sum(-1)
     rows = torch.ones(entropy.shape[0], entropy.shape[2], dtype=torch.bool) if mask is None else mask.bool()
     return torch.stack([entropy[:, head][rows].mean() for head in range(entropy.shape[1])])
+
+
+def largest_error(scan: Any, kind: str, expected: dict[str, list[Tensor]]) -> float:
+    """Largest difference, in nats, of a site's entropies from those of its layer; every layer must be there."""
+    found: dict[str, list[Any]] = {name: [] for name in expected}
+    for site in scan.sites:
+        found[_group(site, kind)].append(site)
+    worst = 0.0
+    for group, layers in expected.items():
+        assert len(found[group]) == len(layers), (group, [site.name for site in scan.sites])
+        for site, entropies in zip(found[group], layers, strict=True):
+            heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+            worst = max(worst, float((heads - entropies).abs().max()))
+    return worst
+
+
+def _group(site: Any, kind: str) -> str:
+    """The output that holds the weights of a site."""
+    if kind in ("decoder", "encoder", "vision"):
+        return "attentions"
+    if site.kind == "cross":
+        return "cross_attentions"
+    return "encoder_attentions" if "encoder" in site.name.split(".")[:2] else "decoder_attentions"

@@ -23,6 +23,7 @@ def reading_of(document: dict[str, Any]) -> Reading:
         ),
         skipped=tuple(Skipped(**skipped) for skipped in document["skipped"]),
         alarms=tuple(Alarm(**alarm) for alarm in document["alarms"]),
+        sampled_rows=document.get("sampled_rows"),
     )
 
 

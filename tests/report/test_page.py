@@ -149,6 +149,19 @@ def test_advice_stands_once_and_what_was_skipped_has_its_reason() -> None:
     assert "it takes a keyword this version does not know" in html
 
 
+def test_a_page_of_sampled_rows_says_that_its_largest_logit_is_a_bound() -> None:
+    whole = readings.minilm()
+    for reading, sampled in ((whole, False), (replace(whole, sampled_rows=128), True)):
+        own = report.page(reading).replace(vendored.echarts(), "")
+        titles = {quantity["key"]: quantity["title"] for quantity in data_of(own)["quantities"]}
+        assert titles["max_logit"] == ("Largest logit, at least" if sampled else "Largest logit")
+        assert ('<span class="name">Largest logit, at least</span>' in own) == sampled
+        assert ("<b>128</b> rows of each sequence" in own) == sampled
+        assert ("the largest logit is at least 77.25" in own) == sampled
+        assert ("the largest logit is a lower bound" in own) == sampled
+        assert ("the largest logit is the largest over all rows" in own) != sampled
+
+
 def test_a_page_that_would_be_too_large_leaves_out_the_details(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = len(report.page(readings.minilm()).encode("utf-8"))
     monkeypatch.setattr(build, "LARGEST_BYTES", whole - 1)

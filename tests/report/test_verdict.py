@@ -36,6 +36,14 @@ def test_a_warning_comes_before_notices_and_nothing_is_called_fine() -> None:
     )
 
 
+def test_the_largest_logit_of_sampled_rows_is_a_bound() -> None:
+    alarms = (alarm("logits", "warning", "layer.0", 1, 143.25),)
+    warned = verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)).sentence
+    assert warned == "4 heads in 1 layer: 1 has logits above 100, the largest at least 143.2."
+    calm = verdict(reading(site("layer.0", 1), sampled_rows=64)).sentence
+    assert calm == "1 head in 1 layer: the largest logit is at least 10; nothing needs attention."
+
+
 def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
     found = verdict(encoder_decoder())
     assert found.level == "critical"

@@ -95,6 +95,17 @@ OWN: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "encoder-decoder": _encoder_decoder,
 }
 
+ROWS = {
+    "sdpa": ("causal attention", "F.scaled_dot_product_attention"),
+    "softmax": ("causal attention", "softmax by hand"),
+    "folded": ("heads folded into the batch, bmm", "softmax by hand"),
+    "flex": ("causal attention", "FlexAttention, eager"),
+    "encoder": ("nn.TransformerEncoder", "nn.MultiheadAttention"),
+    "encoder-decoder": ("nn.Transformer", "nn.MultiheadAttention"),
+}
+"""(model, way) of each on the page of seen models, under ``LIBRARY``."""
+LIBRARY = "torch / your own code"
+
 
 def entropies(model: nn.Module, batch: tuple[Any, ...]) -> list[Tensor]:
     """Mean entropy per head [H] of every site in the order of modules, in float64, padded queries left out."""

@@ -11,6 +11,7 @@ import sys
 import typer
 
 from attemper.cli.doctor import doctor
+from attemper.cli.lab import lab
 from attemper.cli.scan import scan
 from attemper.errors import BackendError, InputError, MissingExtraError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("scan")(scan)
+app.command("lab")(lab)
 app.command("doctor")(doctor)
 
 

@@ -11,7 +11,14 @@ from rich.table import Table
 from attemper import __version__
 from attemper._backends import BACKENDS, FEATURES
 
-_PACKAGES = {"torch": None, "numpy": None, "transformers": "transformers", "pandas": "pandas"}
+_PACKAGES = {
+    "torch": None,
+    "numpy": None,
+    "transformers": "transformers",
+    "pandas": "pandas",
+    "matplotlib": "plot",
+    "triton": "triton",
+}
 """Package -> the extra that brings it; None: every install has it."""
 
 

@@ -1,6 +1,13 @@
 """Functions of tensors: attention with statistics, and measures of scores and weights."""
 
 from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
+from attemper.functional.information import (
+    RateDistortion,
+    kl_to_uniform,
+    mutual_information,
+    pac_bayes_bound,
+    rate_distortion,
+)
 from attemper.functional.measures import (
     effective_tokens,
     entropy,
@@ -12,12 +19,14 @@ from attemper.functional.measures import (
     softmax_jacobian,
     statistics,
 )
+from attemper.functional.slope import entropy_slope
 from attemper.functional.stats import AttentionOutput, AttentionStats, HeadSummary, VisibleKeyCurve
 
 __all__ = [
     "AttentionOutput",
     "AttentionStats",
     "HeadSummary",
+    "RateDistortion",
     "VisibleKeyCurve",
     "attention",
     "attention_statistics",
@@ -25,9 +34,14 @@ __all__ = [
     "effective_tokens",
     "entropy",
     "entropy_of",
+    "entropy_slope",
     "gini",
+    "kl_to_uniform",
     "logit_variance",
     "max_weight",
+    "mutual_information",
+    "pac_bayes_bound",
+    "rate_distortion",
     "softmax",
     "softmax_jacobian",
     "statistics",

@@ -248,6 +248,7 @@ def _by_operator(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tenso
             fields=fields,
             key_mass="key_mass" in call.names,
             maximum_gradient="max_weight" in call.asked or "max_logit" in call.asked,
+            kernel=call.backend,
         )
     )
     parts = dict(zip(fields, state.unbind(0), strict=True))

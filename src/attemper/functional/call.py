@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from attemper.functional.names import asked_names, with_kept
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SMALLEST = 1e-30
 """Temperatures below this may overflow the multiplier."""
-_TEMPERATURE_ADVICE = (
+TEMPERATURE_ADVICE = (
     "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small "
     "temperature such "
     "as 0.01; float('inf') gives uniform attention."
@@ -112,7 +113,8 @@ def planned(
     softcap = options.softcap
     if softcap is not None:
         softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
-    backend = _backends.resolve(options.backend, _features(options, mask, names, packing, left, right))
+    features = _features(options, mask, names, packing, left, right)
+    backend = _backends.resolve(options.backend, features, _given(query, value))
     return Call(
         query=query,
         key=key,
@@ -197,18 +199,28 @@ def _mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     return mask.expand(*mask.shape[:3], shape[3]) if mask.shape[3] != shape[3] else mask
 
 
-def _window(where: str, options: Options) -> tuple[int, int]:
+def checked_window(where: str, window_size: Any) -> tuple[int, int]:
+    """``window_size`` as two ints.
+
+    Raises:
+        InputError: it is anything else, or a side is below -1.
+    """
     try:
-        left, right = options.window_size
+        left, right = window_size
     except (TypeError, ValueError):
         left = right = None
     if not all(isinstance(side, int) and not isinstance(side, bool) and side >= -1 for side in (left, right)):
         raise InputError(
             f"{where}(window_size=...) must be (left, right): two ints of keys on each side, -1 for no limit; got "
-            f"{options.window_size!r}."
+            f"{window_size!r}."
         )
     assert isinstance(left, int)
     assert isinstance(right, int)
+    return left, right
+
+
+def _window(where: str, options: Options) -> tuple[int, int]:
+    left, right = checked_window(where, options.window_size)
     left, right = (UNBOUNDED if side == -1 else side for side in (left, right))
     return left, min(right, 0) if options.is_causal else right
 
@@ -224,7 +236,7 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
     temperature = options.temperature
     if isinstance(temperature, Tensor):
         return divided(scale, _temperature(where, temperature, query).to(dtype))
-    number = positive_number(f"{where}(temperature=...)", temperature, _TEMPERATURE_ADVICE, infinite=True)
+    number = positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
     multiplier = scale / number
     if number < _SMALLEST and abs(multiplier) > torch.finfo(dtype).max:
         raise InputError(
@@ -282,6 +294,11 @@ def _first_keys(mask: Tensor | None, first_tokens: int) -> Tensor | None:
 def first_true(tokens: Tensor, count: int) -> Tensor:
     """The first ``count`` True places of each row of ``tokens`` [B, K]."""
     return tokens & (tokens.cumsum(-1) <= count)
+
+
+def _given(query: Tensor, value: Tensor | None) -> _backends.Given:
+    size = max(query.shape[3], 0 if value is None else value.shape[3])
+    return _backends.Given(str(query.dtype).removeprefix("torch."), query.device.type, size)
 
 
 def _features(

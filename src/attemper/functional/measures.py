@@ -51,7 +51,8 @@ def softmax(
         Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``.
 
     Raises:
-        InputError: scores are not floating, or a number temperature is NaN or not above 0.
+        InputError: scores are not floating, there is no such ``dim``, a number temperature is NaN or not above 0, or a
+            tensor of them does not fit.
     """
     row = _Row.of("softmax", scores, dim, temperature)
     return row.weights.movedim(-1, dim).to(dtype or scores.dtype)
@@ -75,7 +76,8 @@ def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0,
         [...] without ``dim``, float32, or float64 for float64 scores. A row with nothing visible gives 0.
 
     Raises:
-        InputError: scores are not floating, a number temperature is NaN or not above 0, or the unit is unknown.
+        InputError: scores are not floating, there is no such ``dim``, a number temperature is NaN or not above 0, a
+            tensor of them does not fit, or the unit is unknown.
 
     Source:
         Zhai et al. 2023, "Preventing Attention Entropy Collapse", Ent(A_i).
@@ -131,9 +133,12 @@ def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tens
     """
     row = _Row.of("softmax_jacobian", scores, dim, temperature)
     p = row.weights
-    jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+    products = p[..., :, None] * p[..., None, :]
+    apart = products - torch.diag_embed(products.diagonal(dim1=-2, dim2=-1))
+    # p_i - p_i^2 would be 0 for a weight that rounds to 1; as the sum of the others it keeps every digit.
+    jacobian = torch.diag_embed(apart.sum(-1)) - apart
     if isinstance(temperature, Tensor):
-        return jacobian / temperature.to(p.dtype).expand(p.shape[:-1])[..., None, None]
+        return jacobian / _per_row("softmax_jacobian", temperature, p)[..., None]
     return jacobian / temperature
 
 
@@ -152,13 +157,14 @@ def entropy_of(weights: Tensor, *, dim: int = -1, unit: str = "nats") -> Tensor:
         taken as 0.
 
     Raises:
-        InputError: weights are not floating, or the unit is unknown.
+        InputError: weights are not floating, there is no such ``dim``, or the unit is unknown.
     """
     one_of("entropy_of(unit=...)", unit, _UNITS)
     p = _shares("entropy_of", weights, dim)
     # Below the normal numbers -1/p of the second derivative overflows; such a weight has no entropy to speak of.
     positive = ~(p < torch.finfo(p.dtype).tiny)  # NaN stays, and shows
-    return -torch.where(positive, p * torch.where(positive, p, 1.0).log(), 0.0).sum(-1) * _UNITS[unit]
+    # 0 less the sum, and not minus the sum, which is -0 for a one-hot row.
+    return (0.0 - torch.where(positive, p * torch.where(positive, p, 1.0).log(), 0.0).sum(-1)) * _UNITS[unit]
 
 
 def effective_tokens(weights: Tensor, *, dim: int = -1) -> Tensor:
@@ -202,9 +208,31 @@ def _floating(where: str, name: str, tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def _keys_last(where: str, tensor: Tensor, dim: int) -> Tensor:
+    """``tensor`` with the dimension of the keys at the end."""
+    count = tensor.dim()
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -count <= dim < count:
+        raise InputError(
+            f"{where}(dim=...) must be an int from {-count} to {count - 1} for a tensor {list(tensor.shape)}, got "
+            f"{dim!r}. It is the dimension of the keys."
+        )
+    return tensor.movedim(dim, -1)
+
+
+def _per_row(where: str, temperature: Tensor, x: Tensor) -> Tensor:
+    """``temperature`` in the type of ``x``, whose keys are last: one for each row, [..., 1]."""
+    try:
+        return temperature.to(x.dtype).expand(x.shape[:-1])[..., None]
+    except RuntimeError as error:
+        raise InputError(
+            f"{where}(temperature) must be broadcastable to {list(x.shape[:-1])}, the scores without their keys, got "
+            f"{list(temperature.shape)}. {_ADVICE}"
+        ) from error
+
+
 def _shares(where: str, weights: Tensor, dim: int) -> Tensor:
     """Weights along the last dimension, summing to 1 (a row of zeros stays)."""
-    w = _floating(where, "weights", weights).movedim(dim, -1)
+    w = _keys_last(where, _floating(where, "weights", weights), dim)
     total = w.sum(-1, keepdim=True)
     return w / torch.where(total == 0, 1.0, total)
 
@@ -220,34 +248,31 @@ class _Row:
         self.count = visible.sum(-1)
         self.seen = self.count > 0
         self.maximum = _maximum(torch.where(visible, s, -math.inf), s)
-        fixed = self.maximum.detach()
-        # Entropy and variance are free of shifts: for them the maximum may count as a constant.
+        # The maximum is part of the graph, though it cancels in entropy and variance: the gradient of the largest score
+        # is then minus the sum of the others, exact where float32 would keep no digit of it (a row such as [20, 0, 0]).
         # So far below that exp is 0, the distance itself no longer counts, and its square must not overflow.
-        self.d = torch.where(visible, s - fixed[..., None], 0.0).clamp(min=VANISHED)
+        self.d = torch.where(visible, s - self.maximum[..., None], 0.0).clamp(min=VANISHED)
         e = torch.where(visible, torch.exp(self.d), 0.0)
         total = torch.where(self.seen, e.sum(-1), 1.0)
         self.weights = e / total[..., None]
-        self._log_total = total.log()
-        self._mean = (self.weights * self.d).sum(-1)
-        # What is not free of shifts: 0 in value, the gradient of the maximum.
-        moved = self.maximum - fixed
-        self.log_total, self.mean = self._log_total - moved, self._mean - moved
+        self.log_total = total.log()
+        self.mean = (self.weights * self.d).sum(-1)
 
     @classmethod
     def of(cls, where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> _Row:
-        x = _floating(where, "scores", scores).movedim(dim, -1)
+        x = _keys_last(where, _floating(where, "scores", scores), dim)
         if isinstance(temperature, Tensor):
-            return cls(x, temperature.to(x.dtype).expand(x.shape[:-1])[..., None])
+            return cls(x, _per_row(where, temperature, x))
         return cls(x, positive_number(f"{where}(temperature=...)", temperature, _ADVICE, infinite=True))
 
     @property
     def entropy(self) -> Tensor:
         """Both terms are >= 0: no cancellation, however sharp the row."""
-        return at_most(self._log_total - self._mean, log_count(self.count.to(self.d.dtype)))
+        return at_most(self.log_total - self.mean, log_count(self.count.to(self.d.dtype)))
 
     @property
     def variance(self) -> Tensor:
-        return (self.weights * (self.d - self._mean[..., None]) ** 2).sum(-1)
+        return (self.weights * (self.d - self.mean[..., None]) ** 2).sum(-1)
 
 
 def _maximum(hidden: Tensor, s: Tensor) -> Tensor:

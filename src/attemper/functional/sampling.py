@@ -20,7 +20,8 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
     if "key_mass" in call.names:
         raise InputError(f"{where}(rows=...) cannot sample key_mass, a sum over all rows: leave it out of stats=.")
     queries = call.query.shape[2]
-    if rows >= queries:
+    if rows >= queries or call.packing is not None:
+        # The offsets of packed documents count all rows: chosen ones would be taken for others. All are measured.
         return call
     start = torch.rand((), generator=generator, dtype=torch.float64)
     positions = ((start + torch.arange(rows, dtype=torch.float64)) * (queries / rows)).floor().to(torch.int64)

@@ -208,7 +208,7 @@ class AttentionStats:
             .clamp(0, HISTOGRAM_BINS - 1)
         )
         counts = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=bins.device)
-        return counts.scatter_add_(1, _by_head(bins), _by_head(rows.to(torch.int64)))
+        return counts.scatter_add_(1, by_head(bins), by_head(rows.to(torch.int64)))
 
     def by_visible_keys(self) -> VisibleKeyCurve:
         """Rows and sums of ``entropy``, ``normalized_entropy`` and ``first_token_mass`` by visible keys: the long-
@@ -217,7 +217,7 @@ class AttentionStats:
         Sums of those that were asked for; all but the edges add up over parts.
         """
         device = _reduction_device(self.lse)
-        n = _by_head(self._state["n"].to(device, torch.int64))
+        n = by_head(self._state["n"].to(device, torch.int64))
         bucket = (n.clamp(min=1).to(torch.float64).log2() + 1e-12).floor().to(torch.int64).clamp(max=BUCKETS - 1)
 
         def add(value: Tensor) -> Tensor:
@@ -226,11 +226,11 @@ class AttentionStats:
         sums = {}
         for name in ("entropy", "normalized_entropy", "first_token_mass"):
             if name in self._values:
-                rows = _by_head(self.defined(name).to(device))
-                value = _by_head(self._values[name].detach().to(device, torch.float64))
+                rows = by_head(self.defined(name).to(device))
+                value = by_head(self._values[name].detach().to(device, torch.float64))
                 sums[name] = add(torch.where(rows, value, 0.0))
         edges = 2 ** torch.arange(BUCKETS + 1, dtype=torch.int64, device=device)
-        return VisibleKeyCurve(edges[:-1], edges[1:] - 1, add(_by_head(self.valid.to(device, torch.float64))), sums)
+        return VisibleKeyCurve(edges[:-1], edges[1:] - 1, add(by_head(self.valid.to(device, torch.float64))), sums)
 
     def merge(self, other: AttentionStats) -> AttentionStats:
         """The statistics over the keys of both; ``other`` holds the later keys of the same queries.
@@ -304,7 +304,7 @@ def kept_detached(values: dict[str, Tensor], asked: tuple[str, ...]) -> dict[str
     return {name: value if name in asked else value.detach() for name, value in values.items()}
 
 
-def _by_head(value: Tensor) -> Tensor:
+def by_head(value: Tensor) -> Tensor:
     """[B, H, Q] as [H, B * Q]."""
     return value.transpose(0, 1).flatten(1)
 
@@ -315,13 +315,13 @@ def _reduction_device(value: Tensor) -> torch.device:
 
 
 def _count(rows: Tensor) -> Tensor:
-    return _by_head(rows.to(_reduction_device(rows))).sum(1, dtype=torch.float64)
+    return by_head(rows.to(_reduction_device(rows))).sum(1, dtype=torch.float64)
 
 
 def _moments(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Mean, population std, min, max, count over the marked rows of each head, float64."""
     device = _reduction_device(value)
-    flat, chosen = _by_head(value.to(device, torch.float64)), _by_head(rows.to(device))
+    flat, chosen = by_head(value.to(device, torch.float64)), by_head(rows.to(device))
     count = chosen.sum(1, dtype=torch.float64)
     missing = count == 0
     safe = count.clamp(min=1)

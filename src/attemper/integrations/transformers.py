@@ -1,9 +1,176 @@
-"""``import attemper.integrations.transformers; model.set_attn_implementation("attemper")``: exact attention in any
-model.
+"""transformers: the attention implementation ``attemper``, and a callback for its Trainer.
+
+::
+
+    import attemper.integrations.transformers
+
+    model.set_attn_implementation("attemper")  # before torch.compile: a tap in the graph of every attention
+
+Importing this module registers the implementation. It needs the extra ``transformers``.
 """
 
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from attemper.errors import MissingExtraError
+from attemper.integrations.metrics import Keep
+from attemper.integrations.training import DEFAULT_STATS, Monitor
+from attemper.monitor.result import Scan
+from attemper.monitor.watch import Watch
+from attemper.records import Alarm
 from attemper.sites.transformers import NAME, register
 
 register()
 
-__all__ = ["NAME", "register"]
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise MissingExtraError("AttemperCallback", "transformers", "transformers") from error
+
+logger = logging.getLogger("attemper")
+
+
+class AttemperCallback(TrainerCallback):
+    """Watches attention while a transformers Trainer trains, without changing a bit of what it computes.
+
+    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is never read. Only the main
+    process watches (its share of each batch), so no process waits for another. ::
+
+        trainer = Trainer(model, args, train_dataset=data)
+        trainer.add_callback(AttemperCallback(every=50, trackers=[trainer]))
+        trainer.train()
+
+    A callback cannot see its Trainer: named among ``trackers``, it lends every tracker of its ``report_to``. Numbers of
+    the whole model (mean, min and max over heads, alarms) also go to ``state.log_history`` and, if the callback was
+    given to ``Trainer(callbacks=[...])``, into the log lines that are printed.
+
+    If training raises, the hooks stay until ``close()``, the next ``train()``, the end of a ``with`` block around it,
+    or the end of the callback itself.
+
+    Args:
+        every: sample one optimizer step in so many, the first one included.
+        rows: query rows measured of each sequence, None for all; ``max_logit`` is then a lower bound.
+        stats: what is logged, of ``integrations.metrics.STATISTICS``; everything is measured and in ``last``.
+        trackers: a list of Trainers and of whatever :func:`attemper.integrations.sinks.sink` takes.
+        max_keys: at most so many names are sent to trackers at a step: those of the whole model first, then of sites,
+            then of heads, each level with all its names or not at all.
+        filter: a function of a name, or glob patterns: which names are sent.
+        on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
+        options: of :func:`attemper.watch`: sites, observe, backend, limits.
+
+    Attributes:
+        watch: the running ``Watch``, or the last one; None before training and in processes that do not watch.
+        last: the latest reading, a ``Scan``; None before the first.
+
+    Raises:
+        InputError: an argument has no meaning.
+        BackendError: the named backend is missing.
+    """
+
+    def __init__(
+        self, every: int = 50, rows: int | None = 128, stats: str | Iterable[str] = DEFAULT_STATS,
+        trackers: Iterable[Any] | None = None, max_keys: int = 200, filter: Keep | str | Iterable[str] | None = None,
+        on_alarm: Callable[[Alarm], Any] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self._trainers: list[Any] = []
+        if isinstance(trackers, list | tuple):
+            self._trainers = [tracker for tracker in trackers if _is_trainer(tracker)]
+            trackers = [tracker for tracker in trackers if not _is_trainer(tracker)]
+        self._silent = not self._trainers and not trackers
+        self._monitor = Monitor(
+            every=every, rows=rows, stats=stats, trackers=trackers, max_keys=max_keys, filter=filter,
+            on_alarm=on_alarm, **options,
+        )  # fmt: skip
+        self._unprinted: dict[str, float] = {}
+
+    @property
+    def watch(self) -> Watch | None:
+        return self._monitor.watch
+
+    @property
+    def last(self) -> Scan | None:
+        return self._monitor.last
+
+    @property
+    def failures(self) -> int:
+        """Calls of trackers that raised."""
+        return self._monitor.failures
+
+    def close(self) -> None:
+        """Takes every hook off the model; for training that raised. What was read stays readable."""
+        self._monitor.close()
+
+    def __enter__(self) -> AttemperCallback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        self.close()
+        if not state.is_world_process_zero:
+            return
+        if self._silent and args.report_to:
+            self._silent = False
+            logger.warning(
+                f"attemper: a callback cannot reach the trackers {', '.join(args.report_to)} of its Trainer. Add it "
+                "with trainer.add_callback(AttemperCallback(..., trackers=[trainer]))."
+            )
+        lent = [tracker for trainer in self._trainers for tracker in _integrations(trainer)]
+        self._monitor.begin(model, compiled=args.torch_compile, trackers=lent)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.watch is not None:
+            self.watch.end_pass()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        found = self._monitor.step(state.global_step)
+        if found:
+            state.log_history.append({**found, "epoch": state.epoch, "step": state.global_step})
+            self._unprinted = found
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        # Trackers have had these logs already; what prints them comes after. The metrics of an evaluation, which reach
+        # this too, are given to the user as they are.
+        if logs is not None and "loss" in logs:
+            logs.update(self._unprinted)
+            self._unprinted = {}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.close()
+
+
+def _is_trainer(tracker: Any) -> bool:
+    library = sys.modules.get("transformers.trainer")
+    return library is not None and isinstance(tracker, library.Trainer)
+
+
+def _integrations(trainer: Any) -> Iterator[Callable[[dict[str, float], int], None]]:
+    """The trackers of a Trainer's ``report_to``, each through the method that it logs with."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    kinds = tuple(INTEGRATION_TO_CALLBACK.values())
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, kinds):
+            yield _Lent(trainer, callback)
+
+
+class _Lent:
+    """A callback of transformers that logs to a tracker, as a function of values and a step."""
+
+    def __init__(self, trainer: Any, callback: Any) -> None:
+        self.trainer, self.callback = trainer, callback
+
+    def __call__(self, values: dict[str, float], step: int) -> None:
+        trainer = self.trainer
+        self.callback.on_log(trainer.args, trainer.state, trainer.control, logs=dict(values), model=trainer.model)
+
+
+__all__ = ["NAME", "AttemperCallback", "register"]

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, VisibleKeyCurve
+from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, VisibleKeyCurve, by_head
 from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
 
 _MEANS = (
@@ -24,6 +24,8 @@ class SiteReduction:
         self.name, self.kind, self.mode = name, kind, mode
         self.queries = self.keys = 0
         self.heads = heads
+        self.spoiled = False
+        """Whether its numbers cannot be trusted: then it is not shown."""
         # Sums stay where float64 is: nothing waits for the device until a reading is asked for.
         device = torch.device("cpu") if device is None or device.type == "mps" else device
         zeros = torch.zeros(heads, dtype=torch.float64, device=device)
@@ -40,19 +42,25 @@ class SiteReduction:
         if 0 in stats.lse.shape:
             return
         self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
-        summaries = stats.per_head()
-        for statistic in _MEANS:
-            if statistic in summaries:
-                summary = summaries[statistic]
-                self._sums[statistic] += torch.where(summary.count > 0, summary.mean * summary.count, 0.0)
-                self._counts[statistic] += summary.count
-        largest = summaries["max_logit"]
-        self._max_logit = torch.maximum(self._max_logit, largest.max.nan_to_num(-math.inf))
-        self._rows += largest.count
-        self._empty += largest.empty
-        self._nonfinite += largest.nonfinite
+        self._add_means(stats)
+        rows, empty, nonfinite = (by_head(part).sum(1) for part in (stats.valid, stats.empty, stats.nonfinite))
+        largest = by_head(stats.max_logit.masked_fill(~stats.valid, -math.inf)).amax(1)
+        self._max_logit = torch.maximum(self._max_logit, largest.to(self._max_logit))
+        self._rows += rows.to(self._rows.device)
+        self._empty += empty.to(self._rows.device)
+        self._nonfinite += nonfinite.to(self._rows.device)
         self._histogram += stats.histogram().to(self._histogram.device)
         self._add_curve(stats.by_visible_keys())
+
+    def _add_means(self, stats: AttentionStats) -> None:
+        """Sums and counts of every mean as one stacked tensor: a sampled training step waits for this."""
+        names = [name for name in _MEANS if name in stats]
+        values = torch.stack([stats[name] for name in names]).to(self._rows)
+        defined = torch.stack([stats.defined(name) for name in names]).to(self._rows.device)
+        sums = torch.where(defined, values, 0.0).sum((1, 3))
+        for statistic, total, count in zip(names, sums, defined.sum((1, 3)), strict=True):
+            self._sums[statistic] += total
+            self._counts[statistic] += count
 
     def _add_curve(self, curve: VisibleKeyCurve) -> None:
         self._bucket_rows += curve.rows

@@ -18,8 +18,10 @@ from attemper.monitor.result import Scan
 from attemper.records import Reading
 from attemper.sites import functions, public_functions
 from attemper.sites import transformers as registry
+from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
 from attemper.sites.observer import UnsupportedCallError, observing
 from attemper.sites.padding import CallContext, tracked
+from attemper.sites.wrappers import class_name, unwrapped
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, and "
@@ -55,9 +57,11 @@ def scan(
         ``Scan``: ``.sites``, ``.skipped``, ``.alarms``; prints as a table; ``.to_json()``, ``.to_pandas()``.
 
     Raises:
-        InputError: nothing to scan, no attention was seen, attention dropout is on, or a batch of another kind.
+        InputError: the model is no module, or TorchScript; nothing to scan, no attention was seen, attention dropout
+            is on, or a batch of another kind.
         BackendError: the named backend cannot do what a layer needs.
     """
+    _check(model, batches)
     checked = checked_limits(limits)
     names = reading_names("scan", stats)
     used = chosen_backend(backend)
@@ -67,6 +71,10 @@ def scan(
         switch = stack.enter_context(registry.switched(model))
         stack.enter_context(tracked(context, model, registry.pretrained(model)))
         stack.enter_context(public_functions.seen())
+        if any(map(is_compiled, model.modules())):
+            # Nothing can look into compiled code; run as it was written it computes the same.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        collector.refuse({name: reason for name, reason in compiled_parts(model).items() if reason == SCRIPTED})
         for done, batch in enumerate(batches, 1):
             _run(model, batch, collector, switch, done)
             if on_batch is not None:
@@ -76,11 +84,22 @@ def scan(
     collector.refuse(switch.refused)
     if not collector.sites:
         reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in collector.skips())
-        raise InputError(f"scan saw no attention in {type(model).__name__}. {ADVICE}{reasons}")
+        raise InputError(f"scan saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
     sites = collector.readings()
     title = name or _title(model)
     reading = Reading(title, collector.tokens, used, sites, collector.skips(), alarms(sites, checked))
     return Scan(reading, collector.last)
+
+
+def _check(model: Any, batches: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"scan(model) must be a torch.nn.Module, got {type(model).__name__}.")
+    if is_script(model):
+        raise InputError(f"scan({type(model).__name__}): {SCRIPTED}.")
+    if isinstance(batches, Tensor | Mapping | str):
+        raise InputError(
+            f"scan(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch] for one."
+        )
 
 
 def _run(model: nn.Module, batch: Any, collector: Collector, switch: registry.Switched, number: int) -> None:
@@ -115,5 +134,6 @@ def _called(model: nn.Module, batch: Any, number: int) -> Any:
 
 
 def _title(model: nn.Module) -> str:
+    model = unwrapped(model)
     path = getattr(getattr(model, "config", None), "_name_or_path", "")
-    return f"{type(model).__name__} {path}".strip()
+    return f"{class_name(model)} {path}".strip()

@@ -6,9 +6,10 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 
 from attemper._checks import one_of
@@ -23,8 +24,10 @@ from attemper.monitor.scan import ADVICE
 from attemper.records import Alarm, Reading
 from attemper.sites import functions, public_functions, tap
 from attemper.sites import transformers as registry
+from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
 from attemper.sites.observer import observing
-from attemper.sites.padding import CallContext, tracked
+from attemper.sites.padding import CallContext, entered, tracked
+from attemper.sites.wrappers import class_name, unwrapped
 
 
 def watch(
@@ -52,8 +55,8 @@ def watch(
         model: any module; not compiled, or with taps inside (``attemper.tap``, or transformers' models set to
             "attemper").
         every: sample one step in so many, the first one included. Forward passes of ``model`` are counted as steps
-            until the
-            first ``.step()``; from then on steps are.
+            until the first ``.step()``; from then on steps are (call ``.step()`` once before the loop if the first
+            step has several forward passes).
         rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
         stats: which statistics.
         sites: names of modules to watch, with all below them; None for all.
@@ -88,6 +91,10 @@ class Watch:
         self, model: nn.Module, *, every: int, rows: int | None, stats: str | Iterable[str],
         sites: Iterable[str] | None, store: None, observe: str, backend: str, limits: Mapping[str, float] | None,
     ) -> None:  # fmt: skip
+        if not isinstance(model, nn.Module):
+            raise InputError(f"watch(model) must be a torch.nn.Module, got {type(model).__name__}.")
+        if is_script(model):
+            raise InputError(f"watch({type(model).__name__}): {SCRIPTED}.")
         for name, number in (("every", every), ("rows", 1 if rows is None else rows)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
@@ -102,12 +109,18 @@ class Watch:
         self.passes = self.steps = self.sampled = 0
         self._stepping = self._fresh = False
         self._context = CallContext()
-        kept = None if sites is None else tuple(sites)
+        kept = _checked_sites(sites)
         self._collector = Collector(
             model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self._report
         )
         self._pass: ExitStack | None = None
-        self._compiled = any(_is_compiled(module) for module in model.modules())
+        self._raising: BaseException | None = None
+        self._call: FrameType | None = None
+        self._inside = False
+        self._nested = 0
+        """Calls of the model inside its own forward."""
+        self._compiled = any(is_compiled(module) for module in model.modules())
+        self._collector.refuse(compiled_parts(model))
         self._open = ExitStack()
         self._attach()
 
@@ -137,18 +150,41 @@ class Watch:
         """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps."""
         if not self._stepping:
             self._stepping, self.steps = True, 0
+        self._drop_interrupted()
         self._collector.commit()
         self._fresh = False
         self.steps += 1
+        self.end_pass()
+
+    def end_pass(self) -> None:
+        """Tells that no forward pass is running: needed only between the passes of one step of a model that is called
+        inside a compiled wrapper, where no hook of ours can see them begin.
+        """
+        if self._pass is None:
+            self._context.reset()
+
+    def _drop_interrupted(self) -> None:
+        """Ends a pass that was interrupted where no hook runs (KeyboardInterrupt): what it staged is not read."""
+        if self._pass is not None and not _runs(self._call):
+            self._end_pass(commit=False)
 
     @property
     def sampling(self) -> bool:
         """Whether the step that is running is sampled."""
         return (self.steps if self._stepping else self.passes) % self.every == 0
 
-    def _samples_taps(self) -> bool:
-        """Whether a tap is to be measured now; a new sampled step starts a new reading."""
+    def _samples_taps(self, site: nn.Module) -> bool:
+        """Whether this tap is to be measured now; a new sampled step starts a new reading.
+
+        Another model's tap is not: a module tells whose it is; a name belongs to the model that is running (or to one
+        that a compiled wrapper calls, so that no hook has ever seen it run).
+        """
         if self._pass is not None or not self.sampling:
+            return False
+        if isinstance(site, tap.NamedSite):
+            if not self._inside and self.passes:
+                return False
+        elif not self._collector.owns(site):
             return False
         self._begin_sample()
         return True
@@ -160,44 +196,72 @@ class Watch:
             self._fresh = True
             self.sampled += 1
 
-    def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if tap.in_backward():
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # nn.DataParallel runs copies of the model that share its hooks, each in a thread of its own.
+        if tap.in_backward() or module is not self.model:
             return
+        self._drop_interrupted()
+        if self._pass is not None:
+            self._nested += 1
+            return
+        self._inside, self._raising = True, sys.exc_info()[1]
+        if not self._compiled and not self.sampling:
+            return
+        try:
+            self._begin_pass(args, kwargs)
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            self._report(class_name(unwrapped(self.model)), error)
+
+    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Puts in place what a sampled pass needs; taken away again if any of it fails."""
         if self._compiled:
-            self._context.reset()  # no hook inside a compiled model counts the calls of a pass
-            return
-        if self._pass is not None or not self.sampling:
+            # No hook inside a compiled model tells masks, or counts the calls of a pass.
+            entered(self._context, unwrapped(self.model), args, kwargs)
             return
         self._begin_sample()
         self._collector.begin()
-        stack = ExitStack()
-        models = registry.pretrained(self.model)
-        if self._replace:
-            switch = stack.enter_context(registry.switched(self.model))
-            self._collector.refuse(switch.refused)
-        elif models:
-            stack.enter_context(registry.seen())
-        stack.enter_context(tracked(self._context, self.model, models, (args, kwargs)))
-        stack.enter_context(public_functions.seen())
-        stack.enter_context(observing(self._collector))
-        stack.enter_context(functions.seen())
-        self._pass = stack
+        with ExitStack() as stack:
+            models = registry.pretrained(self.model)
+            if self._replace:
+                switch = stack.enter_context(registry.switched(self.model))
+                self._collector.refuse(switch.refused)
+            elif models:
+                stack.enter_context(registry.seen())
+            # A wrapper's own arguments have no names: the masks of the model inside it count.
+            own = models or [unwrapped(self.model)]
+            stack.enter_context(tracked(self._context, self.model, own, (args, kwargs)))
+            stack.enter_context(public_functions.seen())
+            stack.enter_context(observing(self._collector))
+            stack.enter_context(functions.seen())
+            self._call = _call_of(self.model)
+            self._pass = stack.pop_all()
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if module is not self.model:
+            return
+        if self._nested:
+            self._nested -= 1
+            return
         ended = self._pass is not None
-        self._end_pass(commit=True)
-        if ended or not tap.in_backward():
+        raised = sys.exc_info()[1]
+        self._end_pass(commit=raised is None or raised is self._raising)
+        if self._inside or not tap.in_backward():
+            self._inside = False
             self.passes += 1
             if not self._stepping:
                 self._fresh = False
+        if self._compiled and not ended:
+            self._context.reset()
 
     def _end_pass(self, *, commit: bool) -> None:
         if self._pass is None:
             return
-        stack, self._pass = self._pass, None
+        stack, self._pass, self._call, self._nested = self._pass, None, None, 0
         stack.close()
         if commit:
             self._collector.commit()
+        else:
+            self._collector.begin()
         self._collector.context.reset()
 
     def _report(self, where: str, error: Exception) -> None:
@@ -214,11 +278,12 @@ class Watch:
         Raises:
             InputError: nothing was sampled, or no attention was seen.
         """
+        self._drop_interrupted()
         self._collector.commit()
         sites, skipped = self._collector.readings(), self._collector.skips()
         if not sites:
             raise InputError(self._nothing_seen(skipped))
-        title = type(self.model).__name__
+        title = class_name(unwrapped(self.model))
         reading = Reading(
             title,
             self._collector.tokens,
@@ -231,11 +296,19 @@ class Watch:
         return Scan(reading, dict(self._collector.last))
 
     def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
-        if not self.sampled:
-            return "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first."
+        if not self.sampled and not (self._compiled and (self.passes or self.steps)):
+            return (
+                "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run "
+                "what torch.compile or a wrapper made of it, watch that."
+            )
+        if self._collector.unwanted:
+            return (
+                f"watch(sites={list(self._collector.wanted or ())!r}) matches none of the sites that were seen: "
+                f"{', '.join(sorted(self._collector.unwanted))}."
+            )
         reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in skipped)
         hint = " This model is compiled: only taps are seen inside." if self._compiled else ""
-        return f"watch saw no attention in {type(self.model).__name__}.{hint} {ADVICE}{reasons}"
+        return f"watch saw no attention in {class_name(unwrapped(self.model))}.{hint} {ADVICE}{reasons}"
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Alarms of the latest sample."""
@@ -246,12 +319,37 @@ class Watch:
         return self.table().to_pandas()
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether this module is torch.compile's: a function mode around it would be traced, and recompile it."""
-    # Nobody has compiled anything where torch's compiler is not even imported.
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    whole = compiler is not None and isinstance(module, compiler.OptimizedModule)
-    return whole or module._compiled_call_impl is not None
+def _checked_sites(sites: Any) -> tuple[str, ...] | None:
+    if sites is None:
+        return None
+    if isinstance(sites, str) or not isinstance(sites, Iterable):
+        raise InputError(f"watch(sites=...) must be a list of module or tap names, got {sites!r}: write [{sites!r}].")
+    names = tuple(sites)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"watch(sites=...) must be a list of at least one name, got {list(names)!r}.")
+    return names
+
+
+def _call_of(model: nn.Module) -> FrameType | None:
+    """The frame of torch's call of ``model`` that is running now."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _runs(call: FrameType | None) -> bool:
+    """Whether this frame is one of those that led here; taken for granted where the call was not found."""
+    if call is None:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame is call:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Hook:
@@ -261,7 +359,9 @@ class _Hook:
         self.function = function
 
     def __call__(self, *arguments: Any) -> None:
-        self.function(*arguments)
+        # Traced where a compiled wrapper (DistributedDataParallel's, say) holds the watched model: taps are seen there.
+        if not torch.compiler.is_compiling():
+            self.function(*arguments)
 
     def __deepcopy__(self, _: Any) -> _Inert:
         return _Inert()

@@ -53,6 +53,7 @@ def _rendered(reading: Reading, details: bool) -> str:
         title=shown(reading.model),
         tokens=reading.tokens,
         backend=shown(reading.backend),
+        sampled_rows=reading.sampled_rows,
         heads=sum(len(site.heads) for site in reading.sites),
         sites=len(reading.sites),
         skipped=[(shown(skipped.name), shown(skipped.reason)) for skipped in reading.skipped],

@@ -13,7 +13,7 @@ from typing import Any
 
 from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
 from attemper.report.display import cut, rounded, shown
-from attemper.report.quantities import QUANTITIES, Quantity
+from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
@@ -94,7 +94,8 @@ def _letter(place: int) -> str:
 def quantities(reading: Reading) -> tuple[Quantity, ...]:
     """Those that the reading has; the Gini coefficient, which costs extra, only if some head has it."""
     heads = [head for site in reading.sites for head in site.heads]
-    return tuple(q for q in QUANTITIES if q.key != "gini" or any(head.gini is not None for head in heads))
+    kinds = QUANTITIES if reading.sampled_rows is None else map(of_sample, QUANTITIES)
+    return tuple(q for q in kinds if q.key != "gini" or any(head.gini is not None for head in heads))
 
 
 def document(reading: Reading, towers: tuple[Stack, ...], *, details: bool = True) -> dict[str, Any]:

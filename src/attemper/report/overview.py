@@ -108,11 +108,12 @@ def figures(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Figure, ...]:
         return Figure(title, number(value, 3), unit, replace(place, label=label.replace(" · ", ", head ")))
 
     logits = _known(reading, "max_logit")
+    largest = "Largest logit" if reading.sampled_rows is None else "Largest logit, at least"
     return (
         Figure("Mean normalised entropy", number(mean, 3), "of log n"),
         extreme("Sharpest head", "of log n", min(entropies, key=_value)),
         extreme("Most diffuse head", "of log n", max(entropies, key=_value)),
-        *([extreme("Largest logit", "", max(logits, key=_value))] if logits else []),
+        *([extreme(largest, "", max(logits, key=_value))] if logits else []),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -62,3 +62,13 @@ QUANTITIES = (
     ),
     Quantity("gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.", 0.0, 1.0),
 )  # fmt: skip
+
+
+def of_sample(quantity: Quantity) -> Quantity:
+    """The quantity where only a sample of the rows was measured: their largest score bounds that of all from below."""
+    if quantity.key != "max_logit":
+        return quantity
+    meaning = (
+        "The largest score before softmax over the rows that were measured; that of all rows is at least as large."
+    )
+    return replace(quantity, title="Largest logit, at least", meaning=meaning)

@@ -37,14 +37,15 @@ def verdict(reading: Reading) -> Verdict:
         return Verdict("empty", _nothing(reading, heads))
     total = f"{count(len(heads), 'head')} in {count(len(reading.sites), 'layer')}"
     unknown = _unmeasured(reading, heads)
+    bound = "" if reading.sampled_rows is None else "at least "
     if alarms["critical"]:
-        rest = f"; besides, {_joined(_clauses(alarms['warning']))}" if alarms["warning"] else ""
-        found = _joined(_clauses(alarms["critical"]))
+        rest = f"; besides, {_joined(_clauses(alarms['warning'], bound))}" if alarms["warning"] else ""
+        found = _joined(_clauses(alarms["critical"], bound))
         return Verdict("critical", f"{total}: {found}{_first(alarms['critical'])}{rest}{unknown}.")
     if alarms["warning"]:
-        noticed = [*_clauses(alarms["warning"]), *_clauses(alarms["notice"])]
+        noticed = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
         return Verdict("warning", f"{total}: {_joined(noticed)}{unknown}.")
-    calm = [*_clauses(alarms["notice"]), *_largest_logit(heads), *_short_rows(heads)]
+    calm = [*_clauses(alarms["notice"], bound), *_largest_logit(heads, bound), *_short_rows(heads)]
     return Verdict("fine", f"{total}: {_joined(calm)}{unknown}; nothing needs attention.")
 
 
@@ -60,15 +61,16 @@ def _of(reading: Reading, severity: str) -> list[Alarm]:
     return [alarm for alarm in reading.alarms if level_of(alarm.severity) == severity]
 
 
-def _clauses(alarms: list[Alarm]) -> list[str]:
+def _clauses(alarms: list[Alarm], bound: str) -> list[str]:
     """One clause a kind, in the order in which kinds are first met; after ``MOST_KINDS`` the rest are counted."""
     kinds = list(dict.fromkeys(alarm.kind for alarm in alarms))
-    told = [_clause(kind, [alarm for alarm in alarms if alarm.kind == kind]) for kind in kinds[:MOST_KINDS]]
+    told = [_clause(kind, [alarm for alarm in alarms if alarm.kind == kind], bound) for kind in kinds[:MOST_KINDS]]
     rest = sum(alarm.kind not in kinds[:MOST_KINDS] for alarm in alarms)
     return [*told, f"there {'is' if rest == 1 else 'are'} {count(rest, 'more alarm')}"] if rest else told
 
 
-def _clause(kind: str, alarms: list[Alarm]) -> str:
+def _clause(kind: str, alarms: list[Alarm], bound: str) -> str:
+    """``bound``: what stands before a largest logit, empty where it is exact."""
     many = len(alarms)
     if kind in _NOTICED:
         return f"{many:,} {_NOTICED[kind][many > 1]}"
@@ -79,7 +81,9 @@ def _clause(kind: str, alarms: list[Alarm]) -> str:
         largest = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
         limit = alarms[0].limit
         above = f" above {number(limit)}" if limit is not None else " beyond the limit"
-        return f"{many:,} {has} logits{above}" + (f", the largest {number(largest)}" if largest is not None else "")
+        return f"{many:,} {has} logits{above}" + (
+            f", the largest {bound}{number(largest)}" if largest is not None else ""
+        )
     return f"{many:,} raised the alarm “{cut(shown(kind), 40)}”"
 
 
@@ -90,10 +94,10 @@ def _first(alarms: list[Alarm]) -> str:
     return f", the first in {cut(shown(alarms[0].site), 80)}"
 
 
-def _largest_logit(heads: list[HeadReading]) -> Iterator[str]:
+def _largest_logit(heads: list[HeadReading], bound: str) -> Iterator[str]:
     logits = [head.max_logit for head in heads if head.max_logit is not None]
     if logits:
-        yield f"the largest logit is {number(max(logits))}"
+        yield f"the largest logit is {bound}{number(max(logits))}"
 
 
 def _short_rows(heads: list[HeadReading]) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """Attention as torch functions: SDPA, nn.MultiheadAttention's, and softmax by hand, seen by a function mode as they
 run.
 
-The mode changes nothing: every function runs as it would, and then its arguments are told to the observers. A softmax
-over the last of three dimensions or more is attention only if its whole result meets a product with values; a
-router's does not.
+The mode changes nothing: every function runs as it would, and then its arguments are told to the observers. How a
+softmax by hand is followed to its values stands in ``by_hand``.
 """
 
 from __future__ import annotations
@@ -17,10 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.functional.call import Options
+from attemper.sites import by_hand
+from attemper.sites.autocast import rounded
+from attemper.sites.axes import FeatureAxes
 from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
+from attemper.sites.padding import hidden
 from attemper.sites.shapes import four_dimensional, heads_of, mask_like
 from attemper.sites.tap import in_backward
 
@@ -35,18 +37,21 @@ def seen() -> Iterator[None]:
         return
     _active.set(True)
     try:
-        with _AttentionMode():
+        with AttentionMode():
             yield
     finally:
         _active.set(False)
 
 
-class _AttentionMode(TorchFunctionMode):
+class AttentionMode(TorchFunctionMode):
     """Lets every function run as it would, and then tells the observers of those that attend."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._softmaxed = WeakTensorKeyDictionary()
+        self._axes = FeatureAxes()
+        self._by_hand = by_hand.ByHand(self._axes)
+        self._partly: set[int] = set()
+        """Modules of which one softmax cannot be read: another one of theirs may be a part of the same attention."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -66,34 +71,50 @@ class _AttentionMode(TorchFunctionMode):
 
     def _tell(self, reader: Callable[..., AttentionCall], args: Any, kwargs: Any) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            tell(reader, args, kwargs)
+            tell(_of_tokens(_readable(reader), self._axes), args, kwargs)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Keeps track of softmax results until one meets a product: then its scores were attention scores."""
-        if func in _SOFTMAX:
-            scores = args[0] if args else kwargs.get("input")
-            if isinstance(scores, Tensor) and scores.dim() >= 3 and _last(func, args, kwargs, scores.dim()):
-                self._softmaxed[result] = scores.detach()
-            return
-        if not self._softmaxed:
-            return
-        first = args[0] if args else None
-        if func in _PASSING:
-            if isinstance(first, Tensor) and first in self._softmaxed and isinstance(result, Tensor):
-                scores = self._softmaxed[first]
-                if result.shape == scores.shape:
-                    self._softmaxed[result] = scores
-                elif result.numel() == scores.numel() and result.shape[-1:] == scores.shape[-1:]:
-                    self._softmaxed[result] = scores.reshape(result.shape)
-        elif func in _PRODUCTS:
-            for operand in (*args, *kwargs.values()):
-                if isinstance(operand, Tensor) and operand in self._softmaxed:
-                    self._tell(_by_hand, (self._softmaxed.pop(operand),), {})
+        """Tells of a softmax by hand where its weights meet values."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            try:
+                self._axes.follow(func, args, kwargs, result)
+                found = self._by_hand.follow(func, args, kwargs, result)
+            except Exception as error:  # whatever it is, it must not end somebody's training run
+                name = getattr(func, "__name__", func)
+                found = by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
+            if found is not None:
+                tell(by_hand.read, (self._whole(found),), {})
+
+    def _whole(self, found: by_hand.Found) -> by_hand.Found:
+        module = id(current()[0].running())
+        if found.changed:
+            self._partly.add(module)
+        return by_hand.Found(None, by_hand.PARTLY) if found.scores is not None and module in self._partly else found
 
 
-def _last(func: Any, args: Any, kwargs: Any, dimensions: int) -> bool:
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return dim in (-1, dimensions - 1)
+def _of_tokens(reader: Callable[..., AttentionCall], axes: FeatureAxes) -> Callable[..., AttentionCall]:
+    """The reader, for keys that are tokens: XCiT gives channels to the same function."""
+
+    def read(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> AttentionCall:
+        if any(part.dim() - 2 in axes.of(part).axes for part in (key, value)):
+            raise UnsupportedCallError(module, by_hand.CHANNELS)
+        return reader(module, query, key, value, *args, **kwargs)
+
+    return read
+
+
+def _readable(reader: Callable[..., AttentionCall]) -> Callable[..., AttentionCall]:
+    """The reader; arguments that torch took and that it cannot read make the site skipped."""
+
+    def read(module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
+        try:
+            return reader(module, *args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, UnsupportedCallError):
+                raise
+            raise UnsupportedCallError(module, f"its arguments could not be read ({error})") from error
+
+    return read
 
 
 def _sdpa(
@@ -102,12 +123,11 @@ def _sdpa(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> AttentionCall:  # fmt: skip
     heads = heads_of(module)
-    q, k = four_dimensional(query, heads), four_dimensional(key, heads)
-    batch = max(q.shape[0], k.shape[0])
-    q, k = (part.expand(batch, *part.shape[1:]) for part in (q, k))
-    if not enable_gqa and k.shape[1] != q.shape[1]:
-        groups = max(q.shape[1], k.shape[1])
-        q, k = (part.expand(batch, groups, *part.shape[2:]) for part in (q, k))
+    if not enable_gqa:
+        # Leading axes broadcast before they are read as batch and heads.
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+        query, key = (part.expand(*lead, *part.shape[-2:]) for part in (query, key))
+    q, k = (four_dimensional(part, heads) for part in rounded(query, key))
     mask = None if attn_mask is None else mask_like(module, attn_mask, query, heads, key.shape[-2])
     return AttentionCall(q, k, mask, Options(scale=scale, is_causal=is_causal, enable_gqa=enable_gqa))
 
@@ -134,17 +154,22 @@ def _multi_head(
         for part, weight, bias in zip(sequences, (q_proj_weight, k_proj_weight), biases, strict=True)
     )
     mask = _visible(attn_mask, q.shape[0], num_heads)
-    padding = key_padding_mask
     tokens = None
-    if padding is not None:
-        padding = padding if padding.dim() == 2 else padding[None]
+    same = _same_sequence(query, key)
+    if key_padding_mask is not None:
+        padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
         visible = ~padding if padding.dtype == torch.bool else padding
         mask = _both(mask, visible[:, None, None, :])
-        if query is key and padding.dtype == torch.bool:
-            tokens = visible
-    return AttentionCall(
-        q, k, mask, Options(is_causal=is_causal and attn_mask is None), cross=query is not key, tokens=tokens
-    )
+        tokens = ~hidden(padding) if same else None
+    return AttentionCall(q, k, mask, Options(is_causal=is_causal and attn_mask is None), cross=not same, tokens=tokens)
+
+
+def _same_sequence(query: Tensor, key: Tensor) -> bool:
+    """Whether two tensors are one, or views of one that show the same."""
+    if query is key:
+        return True
+    places = [(part.shape, part.stride(), part.storage_offset(), part.dtype) for part in (query, key)]
+    return places[0] == places[1] and torch._C._is_alias_of(query, key)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _visible(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
@@ -165,27 +190,7 @@ def _both(one: Tensor | None, two: Tensor) -> Tensor:
     return parts[0] + parts[1]
 
 
-def _by_hand(module: nn.Module, scores: Tensor) -> AttentionCall:
-    """Scores that a model has computed itself: as a bias on products that are all 0."""
-    grid = four_dimensional(scores, heads_of(module))
-    batch, heads, queries, keys = grid.shape
-    zero = torch.zeros((), dtype=grid.dtype, device=grid.device)
-    query, key = zero.expand(batch, heads, queries, 1), zero.expand(batch, heads, keys, 1)
-    return AttentionCall(query, key, grid, Options(scale=1.0))
-
-
 _READERS: dict[Any, Callable[..., AttentionCall]] = {
     F.scaled_dot_product_attention: _sdpa,
     F.multi_head_attention_forward: _multi_head,
 }
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
-_PASSING = {
-    F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16,
-    Tensor.double, Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.flatten, Tensor.unflatten, torch.reshape,
-    torch.flatten, Tensor.clone, Tensor.mul, torch.mul, Tensor.__mul__, Tensor.expand, Tensor.squeeze, Tensor.unsqueeze,
-}  # fmt: skip
-"""What may stand between the softmax and the product: dropout, a change of type or of shape, a head mask."""
-_PRODUCTS = {
-    torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.__matmul__, Tensor.bmm,
-    Tensor.__rmatmul__,
-}  # fmt: skip

@@ -8,11 +8,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.functional.call import Options, Packing
 from attemper.functional.stats import AttentionStats
+from attemper.sites.padding import CallContext
 
 
 class UnsupportedCallError(InputError):
@@ -51,6 +53,7 @@ class Observer(Protocol):
     """Whether it wants output and statistics from one pass of ours, in place of the model's own attention."""
     stats: tuple[str, ...]
     backend: str
+    context: CallContext
 
     def running(self) -> nn.Module:
         """The module whose forward is running."""
@@ -103,15 +106,27 @@ def told() -> Iterator[None]:
         _inside.reset(token)
 
 
-def tell(reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Reads a call that has run, and tells every observer of it, or why it cannot be measured."""
+def tell(
+    reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None
+) -> None:
+    """Reads a call that has run, and tells every observer of it, or why it cannot be measured.
+
+    ``site``: the module that attends, where it is known; the one that is running otherwise.
+    """
     observers = current()
-    module = observers[0].running()
-    try:
-        call = reader(module, *args, **kwargs)
-    except UnsupportedCallError as error:
-        for observer in observers:
-            observer.skip(observer.running(), error.reason)
+    if not observers:
         return
-    for observer in observers:
-        observer.see(observer.running(), call)
+    # Our own arithmetic is nobody's attention, and needs no graph.
+    with told(), torch.no_grad():
+        try:
+            call = reader(observers[0].running() if site is None else site, *args, **kwargs)
+            for observer in observers:
+                observer.context.settle(call.mask)
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            known = isinstance(error, UnsupportedCallError)
+            reason = error.reason if known else f"its arguments could not be read ({error})"
+            for observer in observers:
+                observer.skip(observer.running() if site is None else site, reason)
+            return
+        for observer in observers:
+            observer.see(observer.running() if site is None else site, call)

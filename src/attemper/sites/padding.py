@@ -1,23 +1,36 @@
 """Which tokens of a transformers model are real, told by the 2-D masks that its models are called with.
 
 The innermost model decides: an encoder and a decoder each get their own mask, a vision tower gets none. A 4-D mask
-does not
-tell: right-padded rows see keys there.
+does not tell: right-padded rows see keys there.
+
+In a model that is not transformers' a bool ``attention_mask`` may mean either (True = real, or True = hidden): there it
+counts only once a call's own mask hides the same keys, or if it is the same everywhere.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
+
+from attemper.sites.compiled import is_script
 
 CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments whose presence makes a module's attention cross attention."""
+OTHER_SEQUENCES = (
+    "context", "memory", "encoder_states", "encoder_output", "encoder_out", "enc_output", "enc_out", "cross_states",
+)  # fmt: skip
+"""Names that people give to another sequence: attention over as many keys as it has tokens is over it."""
 
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""Arguments that hold keys of earlier calls."""
 
 _PADDING = {
     nn.TransformerEncoderLayer: ("src_key_padding_mask",),
@@ -36,6 +49,50 @@ class Tokens:
 
     own: Tensor | None
     encoder: Tensor | None
+    past: int | Tensor | None = None
+    """Tokens that a cache held when the model was called; None without a cache."""
+    sided: bool = False
+    """Whether they may be of either side of an encoder-decoder: then nothing can be told of a call's queries."""
+    unclear: bool = False
+    """Whether True in ``own`` may mean hidden: ``CallContext.settle`` decides."""
+
+    def of_queries(self, queries: int, keys: int, *, cross: bool) -> Tensor | None:
+        """[B, queries] bool: which queries are real; None where the mask does not tell.
+
+        A cache holds other keys than the mask has tokens where its window slides or its length is fixed: the place of
+        the queries follows from what it held.
+        """
+        mask = self.own
+        if self.sided or self.unclear:
+            return None
+        if mask is None or mask.shape[1] == queries:
+            # As many tokens as queries, and other keys: only a cache that began empty explains that.
+            return mask if cross or self.past is not None or keys == queries else None
+        if self.past is None or mask.shape[1] < queries:
+            return None
+        places = torch.arange(queries, device=mask.device) + self.past
+        if isinstance(self.past, int) and self.past + queries > mask.shape[1]:
+            return None
+        # A length on the device is not waited for: transformers itself needs the mask to reach as far.
+        return mask.index_select(1, places.clamp(max=mask.shape[1] - 1))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Tokens of a module's own sequence and of another one that it was given."""
+
+    own: int
+    other: int
+    name: str | None
+    """The argument's, if it tells that this is another sequence."""
+
+    def is_cross(self, keys: int) -> bool:
+        """Whether so many keys are the other sequence's."""
+        if self.name in CROSS_ARGUMENTS:
+            # Joint attention reads its own tokens and the other's as one.
+            return keys != self.own + self.other
+        # A sequence of unknown name may be a cache. Fewer keys than queries are none, and not the module's own tokens.
+        return keys == self.other and (self.name is not None or keys < self.own)
 
 
 @dataclass
@@ -43,7 +100,8 @@ class CallContext:
     """What surrounds the attention call that is running."""
 
     stack: list[Tokens] = field(default_factory=list)
-    cross: dict[nn.Module, bool] = field(default_factory=dict)
+    others: dict[nn.Module, Given] = field(default_factory=dict)
+    """What modules were given of another sequence."""
     calls: dict[nn.Module, int] = field(default_factory=dict)
     """Attention calls of a module since its forward began."""
 
@@ -59,6 +117,21 @@ class CallContext:
         self.stack.clear()
         self.running.clear()
         self.calls.clear()
+
+    def is_cross(self, module: nn.Module, keys: int) -> bool:
+        """Whether these keys are another sequence's. Joint attention reads its own tokens and the other's as one."""
+        given = self.others.get(module)
+        return given is not None and given.is_cross(keys)
+
+    def settle(self, mask: Tensor | None) -> None:
+        """Takes from a call's mask, [B, H, Q, K], what True means in a bool ``attention_mask`` that may mean either."""
+        tokens = self.tokens
+        if not tokens.unclear or tokens.own is None or mask is None or mask.dim() != 4:
+            return
+        shown = mask if mask.dtype == torch.bool else ~hidden(mask)
+        real = shown.flatten(1, 2).any(1)
+        if real.shape == tokens.own.shape and bool((real == tokens.own).all() | (real != tokens.own).all()):
+            self.stack[-1] = replace(tokens, own=real, unclear=False)
 
     @property
     def tokens(self) -> Tokens:
@@ -79,9 +152,10 @@ def tracked(
         for module in model.modules():
             if entered is not None and module is model:
                 continue  # its hooks run already, and must not change while they do
+            if is_script(module) or (not _may_attend(module) and id(module) not in counted):
+                continue
             names = _parameters(module)
-            cross = [name for name in CROSS_ARGUMENTS if name in names]
-            handle = module.register_forward_pre_hook(_enter_module(context, names, cross), with_kwargs=True)
+            handle = module.register_forward_pre_hook(_enter_module(context, names), with_kwargs=True)
             hooks.callback(handle.remove)
             after = module.register_forward_hook(_leave_module(context), always_call=True)
             hooks.callback(after.remove)
@@ -94,17 +168,46 @@ def tracked(
                 hooks.callback(after.remove)
         if entered is not None:
             names = _parameters(model)
-            _enter_module(context, names, [])(model, *entered)
+            _enter_module(context, names)(model, *entered)
             if id(model) in counted:
                 _enter_model(context, names)(model, *entered)
         yield context
 
 
+def entered(context: CallContext, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Takes note of a forward of ``model`` inside which no hook can run (it is compiled): its own mask is all there is.
+
+    The two sides of an encoder-decoder have masks of their own, which its call does not assign: they stay untold.
+    """
+    context.reset()
+    _enter_model(context, _parameters(model))(model, args, kwargs)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        names = ("attention_mask", "decoder_attention_mask")
+        masks = [_token_mask(_given(_parameters(model), args, kwargs, name)) for name in names]
+        sides = [mask.flatten() for mask in masks if mask is not None]
+        context.stack[-1] = replace(context.stack[-1], own=torch.cat(sides)[None] if sides else None, sided=True)
+
+
+_signatures: WeakKeyDictionary[Callable[..., Any], list[str]] = WeakKeyDictionary()
+"""Names of the parameters of each forward that was asked for: reading a signature costs more than calling it."""
+
+
 def _parameters(module: nn.Module) -> list[str]:
-    try:
-        return list(inspect.signature(module.forward).parameters)
-    except (TypeError, ValueError):
-        return []
+    bound = module.forward
+    function = getattr(bound, "__func__", bound)
+    if function not in _signatures:
+        try:
+            _signatures[function] = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            _signatures[function] = []
+    names = _signatures[function]
+    return names[1:] if function is not bound else names
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether attention may be called in this module's own forward: torch's own layers but a few never do."""
+    kind = type(module)
+    return not kind.__module__.startswith("torch.nn.modules.") or isinstance(module, (nn.MultiheadAttention, *_LAYERS))
 
 
 def _given(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
@@ -115,16 +218,38 @@ def _given(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], name
     return args[place] if place < len(args) else None
 
 
-def _enter_module(context: CallContext, names: list[str], cross: list[str]) -> Any:
+def _enter_module(context: CallContext, names: list[str]) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         context.calls[module] = 0
-        if cross:
-            first = args[0] if args else kwargs.get("hidden_states")
-            others = [_given(names, args, kwargs, name) for name in cross]
-            context.cross[module] = any(isinstance(other, Tensor) and other is not first for other in others)
+        context.others.pop(module, None)
+        given = _other_sequence(dict(zip(names, args, strict=False)) | kwargs)
+        if given is not None:
+            context.others[module] = given
         context.running.append(module)
 
     return hook
+
+
+def _other_sequence(arguments: dict[str, Any]) -> Given | None:
+    """The other sequence among a module's arguments: by its name, or else any that is shorter than the first."""
+    sequences = {name: part for name, part in arguments.items() if _tokens(part)}
+    if not sequences:
+        return None
+    first = next(iter(sequences.values()))
+    own = sequences.get("hidden_states", first)
+    for name in (*CROSS_ARGUMENTS, *OTHER_SEQUENCES):
+        other = sequences.get(name)
+        if other is not None and other is not own:
+            return Given(_tokens(own), _tokens(other), name)
+    shorter = [_tokens(part) for part in sequences.values() if part.dim() > 2 and _tokens(part) < _tokens(own)]
+    return Given(_tokens(own), shorter[0], None) if shorter else None
+
+
+def _tokens(sequence: Any) -> int:
+    """Tokens of a sequence [..., tokens, size] of numbers, or of ids [B, tokens]; 0 where it is none."""
+    if not isinstance(sequence, Tensor) or sequence.dim() < 2 or sequence.dtype == torch.bool:
+        return 0
+    return sequence.shape[-2 if sequence.is_floating_point() else -1]
 
 
 def _enter_model(context: CallContext, names: list[str]) -> Any:
@@ -132,10 +257,14 @@ def _enter_model(context: CallContext, names: list[str]) -> Any:
         own, encoder = (
             _token_mask(_given(names, args, kwargs, name)) for name in ("attention_mask", "encoder_attention_mask")
         )
+        unclear = own is not None and _may_mean_either(module, _given(names, args, kwargs, "attention_mask"))
+        if own is not None and unclear:
+            own = own | ~own.any()  # no batch is all padding
         for name in _PADDING.get(type(module), ()):
-            padding = _token_mask(_given(names, args, kwargs, name))
-            own = own if padding is None else ~padding
-        context.stack.append(Tokens(own, encoder))
+            padding = _given(names, args, kwargs, name)
+            own = ~hidden(padding) if _token_mask(padding) is not None else own
+        past = _past(next((_given(names, args, kwargs, name) for name in _CACHES if name in names), None))
+        context.stack.append(Tokens(own, encoder, past, unclear=unclear))
 
     return hook
 
@@ -148,5 +277,28 @@ def _leave_module(context: CallContext) -> Any:
     return hook
 
 
+def _past(cache: Any) -> int | Tensor | None:
+    """Tokens that a cache of transformers holds; None where there is none, or it does not tell."""
+    length = getattr(cache, "get_seq_length", None)
+    if length is None:
+        return None
+    try:
+        found = length()
+    except Exception:  # a cache of another kind of layer: whatever it raises, it must not end somebody's forward pass
+        return None
+    return found.clone() if isinstance(found, Tensor) else found
+
+
 def _token_mask(mask: Any) -> Tensor | None:
     return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def _may_mean_either(module: nn.Module, mask: Any) -> bool:
+    """Whether True in this mask may mean hidden: in transformers, and as a number anywhere, it is a real token."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return mask.dtype == torch.bool and not (library and isinstance(module, library.PreTrainedModel))
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """Where a mask of torch's layers hides: True, or a number that no score outweighs once added (-inf, the lowest)."""
+    return mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2

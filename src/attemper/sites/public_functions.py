@@ -1,4 +1,4 @@
-"""Attention functions that no function mode sees: FlexAttention, torch's varlen attention, flash_attn, xformers.
+"""Attention that no function mode sees: FlexAttention, torch's varlen attention, and kernels of other packages.
 
 While somebody looks, every module that holds such a function under a name holds a wrapper that tells the observers
 and then calls it. They are all put back afterwards. A reference that is kept elsewhere (a closure, a class attribute,
@@ -11,18 +11,25 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attemper.functional.call import Options, Packing
+from attemper.functional.call import Options
+from attemper.sites import other_packages
+from attemper.sites.autocast import rounded
+from attemper.sites.block_mask import dense as block_mask_of
 from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
+from attemper.sites.other_packages import TAP, Given, packed
 from attemper.sites.tap import in_backward
 
 Reader = Callable[..., AttentionCall]
+"""Called with the function, the module that is running, and the arguments of the function."""
 
+_COMPILES = "transformers.integrations.flex_attention"
+"""Compiles the function that it holds and keeps it for good: it must not be a wrapper of ours. The registry sees it."""
 
 _lock = threading.RLock()
 _depth = 0
@@ -49,27 +56,71 @@ def seen() -> Iterator[None]:
 
 
 def _replace() -> None:
+    homes = _homes(tuple(sys.modules))
     wrappers = {}
-    for home, name, reader in _FUNCTIONS:
+    for home, name, reader in homes:
         function = getattr(sys.modules.get(home), name, None)
-        if function is not None:
+        if callable(function):
             wrappers[id(function)] = _telling(function, reader)
-    for holder, name in _holders(frozenset(wrappers), tuple(map(id, sys.modules.values()))):
-        function = vars(holder)[name]
-        if id(function) in wrappers:
-            _replaced.append((holder, name, function))
-            setattr(holder, name, wrappers[id(function)])
+    for holder, name in _holders(frozenset(wrappers)):
+        function = vars(holder).get(name)
+        if id(function) in wrappers and holder.__name__ != _COMPILES:
+            _put(holder, name, wrappers[id(function)])
+    for home, name in _MODULES:
+        kind = getattr(sys.modules.get(home), name, None)
+        if isinstance(kind, type) and "forward" in vars(kind):
+            _put(kind, "forward", _telling(vars(kind)["forward"], _by_name(other_packages.transformer_engine)))
+
+
+def _put(holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    _replaced.append((holder, name, vars(holder)[name]))
+    setattr(holder, name, wrapper)
 
 
 @lru_cache(maxsize=1)
-def _holders(functions: frozenset[int], _: tuple[int, ...]) -> tuple[tuple[Any, str], ...]:
-    """Which modules hold these functions, under which names. Looked for again only when modules have come or gone."""
-    found = []
-    for holder in list(sys.modules.values()):
-        names = getattr(holder, "__dict__", None)
-        if isinstance(names, dict):
-            found += [(holder, name) for name, value in list(names.items()) if id(value) in functions]
+def _homes(modules: tuple[str, ...]) -> tuple[tuple[str, str, Reader], ...]:
+    """(module, name, reader) of every function that may be there.
+
+    Kernels from the Hub bring flash_attn's interface along under a name of their own; a function of that name anywhere
+    else is somebody's own, of which nothing is known.
+    """
+    found = list(_FUNCTIONS)
+    for module in modules:
+        if module.rpartition(".")[2] == "flash_attn_interface" or module == "flash_attn.cute.interface":
+            found += [(module, name, _by_name(reader)) for name, reader in _FLASH]
     return tuple(found)
+
+
+class _Holders:
+    """Which modules hold these functions, under which names.
+
+    A module is looked through again when it is another one, or when it holds more or fewer names than before. The
+    module ``__main__``, of a notebook say, always is: there, names are given to other things all the time.
+    """
+
+    def __init__(self) -> None:
+        self._functions: frozenset[int] = frozenset()
+        self._known: dict[str, tuple[Any, int, tuple[str, ...]]] = {}
+        """Name of a module -> itself, how many names it held, and those of the functions."""
+
+    def __call__(self, functions: frozenset[int]) -> list[tuple[Any, str]]:
+        before = self._known if functions == self._functions else {}
+        self._functions, self._known = functions, {}
+        for module, holder in list(sys.modules.items()):
+            names = getattr(holder, "__dict__", None)
+            if isinstance(names, dict):
+                self._known[module] = self._looked_through(module, holder, names, before.get(module))
+        return [(holder, name) for holder, _, names in self._known.values() for name in names]
+
+    def _looked_through(self, module: str, holder: Any, names: dict[str, Any], before: Any) -> Any:
+        same = before is not None and before[0] is holder and before[1] == len(names)
+        if same and module != "__main__":
+            return before
+        held = tuple(name for name, value in list(names.items()) if id(value) in self._functions)
+        return holder, len(names), held
+
+
+_holders = _Holders()
 
 
 def _telling(function: Callable[..., Any], reader: Reader) -> Callable[..., Any]:
@@ -79,10 +130,28 @@ def _telling(function: Callable[..., Any], reader: Reader) -> Callable[..., Any]
             return function(*args, **kwargs)
         with told():
             result = function(*args, **kwargs)
-        tell(reader, args, kwargs)
+        tell(partial(reader, function), args, kwargs)
         return result
 
     return wrapper
+
+
+def _by_name(read: Callable[[Given], AttentionCall]) -> Reader:
+    """A reader of arguments by the names that the function gives them."""
+
+    def reader(function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
+        return read(Given(module, function, args, kwargs))
+
+    return reader
+
+
+def _by_place(read: Callable[..., AttentionCall]) -> Reader:
+    """A reader of torch's own functions, whose signatures are its own."""
+
+    def reader(_: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
+        return read(module, *args, **kwargs)
+
+    return reader
 
 
 def _flex(
@@ -90,20 +159,10 @@ def _flex(
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
     **_: Any,
 ) -> AttentionCall:  # fmt: skip
-    mask = None
     if score_mod is not None:
         raise UnsupportedCallError(module, "its FlexAttention changes scores by a score_mod of its own")
-    if block_mask is not None:
-        from torch.nn.attention.flex_attention import create_mask
-
-        batch, heads = block_mask.shape[:2]
-        mask = create_mask(block_mask.mask_mod, batch, heads, query.shape[2], key.shape[2], device=query.device)
-    return AttentionCall(query, key, mask, Options(scale=scale, enable_gqa=enable_gqa))
-
-
-def _packed(query: Tensor, key: Tensor, cu_q: Tensor, cu_k: Tensor, options: Options) -> AttentionCall:
-    views = [part.transpose(0, 1)[None] for part in (query, key)]
-    return AttentionCall(views[0], views[1], None, options, Packing(cu_q, cu_k))
+    mask = None if block_mask is None else block_mask_of(module, block_mask, query, key)
+    return AttentionCall(*rounded(query, key), mask, Options(scale=scale, enable_gqa=enable_gqa))
 
 
 def _torch_varlen(
@@ -112,69 +171,35 @@ def _torch_varlen(
     seqused_k: Any = None, block_table: Any = None, **_: Any,
 ) -> AttentionCall:  # fmt: skip
     if seqused_k is not None or block_table is not None or cu_seq_k is None:
-        raise UnsupportedCallError(module, "its varlen attention reads a paged cache")
+        raise UnsupportedCallError(module, f"its varlen attention reads a cache of its own; {TAP}")
     options = Options(
         scale=scale, window_size=window_size, causal_alignment="bottom-right",
         enable_gqa=enable_gqa or query.shape[1] != key.shape[1],
     )  # fmt: skip
-    return _packed(query, key, cu_seq_q, cu_seq_k, options)
+    return packed(query, key, cu_seq_q, cu_seq_k, options)
 
 
-def _flash_options(
-    module: nn.Module, query: Tensor, key: Tensor, softmax_scale: float | None, causal: bool, window_size: tuple[int,
-    int],
-    softcap: float, alibi_slopes: Any,
-) -> Options:  # fmt: skip
-    if alibi_slopes is not None:
-        raise UnsupportedCallError(module, "its flash attention adds ALiBi slopes")
-    return Options(
-        scale=softmax_scale, is_causal=causal, causal_alignment="bottom-right", window_size=window_size,
-        softcap=softcap or None, enable_gqa=query.shape[-2] != key.shape[-2],
-    )  # fmt: skip
-
-
-def _flash(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
-    causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
-    **_: Any,
-) -> AttentionCall:  # fmt: skip
-    """flash_attn_func: [B, tokens, heads, size]."""
-    options = _flash_options(module, q, k, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return AttentionCall(q.transpose(1, 2), k.transpose(1, 2), None, options)
-
-
-def _flash_varlen(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, block_table: Any = None,
-    **_: Any,
-) -> AttentionCall:  # fmt: skip
-    """flash_attn_varlen_func: [total, heads, size]."""
-    if block_table is not None:
-        raise UnsupportedCallError(module, "its flash attention reads a paged cache")
-    options = _flash_options(module, q, k, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _packed(q, k, cu_seqlens_q, cu_seqlens_k, options)
-
-
-def _xformers(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_bias: Any = None, p: float = 0.0,
-    scale: float | None = None, **_: Any,
-) -> AttentionCall:  # fmt: skip
-    """memory_efficient_attention: [B, tokens, heads, size], or [B, tokens, size] for one head."""
-    if attn_bias is not None and not isinstance(attn_bias, Tensor):
-        raise UnsupportedCallError(
-            module, f"its xformers mask is a {type(attn_bias).__name__}; put attemper.tap beside it"
-        )
-    parts = [part[:, :, None] if part.dim() == 3 else part for part in (query, key)]
-    if any(part.dim() != 4 for part in parts):
-        raise UnsupportedCallError(module, "its xformers attention has grouped heads; put attemper.tap beside it")
-    return AttentionCall(parts[0].transpose(1, 2), parts[1].transpose(1, 2), attn_bias, Options(scale=scale))
+def _torch_varlen_out(module: nn.Module, out: Tensor, *args: Any, **kwargs: Any) -> AttentionCall:
+    return _torch_varlen(module, *args, **kwargs)
 
 
 _FUNCTIONS: tuple[tuple[str, str, Reader], ...] = (
-    ("torch.nn.attention.flex_attention", "flex_attention", _flex),
-    ("torch.nn.attention.varlen", "varlen_attn", _torch_varlen),
-    ("flash_attn.flash_attn_interface", "flash_attn_func", _flash),
-    ("flash_attn.flash_attn_interface", "flash_attn_varlen_func", _flash_varlen),
-    ("xformers.ops.fmha", "memory_efficient_attention", _xformers),
+    ("torch.nn.attention.flex_attention", "flex_attention", _by_place(_flex)),
+    ("torch.nn.attention.varlen", "varlen_attn", _by_place(_torch_varlen)),
+    ("torch.nn.attention.varlen", "varlen_attn_out", _by_place(_torch_varlen_out)),
+    ("xformers.ops.fmha", "memory_efficient_attention", _by_name(other_packages.xformers)),
+    ("xformers.ops.fmha", "memory_efficient_attention_forward", _by_name(other_packages.xformers)),
+    ("xformers.ops.fmha", "memory_efficient_attention_forward_requires_grad", _by_name(other_packages.xformers)),
+    ("xformers.ops.fmha", "memory_efficient_attention_partial", _by_name(other_packages.xformers_partial)),
 )
+_FLASH = (
+    ("flash_attn_func", other_packages.flash),
+    ("flash_attn_qkvpacked_func", other_packages.flash),
+    ("flash_attn_kvpacked_func", other_packages.flash),
+    ("flash_attn_varlen_func", other_packages.flash),
+    ("flash_attn_varlen_qkvpacked_func", other_packages.flash),
+    ("flash_attn_varlen_kvpacked_func", other_packages.flash),
+    ("flash_attn_with_kvcache", other_packages.flash_with_cache),
+)
+_MODULES = (("transformer_engine.pytorch", "DotProductAttention"),)
+"""Modules whose forward attends in kernels that nothing else shows."""

@@ -19,13 +19,15 @@ def heads_of(module: nn.Module) -> int:
 
 
 def four_dimensional(tensor: Tensor, heads: int) -> Tensor:
-    """[..., H, Q, D] with leading dimensions as one batch; [B * heads, Q, D] unfolded; [Q, D] as one head of one
-    batch.
+    """[..., H, Q, D] with leading dimensions as one batch, where [..., G, heads / G, Q, D] is heads in groups;
+    [B * heads, Q, D] unfolded; [Q, D] as one head of one batch.
     """
     if tensor.dim() == 4:
         return tensor
     if tensor.dim() > 4:
-        return tensor.flatten(0, -4)
+        if tensor.shape[-3] != heads and tensor.shape[-4] * tensor.shape[-3] == heads:
+            tensor = tensor.flatten(-4, -3)
+        return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
     if tensor.dim() == 3:
         folded = heads > 1 and tensor.shape[0] % heads == 0
         return tensor.unflatten(0, (-1, heads)) if folded else tensor[:, None]

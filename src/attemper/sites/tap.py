@@ -15,25 +15,28 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
-from attemper.functional.call import Options
-from attemper.sites.observer import AttentionCall, Observer, current
+from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
+from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 _ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, str name,
     int module, float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
-LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
+# It asks Python who looks: a CUDA graph that replayed it would ask nobody, so compilers must leave it out of graphs.
+LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
 _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
 """Written by no one; an operator that claims to write cannot be dropped from a graph for having no result."""
 
 
-_listeners: list[tuple[Observer, Callable[[], bool]]] = []
-"""Observers of taps outside any observed forward pass (a compiled model's), and whether each samples now."""
+_listeners: list[tuple[Observer, Callable[[nn.Module], bool]]] = []
+"""Observers of taps outside any observed forward pass (a compiled model's), and whether each samples that site now."""
 
 
 @contextmanager
-def listening(observer: Observer, sampling: Callable[[], bool]) -> Iterator[None]:
-    """Tells ``observer`` of every tap for which ``sampling()`` is true, whichever thread or compiled graph calls it."""
+def listening(observer: Observer, sampling: Callable[[nn.Module], bool]) -> Iterator[None]:
+    """Tells ``observer`` of every tap whose ``sampling(site)`` is true, whichever thread or compiled graph calls it."""
     entry = (observer, sampling)
     _listeners.append(entry)
     try:
@@ -42,7 +45,7 @@ def listening(observer: Observer, sampling: Callable[[], bool]) -> Iterator[None
         _listeners.remove(entry)
 
 
-class _Named(nn.Module):
+class NamedSite(nn.Module):
     """Stands for the module of a tap that only has a name."""
 
     def __init__(self, name: str) -> None:
@@ -50,7 +53,7 @@ class _Named(nn.Module):
         self.tap_name = name
 
 
-_named: dict[str, _Named] = {}
+_named: dict[str, NamedSite] = {}
 _modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -72,15 +75,21 @@ def tap(
         key: [B, G, K, D].
         name: of the site in tables; give each layer its own.
 
-    The other arguments are those of :func:`attemper.attention_statistics`.
+    The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
+    knows only what it is given. In eager code, an attention that a watch sees anyway shows up a second time under its
+    tap's name; ``watch(sites=...)`` chooses.
 
     Raises:
-        InputError: the name is empty.
+        InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along
+            anything but heads.
     """
     if not name:
         raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
+    one_of("tap(causal_alignment=...)", causal_alignment, ("top-left", "bottom-right"))
+    window_size = checked_window("tap", window_size)
     given = temperature if isinstance(temperature, Tensor) else None
     if not isinstance(temperature, Tensor) and temperature != 1.0:
+        positive_number("tap(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
         scale = (query.shape[-1] ** -0.5 if scale is None else scale) / temperature
     _call(query, key, attn_mask, given, sink_logits, name, 0, scale, is_causal, causal_alignment == "bottom-right",
           window_size, softcap, enable_gqa)  # fmt: skip
@@ -107,6 +116,8 @@ def _call(
     module: int,
     scale: float | None, is_causal: bool, bottom_right: bool, window: tuple[int, int], softcap: float | None, gqa: bool,
 ) -> None:  # fmt: skip
+    if any(map(is_dtensor, (query, key, mask, temperature, sink))):
+        query, key, mask, sink = _on_this_process(query, key, mask, temperature, sink, name, module)
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
     token = _TOKENS.get(query.device)
     if token is None:
@@ -114,6 +125,21 @@ def _call(
     torch.ops.attemper.tap(
         token, *detached, name, module, scale, is_causal, bottom_right, window[0], window[1], softcap, gqa
     )
+
+
+def _on_this_process(
+    query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None, name: str,
+    module: int,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The parts of DTensors that are here: the operator has no rule for any other kind of tensor."""
+    options = Options(temperature=1.0 if temperature is None else temperature, sink_logits=sink)
+    try:
+        here = local(_site(name, module), AttentionCall(query, key, mask, options))
+    except UnsupportedCallError as error:
+        if not name:
+            raise
+        raise InputError(f"tap(name={name!r}): {error.reason}.") from error
+    return here.query, here.key, here.mask, here.options.sink_logits
 
 
 @torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
@@ -124,7 +150,10 @@ def _tap(
 ) -> None:  # fmt: skip
     if in_backward():
         return
-    observers = (*current(), *(observer for observer, sampling in _listeners if sampling()))
+    if not _listeners and not current():
+        return
+    site = _site(name, module)
+    observers = (*current(), *(observer for observer, sampling in _listeners if sampling(site)))
     if not observers:
         return
     options = Options(
@@ -132,7 +161,6 @@ def _tap(
         causal_alignment="bottom-right" if bottom_right else "top-left", window_size=(left, right), softcap=softcap,
         sink_logits=sink, enable_gqa=gqa,
     )  # fmt: skip
-    site = _site(name, module)
     for observer in observers:
         observer.see(site, AttentionCall(query, key, mask, options))
 
@@ -146,7 +174,7 @@ def _site(name: str, module: int) -> nn.Module:
     if not name and module in _modules:
         return _modules[module]
     with _lock:
-        return _named.setdefault(name, _Named(name or "attention"))
+        return _named.setdefault(name, NamedSite(name or "attention"))
 
 
 def in_backward() -> bool:

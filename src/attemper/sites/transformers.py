@@ -11,27 +11,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.functional.attention import executed
-from attemper.functional.call import Options, first_true, planned
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, told
+from attemper.functional.call import first_true, planned
+from attemper.sites import functions
+from attemper.sites.conventions import as_eager, reader_of, understood
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, tell, told
 from attemper.sites.tap import tap_call
+from attemper.sites.wrappers import named
 
 NAME = "attemper"
-
-WITHOUT_EFFECT = frozenset(
-    (
-        "cache_position", "deterministic", "num_items_in_batch", "output_attentions", "output_hidden_states",
-        "output_router_logits", "position_ids", "return_dict", "seq_idx", "sliding_window", "use_cache",
-    )
-)  # fmt: skip
-"""Keywords that models pass along and that mean nothing to attention over a mask. Any other one is refused."""
 
 
 def register() -> None:
@@ -89,7 +85,10 @@ def attention_forward(
             mask = torch.ones(pairs, dtype=torch.bool, device=query.device).tril()[None, None]
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-    return function(module, query, key, value, mask, dropout=dropout, **given, **others)
+    if torch.compiler.is_compiling():
+        return function(module, query, key, value, mask, dropout=dropout, **given, **others)
+    with told():  # by the tap
+        return function(module, query, key, value, mask, dropout=dropout, **given, **others)
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:
@@ -113,47 +112,6 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
         if stats is not None:
             observer.observe(module, stats, call.key.shape[2])
     return output
-
-
-def understood(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, scaling: float | None = None,
-    is_causal: bool | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None, eager: bool = False, **others: Any,
-) -> AttentionCall:  # fmt: skip
-    """A call of a registry function whose mask is 4-D or None. ``eager``: no mask means no mask, not a causal one."""
-    _refuse_unknown(module, others)
-    if query.dim() != 4:
-        raise UnsupportedCallError(
-            module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected"
-        )
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    options = Options(
-        scale=scaling, is_causal=bool(is_causal) and mask is None and query.shape[2] > 1 and not eager, softcap=softcap,
-        sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    return AttentionCall(query, key, _mask(module, key, mask, position_bias), options)
-
-
-def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
-    unknown = sorted(name for name, given in others.items() if given is not None and name not in WITHOUT_EFFECT)
-    if unknown:
-        raise UnsupportedCallError(
-            module, f"its attention is called with {', '.join(unknown)}=, which is not known here"
-        )
-
-
-def _mask(module: nn.Module, key: Tensor, mask: Any, position_bias: Any) -> Tensor | None:
-    """Mask and position bias as one tensor, cut to the keys that are there."""
-    for name, tensor in (("attention_mask", mask), ("position_bias", position_bias)):
-        if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dim() != 4):
-            came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UnsupportedCallError(module, f"its {name} is {came} where [batch, heads, queries, keys] is expected")
-    keys = key.shape[2]
-    mask, bias = (None if tensor is None else tensor[..., :keys] for tensor in (mask, position_bias))
-    if mask is None or bias is None:
-        return bias if mask is None else mask
-    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
 
 
 _lock = threading.Lock()
@@ -191,7 +149,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, implementation, default)
         if implementation == NAME or torch.compiler.is_compiling() or not current():
             return function
-        return _Told(function, implementation)
+        return _Told(function, as_eager if function is default else reader_of(function, implementation))
 
     return get_interface
 
@@ -199,85 +157,27 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 class _Told:
     """A registry function that tells the observers what it is called with, and then is what it was."""
 
-    def __init__(self, function: Callable[..., Any], implementation: str | None) -> None:
-        self.function, self.implementation = function, implementation or "eager"
+    def __init__(self, function: Callable[..., Any], reader: Callable[..., AttentionCall]) -> None:
+        self.function, self.reader = function, reader
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        observers = current()
-        with told():
+        with told(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
         given = dict(kwargs)
         mask = args[0] if args else given.pop("attention_mask", None)
         given.pop("dropout", None)
-        try:
-            call = _CONVENTIONS.get(_convention(self.implementation), _unknown)(module, query, key, mask, **given)
-        except UnsupportedCallError as error:
-            for observer in observers:
-                observer.skip(module, error.reason)
-            return result
-        for observer in observers:
-            observer.see(module, call)
+        tell(partial(self.reader, query=query, key=key, mask=mask), (), given, module)
         return result
 
 
-def _convention(implementation: str) -> str:
-    if "flash" in implementation:
-        return "flash"
-    return implementation
-
-
-def _unknown(module: nn.Module, *_: Any, **__: Any) -> AttentionCall:
-    name = getattr(getattr(module, "config", None), "_attn_implementation", "this implementation")
-    raise UnsupportedCallError(module, f"how {name!r} masks is not known here; put attemper.tap beside it")
-
-
-def _as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
-    if given.get("s_aux") is None and getattr(module, "sinks", None) is not None:
-        given["s_aux"] = module.sinks
-    return understood(module, query, key, mask, eager=True, **given)
-
-
-def _as_flash(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, scaling: float | None = None,
-    is_causal: bool | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_ids: Tensor | None = None, **others: Any,
-) -> AttentionCall:  # fmt: skip
-    """Flash's convention: a 2-D padding mask or none, causal from the bottom right, the window as an argument."""
-    _refuse_unknown(module, others)
-    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
-        raise UnsupportedCallError(module, "its attention_mask is not the 2-D padding mask that flash attention takes")
-    if mask is None and position_ids is not None and bool((position_ids.diff(dim=-1) != 1).any()):
-        raise UnsupportedCallError(module, "its documents are packed by position_ids, which only flash attention reads")
-    causal = module.is_causal if is_causal is None else is_causal
-    window = (-1, -1)
-    if sliding_window is not None and key.shape[2] > sliding_window:
-        window = (sliding_window - 1, sliding_window - 1)
-    options = Options(
-        scale=scaling, is_causal=bool(causal) and query.shape[2] > 1, causal_alignment="bottom-right",
-        window_size=window,
-        softcap=softcap, sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    visible = None if mask is None else mask[:, None, None, -key.shape[2] :].bool()
-    return AttentionCall(query, key, visible, options)
-
-
-def _as_flex(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
-    """FlexAttention's convention: a BlockMask, whose rule is asked for every pair, or an additive mask."""
-    if mask is not None and not isinstance(mask, Tensor):
-        from torch.nn.attention.flex_attention import create_mask
-
-        rule = mask.mask_mod
-        mask = create_mask(rule, query.shape[0], 1, query.shape[2], key.shape[2], device=query.device)
-    given.pop("kernel_options", None)
-    return understood(module, query, key, mask, eager=True, **given)
-
-
-_CONVENTIONS: dict[str, Callable[..., AttentionCall]] = {
-    "eager": _as_eager,
-    "sdpa": understood,
-    "flash": _as_flash,
-    "flex_attention": _as_flex,
-}
+@contextmanager
+def _without_mode() -> Iterator[None]:
+    """Takes our function mode off, if it is the innermost: a kernel that is compiled would be compiled anew for it."""
+    if not isinstance(_get_current_function_mode(), functions.AttentionMode):
+        yield
+        return
+    with _pop_mode_temporarily():
+        yield
 
 
 @dataclass
@@ -318,7 +218,7 @@ def pretrained(model: nn.Module) -> list[nn.Module]:
 @contextmanager
 def switched(model: nn.Module) -> Iterator[Switched]:
     """Runs the attention of every registry model inside ``model`` here; each gets its own back whatever happens."""
-    state, names = Switched(), {module: name for name, module in model.named_modules()}
+    state, names = Switched(), named(model)
     models: list[Any] = pretrained(model)
     if models:
         register()

@@ -22,8 +22,7 @@ Backward recomputes d from q, k and m; no weight is ever kept. With X = d + a an
 Memory: one chunk of keys and values in float32, about five tiles, and the gradients. Weights of n x n never exist.
 """
 
-from attemper.kernels.blocked.backward import Gradients, Upstream, backward
+from attemper.kernels.blocked.backward import backward
 from attemper.kernels.blocked.forward import forward
-from attemper.kernels.blocked.problem import UNBOUNDED, Problem
 
-__all__ = ["UNBOUNDED", "Gradients", "Problem", "Upstream", "backward", "forward"]
+__all__ = ["backward", "forward"]

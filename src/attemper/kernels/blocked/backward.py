@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attemper.kernels.blocked.forward import surely_finite
-from attemper.kernels.blocked.problem import Problem, Tile, key_blocks, region, sum_to, tiles
+from attemper.kernels.blocked.problem import Tile, key_blocks, region, sum_to, tiles
 from attemper.kernels.blocked.scores import (
     VANISHED,
     block_scores,
@@ -20,27 +19,7 @@ from attemper.kernels.blocked.scores import (
     mass,
     query_tile,
 )
-
-
-@dataclass
-class Gradients:
-    """Gradients of a call, [shape of the tensor]; None where they were not asked for."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    mask: Tensor | None
-    multiplier: Tensor | None
-    sink: Tensor | None
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """What comes from above: gradients of the output, of the state, and of key_mass."""
-
-    output: Tensor
-    state: Tensor
-    key_mass: Tensor
+from attemper.kernels.problem import Gradients, Problem, Upstream
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.kernels.blocked.problem import Problem, Tile, key_blocks, tiles
+from attemper.kernels.blocked.problem import Tile, key_blocks, tiles
 from attemper.kernels.blocked.scores import (
     VANISHED,
     block_scores,
@@ -19,6 +19,7 @@ from attemper.kernels.blocked.scores import (
     mass,
     query_tile,
 )
+from attemper.kernels.problem import Problem
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.kernels.blocked.problem import UNBOUNDED, Problem, Tile, row_bounds, row_positions
+from attemper.kernels.blocked.problem import Tile, row_bounds, row_positions
+from attemper.kernels.problem import UNBOUNDED, Problem
 
 VANISHED = -1000.0
 """exp(VANISHED) is 0 in float32 and float64: a masked key's distance from the maximum, finite so that 0 times it is

@@ -1,0 +1,116 @@
+"""Writes the output and the figure of every experiment into its page, docs/lab/NAME.md and NAME.png.
+
+.venv/bin/python scripts/lab_pages.py                    # run all of them, write output and figures
+.venv/bin/python scripts/lab_pages.py scaling entropy    # only these
+.venv/bin/python scripts/lab_pages.py --check            # say which page differs from what its experiment prints
+
+Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints. Tables that hold times or bytes of a
+machine are not compared, nor are figures that show them; the others are, byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "lab"
+BEGIN, END = "<!-- output: begin -->", "<!-- output: end -->"
+COLUMNS = "110"
+MEASURED = "(measured on this machine)"
+SIGNED = b"Software\0"
+"""Before what drew a picture, in its PNG file."""
+
+
+def main(arguments: list[str]) -> int:
+    from attemper.lab import EXPERIMENTS
+
+    check = "--check" in arguments
+    names = [name for name in arguments if name != "--check"] or list(EXPERIMENTS)
+    if unknown := set(names) - set(EXPERIMENTS):
+        print(f"no experiment: {', '.join(sorted(unknown))}. There are: {', '.join(EXPERIMENTS)}.", file=sys.stderr)
+        return 2
+    if check:
+        found = [line for name in names for line in differences(name)]
+        print("\n".join(found) or "every page is what its experiment prints")
+        return 1 if found else 0
+    for name in names:
+        page = PAGES / f"{name}.md"
+        page.write_text(replaced(page.read_text("utf-8"), output(name, PAGES / f"{name}.png")), encoding="utf-8")
+        print(page)
+    return 0
+
+
+def output(name: str, picture: Path | None = None) -> str:
+    """What the command prints for this experiment in a terminal of 110 columns, without trailing blanks."""
+    from attemper.cli.lab import lab
+
+    before = dict(os.environ)
+    printed = StringIO()
+    try:
+        # Whatever the terminal of the one who runs this: no colours, and this width.
+        os.environ.pop("FORCE_COLOR", None)
+        os.environ["COLUMNS"] = COLUMNS
+        with redirect_stdout(printed), redirect_stderr(StringIO()):
+            lab(name, seed=0, as_json=False, png=picture)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+
+
+def block(page: str) -> str:
+    """What stands between the marks of a page."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise ValueError(f"a page needs one {BEGIN} and, after it, one {END}")
+    return page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
+
+
+def replaced(page: str, printed: str) -> str:
+    return page.replace(BEGIN + block(page) + END, f"{BEGIN}\n```text\n{printed}\n```\n{END}")
+
+
+def differences(name: str) -> list[str]:
+    """One line for each way in which the page of an experiment is not what it should be."""
+    page, picture = PAGES / f"{name}.md", PAGES / f"{name}.png"
+    missing = [f"docs/lab/{path.name} is missing" for path in (page, picture) if not path.is_file()]
+    if missing:
+        return missing
+    text = page.read_text("utf-8")
+    found = []
+    if f"]({picture.name})" not in text:
+        found.append(f"docs/lab/{page.name} does not show {picture.name}")
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder) / picture.name
+        printed = f"\n```text\n{output(name, drawn)}\n```\n"
+        if without_measured(block(text)) != without_measured(printed):
+            found.append(f"docs/lab/{page.name} is not what `attemper lab {name}` prints: scripts/lab_pages.py {name}")
+        if MEASURED not in printed and not same_picture(picture.read_bytes(), drawn.read_bytes()):
+            found.append(f"docs/lab/{picture.name} is not what `attemper lab {name}` draws: lab_pages.py {name}")
+    return found
+
+
+def without_measured(printed: str) -> str:
+    """The same with one word of each measured table, which is what stands between two empty lines."""
+    parts = printed.split("\n\n")
+    return "\n\n".join(
+        f"{part.split()[0]} {MEASURED}" if MEASURED in " ".join(part.split()) else part for part in parts
+    )
+
+
+def same_picture(one: bytes, other: bytes) -> bool:
+    """Whether two PNG files are the same bytes. Another version of matplotlib draws others: no telling then."""
+    return one == other or drawn_by(one) != drawn_by(other)
+
+
+def drawn_by(picture: bytes) -> bytes:
+    """The version of matplotlib that wrote a PNG file; empty if it does not say."""
+    _, _, after = picture.partition(SIGNED)
+    return after.partition(b",")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

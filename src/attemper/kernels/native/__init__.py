@@ -1,0 +1,67 @@
+"""The native CPU kernels: C++ over tiles, the blocked kernels' state to the letter, in float32.
+
+Sums across blocks are float64. ``source/*.h`` hold the formulas and loop orders; ``library.py`` picks the build for the
+processor; ``arguments.py`` hands over addresses and strides. No tensor is copied but small ones; the interpreter's lock
+is released. Threads follow ``torch.get_num_threads()`` and never show in a result: every sum has an order that depends
+on shapes alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.native.arguments import described, view, view_strides
+from attemper.kernels.native.library import run
+from attemper.kernels.problem import Gradients, Problem, Upstream
+
+__all__ = ["backward", "forward"]
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass."""
+    batch, heads, rows, _ = problem.query.shape
+    width = 0 if problem.value is None else problem.value.shape[3]
+    output = problem.query.new_empty((batch, heads, rows, width))
+    state = torch.empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    call, held = described(problem, output, state)
+    run("attemper_forward", call)
+    del held
+    return output, state, state.new_empty(0)
+
+
+def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
+    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks; float32, contiguous."""
+    state, grad_state = state.contiguous(), upstream.state.to(torch.float32).contiguous()
+    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
+    rows = problem.query.shape[:3]
+    shapes = (*(None if tensor is None else tensor.shape for tensor in tensors[:4]), rows, rows)
+    grads = [
+        torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
+        for tensor, shape, needed in zip(tensors, shapes, needs, strict=True)
+    ]
+    call, held = described(problem, output, state)
+    call.grad_output, call.grad_state = view(upstream.output), grad_state.data_ptr()
+    call.maximum_gradient = int(problem.maximum_gradient)
+    names = ("grad_query", "grad_key", "grad_value", "grad_mask", "grad_multiplier", "grad_sink")
+    for name, grad in zip(names, grads, strict=True):
+        if grad is not None:
+            setattr(call, name, grad.data_ptr())
+    if grads[3] is not None:
+        call.grad_mask_stride = (ctypes.c_int64 * 4)(*view_strides(grads[3]))
+    run("attemper_backward", call)
+    del held
+    query, key, value, mask, multiplier, sink = grads
+    if multiplier is not None:
+        multiplier = _summed(multiplier, problem.multiplier.shape)
+    if sink is not None:
+        sink = sink.double().sum((0, 2)).float()
+    return Gradients(query, key, value, mask, multiplier, sink)
+
+
+def _summed(values: Tensor, shape: torch.Size) -> Tensor:
+    """Summed, in float64, over the dimensions in which ``shape`` is 1."""
+    axes = [axis for axis, size in enumerate(shape) if size == 1]
+    return values.double().sum(axes, keepdim=True).float() if axes else values

@@ -1,0 +1,46 @@
+// One call as the Python side describes it: addresses, strides in elements and sizes. No tensor is copied or owned.
+//
+// Layout (kept equal to `_arguments.py` by a size check at load): query [B, H, Q, D], key [B, G, K, D], value
+// [B, G, K, E], mask [B|1, H|1, Q|1, K|1] where a broadcast dimension has stride 0, state [F, B, H, Q] float32.
+#pragma once
+#include <cstdint>
+
+namespace attemper {
+
+enum Type : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT64 = 3, BOOL = 4 };
+
+struct View {
+    char* data;  // null: absent
+    int64_t type;
+    int64_t stride[4];
+};
+
+enum Letter { M, Z, N, A, V, C, F, T, LETTERS };
+
+struct Arguments {
+    int64_t size;  // of this struct, as the caller knows it
+    View query, key, value, mask;
+    const float* multiplier;  // scale / T
+    int64_t multiplier_stride[3];
+    const float* sink;            // [H]
+    const int64_t* positions;     // [Q], ascending
+    const uint8_t* first_keys;    // [B|1, K]
+    int64_t first_keys_stride[2];
+    int64_t batch, heads, groups, queries, keys, depth, width;
+    int64_t left, right, offset, first_tokens;
+    double softcap;  // 0: none
+    int64_t place[LETTERS];  // where a letter stands in the state; -1: not asked for
+    View output;             // forward: written; backward: read
+    float* state;            // contiguous
+    int64_t threads;
+    // Backward only. Gradients are float32 and contiguous in the shape of their tensor; null: not asked for.
+    View grad_output;
+    const float* grad_state;  // contiguous
+    float *grad_query, *grad_key, *grad_value;
+    float* grad_mask;  // zeroed by the caller
+    int64_t grad_mask_stride[4];
+    float *grad_multiplier, *grad_sink;  // [B, H, Q]: summed to the shape of their tensors by the caller
+    int64_t maximum_gradient;
+};
+
+}  // namespace attemper

@@ -1,0 +1,352 @@
+// Backward pass: scores recomputed from q, k and the state; no weight is kept. With X = d + a, P = exp(d - z):
+//
+//     dS = P [ mass dP + g_z - mass D - g_a (1 + X) + g_v (X^2 + 2 X - v) + 2 g_c (P - c) + g_f (1[first] - f)
+//              + g_t (distance - t) ] + 1[argmax] (g_m - g_z + g_a),     dP = dO V^T,  D = dO . O
+//     dbias = dS    dx = dS softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = (mass P)^T dO
+//
+// A task is one (batch, key head) and a share of its rows; gradients of keys and values are summed in the task, in order.
+//
+//     for each chunk of rows                                       packed q, dO and the sum of dq: L2
+//         for each block of KEYS keys                              packed K, K^T, V^T: L2
+//             for each batch of SWEEP rows                         two squares SWEEP x KEYS: L2, row by row in L1
+//                 s = q k^T, dP = dO V^T; P and dS in place; dV += P^T dO, dK += dS^T q, dq += dS K
+//
+// Few heads: rows are dealt to a fixed number of shares, each with sums of its own, added in order afterwards. A mask's
+// gradient that several heads or samples share is summed by one task. Neither depends on the number of threads.
+#pragma once
+#include "forward.h"
+
+namespace attemper {
+
+constexpr int64_t SWEEP = 4 * ROWS;  // rows whose weights meet dO and q in one product
+
+// What is constant along a row, and its letters.
+struct Slope {
+    float base, log_total, mean;  // m (0 for an empty row), z, a
+    float constant, mass, dot;
+    float a, v, c, f, t, top;  // upstream gradients; top falls on the maximum
+    bool bad, empty;
+};
+
+struct Backward {
+    const Arguments& call;
+    int64_t shares;       // of the rows of a key head
+    int64_t units;        // sets of (batch, key head) that one task sums
+    int64_t share_rows;   // rows of a share
+    bool by_batch, by_group;  // whether batches / key heads are units of their own
+    int64_t key_room;     // keys, rounded up to whole blocks
+    float *key_sums, *value_sums;  // [B * G * shares][K][padded size]
+
+    int64_t sums_of(int64_t head, int64_t share) const { return head * shares + share; }
+};
+
+inline Slope slope_of(const Arguments& call, int64_t batch, const Row& row, float dot) {
+    const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
+    float value[LETTERS] = {}, grad[LETTERS] = {};
+    for (int letter = 0; letter < LETTERS; letter++) {
+        if (call.place[letter] < 0) continue;
+        value[letter] = call.state[call.place[letter] * plane + place];
+        grad[letter] = call.grad_state[call.place[letter] * plane + place];
+    }
+    Slope slope = {};
+    slope.empty = value[N] == 0;
+    if (slope.empty) return slope;
+    slope.bad = !(std::fabs(value[M]) < INFINITY) || !(std::fabs(value[Z]) < INFINITY);
+    slope.base = value[M], slope.log_total = value[Z], slope.mean = value[A];
+    slope.mass = float(mass_of(call, row, double(value[M]) + double(value[Z])));
+    slope.dot = dot;
+    slope.a = grad[A], slope.v = grad[V], slope.c = 2 * grad[C], slope.f = grad[F], slope.t = grad[T];
+    slope.constant = grad[Z] - slope.mass * dot - grad[V] * value[V] - grad[F] * value[F] - grad[T] * value[T] -
+                     grad[A] - 2 * grad[C] * value[C];
+    slope.top = grad[M] - grad[Z] + grad[A];
+    return slope;
+}
+
+// P (times mass) over the scores and dS over dP, for one row and keys begin .. begin + n. `top` is the place of the
+// maximum, or -1.
+inline void slope_row(const Arguments& call, int64_t batch, const Row& row, const Slope& of, float* weight, float* slope,
+                      int64_t begin, int64_t n, int64_t top) {
+    const Vec least = splat(VANISHED), zero = {};
+    const Vec shift = splat(of.bad ? NAN : 0.0f);
+    const bool squares = of.a != 0 || of.v != 0;
+    for (int64_t j = 0; j < n; j += LANES) {
+        Vec d = larger(load(weight + j) - of.base, least);
+        Vec p = exp_negative(larger(d - of.log_total, least)) + shift;
+        Vec ds = load(slope + j) * of.mass + of.constant + p * of.c;
+        if (squares) {
+            Vec x = d + of.mean;
+            ds += x * (x * of.v + (2 * of.v - of.a));
+        }
+        store(slope + j, ds);
+        store(weight + j, p);
+    }
+    if (of.f != 0) {
+        for (int64_t key = begin; key < begin + n && key < call.keys; key++) {
+            bool first = call.first_keys ? call.first_keys[batch * call.first_keys_stride[0] + key * call.first_keys_stride[1]]
+                                         : key < call.first_tokens;
+            if (first) slope[key - begin] += of.f;
+        }
+    }
+    Vec number = lane_numbers() + float(begin - row.position);
+    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) {
+        Vec p = load(weight + j), ds = load(slope + j);
+        if (of.t != 0) ds += magnitude(number) * of.t;
+        store(slope + j, p == zero ? zero : p * ds);
+        store(weight + j, p * of.mass);
+    }
+    if (top >= begin && top < begin + n) slope[top - begin] += of.top;
+}
+
+// Rows of a tensor [B, H, Q, size], as broadcast tiles and as lines; times `factor` if not null; zeros where `skip`.
+inline void pack_both(const View& view, int64_t batch, const Row* rows, const Slope* skip, const float* factor,
+                      int64_t count, int64_t size, int64_t room, float* line, float* tiles, float* lines) {
+    const int64_t wide = up(size, PANEL);
+    for (int64_t i = 0; i < up(count, ROWS); i++) {
+        std::memset(line, 0, size_t(wide) * 4);
+        if (i < count && !(skip && skip[i].empty)) {
+            read_row(view, at(view, batch, rows[i].head, rows[i].query), view.stride[3], size, line);
+            if (factor)
+                for (int64_t d = 0; d < size; d++) line[d] *= factor[i];
+        }
+        float* tile = tiles + i / ROWS * ROWS * size + i % ROWS;
+        for (int64_t d = 0; d < size; d++) tile[d * ROWS] = line[d];
+        for (int64_t p = 0; p < wide; p += PANEL) std::memcpy(lines + p * room + i * PANEL, line + p, PANEL * 4);
+    }
+}
+
+// Everything a chunk of rows needs, cut from the thread's arena.
+struct Desk {
+    float *query_tiles, *query_lines, *above_tiles, *above_lines, *query_sum;
+    float *key_columns, *key_lines, *value_columns;
+    float *weights, *slopes, *softcap, *bias, *line, *factor, *buffer;
+    Row* rows;
+    Slope* slope;
+    int64_t* top;
+    float* best;
+
+    Desk(const Arguments& call, int64_t chunk) {
+        const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
+        Arena& memory = arena();
+        memory.reserve(4 * (chunk * (depth + 2 * deep + width + wide + 2) + KEYS * (depth + deep + width) +
+                            2 * SWEEP * KEYS + 2 * KEYS + deep + 2 * wide + LINES * (deep + wide)) +
+                       chunk * int64_t(sizeof(Row) + sizeof(Slope) + 8) + 4096);
+        query_tiles = memory.floats(chunk * depth), query_lines = memory.floats(chunk * deep);
+        above_tiles = memory.floats(chunk * width), above_lines = memory.floats(chunk * wide);
+        query_sum = memory.floats(chunk * deep);
+        key_columns = memory.floats(KEYS * depth), key_lines = memory.floats(KEYS * deep);
+        value_columns = memory.floats(KEYS * width);
+        weights = memory.floats(SWEEP * KEYS), slopes = memory.floats(SWEEP * KEYS);
+        softcap = memory.floats(KEYS), bias = memory.floats(KEYS), line = memory.floats(deep + 2 * wide);
+        factor = memory.floats(chunk), best = memory.floats(chunk);
+        buffer = memory.floats(LINES * (deep + wide));
+        rows = memory.things<Row>(chunk), slope = memory.things<Slope>(chunk), top = memory.things<int64_t>(chunk);
+    }
+};
+
+// Scores of `count` rows from row `first` of the desk, at [row][KEYS]; the softcap's slope is left to the caller.
+inline void score_tiles(const Arguments& call, const float* tiles, const float* columns, int64_t size, int64_t first,
+                        int64_t count, const Span& span, float* to) {
+    (void)call;
+    for (int64_t tile = 0; tile < count; tile += ROWS)
+        for (int64_t p = span.begin; p < span.end; p += PANEL)
+            product<1>(tiles + (first + tile) * size, ROWS, columns + p * size, size, to + tile * KEYS + p, KEYS);
+}
+
+// Where the maximum of each row stands, the lowest index among ties: one more pass over the keys, only for calls that
+// differentiate the maximum itself.
+inline void find_tops(const Arguments& call, int64_t batch, int64_t group, Desk& desk, int64_t count, int64_t low,
+                      int64_t high) {
+    Bias biases(call, batch, desk.bias);
+    for (int64_t i = 0; i < count; i++) desk.best[i] = -INFINITY;
+    for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS) {
+        const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
+        pack_columns(call.key, at(call.key, batch, group, block), call.key.stride[2], call.key.stride[3], seen, call.depth,
+                     up(seen, PANEL), desk.buffer, desk.key_columns);
+        for (int64_t first = 0; first < count; first += SWEEP) {
+            const int64_t real = count - first < SWEEP ? count - first : SWEEP;
+            const Span span(desk.rows + first, real, block, seen);
+            if (span.begin >= span.end) continue;
+            score_tiles(call, desk.query_tiles, desk.key_columns, call.depth, first, real, span, desk.weights);
+            for (int64_t i = 0; i < real; i++) {
+                float* s = desk.weights + i * KEYS + span.begin;
+                const float* bias = biases.row(desk.rows[first + i], block, seen);
+                shape_row(call, desk.rows[first + i], s, bias ? bias + span.begin : nullptr, block + span.begin,
+                          span.end - span.begin, nullptr);
+                const float best = highest(s, span.end - span.begin);
+                if (!(best > desk.best[first + i])) continue;
+                desk.best[first + i] = best;
+                int64_t j = 0;
+                while (s[j] != best) j++;
+                desk.top[first + i] = block + span.begin + j;
+            }
+        }
+    }
+}
+
+inline void add_mask_gradient(const Arguments& call, int64_t batch, const Row& row, const float* slope, int64_t begin,
+                              int64_t n) {
+    const int64_t* stride = call.grad_mask_stride;
+    float* to = call.grad_mask + batch * stride[0] + row.head * stride[1] + row.query * stride[2];
+    const int64_t end = begin + n < call.keys ? begin + n : call.keys;
+    for (int64_t key = begin; key < end; key++) to[key * stride[3]] += slope[key - begin];
+}
+
+// One block of keys against the rows of the desk.
+inline void backward_block(const Arguments& call, int64_t batch, int64_t group, Desk& desk, int64_t chunk, int64_t count,
+                           int64_t block, float* key_sum, float* value_sum) {
+    const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
+    const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS, padded = up(seen, PANEL);
+    float ones[ROWS];
+    for (float& one : ones) one = 1.0f;
+    const int64_t key_place = at(call.key, batch, group, block);
+    pack_columns(call.key, key_place, call.key.stride[2], call.key.stride[3], seen, depth, padded, desk.buffer,
+                 desk.key_columns);
+    pack_lines(call.key, key_place, call.key.stride[2], call.key.stride[3], seen, depth, padded, KEYS, desk.key_lines);
+    if (width)
+        pack_columns(call.value, at(call.value, batch, group, block), call.value.stride[2], call.value.stride[3], seen,
+                     width, padded, desk.buffer, desk.value_columns);
+    Bias biases(call, batch, desk.bias);
+    for (int64_t first = 0; first < count; first += SWEEP) {
+        const int64_t real = count - first < SWEEP ? count - first : SWEEP;
+        const Span span(desk.rows + first, real, block, seen);
+        if (span.begin >= span.end) continue;
+        const int64_t n = span.end - span.begin;
+        score_tiles(call, desk.query_tiles, desk.key_columns, depth, first, real, span, desk.weights);
+        if (width)
+            score_tiles(call, desk.above_tiles, desk.value_columns, width, first, real, span, desk.slopes);
+        else
+            std::memset(desk.slopes, 0, size_t(SWEEP * KEYS) * 4);
+        for (int64_t i = 0; i < real; i++) {
+            const Row& row = desk.rows[first + i];
+            float *s = desk.weights + i * KEYS + span.begin, *ds = desk.slopes + i * KEYS + span.begin;
+            if (desk.slope[first + i].empty) {
+                std::memset(s, 0, size_t(n) * 4);
+                std::memset(ds, 0, size_t(n) * 4);
+                continue;
+            }
+            const float* bias = biases.row(row, block, seen);
+            if (bias || call.softcap > 0 || !span.whole || desk.slope[first + i].bad)
+                shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin, n, desk.softcap);
+            slope_row(call, batch, row, desk.slope[first + i], s, ds, block + span.begin, n, desk.top[first + i]);
+            if (call.grad_mask) add_mask_gradient(call, batch, row, ds, block + span.begin, n);
+            if (call.softcap > 0)
+                for (int64_t j = 0; j < n; j += LANES) store(ds + j, load(ds + j) * load(desk.softcap + j));
+        }
+        for (int64_t i = real; i < up(real, ROWS); i++) std::memset(desk.slopes + i * KEYS, 0, KEYS * 4);
+        if (value_sum)
+            for (int64_t p = 0; p < wide; p += PANEL)
+                add_transposed(desk.weights + span.begin, KEYS, desk.above_lines + p * chunk + first * PANEL, real, n,
+                               value_sum + (block + span.begin) * wide + p, wide);
+        if (key_sum)
+            for (int64_t p = 0; p < deep; p += PANEL)
+                add_transposed(desk.slopes + span.begin, KEYS, desk.query_lines + p * chunk + first * PANEL, real, n,
+                               key_sum + (block + span.begin) * deep + p, deep);
+        if (call.grad_query || call.grad_multiplier)
+            for (int64_t tile = 0; tile < real; tile += ROWS)
+                for (int64_t p = 0; p < deep; p += PANEL)
+                    add_product<KEYS>(desk.slopes + tile * KEYS + span.begin, 1,
+                                      desk.key_lines + p * KEYS + span.begin * PANEL, n,
+                                      desk.query_sum + (first + tile) * deep + p, deep, ones);
+    }
+}
+
+// D = dO . O of a row, in float64.
+inline float dot_of(const Arguments& call, int64_t batch, const Row& row, float* buffer) {
+    if (call.width == 0) return 0.0f;
+    float* other = buffer + up(call.width, PANEL);
+    read_row(call.output, at(call.output, batch, row.head, row.query), call.output.stride[3], call.width, buffer);
+    read_row(call.grad_output, at(call.grad_output, batch, row.head, row.query), call.grad_output.stride[3], call.width,
+             other);
+    double sum = 0;
+    for (int64_t e = 0; e < call.width; e++) sum += double(buffer[e]) * other[e];
+    return float(sum);
+}
+
+inline void write_rows(const Arguments& call, int64_t batch, const Desk& desk, int64_t count) {
+    const int64_t depth = call.depth, deep = up(depth, PANEL);
+    for (int64_t i = 0; i < count; i++) {
+        const Row& row = desk.rows[i];
+        const int64_t place = place_of(call, batch, row);
+        const float* sum = desk.query_sum + i * deep;
+        if (call.grad_query)
+            for (int64_t d = 0; d < depth; d++) call.grad_query[place * depth + d] = sum[d] * desk.factor[i];
+        if (call.grad_multiplier) {
+            read_row(call.query, at(call.query, batch, row.head, row.query), call.query.stride[3], depth, desk.line);
+            double total = 0;
+            for (int64_t d = 0; d < depth; d++) total += double(sum[d]) * desk.line[d];
+            call.grad_multiplier[place] = desk.slope[i].empty ? 0.0f : float(total);
+        }
+        if (call.grad_sink)
+            call.grad_sink[place] = desk.slope[i].empty ? 0.0f : (desk.slope[i].mass - 1) * desk.slope[i].dot;
+    }
+}
+
+inline void backward_head(const Backward& work, int64_t batch, int64_t group, int64_t share) {
+    const Arguments& call = work.call;
+    const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL), chunk = 4 * SWEEP;
+    const int64_t all = call.heads / call.groups * call.queries;
+    const int64_t start = share * work.share_rows, stop = start + work.share_rows < all ? start + work.share_rows : all;
+    const int64_t sums = work.sums_of(batch * call.groups + group, share);
+    float* key_sum = work.key_sums ? work.key_sums + sums * work.key_room * deep : nullptr;
+    float* value_sum = work.value_sums ? work.value_sums + sums * work.key_room * wide : nullptr;
+    if (key_sum) std::memset(key_sum, 0, size_t(work.key_room * deep) * 4);
+    if (value_sum) std::memset(value_sum, 0, size_t(work.key_room * wide) * 4);
+    Desk desk(call, chunk);
+    for (int64_t first = start; first < stop; first += chunk) {
+        const int64_t count = stop - first < chunk ? stop - first : chunk;
+        place_rows(call, group, first, count, desk.rows);
+        int64_t low = call.keys, high = 0;
+        bool tops = false;
+        for (int64_t i = 0; i < count; i++) {
+            const Row& row = desk.rows[i];
+            desk.slope[i] = slope_of(call, batch, row, dot_of(call, batch, row, desk.line));
+            desk.factor[i] = multiplier_of(call, batch, row);
+            desk.top[i] = -1;
+            tops |= call.maximum_gradient && !desk.slope[i].empty && desk.slope[i].top != 0;
+            low = row.low < low ? row.low : low;
+            high = row.high > high ? row.high : high;
+        }
+        pack_both(call.query, batch, desk.rows, nullptr, desk.factor, count, call.depth, chunk, desk.line,
+                  desk.query_tiles, desk.query_lines);
+        if (call.width)
+            pack_both(call.grad_output, batch, desk.rows, desk.slope, nullptr, count, call.width, chunk, desk.line,
+                      desk.above_tiles, desk.above_lines);
+        std::memset(desk.query_sum, 0, size_t(chunk * deep) * 4);
+        if (tops) find_tops(call, batch, group, desk, count, low, high);
+        for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS)
+            backward_block(call, batch, group, desk, chunk, count, block, key_sum, value_sum);
+        write_rows(call, batch, desk, count);
+    }
+}
+
+// A task: the heads of its unit one after another, its share of their rows.
+inline void backward_task(void* context, int64_t task, int64_t) {
+    const Backward& work = *static_cast<const Backward*>(context);
+    const int64_t unit = task / work.shares, share = task % work.shares, groups = work.call.groups;
+    const int64_t own_groups = work.by_group ? groups : 1;
+    for (int64_t batch = 0; batch < work.call.batch; batch++)
+        for (int64_t group = 0; group < groups; group++)
+            if ((work.by_batch ? batch : 0) * own_groups + (work.by_group ? group : 0) == unit)
+                backward_head(work, batch, group, share);
+}
+
+// Adds the shares of one head in order and writes its gradients of keys and values.
+inline void gather_task(void* context, int64_t head, int64_t) {
+    const Backward& work = *static_cast<const Backward*>(context);
+    const Arguments& call = work.call;
+    const int64_t sizes[2] = {call.depth, call.width};
+    float *sums[2] = {work.key_sums, work.value_sums}, *to[2] = {call.grad_key, call.grad_value};
+    for (int which = 0; which < 2; which++) {
+        if (!sums[which]) continue;
+        const int64_t size = sizes[which], wide = up(size, PANEL);
+        for (int64_t key = 0; key < call.keys; key++)
+            for (int64_t d = 0; d < size; d++) {
+                float total = 0;
+                for (int64_t share = 0; share < work.shares; share++)
+                    total += sums[which][(work.sums_of(head, share) * work.key_room + key) * wide + d];
+                to[which][(head * call.keys + key) * size + d] = total;
+            }
+    }
+}
+
+}  // namespace attemper

@@ -1,0 +1,94 @@
+// The C interface: what ctypes calls. Every function returns 0, or a number that says what is wrong.
+#include "backward.h"
+#include "decode.h"
+#include "pool.h"
+
+using namespace attemper;
+
+#define ATTEMPER_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Wrong : int { FINE = 0, OTHER_LAYOUT = 1, NO_MEMORY = 2 };
+
+struct Forward {
+    const Arguments& call;
+    Cut cut;
+};
+
+void forward_task(void* context, int64_t task, int64_t) {
+    auto& work = *static_cast<Forward*>(context);
+    forward_chunk(work.call, work.cut, task);
+}
+
+int decode(const Arguments& call) {
+    const int64_t heads = call.batch * call.groups, splits = call.keys ? (call.keys + SPLIT - 1) / SPLIT : 1;
+    Decode work{call, call.heads / call.groups * call.queries, splits, nullptr, nullptr};
+    const int64_t parts = heads * splits * work.rows;
+    work.parts = static_cast<Row*>(std::malloc(size_t(parts) * sizeof(Row)));
+    work.outputs = static_cast<float*>(std::malloc(size_t(parts * up(call.width, LANES) + 1) * 4));
+    const bool enough = work.parts && work.outputs;
+    if (enough) {
+        run_tasks(heads * splits, call.threads, decode_task, &work);
+        run_tasks(heads, splits > 1 ? call.threads : 1, join_task, &work);
+    }
+    std::free(work.parts);
+    std::free(work.outputs);
+    return enough ? FINE : NO_MEMORY;
+}
+
+}  // namespace
+
+ATTEMPER_EXPORT int64_t attemper_lanes() { return LANES; }
+
+ATTEMPER_EXPORT int attemper_forward(const Arguments* call) {
+    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (call->batch * call->heads * call->queries == 0) return FINE;
+    if (call->heads / call->groups * call->queries <= FEW) return decode(*call);
+    Forward work{*call, Cut(*call, 32 * ROWS)};
+    run_tasks(call->batch * call->groups * work.cut.chunks, call->threads, forward_task, &work);
+    return FINE;
+}
+
+ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
+    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (call->batch * call->heads * call->queries * call->keys == 0) return FINE;
+    const int64_t heads = call->batch * call->groups, rows = call->heads / call->groups * call->queries;
+    Backward work{*call, 1, heads, rows, true, true, up(call->keys, KEYS), nullptr, nullptr};
+    if (call->grad_mask) {
+        work.by_batch = call->batch == 1 || call->grad_mask_stride[0] != 0;
+        work.by_group = call->heads == 1 || call->grad_mask_stride[1] != 0;
+        work.units = (work.by_batch ? call->batch : 1) * (work.by_group ? call->groups : 1);
+    } else if (heads < 8) {
+        work.shares = (8 + heads - 1) / heads;
+        work.share_rows = up((rows + work.shares - 1) / work.shares, SWEEP);
+        work.shares = (rows + work.share_rows - 1) / work.share_rows;
+    }
+    const int64_t room = heads * work.shares * work.key_room * 4;
+    if (call->grad_key)
+        work.key_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call->depth, PANEL))));
+    if (call->grad_value && call->width)
+        work.value_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call->width, PANEL))));
+    const bool enough = (work.key_sums || !call->grad_key) && (work.value_sums || !call->grad_value || !call->width);
+    if (enough) {
+        run_tasks(work.units * work.shares, call->threads, backward_task, &work);
+        run_tasks(heads, call->threads, gather_task, &work);
+    }
+    std::free(work.key_sums);
+    std::free(work.value_sums);
+    return enough ? FINE : NO_MEMORY;
+}
+
+// Multiply-adds per second of one thread's registers: what "share of the limit" is measured against.
+ATTEMPER_EXPORT double attemper_peak_flops(int64_t rounds) {
+    Vec c[ROWS][2];
+    for (int i = 0; i < ROWS; i++) c[i][0] = c[i][1] = lane_numbers();
+    Vec x = splat(0.999f), y = splat(1e-3f);
+    for (int64_t k = 0; k < rounds; k++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) c[i][0] = c[i][0] * x + y, c[i][1] = c[i][1] * x + y;
+    }
+    Vec sum = {};
+    for (int i = 0; i < ROWS; i++) sum += c[i][0] + c[i][1];
+    return lane_sum(sum) == 0.5f ? -1.0 : double(rounds) * ROWS * 2 * LANES * 2;
+}

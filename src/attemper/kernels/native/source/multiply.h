@@ -1,0 +1,86 @@
+// The one product of every pass: C[ROWS x PANEL] = keep * C + sum_k A(i, k) B[k], all of C in registers.
+//
+// A(i, k) is read as single floats, broadcast, at a[i * STEP_I + k * step_k]: packed tiles (STEP_I = 1), rows of scores
+// (step_k = 1) and columns of scores (the transpose, STEP_I = 1) are one function. B is a panel [k][PANEL], contiguous.
+// Per step of k: 2 loads of B, ROWS broadcasts, 2 ROWS multiply-adds; B's panel lives in L1, A in L1.
+#pragma once
+#include "simd.h"
+
+namespace attemper {
+
+template <int STEP_I>
+ATTEMPER_INLINE void multiply(const float* __restrict a, int64_t step_k, const float* __restrict b, int64_t depth,
+                              Vec (&c)[ROWS][2]) {
+    for (int64_t k = 0; k < depth; k++) {
+        Vec b0 = load(b), b1 = load(b + LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) {
+            Vec x = splat(a[i * STEP_I]);
+            c[i][0] += x * b0;
+            c[i][1] += x * b1;
+        }
+        a += step_k;
+        b += PANEL;
+    }
+}
+
+// to = A B: rows of `to` are `stride` apart.
+template <int STEP_I>
+inline void product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride) {
+    Vec c[ROWS][2] = {};
+    multiply<STEP_I>(a, step_k, b, depth, c);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+        store(to + i * stride, c[i][0]);
+        store(to + i * stride + LANES, c[i][1]);
+    }
+}
+
+// to = keep_i * to + A B, the running sum of an online softmax.
+template <int STEP_I>
+inline void add_product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride,
+                        const float* keep) {
+    Vec c[ROWS][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+        c[i][0] = load(to + i * stride) * keep[i];
+        c[i][1] = load(to + i * stride + LANES) * keep[i];
+    }
+    multiply<STEP_I>(a, step_k, b, depth, c);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+        store(to + i * stride, c[i][0]);
+        store(to + i * stride + LANES, c[i][1]);
+    }
+}
+
+// to += A^T B for COUNT columns of A: a[k * step_k + i] is broadcast. Depth is the number of rows of a tile or a few.
+template <int COUNT>
+inline void add_transposed(const float* __restrict a, int64_t step_k, const float* __restrict b, int64_t depth,
+                           float* to, int64_t stride) {
+    Vec c[COUNT][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; i++) c[i][0] = load(to + i * stride), c[i][1] = load(to + i * stride + LANES);
+    for (int64_t k = 0; k < depth; k++, a += step_k, b += PANEL) {
+        Vec b0 = load(b), b1 = load(b + LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT; i++) {
+            Vec x = splat(a[i]);
+            c[i][0] += x * b0;
+            c[i][1] += x * b1;
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; i++) store(to + i * stride, c[i][0]), store(to + i * stride + LANES, c[i][1]);
+}
+
+// The same for `count` columns, a multiple of PANEL: whole tiles of ROWS, then what is left, two columns at a time.
+inline void add_transposed(const float* a, int64_t step_k, const float* b, int64_t depth, int64_t count, float* to,
+                           int64_t stride) {
+    int64_t i = 0;
+    for (; i + ROWS <= count; i += ROWS) add_transposed<ROWS>(a + i, step_k, b, depth, to + i * stride, stride);
+    for (; i + 4 <= count; i += 4) add_transposed<4>(a + i, step_k, b, depth, to + i * stride, stride);
+    for (; i + 2 <= count; i += 2) add_transposed<2>(a + i, step_k, b, depth, to + i * stride, stride);
+}
+
+}  // namespace attemper

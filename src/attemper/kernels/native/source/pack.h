@@ -1,0 +1,112 @@
+// Operands of `multiply` from tensors of any strides and type, padded with zeros to whole panels.
+//
+//     rows    [tile][depth][ROWS]      broadcast side: queries times their multiplier
+//     columns [panel][depth][PANEL]    keys transposed: 16 x 16 blocks through registers
+//     lines   [panel][count][PANEL]    values (or keys, queries) as they stand, cut into panels of their last dimension
+//
+// A block of keys is packed when a chunk of rows meets it and lives in L2 until the next; nothing larger is kept.
+#pragma once
+#include "convert.h"
+
+namespace attemper {
+
+ATTEMPER_INLINE int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+ATTEMPER_INLINE Ints larger_bits(Ints a, Vec v) {
+    Ints b = float_as_bits(magnitude(v));  // as integers NaN > inf > every number
+    return a > b ? a : b;
+}
+
+ATTEMPER_INLINE float largest(Ints a) {
+    int32_t best = 0;
+    for (int i = 0; i < LANES; i++) best = a[i] > best ? a[i] : best;
+    return from_bits(uint32_t(best));
+}
+
+// A LANES x LANES block, transposed by swaps of ever larger blocks.
+ATTEMPER_INLINE void transpose(Vec (&x)[LANES]) {
+#if defined(__clang__)  // it has no shuffle by a vector of indices
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            float a = x[i][j], b = x[j][i];
+            x[i][j] = b, x[j][i] = a;
+        }
+#else
+#pragma GCC unroll 4
+    for (int s = 1; s < LANES; s *= 2) {
+        Ints first, second;
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++) {
+            first[l] = (l & s) ? LANES + l - s : l;
+            second[l] = (l & s) ? LANES + l : l + s;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & s) continue;
+            Vec a = x[i], b = x[i + s];
+            x[i] = __builtin_shuffle(a, b, first);
+            x[i + s] = __builtin_shuffle(a, b, second);
+        }
+    }
+#endif
+}
+
+// `count` rows of `depth` floats (row i at from + i * stride) into columns of panels; rows up to `padded` are zeros.
+// `buffer` holds LANES * up(depth, LANES) floats. Returns the largest magnitude, NaN counted as larger than inf.
+inline float pack_columns(const View& view, int64_t place, int64_t row_step, int64_t step, int64_t count,
+                          int64_t depth, int64_t padded, float* buffer, float* to) {
+    const int64_t line = up(depth, LANES);
+    Ints most = {};
+    for (int64_t first = 0; first < padded; first += LANES) {
+        const float* rows[LANES];
+        bool direct = view.type == FLOAT32 && step == 1 && first + LANES <= count && depth % LANES == 0;
+        if (!direct) std::memset(buffer, 0, size_t(LANES * line) * 4);
+        for (int i = 0; i < LANES; i++) {
+            rows[i] = buffer + i * line;
+            int64_t at = place + (first + i) * row_step;
+            if (direct) rows[i] = reinterpret_cast<const float*>(view.data) + at;
+            else if (first + i < count) read_row(view, at, step, depth, buffer + i * line);
+        }
+        float* panel = to + first / PANEL * depth * PANEL + first % PANEL;
+        for (int64_t d = 0; d < depth; d += LANES) {
+            Vec x[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                x[i] = load(rows[i] + d);
+                most = larger_bits(most, x[i]);
+            }
+            transpose(x);
+            int64_t n = depth - d < LANES ? depth - d : LANES;
+            if (n == LANES) {
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) store(panel + (d + i) * PANEL, x[i]);
+            } else {
+                for (int i = 0; i < n; i++) store(panel + (d + i) * PANEL, x[i]);
+            }
+        }
+    }
+    return largest(most);
+}
+
+// `count` rows of `width` floats as panels [panel][room][PANEL]; rows up to `padded` and what is past `width` are zeros.
+inline void pack_lines(const View& view, int64_t place, int64_t row_step, int64_t step, int64_t count, int64_t width,
+                       int64_t padded, int64_t room, float* to) {
+    const int64_t panels = up(width, PANEL) / PANEL;
+    float line[512 + PANEL];
+    for (int64_t i = 0; i < padded; i++) {
+        const float* from = line;
+        if (i < count && view.type == FLOAT32 && step == 1 && width % PANEL == 0) {
+            from = reinterpret_cast<const float*>(view.data) + place + i * row_step;
+        } else {
+            std::memset(line, 0, size_t(panels * PANEL) * 4);
+            if (i < count) read_row(view, place + i * row_step, step, width, line);
+        }
+        for (int64_t p = 0; p < panels; p++) {
+            float* at = to + (p * room + i) * PANEL;
+            store(at, load(from + p * PANEL));
+            store(at + LANES, load(from + p * PANEL + LANES));
+        }
+    }
+}
+
+}  // namespace attemper

@@ -1,0 +1,93 @@
+// What stands between the product q.k and the softmax, for one row and one block of keys:
+//
+//     s = softcap(x) + bias on visible keys, -inf on the others;   softcap(x) = c tanh(x / c)
+//
+// A hidden key's score never matters, whatever it is: NaN there becomes -inf. A visible score that is not finite is told.
+#pragma once
+#include "rows.h"
+
+namespace attemper {
+
+// The mask's row as a bias of `n` keys: 0 or its value where visible, -inf where hidden. Floating entries at or below
+// half of their type's lowest number are masks; a float64 bias beyond float32 stays finite.
+inline void read_bias(const View& mask, int64_t place, int64_t step, int64_t n, float* to) {
+    if (mask.type == BOOL) {
+        auto* from = reinterpret_cast<const uint8_t*>(mask.data) + place;
+        if (step == 1) for (int64_t i = 0; i < n; i++) to[i] = from[i] ? 0.0f : -INFINITY;
+        else for (int64_t i = 0; i < n; i++) to[i] = from[i * step] ? 0.0f : -INFINITY;
+        return;
+    }
+    if (mask.type == FLOAT64) {
+        auto* from = reinterpret_cast<const double*>(mask.data) + place;
+        const double lowest = -std::numeric_limits<double>::max() / 2, floor = -std::numeric_limits<float>::max();
+        for (int64_t i = 0; i < n; i++) {
+            double x = from[i * step];
+            to[i] = x <= lowest ? -INFINITY : float(x < floor ? floor : x);
+        }
+        return;
+    }
+    read_row(mask, place, step, n, to);
+    float lowest = -std::numeric_limits<float>::max() / 2;
+    if (mask.type == BFLOAT16) lowest = from_bits(0xff7f0000) / 2;
+    if (mask.type == FLOAT16) lowest = -65504.0f / 2;
+    for (int64_t i = 0; i < n; i++) to[i] = to[i] <= lowest ? -INFINITY : to[i];
+}
+
+struct Seen {
+    int64_t count;
+    bool bad, poison;
+};
+
+// One row of products over the keys `begin` <= key < begin + n (n a multiple of LANES), in place. `bias` may be null.
+// `slope`: the softcap's derivative, if not null.
+inline Seen shape_row(const Arguments& call, const Row& row, float* s, const float* bias, int64_t begin, int64_t n,
+                      float* slope) {
+    const float c = float(call.softcap);
+    const Vec low = splat(float(row.low > begin ? row.low - begin : 0));
+    const Vec high = splat(float(row.high < begin + n ? (row.high > begin ? row.high - begin : 0) : n));
+    const Vec hidden = splat(-INFINITY), one = splat(1.0f);
+    Vec number = lane_numbers(), count = {}, bad = {}, poison = {};
+    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) {
+        Vec x = load(s + j);
+        if (c > 0) {
+            Vec t = tanh_of(x / c);
+            if (slope) store(slope + j, 1.0f - t * t);
+            x = t * c;
+        }
+        Ints visible = (number >= low) & (number < high);
+        if (bias) {
+            Vec b = load(bias + j);
+            visible &= b != hidden;
+            x += b;
+        }
+        x = visible ? x : hidden;
+        store(s + j, x);
+        count += visible ? one : Vec{};
+        bad += (visible & ~(magnitude(x) < splat(INFINITY))) ? one : Vec{};
+        poison += (visible & ~(x < splat(INFINITY))) ? one : Vec{};
+    }
+    return Seen{int64_t(lane_sum(count)), lane_sum(bad) > 0, lane_sum(poison) > 0};
+}
+
+// Sum of e over first tokens. `s` holds weights of keys begin, begin + 1, ...
+inline double first_share(const Arguments& call, int64_t batch, const float* s, int64_t begin, int64_t n) {
+    double sum = 0;
+    if (call.first_keys) {
+        const uint8_t* first = call.first_keys + batch * call.first_keys_stride[0];
+        int64_t end = begin + n < call.keys ? begin + n : call.keys;
+        for (int64_t key = begin; key < end; key++)
+            if (first[key * call.first_keys_stride[1]]) sum += s[key - begin];
+        return sum;
+    }
+    int64_t end = call.first_tokens < begin + n ? call.first_tokens : begin + n;
+    for (int64_t key = begin; key < end; key++) sum += s[key - begin];
+    return sum;
+}
+
+inline double distance_share(const Row& row, const float* s, int64_t begin, int64_t n) {
+    Vec sum = {}, number = lane_numbers() + float(begin - row.position);
+    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) sum += load(s + j) * magnitude(number);
+    return lane_sum(sum);
+}
+
+}  // namespace attemper

@@ -1,0 +1,176 @@
+"""Attention with exact statistics in Triton: NVIDIA and AMD through one source. docs/design/0005-triton.md.
+
+The same problem in and the same state out as ``kernels/blocked``, in float16, bfloat16 and float32 with head sizes up
+to 256, without dropout and what needs whole rows (gini, key_mass). Importing this imports Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.problem import Gradients, Problem, Upstream
+from attemper.kernels.triton import configs, launch
+from attemper.kernels.triton.accumulate import FIELDS, WIDTH, accumulate_kernel
+from attemper.kernels.triton.backward import backward as gradients
+from attemper.kernels.triton.configs import Config
+from attemper.kernels.triton.decode import CARRIED, join_kernel, split_kernel
+from attemper.kernels.triton.forward import forward_kernel
+from attemper.kernels.triton.scores import Strided
+from attemper.kernels.triton.softmax import letters
+
+__all__ = ["FIELDS", "accumulate", "backward", "forward", "winners"]
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q] and an empty tensor (key_mass is for others), as ``blocked.forward``."""
+    query = problem.query
+    batch, heads, rows, _ = query.shape
+    width = 0 if problem.value is None else problem.value.shape[3]
+    output = query.new_empty((batch, heads, rows, width))
+    state = query.new_empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    splits = configs.splits(problem) if state.numel() > 0 else 0
+    if splits > 1:
+        _decode(problem, configs.decode(problem), output, state, splits)
+    elif splits == 1:
+        _run(problem, configs.forward(problem), output, state, winner=None)
+    return output, state, state.new_empty(0)
+
+
+def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
+    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks: ``blocked.backward``'s."""
+    winner = winners(problem) if problem.maximum_gradient else None
+    return gradients(problem, output, state, upstream, needs, winner)
+
+
+def winners(problem: Problem) -> Tensor:
+    """Where the maximum of each row stands, [B, H, Q] int32: the lowest key among ties, 0 on a row without keys."""
+    winner = problem.query.new_empty(problem.query.shape[:3], dtype=torch.int32)
+    if winner.numel() > 0:
+        _run(problem, configs.forward(problem), winner, winner, winner)
+    return winner
+
+
+def accumulate(
+    problem: Problem, flag: Tensor, sums: Tensor, rows: Tensor | None = None, included: Tensor | None = None
+) -> None:
+    """Adds the statistics of a call to ``sums`` (``accumulate.empty_sums``), unless ``flag`` is down; nothing waits.
+
+    Args:
+        problem: queries and keys, with the fields ``accumulate.FIELDS`` and no value.
+        flag: [1] int on the device; 0 is down.
+        rows: [R] int on the device: measure only these rows of the query; None for all.
+        included: [B, Q] bool, or [B, R] of the measured rows: which count (real tokens); None for all.
+    """
+    batch, heads, queries, _ = problem.query.shape
+    measured = queries if rows is None else rows.shape[0]
+    if 0 in (batch, heads, measured):
+        return
+    state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
+    _run(problem, configs.forward(problem), state, state, None, flag, rows)
+    accumulate_kernel[(heads,)](
+        state,
+        Strided(state) if included is None else launch.strided(included.view(torch.uint8)[:, None, None]),
+        state if problem.sink is None else problem.sink,
+        flag,
+        sums,
+        batch,
+        heads,
+        measured,
+        problem.first_tokens,
+        INCLUDED=included is not None,
+        SINK=problem.sink is not None,
+        LETTERS=letters(FIELDS),
+        WIDTH=WIDTH,
+        BLOCK=64,
+        enable_fp_fusion=False,
+    )
+
+
+def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, splits: int) -> None:
+    query, value = problem.query, problem.value
+    batch, heads, rows, _ = query.shape
+    total, width = batch * heads * rows, output.shape[3]
+    parts = query.new_empty((splits, CARRIED, total), dtype=torch.float32)
+    outputs = query.new_empty((splits, total, width), dtype=torch.float32)
+    mask, _, _ = launch.mask_of(problem)
+    shared = {"E": width, "BLOCK_E": configs.power_of_two(width)}
+    split_kernel[(batch * problem.key.shape[1] * splits,)](
+        launch.strided(query),
+        launch.strided(problem.key),
+        launch.strided(query if value is None else value),
+        launch.multiplier_of(problem),
+        mask,
+        launch.first_of(problem),
+        parts,
+        outputs,
+        launch.structure(problem),
+        problem.key.shape[1],
+        problem.repeats,
+        splits,
+        problem.first_tokens,
+        problem.softcap,
+        **shared,
+        **launch.constants(problem, config),
+    )
+    sink = parts if problem.sink is None else problem.sink
+    join_kernel[(-(-total // 16),)](
+        parts,
+        outputs,
+        sink,
+        output,
+        state,
+        total,
+        heads,
+        rows,
+        splits,
+        LETTERS=letters(problem.fields),
+        SINK=problem.sink is not None,
+        BLOCK_M=16,
+        enable_fp_fusion=False,
+        **shared,
+    )
+
+
+def _run(
+    problem: Problem,
+    config: Config,
+    output: Tensor,
+    state: Tensor,
+    winner: Tensor | None,
+    flag: Tensor | None = None,
+    chosen: Tensor | None = None,
+) -> None:
+    query, value = problem.query, problem.value if winner is None else None
+    structure = launch.structure(problem)
+    if chosen is not None:
+        structure = structure._replace(rows=chosen.shape[0], positions=chosen)
+    batch, heads, rows = *query.shape[:2], structure.rows
+    width = 0 if value is None else value.shape[3]
+    mask, _, _ = launch.mask_of(problem)
+    forward_kernel[(batch * heads * -(-rows // config.rows),)](
+        launch.strided(query),
+        launch.strided(problem.key),
+        launch.strided(query if value is None else value),
+        launch.multiplier_of(problem),
+        mask,
+        launch.first_of(problem),
+        query if problem.sink is None else problem.sink,
+        output,
+        state,
+        state if winner is None else winner,
+        state if flag is None else flag,
+        structure,
+        heads,
+        problem.repeats,
+        problem.first_tokens,
+        problem.softcap,
+        SINK=problem.sink is not None,
+        WINNER=winner is not None,
+        FLAG=flag is not None,
+        GATHER=chosen is not None,
+        E=width,
+        BLOCK_E=configs.power_of_two(width),
+        EDGE_STAGES=1 if problem.mask is None else config.stages,
+        **launch.constants(problem, config),
+    )

@@ -1,0 +1,223 @@
+"""Scores of a tile: where its rows see keys, the product, softcap, bias and masks. Shared by every Triton kernel.
+
+Every structural rule (causality, window, documents, the end of the keys) is one thing here: an interval of keys
+``low <= key < high`` per row. Blocks of keys outside all intervals of a tile are never visited; blocks inside all of
+them are computed without a mask; only the blocks at the edges compare. Bool masks and biases are looked at block by
+block, and a block that a bool mask hides wholly costs no product.
+
+Registers: query tile [M, D], multipliers and intervals [M]. Shared memory: the key tile [N, D], several stages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+VISIBLE, BOOL, BIAS = (tl.constexpr(kind) for kind in (0, 1, 2))
+"""What stands in for a mask: nothing, bool, an additive bias."""
+
+VANISHED = tl.constexpr(-1000.0)
+"""exp(VANISHED) is 0: a masked key's distance from the maximum, finite so that 0 times it is 0."""
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, which multiplies matrices of bfloat16 as if they were integers."""
+
+
+class Strided(NamedTuple):
+    """A tensor as kernels take it: up to four dimensions, stride 0 where one is broadcast."""
+
+    pointer: Any
+    batch: int = 0
+    head: int = 0
+    row: int = 0
+    column: int = 0
+
+
+class Structure(NamedTuple):
+    """Where rows see keys. ``positions``, ``starts_q`` and ``starts_k`` are read only if their constexpr says so."""
+
+    rows: int
+    keys: int
+    left: int
+    right: int
+    offset: int
+    positions: Any
+    starts_q: Any
+    starts_k: Any
+    documents: int
+    steps: int
+    """Halvings that find a document among all."""
+
+
+@triton.jit
+def document_of(row, starts, documents, steps):
+    """The document that each row stands in, [M]: the number of documents that end at or before it."""
+    low = tl.zeros_like(row)
+    high = low + documents
+    for _ in range(steps):
+        middle = (low + high) // 2
+        open_ = low < high
+        ended = tl.load(starts + middle + 1, mask=open_, other=0).to(tl.int32) <= row
+        low = tl.where(open_ & ended, middle + 1, low)
+        high = tl.where(open_ & (ended == 0), middle, high)
+    return low
+
+
+@triton.jit
+def intervals(row, structure, POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr):
+    """Of every row: the keys it may see, ``low <= key < high``, its diagonal key, and its sequence's first key."""
+    first = tl.zeros_like(row)
+    end = first + structure.keys
+    if PACKED:
+        document = document_of(row, structure.starts_q, structure.documents, structure.steps)
+        inside = document < structure.documents
+        begun = tl.load(structure.starts_q + document, mask=inside, other=0).to(tl.int32)
+        first = tl.load(structure.starts_k + document, mask=inside, other=0).to(tl.int32)
+        end = tl.load(structure.starts_k + document + 1, mask=inside, other=0).to(tl.int32)
+        diagonal = first + row - begun
+        if BOTTOM_RIGHT:
+            over = tl.load(structure.starts_q + document + 1, mask=inside, other=0).to(tl.int32)
+            diagonal += (end - first) - (over - begun)
+    else:
+        diagonal = row
+        if POSITIONS:
+            diagonal = tl.load(structure.positions + row).to(tl.int32)
+        diagonal += structure.offset
+    low = tl.maximum(diagonal - structure.left, first)
+    high = tl.minimum(diagonal + structure.right + 1, end)
+    return low, high, diagonal, first
+
+
+@triton.jit
+def blocks(low, high, MASK: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The blocks of keys of a tile: (start, edges before, inside from, inside to, number of edge blocks).
+
+    Edge blocks are those that some row sees in part; they come first, then those that every row sees whole. With a
+    mask all blocks count as edges: each must look.
+    """
+    empty = low >= high
+    start = tl.min(tl.where(empty, 2147483647, low), 0)
+    end = tl.max(tl.where(empty, 0, high), 0)
+    start = tl.minimum(start, end) // BLOCK_N * BLOCK_N
+    last = tl.cdiv(end, BLOCK_N) * BLOCK_N
+    inside_from = last
+    inside_to = last
+    if MASK == VISIBLE:
+        inside_from = tl.maximum(tl.minimum(tl.cdiv(tl.max(low, 0), BLOCK_N) * BLOCK_N, last), start)
+        inside_to = tl.maximum(tl.minimum(tl.min(high, 0) // BLOCK_N * BLOCK_N, last), inside_from)
+    before = (inside_from - start) // BLOCK_N
+    edges = before + (last - inside_to) // BLOCK_N
+    return start, before, inside_from, inside_to, edges
+
+
+@triton.jit
+def edge_start(number, start, before, inside_to, BLOCK_N: tl.constexpr):
+    """Where the edge block of this number begins."""
+    return tl.where(number < before, start + number * BLOCK_N, inside_to + (number - before) * BLOCK_N)
+
+
+@triton.jit
+def block_of(
+    matrix, batch, head, begin, local, BLOCK_D: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    COUNT: tl.constexpr, count,
+):  # fmt: skip
+    """The rows ``begin + local`` of [B, H, *, D] at (batch, head), [len(local), BLOCK_D]; columns past D are 0.
+
+    64 bits carry the beginning, 32 bits what is inside the block, unless WIDE.
+    ``COUNT``: rows at or past ``count`` do not exist and read as 0.
+    """
+    base = matrix.pointer + batch.to(tl.int64) * matrix.batch + head.to(tl.int64) * matrix.head
+    base += tl.cast(begin, tl.int64) * matrix.row
+    column = tl.arange(0, BLOCK_D)
+    if WIDE:
+        pointers = base + local[:, None].to(tl.int64) * matrix.row + column[None, :].to(tl.int64) * matrix.column
+    else:
+        pointers = base + local[:, None] * matrix.row + column[None, :] * matrix.column
+    if COUNT:
+        return tl.load(pointers, mask=(column < D)[None, :] & (begin + local < count)[:, None], other=0.0)
+    if D == BLOCK_D:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(column < D)[None, :], other=0.0)
+
+
+@triton.jit
+def rows_of(
+    matrix, batch, head, index, BLOCK_D: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, COUNT: tl.constexpr,
+    count,
+):  # fmt: skip
+    """``block_of`` for rows whose beginning is not known: it has to be found, across the warps of a program."""
+    begin = tl.min(index, 0)
+    return block_of(matrix, batch, head, begin, index - begin, BLOCK_D, D, WIDE, COUNT, count)
+
+
+@triton.jit
+def seen(
+    low, high, key, mask, batch, head, row, structure, MASK: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
+    """Which of the keys each row sees, [M, N], and the bias [M, N] where there is one (0 where hidden)."""
+    visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+    bias = 0.0
+    if MASK != VISIBLE:
+        base = mask.pointer + batch.to(tl.int64) * mask.batch + head.to(tl.int64) * mask.head
+        pointers = base + row[:, None].to(tl.int64) * mask.row + key[None, :].to(tl.int64) * mask.column
+        # Past the last key there is no mask to read; elsewhere hidden keys are not read either.
+        given = tl.load(pointers, mask=visible, other=0)
+        if MASK == BOOL:
+            visible = visible & (given != 0)
+        else:
+            if given.dtype != tl.float64:
+                given = given.to(tl.float32)
+            visible = visible & ((given <= LIMIT) == 0)
+            if given.dtype == tl.float64:
+                # A float64 bias beyond float32 stays a bias: its key is visible, with no weight.
+                given = tl.where(given < -3.4028234663852886e38, -3.4028234663852886e38, given).to(tl.float32)
+            bias = tl.where(visible, given, 0.0)
+    return visible, bias
+
+
+@triton.jit
+def any_seen(
+    low, high, start, mask, batch, head, row, structure, MASK: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Whether some row sees some key of the block: a block that the mask hides wholly costs no product."""
+    visible, _ = seen(low, high, start + tl.arange(0, BLOCK_N), mask, batch, head, row, structure, MASK, LIMIT)
+    return tl.max(tl.max(visible.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def tanh(x):
+    """tanh to 3 units in the last place: a polynomial of x^2 near 0, where 1 - 2 / (exp(2x) + 1) would cancel."""
+    size = tl.abs(x)
+    z = x * x
+    near = x + x * z * (
+        -0.3333333 + z * (0.13332924 + z * (-0.053875137 + z * (0.021116214 + z * -0.0062763877)))
+    )  # fmt: skip
+    # Beyond 20 the result is 1; the cut keeps the exponential finite. NaN passes through ``near``.
+    far = 1.0 - 2.0 / (tl.exp2(tl.minimum(size, 20.0) * 2.8853900817779268) + 1.0)
+    return tl.where(size > 0.6, tl.where(x < 0, -far, far), near)
+
+
+@triton.jit
+def product(a, b, total):
+    """``total + a b`` in float32, exact products: float32 as it is (ieee), never as TF32."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def scores(query, key, multiplier, softcap, SOFTCAP: tl.constexpr):
+    """``softcap(multiplier q.k)`` [M, N] in float32, before bias and masks, and the softcap's slope (1 without).
+
+    float16 and bfloat16 products are exact in float32; no score is rounded to less.
+    """
+    x = product(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32)) * multiplier[:, None]
+    slope = 1.0
+    if SOFTCAP:
+        bent = tanh(x / softcap)
+        x = bent * softcap
+        slope = 1.0 - bent * bent
+    return x, slope

@@ -1,0 +1,113 @@
+"""Charts as a picture, for slides and pages: readable in greyscale, every axis with its unit."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from attemper.errors import InputError, MissingExtraError
+from attemper.lab.experiment import Chart, Experiment
+
+STYLES = (("#000000", "-", "o"), ("#0072b2", "--", "s"), ("#d55e00", "-.", "^"), ("#009e73", ":", "D"),
+          ("#cc79a7", (0, (5, 1)), "v"), ("#8a6d00", (0, (1, 1)), "P"))  # fmt: skip
+"""Colour (told apart by colour-blind readers), dash and mark of each curve: without colour, dash and mark are left."""
+
+
+def checked_picture(path: str | os.PathLike[str]) -> Path:
+    """Where a picture for ``path`` goes, once it is certain that one can be drawn: before the work, not after it.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: the name does not end in .png, the folder is missing or cannot be written to, or ``path`` is
+            something other than a file.
+    """
+    _figure()
+    target = Path(path).resolve()
+    if target.suffix.lower() != ".png":
+        raise InputError(_message(path, "a PNG picture needs a name that ends in .png"))
+    if target.exists() and not target.is_file():
+        raise InputError(_message(path, "it is a folder or a device, not a file"))
+    if not target.parent.is_dir():
+        raise InputError(_message(path, f"there is no folder {str(Path(path).parent)!r}"))
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise InputError(_message(path, "it is write-protected"))
+    return target
+
+
+def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
+    """Draws every chart of an experiment into one PNG file, and returns where it is.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: the experiment has no chart, or no file can be written there.
+    """
+    if not experiment.charts:
+        raise InputError(f"experiment {experiment.name} has no chart to draw.")
+    target = checked_picture(path)
+    count = len(experiment.charts)
+    columns = 1 if count == 1 else 2
+    figure = _figure()(figsize=(5.6 * columns, 3.9 * math.ceil(count / columns)), layout="constrained")
+    grid = figure.subplots(math.ceil(count / columns), columns, squeeze=False)
+    for axes, chart in zip(grid.flat, experiment.charts, strict=False):
+        _draw(axes, chart)
+    for axes in list(grid.flat)[count:]:
+        axes.set_axis_off()
+    try:
+        # Without a date: the same experiment gives the same bytes under the same version, which they name.
+        figure.savefig(target, format="png", dpi=130)
+    except OSError as error:
+        raise InputError(_message(path, error.strerror or str(error))) from error
+    return target
+
+
+def _figure() -> Any:
+    """matplotlib's class of figures. Not by way of pyplot, which would keep every figure and look for a display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("A picture of an experiment", "matplotlib", "plot") from error
+    return Figure
+
+
+def _message(path: str | os.PathLike[str], reason: str) -> str:
+    name = os.fspath(path)
+    return f"no picture can be written to {name!r}: {reason}. Name a file in a folder that exists, such as lab.png."
+
+
+def _draw(axes: Any, chart: Chart) -> None:
+    for number, series in enumerate(chart.series):
+        color, dash, mark = STYLES[number % len(STYLES)]
+        y = [math.nan if value is None else value for value in series.y]
+        style = {"color": color, "label": series.name, "marker": mark, "markersize": 4}
+        style["markevery"] = _marks(len(y), number, len(chart.series)) if series.line else 1
+        line = dash if series.line else ""
+        if series.errors:
+            axes.errorbar(series.x, y, yerr=series.errors, linestyle=line, capsize=2, **style)
+        else:
+            axes.plot(series.x, y, linestyle=line, **style)
+    axes.set(title=chart.title, xlabel=chart.x.label, ylabel=chart.y.label, xscale=chart.x.scale, yscale=chart.y.scale)
+    _number_ticks(axes)
+    axes.grid(True, linewidth=0.3)
+    if len(chart.series) > 1:
+        axes.legend(fontsize="small")
+
+
+def _number_ticks(axes: Any) -> None:
+    """Numbers on a log axis of less than three decades: powers of ten are too few there, and what stands between them
+    would be written over one another.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() == "log" and high < 1000 * low:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+
+
+def _marks(points: int, number: int, count: int) -> tuple[int, int]:
+    """The first mark and the step to the next: about eight on a curve, and not where those of the other curves are."""
+    step = max(1, points // 8)
+    return number * step // count, step

@@ -1,0 +1,133 @@
+"""What an experiment returns: tables and charts as plain records, for a terminal, a file or a picture alike.
+
+No tensors, no torch. The same seed gives the same records bit for bit, except in tables and charts that say they are
+``measured`` on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attemper.errors import InputError
+
+SCHEMA = 1
+
+Cell = float | int | str | None
+"""What stands in a table: a number, a word, or None where there is nothing."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name, and the unit of what stands in it ("nats", "keys", "s"; empty where there is none)."""
+
+    name: str
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values, and a sentence of what to see in them."""
+
+    title: str
+    see: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    measured: bool = False
+    """Whether it holds times or bytes of this machine, which differ from run to run."""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            assert len(row) == len(self.columns), f"{self.title}: {len(row)} cells under {len(self.columns)} columns"
+
+    def column(self, name: str) -> tuple[Cell, ...]:
+        """The values under a column's name.
+
+        Raises:
+            InputError: no column has this name.
+        """
+        names = [column.name for column in self.columns]
+        if name not in names:
+            raise InputError(f"table {self.title!r} has no column {name!r}. Columns: {', '.join(names)}.")
+        return tuple(row[names.index(name)] for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A label with its unit in words, and the scale: "linear" or "log"."""
+
+    label: str
+    scale: str = "linear"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, or points without a line."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    errors: tuple[float, ...] = ()
+    """Standard errors of ``y``, drawn as bars; empty where there are none."""
+    line: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one pair of axes."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The result of one experiment."""
+
+    name: str
+    question: str
+    """What it answers, in a sentence."""
+    seed: int
+    tables: tuple[Table, ...]
+    charts: tuple[Chart, ...]
+
+    def table(self, title: str) -> Table:
+        """The table of this title.
+
+        Raises:
+            InputError: there is none.
+        """
+        for table in self.tables:
+            if table.title == title:
+                return table
+        titles = "; ".join(table.title for table in self.tables)
+        raise InputError(f"experiment {self.name} has no table {title!r}. Tables: {titles}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``attemper lab NAME --json``, schema 1: NaN and infinities are null."""
+        return {"schema": SCHEMA, "experiment": self.name} | _plain(
+            {"question": self.question, "seed": self.seed, "tables": self.tables, "charts": self.charts}
+        )
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """Records as dicts and lists, numbers that JSON cannot write as None."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    if isinstance(value, Table | Chart):
+        return _plain(asdict(value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value

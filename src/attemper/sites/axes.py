@@ -1,0 +1,172 @@
+"""Which axes of a tensor are features (a linear layer's or a convolution's outputs), followed through a forward pass.
+
+Attention weighs tokens. XCiT's softmax over channels and a router's over experts look like attention to everyone who
+only sees shapes: what tells them apart is where their axes come from. Linear layers and convolutions mark the axis they
+make; marks go through views, through functions that keep the shape, and through products. What is not followed is
+unknown, and no axis of it counts as features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attemper.sites.products import Product, product
+
+Axes = frozenset[int]
+
+RESHAPES = {
+    Tensor.view, Tensor.view_as, Tensor.reshape, Tensor.reshape_as, Tensor.flatten, Tensor.unflatten, torch.reshape,
+    torch.flatten, torch.unflatten, Tensor.ravel, torch.ravel,
+}  # fmt: skip
+"""Functions whose result follows from the old and the new shape."""
+VIEWS = {
+    Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.swapaxes, torch.swapaxes, Tensor.swapdims,
+    torch.swapdims, Tensor.movedim, torch.movedim, Tensor.moveaxis, torch.moveaxis, Tensor.t, torch.t,
+    Tensor.adjoint, torch.adjoint, Tensor.unsqueeze, torch.unsqueeze, Tensor.squeeze, torch.squeeze, Tensor.expand,
+    Tensor.expand_as, Tensor.unbind, torch.unbind, Tensor.chunk, torch.chunk, Tensor.split, torch.split,
+    Tensor.tensor_split, torch.tensor_split, Tensor.narrow, torch.narrow, Tensor.select, torch.select,
+    Tensor.__getitem__, *attrgetter("T.__get__", "mT.__get__", "H.__get__", "mH.__get__")(Tensor),
+}  # fmt: skip
+"""Functions that give views of their first argument, one or several."""
+_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3, torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+
+@dataclass(frozen=True)
+class Features:
+    """What is known of a tensor."""
+
+    axes: Axes
+    direct: bool
+    """Whether it is a layer's own output, with no product of activations since."""
+
+
+class FeatureAxes:
+    """The features among the axes of every tensor that a forward pass has made from a layer's output."""
+
+    def __init__(self) -> None:
+        self._known = WeakTensorKeyDictionary()
+
+    def of(self, tensor: Tensor) -> Features:
+        """What is known of a tensor; of an unknown one, that no axis is known to be features."""
+        found = self._known.get(tensor)
+        return _UNKNOWN if found is None else found
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Takes note of what ``func`` has made."""
+        if isinstance(result, Tensor):
+            made = _made(func, args, result) or self._derived(func, args, kwargs, result)
+            if made is not None:
+                self._known[result] = made
+        elif self._known and func in VIEWS and isinstance(result, (tuple, list)):
+            known = self._known.get(args[0]) if args and isinstance(args[0], Tensor) else None
+            if known is not None:
+                for part, axes in zip(result, carried(func, args, kwargs, result, known.axes), strict=True):
+                    self._known[part] = Features(axes, known.direct)
+
+    def _derived(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Features | None:
+        found = product(func, args, kwargs)
+        if found is not None:
+            return self._of_product(found)
+        if not self._known:
+            return None
+        first = args[0] if args else kwargs.get("input")
+        known = self._known.get(first) if isinstance(first, Tensor) else None
+        if func in RESHAPES or func in VIEWS:
+            return known and Features(carried(func, args, kwargs, result, known.axes)[0], known.direct)
+        same = [part for part in args[:2] if isinstance(part, Tensor) and part.shape == result.shape]
+        parts = [self._known[part] for part in same if part in self._known]
+        if not parts:
+            return None
+        axes = frozenset.intersection(*(part.axes for part in parts))
+        return Features(axes, all(part.direct for part in parts))
+
+    def _of_product(self, found: Product) -> Features:
+        """Free axes keep what they were; ``x @ weight`` is a linear layer."""
+        letters = [
+            letter
+            for operand, names in zip(found.operands, found.names, strict=True)
+            for axis, letter in enumerate(names)
+            if axis in self.of(operand).axes
+        ]
+        made: set[str] = set()
+        if len(found.operands) > 1 and is_weight(found.operands[-1]):
+            made = set(found.names[-1]).difference(*found.names[:-1]) & set(found.out)
+        axes = frozenset(axis for axis, letter in enumerate(found.out) if letter in made or letter in letters)
+        return Features(axes, bool(made))
+
+
+_UNKNOWN = Features(frozenset(), False)
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def _made(func: Any, args: tuple[Any, ...], result: Tensor) -> Features | None:
+    if func is F.linear:
+        return Features(frozenset((result.dim() - 1,)), True)
+    if func in _CONVOLUTIONS:
+        return Features(frozenset((result.dim() - 1 - _CONVOLUTIONS[func],)), True)
+    if func in (torch.addmm, Tensor.addmm) and len(args) > 2 and is_weight(args[2]):
+        return Features(frozenset((1,)), True)
+    return None
+
+
+def carried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, marked: Axes) -> list[Axes]:
+    """Marked axes of the first argument as axes of each result of one of ``RESHAPES`` or ``VIEWS``."""
+    first: Tensor = args[0] if args else kwargs["input"]
+    if func in RESHAPES:
+        return [regrouped(first.shape, result.shape, marked)]
+    # Marked axes are those that move in memory: every view keeps that, whatever its arguments mean.
+    strides = [int(axis in marked) for axis in range(first.dim())]
+    shadow = torch.empty_strided(first.shape, strides, device="meta")
+    rest = tuple(
+        part.to("meta") if isinstance(part, Tensor) and func is Tensor.expand_as else part for part in args[1:]
+    )
+    if func is Tensor.__getitem__ and not _is_basic(rest[0]):
+        return [frozenset()]
+    views = func(shadow, *rest, **{name: given for name, given in kwargs.items() if name != "input"})
+    return [_moving(view) for view in ([views] if isinstance(views, Tensor) else views)]
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index gives a view, not a copy."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, slice) or type(part) is int for part in parts)
+
+
+def _moving(view: Tensor) -> Axes:
+    return frozenset(axis for axis in range(view.dim()) if view.stride(axis) and view.shape[axis] > 1)
+
+
+def regrouped(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes:
+    """Axes of the shape ``after`` that are made of marked axes of ``before`` only, where one is the other reshaped."""
+    if 0 in before or 0 in after:
+        return frozenset()
+    old = [axis for axis, size in enumerate(before) if size > 1]
+    new = [axis for axis, size in enumerate(after) if size > 1]
+    found: set[int] = set()
+    while old and new:
+        sources, targets = [old.pop(0)], [new.pop(0)]
+        have, want = before[sources[0]], after[targets[0]]
+        while have != want:
+            if have < want and old:
+                sources.append(old.pop(0))
+                have *= before[sources[-1]]
+            elif have > want and new:
+                targets.append(new.pop(0))
+                want *= after[targets[-1]]
+            else:
+                return frozenset()  # another number of elements: a view as another type
+        if all(axis in marked for axis in sources):
+            found.update(targets)
+    return frozenset(found)

@@ -1,0 +1,90 @@
+"""Tensor-parallel attention: queries and keys as DTensors are measured where they are, on the heads of this process.
+
+Nothing is gathered: a collective that only some processes join would wait forever. What the local part does not
+determine (a split along tokens or batch, a sum that is pending) is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper.sites.observer import AttentionCall, UnsupportedCallError
+
+HEADS = 1
+"""The dimension of [B, H, Q, D] that may be split."""
+
+
+def local(module: nn.Module, call: AttentionCall) -> AttentionCall:
+    """``call`` with plain tensors: the heads of this process.
+
+    Raises:
+        UnsupportedCallError: the parts that are here do not determine the statistics of any head.
+    """
+    if not any(is_dtensor(tensor) for tensor in (call.query, call.key, call.mask, call.options.sink_logits)):
+        if _context_parallel():
+            raise UnsupportedCallError(module, "context parallelism spreads its sequences over processes")
+        return call
+    query, key = call.query, call.key
+    split = _split(module, query)
+    if call.packing is not None or split != _split(module, key) or isinstance(call.options.temperature, Tensor):
+        raise UnsupportedCallError(module, "its queries and keys are DTensors that are split differently")
+    here = replace(call, query=_local(query), key=_local(key), mask=_mask(module, call.mask, split))
+    if here.query.shape[HEADS] * key.shape[HEADS] != here.key.shape[HEADS] * query.shape[HEADS]:
+        raise UnsupportedCallError(module, "its heads are split so that queries and keys of one group are apart")
+    sink = _sink(module, call.options.sink_logits, split)
+    return replace(here, options=replace(call.options, sink_logits=sink))
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether a tensor is split over processes."""
+    # Nobody has made a DTensor where its package is not even imported.
+    package = sys.modules.get("torch.distributed.tensor")
+    return package is not None and isinstance(tensor, package.DTensor)
+
+
+def _context_parallel() -> bool:
+    """Whether torch's ``context_parallel`` is on: plain queries and keys are then parts of sequences."""
+    package: Any = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
+    if package is None:
+        return False
+    # Both of its ways give DTensors' dispatcher rings in place of attention, and take them back.
+    handlers = package.DTensor._op_dispatcher._custom_op_handlers
+    return any(operator in handlers for operator in package.custom_ops)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def _split(module: nn.Module, tensor: Any, dimension: int = HEADS) -> tuple[bool, ...]:
+    """For each dimension of the mesh, whether heads are split along it; empty where nothing is split."""
+    if not is_dtensor(tensor):
+        return ()
+    for placement in tensor.placements:
+        if not placement.is_replicate() and not (placement.is_shard() and placement.dim == dimension):
+            raise UnsupportedCallError(
+                module,
+                f"its queries, keys or masks are DTensors placed as {tuple(map(str, tensor.placements))}: only heads "
+                "may be split, whole sequences have to be on one process",
+            )
+    split = tuple(placement.is_shard() for placement in tensor.placements)
+    return split if any(split) else ()
+
+
+def _mask(module: nn.Module, mask: Any, split: tuple[bool, ...]) -> Tensor | None:
+    if mask is None:
+        return None
+    shared = mask.dim() < 3 or mask.shape[-3] == 1
+    if _split(module, mask) == split or (shared and not _split(module, mask)):
+        return _local(mask)
+    raise UnsupportedCallError(module, "its mask has a row for each head, and is not split as its queries are")
+
+
+def _sink(module: nn.Module, sink: Any, split: tuple[bool, ...]) -> Any:
+    if sink is not None and _split(module, sink, 0) != split:
+        raise UnsupportedCallError(module, "its sink logits are not split as its heads are")
+    return _local(sink)

@@ -1,0 +1,227 @@
+"""Document 000: temperature and attention entropy."""
+
+from __future__ import annotations
+
+from tests.articles.case import Case, Document, Step, Text
+from tests.articles.cases.document_000_monitoring import ANOMALY, DEBUG, MONITOR
+
+CONDITIONAL = Case(
+    name="000_conditional_temperature",
+    title=Text("`ConditionalTemperatureAttention`", "`ConditionalTemperatureAttention`"),
+    verdict=Text(
+        "`forward` fails; mended, it sees the future and can divide by 0",
+        "`forward` 报错；修好之后会看到未来，还可能除以 0",
+    ),
+    line="attention(..., temperature=tensor)",
+    steps=(
+        Step(
+            Text(
+                "`forward` uses `d_model`, which only `__init__` knows:",
+                "`forward` 用了只有 `__init__` 才有的 `d_model`：",
+            ),
+            """\
+layer = article.ConditionalTemperatureAttention(16, 4)
+x = torch.randn(1, 6, 16)
+layer(x)
+""",
+        ),
+        Step(
+            Text(
+                "With the name supplied it runs. Its temperature comes from the mean over the whole sequence, so "
+                "another *last* token changes how the *first* token divides its weight between the first two "
+                "keys. In a causal model that is a look into the future; padding is averaged in, too.",
+                "补上这个名字就能运行。但温度取自整个序列的平均值，所以只换*最后*一个 token，*第一个* token 在前两"
+                "个 key 之间的权重之比也会变。对因果模型来说这就是偷看未来；padding 也被一起平均了进去。",
+            ),
+            """\
+article.d_model = 16
+other = x.clone()
+other[0, -1] = 10.0
+for sequence in (x, other):
+    weights = layer(sequence)[1][0, 0, 0]
+    print(f"{(weights[0] / weights[1]).item():.4f}")
+""",
+        ),
+        Step(
+            Text(
+                "Softplus does not keep a float32 temperature above 0: from about -104 on it is exactly 0, and "
+                "every weight is NaN.",
+                "Softplus 并不能保证 float32 的温度大于 0：输入约在 -104 以下时结果正好是 0，所有权重都变成 NaN。",
+            ),
+            """\
+layer.temp_net[2].bias.data.fill_(-110.0)
+print(layer.temp_net(x.mean(dim=1)).tolist(), layer(x)[1].isnan().all().item())
+layer.temp_net[2].bias.data.zero_()
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "The module is not in this version, its attention is: a temperature of any shape up to [B, H, Q] goes "
+            "into `attention`. Predict it from each query alone and keep it above a floor.",
+            "这个模块当前版本尚未提供，但它的注意力可以：任何能广播到 [B, H, Q] 的温度都可以传给 `attention`。请只"
+            "由每个 query 自己来预测温度，并设一个下限。",
+        ),
+        """\
+q, k, v = (p(x).view(1, 6, 4, 4).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+temperature = layer.temp_net(x.mean(dim=1))[:, :, None]  # [B, H, 1]
+result = attemper.attention(q, k, v, temperature=temperature, stats="all")
+output = layer.out_proj(result.output.transpose(1, 2).reshape(1, 6, 16))
+print(torch.allclose(output, layer(x)[0], atol=1e-6), result.stats.per_head()["entropy"].mean)
+""",
+    ),
+)
+
+LAYERWISE = Case(
+    name="000_layerwise_schedule",
+    title=Text("`LayerwiseTemperatureSchedule`", "`LayerwiseTemperatureSchedule`"),
+    verdict=Text("linear and exponential are right; the u is upside down", "linear 和 exp 正确；u 型上下颠倒"),
+    steps=(
+        Step(
+            Text(
+                'The comment says "low in the middle, high at both ends". It is the other way round, and the ends '
+                "stop half-way: 0.75, not 1. `T_low + (T_high - T_low) * abs(2 * ratio - 1)` would do what it "
+                "says. A pattern that does not exist gives 1.0 without a word.",
+                "注释写的是“中间低，两端高”，实际正好相反，而且两端只到一半：0.75 而不是 1。符合注释的写法是 "
+                "`T_low + (T_high - T_low) * abs(2 * ratio - 1)`。写错 pattern 名字时，它一声不响地返回 1.0。",
+            ),
+            """\
+for pattern in ("linear", "u", "exp", "no such pattern"):
+    schedule = article.LayerwiseTemperatureSchedule(5, pattern=pattern)
+    print(pattern, [round(schedule.get_temperature(layer), 4) for layer in range(5)])
+""",
+        ),
+    ),
+    here=None,
+)
+
+REGULARIZED = Case(
+    name="000_entropy_regularized",
+    title=Text(
+        "`entropy_regularized_attention_loss`, `EntropyRegularizedTransformer`",
+        "`entropy_regularized_attention_loss`、`EntropyRegularizedTransformer`",
+    ),
+    verdict=Text(
+        "the loss is right but for float16; around a model it is silently 0, or has unshifted labels",
+        "单个损失除 float16 外正确；套在模型上，要么悄悄为 0，要么交叉熵忘了把标签错开一位",
+    ),
+    line='attention(..., stats=("entropy",))',
+    needs_model=True,
+    steps=(
+        Step(
+            Text("In float32 the loss is right:", "float32 下这个损失是对的："),
+            """\
+weights = torch.softmax(torch.randn(2, 4, 6, 6), dim=-1)
+print(article.entropy_regularized_attention_loss(weights), -0.01 * functional.entropy_of(weights).mean())
+""",
+        ),
+        Step(
+            Text(
+                "In float16 its eps of 1e-10 rounds to 0, and a weight of 0 gives NaN:",
+                "float16 下 1e-10 的 eps 被舍入成 0，只要有一个权重为 0 就得到 NaN：",
+            ),
+            "print(article.entropy_regularized_attention_loss(torch.tensor([[1.0, 0.0]], dtype=torch.float16)))\n",
+        ),
+        Step(
+            Text(
+                "Around a model of transformers as it comes (SDPA attention), there are no weights to read. "
+                "transformers logs a warning; the term is the integer 0, and nothing is regularised.",
+                "直接套在 transformers 模型上（默认 SDPA 注意力），根本拿不到权重。transformers 只在日志里提醒一句"
+                "；这一项是整数 0，什么都没有被正则化。",
+            ),
+            """\
+regularized = article.EntropyRegularizedTransformer(model)
+print(regularized(tokens, labels=tokens)["ent_loss"])
+""",
+        ),
+        Step(
+            Text(
+                "With eager attention there are. The term is then a sum over layers, so its strength grows with "
+                "depth (here 2 layers, 2 times the mean), and every layer's n x n weights are kept. The "
+                "cross-entropy does not shift its labels: each token is asked to predict itself, which is not the "
+                "loss of the model.",
+                "换成 eager 注意力才有。此时这一项是各层之和，强度随层数增长（这里 2 层，就是平均值的 2 倍），而且"
+                "每层 n x n 的权重都得留着。交叉熵没有把标签错开一位：每个 token 都在预测自己，和模型自己的损失不"
+                "是一回事。",
+            ),
+            """\
+model.set_attn_implementation("eager")
+losses = regularized(tokens, labels=tokens)
+with torch.no_grad():
+    outputs = model(tokens, labels=tokens, output_attentions=True)
+mean = -0.01 * sum(functional.entropy_of(weights).mean() for weights in outputs.attentions) / 2
+print(f"sum over layers {losses['ent_loss'].item():.4f}, mean over layers {mean.item():.4f}")
+print(f"their cross-entropy {losses['task_loss'].item():.4f}, the model's {outputs.loss.item():.4f}")
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "The entropy comes out of the attention itself, with an exact gradient and no n x n tensor kept. "
+            "Regularising a whole model is not in this version.",
+            "熵由注意力本身给出，梯度精确，也不保留 n x n 的张量。对整个模型做正则化，当前版本尚未提供。",
+        ),
+        """\
+q, k, v = torch.randn(3, 2, 4, 6, 8).unbind()
+penalty = -0.01 * attemper.attention(q, k, v, stats=("entropy",)).stats.entropy.mean()
+print(penalty, article.entropy_regularized_attention_loss(torch.softmax(q @ k.mT / 8**0.5, dim=-1)))
+""",
+    ),
+)
+
+SCHEDULE = Case(
+    name="000_entropy_schedule",
+    title=Text("`EntropySchedule`", "`EntropySchedule`"),
+    verdict=Text("starts at 0; its cosine runs backwards", "从 0 开始；余弦方向反了"),
+    steps=(
+        Step(
+            Text(
+                "Warm-up then anneal, 2.0 to 0.1 in 100 steps. It starts at temperature 0, falls from 2 to 0.1 "
+                "the moment warm-up ends, and *rises* to 2.0 at the end: `_cosine_schedule` goes from 1 to 0 "
+                "where the line that uses it wants 0 to 1.",
+                "先预热再退火，100 步内从 2.0 到 0.1。它从温度 0 开始，预热一结束就从 2 掉到 0.1，然后一路*升*到 "
+                "2.0：`_cosine_schedule` 是从 1 走到 0，而用它的那一行需要从 0 走到 1。",
+            ),
+            """\
+schedule = article.EntropySchedule()
+for step in (0, 5, 9, 10, 55, 100):
+    print(step, round(schedule.get_temperature(step, 100), 4))
+""",
+        ),
+        Step(
+            Text("Step 0 divides by 0:", "第 0 步就除以 0："),
+            "print(torch.softmax(torch.tensor([1.0, 2.0]) / schedule.get_temperature(0, 100), dim=-1))\n",
+        ),
+        Step(
+            Text(
+                'The curriculum is right. "Contrastive", the third strategy of its docstring, was never written: '
+                "like any unknown name it gives 1.0.",
+                "curriculum 是对的。文档字符串里的第三种策略“对比熵”根本没有实现：和任何不认识的名字一样，返回 1.0。",
+            ),
+            """\
+for kind in ("curriculum", "contrastive"):
+    schedule = article.EntropySchedule(kind)
+    print(kind, [round(schedule.get_temperature(step, 100), 4) for step in (0, 50, 100)])
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "Schedules are not in this version. A temperature of 0 is refused instead of giving NaN:",
+            "温度调度当前版本尚未提供。温度为 0 会被拒绝，而不是算出 NaN：",
+        ),
+        "functional.softmax(torch.tensor([1.0, 2.0]), temperature=0.0)\n",
+    ),
+)
+
+DOCUMENT = Document(
+    number="000",
+    title=Text("temperature and attention entropy", "温度与注意力熵"),
+    about=Text(
+        "Of its two references, arXiv 2412.16545 is *Attention Entropy is a Key Factor: An Analysis of Parallel "
+        "Context Encoding with Full-attention-based Pre-trained Language Models*, not the title that it prints.",
+        "文末第二篇参考文献 arXiv 2412.16545 的真实标题是 *Attention Entropy is a Key Factor: An Analysis of "
+        "Parallel Context Encoding with Full-attention-based Pre-trained Language Models*，与文中所写不符。",
+    ),
+    cases=(CONDITIONAL, LAYERWISE, REGULARIZED, SCHEDULE, MONITOR, ANOMALY, DEBUG),
+)

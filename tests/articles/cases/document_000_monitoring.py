@@ -1,0 +1,157 @@
+"""Document 000, its second half: monitoring, anomalies, debugging."""
+
+from __future__ import annotations
+
+from tests.articles.case import Case, Step, Text
+
+MONITOR = Case(
+    name="000_entropy_monitor",
+    title=Text("`AttentionEntropyMonitor`", "`AttentionEntropyMonitor`"),
+    verdict=Text("works from two samples on", "有两次以上采样时正确"),
+    line="watch(model)",
+    needs_model=True,
+    steps=(
+        Step(
+            Text(
+                "Mean, standard deviation and trend over time are right (scores that grow from 1 to 5 make the "
+                "entropy fall). Padded queries would be averaged in.",
+                "均值、标准差和随时间的趋势都对（分数从 1 倍放大到 5 倍，熵下降）。padding 的 query 也会被平均进去。",
+            ),
+            """\
+monitor = article.AttentionEntropyMonitor(num_layers=1, num_heads=4)
+scores = torch.randn(2, 4, 6, 6)
+for step in range(1, 6):
+    monitor.analyze(0, torch.softmax(step * scores, dim=-1))
+for name, value in monitor.get_statistics()["layer_0"].items():
+    print(name, np.round(value, 4))
+""",
+        ),
+        Step(
+            Text("After a single sample there is no line to fit:", "只有一次采样时无法拟合直线："),
+            """\
+monitor = article.AttentionEntropyMonitor(num_layers=1, num_heads=4)
+monitor.analyze(0, torch.softmax(scores, dim=-1))
+monitor.get_statistics()
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "One line watches a model beside its own attention, whatever its kernel; padded queries are left out. "
+            "It holds the latest sample: history and trend are not in this version.",
+            "一行代码即可在模型自身的注意力旁边监控，不管它用什么 kernel；padding 的 query 不计入。它只保留最近一"
+            "次采样：历史和趋势当前版本尚未提供。",
+        ),
+        """\
+with attemper.watch(model) as watch:
+    model(tokens)
+ours = [head.entropy_nats for head in watch.table().sites[0].heads]
+model.set_attn_implementation("eager")
+theirs = monitor.compute_entropy(model(tokens, output_attentions=True).attentions[0])
+print([round(entropy, 4) for entropy in ours], [round(entropy, 4) for entropy in theirs.tolist()])
+""",
+    ),
+)
+
+ANOMALY = Case(
+    name="000_detect_anomaly",
+    title=Text("`detect_attention_anomaly`", "`detect_attention_anomaly`"),
+    verdict=Text(
+        "fails on the monitor's own statistics; limits in nats fit one length only",
+        "接不上监控器自己的统计结果；以 nats 为单位的阈值只适合一种长度",
+    ),
+    line="scan(model, batches).alarms",
+    steps=(
+        Step(
+            Text(
+                "The monitor above gives a mean per head; this function compares it as one number:",
+                "上面的监控器按头给出均值，这个函数却把它当一个数来比较：",
+            ),
+            'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2, 2.9])}})\n',
+        ),
+        Step(
+            Text(
+                "With one head the comparison passes and the message fails:", "只有一个头时比较能通过，拼消息时又出错："
+            ),
+            'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2])}})\n',
+        ),
+        Step(
+            Text(
+                "Given plain numbers it runs. Fed with perfectly uniform attention over n keys, it calls 7 keys a "
+                "collapse (log 7 is below 2) and sees nothing wrong up to 274, because it assumes 512 keys.",
+                "传入普通数字才能运行。对 n 个 key 上完全均匀的注意力，它把 7 个 key 判成坍塌（log 7 小于 2），到 "
+                "274 个 key 都认为正常，因为它假定有 512 个 key。",
+            ),
+            """\
+for n in (7, 8, 274, 275, 512):
+    found = article.detect_attention_anomaly({"layer_0": {"mean": math.log(n)}})
+    print(n, [anomaly["type"] for anomaly in found])
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "Alarms use entropy divided by the log of the keys that each row can see. The same uniform attention "
+            "over 40 keys:",
+            "告警用的是熵除以每一行可见 key 数的对数。同样是均匀注意力，40 个 key：",
+        ),
+        """\
+class Uniform(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(torch.zeros_like(x), x, x)
+
+for alarm in attemper.scan(Uniform(), [torch.randn(1, 1, 40, 8)], limits={"diffuse": 0.95}).alarms:
+    print(alarm.kind, round(alarm.value, 3))
+""",
+    ),
+)
+
+DEBUG = Case(
+    name="000_debug_entropy",
+    title=Text("`debug_attention_entropy`", "`debug_attention_entropy`"),
+    verdict=Text(
+        "silent on SDPA models, otherwise `attention_entropy` does not exist",
+        "对 SDPA 模型毫无输出；否则 `attention_entropy` 未定义",
+    ),
+    line="scan(model, [batch])",
+    needs_model=True,
+    steps=(
+        Step(
+            Text(
+                "A model of transformers as it comes (SDPA attention) has no weights to show: an empty list, and "
+                "not one [WARN].",
+                "transformers 模型默认（SDPA 注意力）拿不到权重：返回空列表，一条 [WARN] 都没有。",
+            ),
+            'batch = {"input_ids": tokens}\nprint(article.debug_attention_entropy(model, batch))\n',
+        ),
+        Step(
+            Text("With eager attention:", "换成 eager 注意力："),
+            'model.set_attn_implementation("eager")\narticle.debug_attention_entropy(model, batch)\n',
+        ),
+        Step(
+            Text(
+                "With that function supplied it warns of heads that see at most 12 keys with limits fixed in "
+                "nats, and leaves a model that was training in eval mode.",
+                "补上这个函数后，它用固定的 nats 阈值去判断最多只看 12 个 key 的头；原本在训练的模型还被留在 eval "
+                "模式。",
+            ),
+            """\
+article.attention_entropy = lambda weights: functional.entropy_of(weights).mean(dim=(0, 2))
+entropies = article.debug_attention_entropy(model.train(), batch, threshold_low=1.5)
+print(model.training)
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "`scan` reads the same heads exactly and leaves the model as it was.",
+            "`scan` 精确读出同样的头，而且不改变模型的状态。",
+        ),
+        """\
+scan = attemper.scan(model.train(), [batch])
+print(model.training)
+for site, (_, theirs) in zip(scan.sites, entropies):
+    print(site.name, [round(head.entropy_nats, 3) for head in site.heads], [round(h, 3) for h in theirs.tolist()])
+""",
+    ),
+)

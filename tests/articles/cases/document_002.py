@@ -1,0 +1,160 @@
+"""Document 002: controlling the distribution with entropy regularisation, in Keras."""
+
+from __future__ import annotations
+
+from tests.articles.case import Case, Document, Step, Text
+
+CROSS = Case(
+    name="002_cross_attention",
+    title=Text("`CrossAttention`", "`CrossAttention`"),
+    verdict=Text(
+        "penalty right; the output projection uses the diagonal of its matrices only",
+        "惩罚项正确；输出投影只用到矩阵的对角线",
+    ),
+    steps=(
+        Step(
+            Text(
+                "The penalty is (H - alpha)² of each row, as the text says:",
+                "惩罚项就是每一行的 (H - alpha)²，与正文一致：",
+            ),
+            """\
+layer = article.CrossAttention(3, 16, 0.2)
+Q, KV = torch.rand(1, 4, 16), torch.rand(1, 6, 16)
+output, weights = layer((Q, KV))
+print(layer.losses[0], (functional.entropy_of(weights) - 0.2).square().mean())
+""",
+        ),
+        Step(
+            Text(
+                'The output projection `"abcd, cdd->abd"` repeats d: torch and numpy read the diagonal of each '
+                "head's matrix and never touch the other 720 of its 768 entries. The matrix product is `abcd, "
+                "cde->abe`.",
+                '输出投影 `"abcd, cdd->abd"` 里 d 写了两次：torch 和 numpy 都只取每个头矩阵的对角线，768 个元素里'
+                "有 720 个从未用到。真正的矩阵乘法是 `abcd, cde->abe`。",
+            ),
+            """\
+heads, kernel = torch.randn(1, 4, 3, 16), layer.odk.detach()
+theirs = torch.einsum("abcd, cdd->abd", heads, kernel)
+print(np.allclose(theirs, np.einsum("abcd, cdd->abd", heads, kernel), atol=1e-6))
+print(torch.allclose(theirs, torch.einsum("abcd, cd->abd", heads, kernel.diagonal(dim1=1, dim2=2)), atol=1e-6))
+print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol=1e-6))
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "The layer is not in this version. The penalty of any attention is one line, and exact: no 1e-7 in "
+            "the logarithm.",
+            "这个层当前版本尚未提供。任意注意力的惩罚项只需一行，而且是精确的：对数里没有 1e-7。",
+        ),
+        """\
+q = torch.einsum("abc, cde->adbe", Q, layer.qdk)  # [B, heads, queries, 16]
+k, v = (torch.einsum("abc, cde->adbe", KV, weight) for weight in (layer.kdk, layer.vdk))
+result = attemper.attention(q, k, v, stats=("entropy",))
+print((result.stats.entropy - 0.2).square().mean().item())
+""",
+    ),
+)
+
+FIT = Case(
+    name="002_fit",
+    title=Text("`fit`", "`fit`"),
+    verdict=Text("trains; never prints its loss", "能训练；但从不打印损失"),
+    builds_on=("002_cross_attention",),
+    steps=(
+        Step(
+            Text(
+                '`print("loss" % loss_value)` has no `%s`. With a tensor the word stands alone; with a number it '
+                "would be a TypeError.",
+                '`print("loss" % loss_value)` 里没有 `%s`。传张量时只打印出这个单词；传数字则会抛 TypeError。',
+            ),
+            """\
+class Probabilities(article.CrossAttention):
+    def call(self, inputs):
+        output, weights = super().call(inputs)
+        return torch.sigmoid(output.mean(-1)), weights
+
+model = Probabilities(3, 16, 0.2)
+article.fit((torch.rand(1, 4, 16), torch.rand(1, 6, 16)), torch.ones(1, 4), epochs=1, model=model)
+print("loss" % 0.5)
+""",
+        ),
+    ),
+    here=Step(
+        Text("In PyTorch the penalty goes into the loss as it is:", "在 PyTorch 里，惩罚项直接加进损失即可："),
+        """\
+q, k, v = torch.randn(3, 1, 3, 4, 16).unbind()
+q.requires_grad_()
+output, stats = attemper.attention(q, k, v, stats=("entropy",))
+loss = output.square().mean() + (stats.entropy - 0.2).square().mean()
+loss.backward()
+print(q.grad.isfinite().all())
+""",
+    ),
+)
+
+MODEL = Case(
+    name="002_model",
+    title=Text("`model` and 1,000 steps", "`model` 与 1000 步训练"),
+    verdict=Text("ends at a mean entropy of 0.19, alpha being 0.2", "训练后平均熵 0.19，alpha 为 0.2"),
+    builds_on=("002_cross_attention", "002_fit"),
+    slow=True,
+    steps=(
+        Step(
+            Text(
+                "After 1,000 steps, with other random numbers than the article's: the mean entropy over the "
+                "twelve rows, and the mean distance from alpha = 0.2. The class is called `model` and so is its "
+                "instance: a second one cannot be made.",
+                "训练 1000 步之后（随机数与文章不同）：十二行的平均熵，以及与 alpha = 0.2 的平均距离。类名和实例名"
+                "都叫 `model`，所以没法再建第二个。",
+            ),
+            """\
+weights = article.model((article.Q, article.KV))[1].detach()
+entropy = functional.entropy_of(weights)
+print(tuple(entropy.shape), f"{entropy.mean().item():.2f}, {(entropy - 0.2).abs().mean().item():.2f}")
+""",
+        ),
+    ),
+    here=None,
+)
+
+WEIGHTS = Case(
+    name="002_weights",
+    title=Text("the printed weights", "打印出的权重"),
+    verdict=Text(
+        "twelve rows: mean entropy 0.194 nats, mean distance from 0.2: 0.033",
+        "十二行：平均熵 0.194 nats，与 0.2 的平均距离 0.033",
+    ),
+    line="entropy_of(weights)",
+    snippet=False,
+    steps=(),
+    here=Step(
+        Text(
+            "`printed` is the article's array. Near one-hot, and near 0.2 nats only on average: the rows lie "
+            "between 0.11 and 0.23.",
+            "`printed` 是文章给出的数组。各行确实接近 one-hot，但只是平均接近 0.2 nats：各行在 0.11 到 0.23 之间。",
+        ),
+        """\
+import re
+
+weights = torch.tensor([float(number) for number in re.findall(r"\\d\\.\\d+e[-+]\\d+", printed)]).view(3, 4, 6)
+entropy = functional.entropy_of(weights)
+print(entropy)
+print(f"{entropy.mean().item():.3f} {(entropy - 0.2).abs().mean().item():.3f}")
+""",
+    ),
+)
+
+DOCUMENT = Document(
+    number="002",
+    title=Text("controlling the distribution with entropy regularisation", "用熵正则化控制注意力分数的分布"),
+    about=Text(
+        "Keras code, each snippet on one line. TensorFlow is not needed to read on: the snippets run unchanged on "
+        "a small stand-in made of torch ([tensorflow_stand_in.py](../../tests/articles/tensorflow_stand_in.py)), "
+        "so what is shown of them here is their arithmetic, not TensorFlow's behaviour.",
+        "Keras 代码，每个片段都挤在一行。往下读不需要 TensorFlow：片段原封不动地跑在一个用 torch 写的小替身上（"
+        "[tensorflow_stand_in.py](../../tests/articles/tensorflow_stand_in.py)），因此这里展示的是它们的算术，而不"
+        "是 TensorFlow 自身的行为。",
+    ),
+    cases=(CROSS, FIT, MODEL, WEIGHTS),
+)

@@ -1,0 +1,161 @@
+"""Document 004: an analysis of softmax. Its second half is in document_004_tools.py."""
+
+from __future__ import annotations
+
+from tests.articles.case import Case, Document, Step, Text
+from tests.articles.cases.document_004_tools import ADAPTIVE, ANALYSIS, ENTMAX, GRADIENT, KERNEL, MIXED, OPTIMISATION
+
+ATTENTION = Case(
+    name="004_softmax_attention",
+    title=Text("`softmax`, `attention`", "`softmax`、`attention`"),
+    verdict=Text("right, but a row with nothing visible is NaN", "正确；但整行被掩码时得到 NaN"),
+    line="attention(q, k, v)",
+    steps=(
+        Step(
+            Text(
+                "It is what torch computes. A row of -inf, a query that may see nothing, gives NaN.",
+                "与 torch 的结果一致。整行都是 -inf（query 什么都看不到）时得到 NaN。",
+            ),
+            """\
+q, k, v = torch.randn(3, 2, 4, 6, 8).unbind()
+output, weights = article.attention(q, k, v)
+print(torch.allclose(output, torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-6))
+print(article.softmax(torch.full((3,), -math.inf)))
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "The same, with the entropy of every row beside; a row with nothing visible is 0.",
+            "结果相同，还附带每一行的熵；什么都看不到的行是 0。",
+        ),
+        """\
+result = attemper.attention(q, k, v, stats="all")
+print(torch.allclose(result.output, output, atol=1e-6))
+print(torch.allclose(result.stats.entropy, functional.entropy_of(weights), atol=1e-5))
+print(functional.softmax(torch.full((3,), -math.inf)))
+""",
+    ),
+)
+
+COMPLEXITY = Case(
+    name="004_complexity",
+    title=Text("`standard_attention_complexity`", "`standard_attention_complexity`"),
+    verdict=Text("fails on numbers; with SymPy symbols it counts", "传数字会报错；传 SymPy 符号才能计数"),
+    line="attemper lab complexity",
+    steps=(
+        Step(
+            Text("`.subs` belongs to SymPy, and a number has none:", "`.subs` 是 SymPy 的方法，数字没有："),
+            "article.standard_attention_complexity(512, 64)\n",
+        ),
+        Step(
+            Text(
+                "With symbols it counts a multiplication and its addition as one operation, and a whole softmax "
+                "entry as one more:",
+                "传符号可以运行；一次乘加算一个操作，softmax 的每个元素也只算一个：",
+            ),
+            """\
+import sympy
+
+n, d = sympy.symbols("n d")
+print(article.standard_attention_complexity(n, d)["ops_for_512_tokens"], 2 * 512**2 * 64 + 512**2)
+""",
+        ),
+    ),
+    here=Step(
+        Text(
+            "`attemper lab complexity` counts every operation (2 a multiply-add, 6 a softmax entry), and measures "
+            "time and memory beside the count. Its total, and the article's count:",
+            "`attemper lab complexity` 统计每一个操作（一次乘加算 2 个，softmax 每个元素算 6 个），并在旁边给出实"
+            "测的时间和内存。总数，以及按文章数法的结果：",
+        ),
+        """\
+from attemper.lab.complexity import operations, operations_as_told
+
+print(operations(512, 64).total, operations_as_told(512, 64))
+""",
+    ),
+)
+
+STABLE = Case(
+    name="004_stable_softmax",
+    title=Text("`numerically_stable_softmax`", "`numerically_stable_softmax`"),
+    verdict=Text("right: the first `softmax` again", "正确；就是前面的 `softmax`"),
+    line="softmax(scores)",
+    steps=(
+        Step(
+            Text("Large scores are no trouble:", "分数很大也没问题："),
+            "scores = torch.tensor([1000.0, 1001.0, 1002.0])\nprint(article.numerically_stable_softmax(scores))\n",
+        ),
+    ),
+    here=Step(Text("The same:", "结果相同："), "print(functional.softmax(scores))\n"),
+)
+
+SCALED = Case(
+    name="004_scaled_softmax",
+    title=Text("`scaled_softmax`", "`scaled_softmax`"),
+    verdict=Text("right for temperatures above 0, which it does not check", "温度大于 0 时正确，但它不做检查"),
+    line="softmax(scores, temperature=...)",
+    builds_on=("004_softmax_attention",),
+    steps=(
+        Step(
+            Text(
+                "Below 1 it sharpens, above 1 it flattens. 0 gives NaN, and a negative temperature favours the "
+                "smallest score.",
+                "小于 1 更尖锐，大于 1 更平滑。温度为 0 得到 NaN，为负则偏向最小的分数。",
+            ),
+            """\
+scores = torch.tensor([1.0, 2.0, 3.0])
+for temperature in (0.5, 2.0, 0.0, -1.0):
+    print(temperature, article.scaled_softmax(scores, temperature))
+""",
+        ),
+    ),
+    here=Step(
+        Text("Infinity is uniform; 0 and below are refused.", "温度可以是无穷大（均匀分布）；0 和负数会被拒绝。"),
+        """\
+for temperature in (0.5, 2.0, math.inf, -1.0):
+    print(temperature, functional.softmax(scores, temperature=temperature))
+""",
+    ),
+)
+
+TOP_K = Case(
+    name="004_top_k_softmax",
+    title=Text("`top_k_softmax`", "`top_k_softmax`"),
+    verdict=Text("right; fails where a row is shorter than k", "正确；但一行不足 k 个元素时报错"),
+    builds_on=("004_softmax_attention",),
+    steps=(
+        Step(
+            Text(
+                "Exactly k keys keep weight, also among ties; a row with fewer visible keys keeps those.",
+                "恰好保留 k 个 key，即使有并列；可见 key 不足 k 个的行就保留这些。",
+            ),
+            """\
+rows = torch.tensor([[3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, -math.inf, -math.inf, -math.inf]])
+weights = article.top_k_softmax(rows, 2)
+print(weights[0], (weights[1] > 0).sum(), weights[2])
+""",
+        ),
+        Step(
+            Text(
+                "k above the number of keys is an error, not the plain softmax:",
+                "k 大于 key 的个数时报错，而不是退回普通 softmax：",
+            ),
+            "article.top_k_softmax(rows, 5)\n",
+        ),
+    ),
+    here=None,
+)
+
+DOCUMENT = Document(
+    number="004",
+    title=Text("an analysis of softmax", "Softmax 分析"),
+    about=Text(
+        "No snippet imports what it uses. `softmax` is defined once and used by later ones.",
+        "所有片段都没有写 import。`softmax` 只定义一次，后面的片段直接使用。",
+    ),
+    cases=(
+        ATTENTION, COMPLEXITY, STABLE, SCALED, TOP_K, KERNEL, ENTMAX, ANALYSIS, GRADIENT, OPTIMISATION, ADAPTIVE, MIXED,
+    ),
+)  # fmt: skip

@@ -1,0 +1,197 @@
+"""Writes both pages from the cases and their runs, and compares a page with what the runs give now."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from tests.articles.case import NOT_YET, SNIPPETS, Case, Document, Step, Text
+from tests.articles.cases import DOCUMENTS
+from tests.articles.runner import IMPORTS, MODEL, Run, run_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "en": ROOT / "docs" / "articles" / "from-article-to-library.md",
+    "zh": ROOT / "docs" / "articles" / "from-article-to-library.zh-CN.md",
+}
+LONGEST_OUTPUT = 30
+"""Lines of a snippet's own output that a page shows."""
+
+STAND_INS = {"tf": "import tensorflow as tf", "layers": "from tensorflow.keras import layers"}
+"""What the article means where the tests put a stand-in."""
+
+TITLE = Text("From the article to the library", "从文章到本库")
+OTHER = Text("[中文](from-article-to-library.zh-CN.md)", "[English](from-article-to-library.md)")
+INTRO = (
+    Text(
+        "Five articles about attention, temperature and entropy stand behind this library. Every snippet that "
+        "they print is run here as it stands: what it prints or why it fails, whether the result is right, and "
+        "the line of attemper that does it. The articles are in Chinese; for formulas see [maths.md](../maths.md).",
+        "这个库的背后是五篇讲注意力、温度和熵的中文文章。文中的每一段代码，这里都照原样跑过一遍：它打印什么，或者"
+        "为什么报错；结果对不对；在 attemper 里用哪一行完成同样的事。公式见 [maths.md](../maths.md)（英文）。",
+    ),
+    Text(
+        "`python scripts/article_pages.py` runs every block and writes what it prints; the tests run them all "
+        "again, compare both pages, and check the numbers on their own. The snippets are kept as printed in "
+        "[tests/articles/snippets](../../tests/articles/snippets); only blanks at the ends of lines are gone. To "
+        "follow along:",
+        "`python scripts/article_pages.py` 会运行每个代码块并写入它的输出；测试会全部再跑一遍，与两个页面逐块对照"
+        "，并另行核对数值。代码片段照原文保存在 [tests/articles/snippets](../../tests/articles/snippets)，只去掉了"
+        "行尾空格。想跟着运行，先执行：",
+    ),
+)
+PREAMBLE = "import math\nimport numpy as np\nimport torch\nimport attemper\nfrom attemper import functional"
+ARTICLE = Text(
+    "`article` is the snippet as a module, with the imports that it forgets. Each snippet starts from "
+    "`torch.manual_seed(0)`. Where a small model is needed, `model` and `tokens` are these:",
+    "`article` 是把片段当作模块、补上它漏掉的 import 之后的样子。每个片段都从 `torch.manual_seed(0)` 开始。需要小"
+    "模型时，`model` 和 `tokens` 是这样来的：",
+)
+HEAD = Text("| snippet | as printed | what comes of it | here |", "| 片段 | 照原样运行 | 结果如何 | 在 attemper 里 |")
+RUNS = Text("runs", "能运行")
+AN_ERROR = re.compile(r"^\w+Error: ")
+AS_PRINTED = Text("**As printed:**", "**照原样：**")
+RUNS_AT_ONCE = Text("it runs.", "可直接运行。")
+BREAKS = Text(": its line breaks are lost. ", "（换行丢失，全挤在一行）。")
+WITH_BREAKS = Text("With them back, ", "恢复换行后：")
+FORGOTTEN = Text("It needs {}.", "还需要 {}。")
+INPUTS = Text("It takes for granted:", "它默认已有：")
+PRINTS = Text("It prints:", "它打印：")
+THEN = Text("Then it stops:", "随后中断：")
+HERE = Text("**In attemper:**", "**在 attemper 里：**")
+BETWEEN = Text(", ", "、")
+STOP = Text(". ", "。")
+SHOW = Text("as printed", "原文")
+SHOW_RESTORED = Text("as printed, line breaks put back", "原文（仅恢复换行）")
+
+
+def page(language: str) -> str:
+    """The whole page in one language."""
+    parts = [
+        f"# {TITLE.of(language)}", OTHER.of(language), *(text.of(language) for text in INTRO), _code(PREAMBLE),
+        ARTICLE.of(language), _code(MODEL),
+    ]  # fmt: skip
+    for document in DOCUMENTS:
+        parts += _document(document, language)
+    return "\n\n".join(_wrapped(part, language) for part in parts) + "\n"
+
+
+def _wrapped(part: str, language: str) -> str:
+    """A paragraph in lines of at most 120 characters; Chinese stays whole, where a break would show as a blank."""
+    if language == "zh" or "\n" in part or part.startswith(("#", "|", "<")):
+        return part
+    return textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _document(document: Document, language: str) -> list[str]:
+    rows = [HEAD.of(language), "|---|---|---|---|", *(_row(case, language) for case in document.cases)]
+    parts = [f"## {document.number} · {document.title.of(language)}", document.about.of(language), "\n".join(rows)]
+    for case in document.cases:
+        parts += section(case, language)
+    return parts
+
+
+def _row(case: Case, language: str) -> str:
+    run = run_of(case)
+    called = [output for output in run.outputs[:1] if AN_ERROR.match(output)]
+    first = (run.complaints or [run.failure or "".join(called)])[0]
+    printed = f"`{first}`" if first else RUNS.of(language)
+    here = f"`{case.line}`" if case.line else NOT_YET.of(language).rstrip(".。").lower()
+    title = case.title.of(language)
+    return f"| {title} | {printed if case.snippet else '-'} | {case.verdict.of(language)} | {here} |"
+
+
+def section(case: Case, language: str) -> list[str]:
+    """The part of a page about one case."""
+    run = run_of(case)
+    parts = [f"### {case.title.of(language)}"]
+    if case.snippet:
+        parts += _as_printed(case, run, language)
+    elif case.file.exists():
+        parts.append(_details(case, language))
+    for step, output in zip(case.steps, run.outputs, strict=True):
+        parts += _step(step, output, language)
+    if case.here is None:
+        return [*parts, f"{HERE.of(language)} {NOT_YET.of(language)}"]
+    said = Text(*(f"{HERE.of(name)} {case.here.say.of(name)}" for name in ("en", "zh")))
+    return [*parts, *_step(Step(said, case.here.code), run.here, language)]
+
+
+def _as_printed(case: Case, run: Run, language: str) -> list[str]:
+    between, stop = BETWEEN.of(language), STOP.of(language)
+    errors = [f"`{error}`" for error in run.complaints or [run.failure] if error]
+    line = "" if errors else RUNS_AT_ONCE.of(language)
+    if case.restored:
+        line = errors.pop(0) + BREAKS.of(language) + (WITH_BREAKS.of(language) if errors else "")
+    if errors:
+        line += between.join(errors) + stop
+    if run.forgotten:
+        imports = between.join(f"`{STAND_INS.get(name, IMPORTS[name])}`" for name in run.forgotten)
+        line += FORGOTTEN.of(language).format(imports)
+    parts = [f"{AS_PRINTED.of(language)} {line.rstrip()}"]
+    parts.append(_details(case, language))
+    if case.inputs:
+        parts += [INPUTS.of(language), _code(case.inputs)]
+    if run.printed and run.printed.count("\n") <= LONGEST_OUTPUT:
+        parts += [PRINTS.of(language), _text(run.printed)]
+    if run.failure and run.complaints:
+        parts += [THEN.of(language), _text(run.failure)]
+    return parts
+
+
+def _details(case: Case, language: str) -> str:
+    name = (SHOW_RESTORED if case.restored else SHOW).of(language)
+    link = f"[`{case.file.name}`](../../{case.file.relative_to(ROOT)})"
+    return f"<details><summary>{name}</summary>\n\n{link}\n\n{_code(case.source)}\n\n</details>"
+
+
+def _step(step: Step, output: str, language: str) -> list[str]:
+    return [step.say.of(language), _code(step.code), *([_text(output)] if output else [])]
+
+
+def _code(code: str) -> str:
+    return f"```python\n{code.strip(chr(10))}\n```"
+
+
+def _text(output: str) -> str:
+    return "```text\n" + "\n".join(line.rstrip() for line in output.strip("\n").split("\n")) + "\n```"
+
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def same(a: str, b: str) -> bool:
+    """Equal texts, but for the last printed digit of a number: processors round ``exp`` differently."""
+    if _NUMBER.sub("#", a) != _NUMBER.sub("#", b):
+        return False
+    return all(_close(x, y) for x, y in zip(_NUMBER.findall(a), _NUMBER.findall(b), strict=True))
+
+
+def _close(a: str, b: str) -> bool:
+    if a == b:
+        return True
+    if "." not in a or "." not in b:
+        return False
+    digits, _, exponent = a.partition("e")
+    last = 10.0 ** (int(exponent or 0) - len(digits.split(".")[1]))
+    # Two steps of float32 for what is printed to more digits than it has.
+    return abs(float(a) - float(b)) <= 1.01 * max(last, 2 * 2.0**-23 * abs(float(a)))
+
+
+def differences(language: str) -> list[str]:
+    """Where the page on disk says something else than the runs."""
+    path, now = PAGES[language], page(language).split("\n")
+    if not path.exists():
+        return [f"{path.name} is missing"]
+    stands = path.read_text(encoding="utf-8").split("\n")
+    if len(stands) != len(now):
+        return [f"{path.name} has {len(stands)} lines, the runs give {len(now)}"]
+    pairs = enumerate(zip(stands, now, strict=True), 1)
+    return [f"{path.name}:{number}: {a!r} is now {b!r}" for number, (a, b) in pairs if not same(a, b)]
+
+
+def unused_snippets() -> set[str]:
+    """Files of snippets that no case runs."""
+    named = {case.name for document in DOCUMENTS for case in document.cases}
+    return {path.name.split(".")[0] for path in SNIPPETS.glob("*.txt")} - named

@@ -1,0 +1,132 @@
+"""Both pages say what the snippets do, and the snippets are those of the articles."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import attemper
+from attemper import functional, lab
+from tests.articles import pages
+from tests.articles.case import SNIPPETS, Case, Step, Text
+from tests.articles.cases import DOCUMENTS
+from tests.articles.runner import run_of
+
+CASES = [case for document in DOCUMENTS for case in document.cases]
+MARKED = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+FENCE = re.compile(r"^```(\w+)\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+
+
+def on_disk(language: str) -> str:
+    return pages.PAGES[language].read_text(encoding="utf-8")
+
+
+def section_on_disk(case: Case, language: str) -> str:
+    """From the heading of the case to the next heading."""
+    sections = re.split(r"^(?=###? )", on_disk(language), flags=re.MULTILINE)
+    return [part for part in sections if part.startswith("### ")][CASES.index(case)]
+
+
+@pytest.mark.parametrize("language", pages.PAGES)
+@pytest.mark.parametrize("case", MARKED)
+def test_every_output_on_a_page_is_what_its_snippet_does_now(case: Case, language: str) -> None:
+    run = run_of(case)
+    printed = [output for kind, output in FENCE.findall(section_on_disk(case, language)) if kind == "text"]
+    shown = run.printed if case.snippet and run.printed.count("\n") <= pages.LONGEST_OUTPUT else ""
+    failure = run.failure if run.complaints else ""
+    expected = [output.strip("\n") for output in (shown, failure, *run.outputs, run.here) if output]
+    assert len(printed) == len(expected)
+    for stands, now in zip(printed, expected, strict=True):
+        assert pages.same(stands, now), f"{case.name}: the page has\n{stands}\nthe run gives\n{now}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", pages.PAGES)
+def test_a_page_is_what_the_script_would_write(language: str) -> None:
+    assert pages.differences(language) == []
+
+
+def test_both_pages_hold_the_same_code_and_the_same_outputs() -> None:
+    assert FENCE.findall(on_disk("en")) == FENCE.findall(on_disk("zh"))
+    assert len(FENCE.findall(on_disk("en"))) > 100
+
+
+def test_the_pages_link_to_each_other() -> None:
+    assert "](from-article-to-library.zh-CN.md)" in on_disk("en")
+    assert "](from-article-to-library.md)" in on_disk("zh")
+
+
+WITHOUT_A_LINE = ("000_entropy_schedule", "002_cross_attention", "002_fit")
+"""This version has parts of them only, which the section shows and the table does not name."""
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_LINE)
+def test_the_table_names_no_line_for_what_this_version_has_not(name: str) -> None:
+    title = next(case.title for case in CASES if case.name == name)
+    for language, cell in (("en", "not in this version"), ("zh", "当前版本尚未提供")):
+        rows = [line for line in on_disk(language).split("\n") if line.startswith(f"| {title.of(language)} |")]
+        assert [row.split("|")[-2].strip() for row in rows] == [cell]
+
+
+def test_the_chinese_page_has_the_title_by_which_the_chinese_readme_links_to_it() -> None:
+    readme = (pages.ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
+    assert f"[{on_disk('zh').splitlines()[0].removeprefix('# ')}](docs/articles/{pages.PAGES['zh'].name})" in readme
+
+
+def test_every_link_of_a_page_leads_to_a_file() -> None:
+    for language, path in pages.PAGES.items():
+        prose = FENCE.sub("", on_disk(language))
+        for target in re.findall(r"\]\(([^)#]+)\)", prose):
+            assert (path.parent / target).exists(), target
+
+
+def test_every_snippet_on_disk_is_run_by_a_case() -> None:
+    assert pages.unused_snippets() == set()
+    assert all(case.file.exists() for case in CASES if case.snippet)
+
+
+@pytest.mark.parametrize("path", sorted(SNIPPETS.glob("*.restored.txt")), ids=lambda path: path.name)
+def test_a_restored_snippet_differs_from_the_printed_one_in_white_space_alone(path) -> None:
+    printed = path.with_name(path.name.replace(".restored", ""))
+    assert "".join(path.read_text().split()) == "".join(printed.read_text().split())
+    assert printed.read_text().count("\n") == 1
+
+
+def texts(case: Case) -> list[Text]:
+    steps: list[Step] = [*case.steps, *([case.here] if case.here else [])]
+    return [case.verdict, *(step.say for step in steps)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_sentence_stands_in_both_languages(case: Case) -> None:
+    for text in texts(case):
+        assert re.search("[一-鿿]", text.zh), text.zh
+        assert not re.search("[一-鿿]", text.en), text.en
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.line], ids=lambda case: case.name)
+def test_the_line_named_in_a_table_is_a_public_name_and_its_code_uses_it(case: Case) -> None:
+    assert case.here is not None
+    if case.line.startswith("attemper lab "):
+        experiment = case.line.removeprefix("attemper lab ")
+        assert experiment in lab.EXPERIMENTS
+        assert f'lab.run("{experiment}")' in case.here.code or f"attemper.lab.{experiment} import" in case.here.code
+        return
+    for name in re.findall(r"^\w+", case.line) if "(" in case.line else case.line.split(", "):
+        assert name in attemper.__all__ or name in functional.__all__
+        assert name in case.here.code
+
+
+def test_a_case_without_a_line_says_that_this_version_has_none() -> None:
+    for case in CASES:
+        assert bool(case.line) == (case.here is not None and case.name not in WITHOUT_A_LINE)
+
+
+def test_two_outputs_are_the_same_up_to_the_last_printed_digit_of_a_number() -> None:
+    assert pages.same("H 0.5901 nats", "H 0.5902 nats")
+    assert pages.same("1.9287498933537385e-22", "1.9287501e-22")
+    assert not pages.same("H 0.5901 nats", "H 0.5903 nats")
+    assert not pages.same("H 0.5901 nats", "H 0.5901 bits")
+    assert not pages.same("7 keys", "8 keys")
+    assert not pages.same("0.1309", "-0.1309")

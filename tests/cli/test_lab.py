@@ -1,0 +1,147 @@
+"""``attemper lab`` as a person meets it: tables that fit the terminal, JSON alone on stdout, mistakes told early."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from attemper import cli, lab
+from attemper.cli.lab import _print_rows, _shown
+from attemper.lab import EXPERIMENTS, complexity, information, representation
+from attemper.lab.experiment import Column, Experiment, Table
+
+
+class Ended:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def ended(*arguments: object, columns: int = 80) -> Ended:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.argv", ["attemper", "lab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(int(stop.value.code or 0), out, err)
+
+    return ended
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("name", ["scaling", "saturation", "entropy"])
+def test_tables_fit_the_terminal_and_lose_no_digit(command, name: str, columns: int):
+    ended = command(name, columns=columns)
+    assert ended.code == 0, ended.err
+    assert max(len(line.rstrip()) for line in ended.out.splitlines()) <= columns
+    assert "…" not in ended.out
+    result = lab.run(name)
+    text = " ".join(ended.out.split())
+    for table in result.tables:
+        assert " ".join(table.title.split()) in text
+        assert " ".join(table.see.split()) in text
+    if name == "saturation":
+        assert all(number in text for number in ("1.9287e-22", "9.3576e-14", "0.13091", "0.24457", "0.62452"))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer temperatures of the model and lengths of the measurement: the same tables, with fewer rows."""
+    monkeypatch.setattr(complexity, "REPEATS", {2048: 1})
+    monkeypatch.setattr(complexity, "peak_mib", lambda: None)
+    monkeypatch.setattr(information, "MODEL_TEMPERATURES", (0.25, 1.0))
+    monkeypatch.setattr(representation, "TEMPERATURES", (0.25, 1.0, 2.0, 8.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_cell_and_no_word_of_a_heading_is_broken_at_80_columns(quick, name: str):
+    for table in lab.run(name).tables:
+        lines = printed(table, 80)
+        assert max(map(len, lines)) <= 80, table.title
+        body = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+        assert [[cell.strip() for cell in row] for row in body] == [[_shown(c) for c in row] for row in table.rows]
+        heads = [line.strip("┃").split("┃") for line in lines if line.startswith("┃")]
+        for place, column in enumerate(table.columns):
+            assert " ".join(" ".join(line[place] for line in heads).split()) == column.heading
+
+
+def test_a_terminal_too_narrow_for_a_table_gets_all_of_its_digits():
+    table = Table("t", "s.", (Column("a long heading", "logit"), Column("b")), ((1.2345e-10, "words as well"),) * 2)
+    assert printed(table, 100)[1].strip("┃").split("┃")[0].strip() == "a long heading"
+    for width in (10, 25):
+        lines = printed(table, width)
+        assert lines == printed(table, 25)
+        assert [line for line in lines if line.startswith("│")] == ["│ 1.2345e-10 │ words as well │"] * 2
+
+
+def printed(table: Table, width: int) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    _print_rows(table, console)
+    assert isinstance(console.file, StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_another_ending_of_a_picture_is_refused_before_the_experiment_runs(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(lab, "run", None)
+    ended = command("scaling", "--png", tmp_path / "x.jpg")
+    assert (ended.code, ended.out) == (1, "")
+    assert "a PNG picture needs a name that ends in .png" in ended.err
+    assert not (tmp_path / "x.jpg").exists()
+
+
+def test_without_a_name_the_experiments_are_listed(command):
+    ended = command(columns=120)
+    assert ended.code == 0
+    assert all(name in ended.out for name in EXPERIMENTS)
+    assert list(json.loads(command("--json").out)["experiments"]) == list(EXPERIMENTS)
+
+
+def test_json_is_one_document_on_stdout_also_with_a_picture(command, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    ended = command("scaling", "--json", "--png", tmp_path / "a.png", "--seed", 4)
+    document = json.loads(ended.out)
+    assert (document["schema"], document["experiment"], document["seed"]) == (1, "scaling", 4)
+    assert document == json.loads(lab.run("scaling", seed=4).to_json())
+    assert ended.err.replace("\n", "") == f"drawn: {tmp_path / 'a.png'}"
+    assert (tmp_path / "a.png").exists()
+
+
+def test_a_wrong_name_lists_the_right_ones_and_ends_with_2(command):
+    ended = command("scalling", columns=200)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"'scalling' is none of: {', '.join(EXPERIMENTS)}." in " ".join(ended.err.split())
+
+
+def test_a_picture_of_nothing_and_a_negative_seed_are_bad_usage(command):
+    ended = command("--png", "a.png")
+    assert (ended.code, ended.out) == (2, "")
+    assert "a picture needs the name of an experiment" in " ".join(ended.err.split())
+    assert command("scaling", "--seed", "-1").code == 2
+
+
+def test_what_keeps_a_picture_from_being_drawn_is_told_before_the_experiment_runs(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def forbidden(*_: object, **__: object) -> Experiment:
+        raise AssertionError("the experiment ran")
+
+    monkeypatch.setattr(lab, "run", forbidden)
+    ended = command("scaling", "--png", tmp_path / "no" / "a.png")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("attemper: no picture can be written to")
+    assert "there is no folder" in ended.err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    ended = command("scaling", "--png", tmp_path / "a.png")
+    assert (ended.code, ended.out) == (1, "")
+    assert "pip install 'attemper[plot]'" in ended.err
+    assert ended.err.count("\n") == 1

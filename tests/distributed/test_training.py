@@ -1,0 +1,136 @@
+"""Watching training that is spread over two processes of gloo: what is read, and that nobody notices.
+
+All cases run in one launch of ``worker.py`` under torchrun; each test asks what its case gave in both processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform"),
+]
+
+WORKER = Path(__file__).with_name("worker.py")
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of both processes: case -> what came out."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    pytest.importorskip("lightning")
+    folder = tmp_path_factory.mktemp("workers")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with subprocess.Popen(
+        [*launcher, str(WORKER), str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=400)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"the processes wait for each other: {process.communicate()[0][-3000:]}")
+    assert process.returncode == 0, output[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def of(results: Results, case: str) -> list[Any]:
+    """What a case gave, in the order of ranks."""
+    found = [result[case] for result in results]
+    for one in found:
+        assert not (isinstance(one, dict) and "traceback" in one), one["traceback"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", ["ddp", "module of ddp", "ddp with a mask by place", "fsdp2", "ddp with checkpointing"]
+)
+def test_a_reading_is_that_of_the_model_in_one_process_on_this_process_part_of_the_batch(
+    results: Results, case: str
+) -> None:
+    both = of(results, case)
+    for one in both:
+        assert one["found"] == one["expected"]
+        assert [site["name"] for site in one["found"]["sites"]] == ["layers.0", "layers.1"]
+        assert one["found"]["model"] == "Model"
+        assert one["found"]["tokens"] == (32 if "mask" in case else 40)
+    assert both[0]["found"]["sites"] != both[1]["found"]["sites"]
+
+
+def test_sites_are_chosen_by_the_names_of_the_users_model(results: Results) -> None:
+    assert of(results, "sites of ddp") == [["layers.1"], ["layers.1"]]
+
+
+@pytest.mark.parametrize("case", ["training ddp", "training fsdp2", "training ddp with checkpointing"])
+def test_losses_parameters_and_random_numbers_are_bit_identical_and_only_our_hooks_go(
+    results: Results, case: str
+) -> None:
+    for one in of(results, case):
+        assert one == {"compared": 15, "equal": 15, "sampled": 3}
+
+
+def test_a_process_that_watches_alone_keeps_none_of_the_others_waiting(results: Results) -> None:
+    first, second = of(results, "only rank 0")
+    assert first == [{"compared": 15, "equal": 15, "sampled": 3}] * 2
+    assert second == [{"compared": 15, "equal": 15, "sampled": 0}] * 2
+
+
+@pytest.mark.parametrize("case", ["compiled ddp", "module of compiled ddp"])
+def test_taps_in_a_compiled_ddp_stay_in_one_graph_and_count_every_micro_batch(results: Results, case: str) -> None:
+    for one in of(results, case):
+        assert one == {"graphs": 1, "sampled": 2, "names": ["tap.0", "tap.1"], "rows": [80, 80]}
+
+
+@pytest.mark.parametrize("case", ["heads split", "heads split, tapped"])
+def test_of_split_heads_each_process_reads_its_own(results: Results, case: str) -> None:
+    first, second = of(results, case)
+    assert first["whole"] == second["whole"] == [*first["found"], *second["found"]]
+
+
+def test_dtensors_that_are_not_split_are_read_whole(results: Results) -> None:
+    for one in of(results, "nothing split"):
+        assert one["found"] == one["whole"]
+
+
+def test_split_sequences_are_skipped_with_the_reason(results: Results) -> None:
+    for one in of(results, "tokens split"):
+        assert (
+            "Parallel: its queries, keys or masks are DTensors placed as ('S(2)',): only heads may be" in one["error"]
+        )
+
+
+def test_a_tap_on_split_sequences_says_what_it_needs(results: Results) -> None:
+    for one in of(results, "tokens split, tapped"):
+        assert one["error"].startswith("tap(name='tap'): its queries, keys or masks are DTensors placed as ('S(2)',)")
+
+
+def test_parts_of_sequences_under_context_parallelism_are_skipped_with_the_reason(results: Results) -> None:
+    for one in of(results, "context parallel"):
+        assert one["skipped"] == [["tap", "context parallelism spreads its sequences over processes"]]
+        assert one["sites_afterwards"] == 1
+
+
+def test_the_trainer_watches_in_the_main_process_only_and_trains_the_same(results: Results) -> None:
+    first, second = of(results, "trainer")
+    names = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert first == {"equal": True, "names": names, "tokens": 40}
+    assert second == {"equal": True, "names": None, "tokens": None}
+
+
+def test_lightning_watches_in_the_main_process_only(results: Results) -> None:
+    first, second = of(results, "lightning")
+    assert first == {"steps": [0, 2], "names": ["net.layers.0", "net.layers.1"], "hooks": 0}
+    assert second == {"steps": [], "names": None, "hooks": 0}

@@ -1,0 +1,362 @@
+"""One of two processes: runs every case of ``CASES`` and writes what came out as JSON, a traceback where one failed.
+
+Run by ``test_training.py`` under torchrun: ``worker.py FOLDER [CASE ...]``. Processes of gloo inside pytest would hang
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import attemper
+from attemper.sites.observer import current
+
+WORLD, STEPS = 2, 6
+HEADS, SIZE, TOKENS = 4, 8, 20
+
+
+class Attention(nn.Module):
+    """Causal attention, with a tap beside it if ``tapped``."""
+
+    def __init__(self, name: str, tapped: bool) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.name, self.tapped = name, tapped
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = (part.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.tapped:
+            attemper.tap(query, key, is_causal=True, name=self.name)
+        visible = None if mask is None else mask[:, None, None, :]
+        mixed = F.scaled_dot_product_attention(query, key, value, visible, is_causal=mask is None)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Model(nn.Module):
+    """Two layers; ``attention_mask`` [B, n] marks real tokens."""
+
+    def __init__(self, *, tapped: bool = False, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(f"tap.{place}", tapped) for place in range(2))
+        self.dropout, self.checkpointed = nn.Dropout(0.1), checkpointed
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            mixed = checkpoint(layer, x, attention_mask, use_reentrant=False) if self.checkpointed else layer(
+                x, attention_mask
+            )  # fmt: skip
+            x = x + self.dropout(mixed)
+        return x
+
+
+def model(**options: bool) -> Model:
+    torch.manual_seed(0)
+    return Model(**options)
+
+
+def shard(step: int = 0) -> Tensor:
+    """This process's part of a batch [2, TOKENS, 32]."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(2, TOKENS, 32, generator=generator)
+
+
+def ddp(module: nn.Module) -> nn.Module:
+    return DistributedDataParallel(module)
+
+
+def fsdp(module: Any) -> nn.Module:
+    mesh = DeviceMesh("cpu", list(range(WORLD)))
+    for layer in module.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+def reading(watch: attemper.Watch) -> dict[str, Any]:
+    assert watch.failures == 0
+    found = watch.table().to_dict()
+    return {name: found[name] for name in ("model", "tokens", "sites", "skipped")}
+
+
+def read(wrapped: nn.Module, watched: nn.Module, *batch: Any) -> dict[str, Any]:
+    """What a watch of ``watched`` reads while ``wrapped`` runs one batch."""
+    with attemper.watch(watched) as watch:
+        wrapped(*batch)
+    return reading(watch)
+
+
+def compared(found: dict[str, Any], *batch: Any) -> dict[str, Any]:
+    """A reading beside that of the same model in one process on the same shard."""
+    alone = model()
+    return {"found": found, "expected": read(alone, alone, *batch)}
+
+
+def hooks(module: nn.Module) -> int:
+    return sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in module.modules())
+
+
+def trained(build: Callable[[], nn.Module], watching: bool) -> tuple[list[Tensor], int]:
+    """Losses, parameters and the state of the random numbers after some steps; passes that were sampled."""
+    wrapped = build()
+    torch.manual_seed(7)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    before = hooks(wrapped)
+    watch = attemper.watch(wrapped, every=2, rows=5) if watching else None
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = wrapped(shard(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if watch is not None:
+            watch.step()
+    if watch is not None:
+        assert len(watch.table().sites) == 2
+        assert watch.failures == 0
+        watch.close()
+    assert hooks(wrapped) == before, "hooks are left"
+    assert current() == ()
+    full = [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in wrapped.parameters()]
+    return [*losses, *full, torch.get_rng_state()], watch.sampled if watch is not None else 0
+
+
+def identical(build: Callable[[], nn.Module], *, watching: bool = True) -> dict[str, Any]:
+    (plain, _), (watched, sampled) = trained(build, False), trained(build, watching)
+    equal = [torch.equal(one, two) for one, two in zip(plain, watched, strict=True)]
+    return {"compared": len(equal), "equal": sum(equal), "sampled": sampled}
+
+
+def ddp_wrapper() -> Any:
+    wrapped = ddp(model())
+    return compared(read(wrapped, wrapped, shard()), shard())
+
+
+def ddp_inner() -> Any:
+    wrapped = ddp(model())
+    return compared(read(wrapped, wrapped.module, shard()), shard())  # type: ignore[arg-type]
+
+
+def ddp_mask_by_place() -> Any:
+    mask = torch.ones(2, TOKENS, dtype=torch.bool)
+    mask[1, 12:] = False
+    wrapped = ddp(model())
+    return compared(read(wrapped, wrapped, shard(), mask), shard(), mask)
+
+
+def fsdp_wrapper() -> Any:
+    wrapped = fsdp(model())
+    return compared(read(wrapped, wrapped, shard()), shard())
+
+
+def ddp_checkpointed() -> Any:
+    wrapped = ddp(model(checkpointed=True))
+    with attemper.watch(wrapped) as watch:
+        wrapped(shard().requires_grad_()).sum().backward()
+        watch.step()
+    return compared(reading(watch), shard())
+
+
+def sites_of_ddp() -> Any:
+    wrapped = ddp(model())
+    with attemper.watch(wrapped, sites=["layers.1"]) as watch:
+        wrapped(shard())
+    return [site.name for site in watch.table().sites]
+
+
+def only_rank_zero() -> Any:
+    return [identical(build, watching=dist.get_rank() == 0) for build in (lambda: ddp(model()), lambda: fsdp(model()))]
+
+
+def compiled_ddp(inner: bool) -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    wrapped = ddp(model(tapped=True))
+    compiled = torch.compile(wrapped, backend="aot_eager")
+    with attemper.watch(wrapped.module if inner else compiled, every=2) as watch:  # type: ignore[arg-type]
+        for step in range(4):
+            for _ in range(2):
+                compiled(shard(step)).square().mean().backward()
+                watch.end_pass()
+            watch.step()
+    sites = reading(watch)["sites"]
+    stats = torch._dynamo.utils.counters["stats"]
+    return {
+        "graphs": stats["unique_graphs"], "sampled": watch.sampled, "names": [site["name"] for site in sites],
+        "rows": [site["heads"][0]["rows"] for site in sites],
+    }  # fmt: skip
+
+
+class Parallel(nn.Module):
+    """Attention over queries, keys and values that are DTensors; torch's CPU kernel has no rule for them."""
+
+    def __init__(self, *, tapped: bool) -> None:
+        super().__init__()
+        self.tapped = tapped
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.tapped:
+            attemper.tap(query, key, name="tap")
+            return value
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(query, key, value)
+
+
+def tensor_parallel(placement: Any, *, tapped: bool = False) -> Any:
+    mesh = DeviceMesh("cpu", list(range(WORLD)))
+    torch.manual_seed(3)
+    whole = [torch.randn(2, HEADS, TOKENS, SIZE) for _ in range(3)]
+    parts = [distribute_tensor(tensor, mesh, [placement]) for tensor in whole]
+    layer, alone = Parallel(tapped=tapped), Parallel(tapped=tapped)
+    with attemper.watch(layer) as watch, attemper.watch(alone) as expected:
+        try:
+            layer(*parts)
+            found = reading(watch)["sites"][0]["heads"]
+        except attemper.InputError as error:
+            return {"error": str(error)}
+        alone(*whole)
+    heads = reading(expected)["sites"][0]["heads"]
+    return {"found": [head["entropy_nats"] for head in found], "whole": [head["entropy_nats"] for head in heads]}
+
+
+def in_context_parallel() -> Any:
+    """Tapped, since torch's own attention under context parallelism does not run on a CPU."""
+    mesh = DeviceMesh("cpu", list(range(WORLD)))
+    layer, parts = Parallel(tapped=True), [torch.randn(2, HEADS, TOKENS, SIZE) for _ in range(3)]
+    with attemper.watch(layer) as watch:
+        # It asks the first buffer for its device, and wants one.
+        with context_parallel(mesh, buffers=[torch.zeros(TOKENS)], buffer_seq_dims=[0]):
+            layer(*parts)
+        skipped = [(entry.name, entry.reason) for entry in watch._collector.skips()]
+        layer(*parts)
+    return {"skipped": skipped, "sites_afterwards": len(watch.table().sites)}
+
+
+def trainer() -> Any:
+    import transformers as tf
+
+    from attemper.integrations.transformers import AttemperCallback
+
+    def run(watched: bool) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(0)
+        llama = tf.LlamaForCausalLM(
+            tf.LlamaConfig(
+                vocab_size=64,
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                intermediate_size=64,
+            )
+        )
+        ids = torch.randint(0, 64, (32, TOKENS), generator=torch.Generator().manual_seed(1))
+        data: Any = [{"input_ids": row, "labels": row} for row in ids]
+        args = tf.TrainingArguments(
+            tempfile.mkdtemp(), per_device_train_batch_size=2, max_steps=4, use_cpu=True, report_to="none",
+            save_strategy="no", disable_tqdm=True, ddp_find_unused_parameters=False, logging_steps=2,
+        )  # fmt: skip
+        callback = AttemperCallback(every=2, rows=None)
+        tf.Trainer(llama, args, train_dataset=data, callbacks=[callback] if watched else []).train()
+        return [parameter.detach() for parameter in llama.parameters()], callback
+
+    (plain, _), (watched, callback) = run(False), run(True)
+    assert callback.watch is None or callback.watch.failures == 0
+    return {
+        "equal": all(map(torch.equal, plain, watched)),
+        "names": None if callback.last is None else [site.name for site in callback.last.sites],
+        "tokens": None if callback.last is None else callback.last.tokens,
+    }
+
+
+def lightning() -> Any:
+    import lightning.pytorch as L
+
+    from attemper.integrations.lightning import AttemperCallback
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    logged: list[int] = []
+    callback = AttemperCallback(every=2, rows=None, trackers=[lambda values, step: logged.append(step)])
+    data = torch.utils.data.DataLoader(torch.randn(16, TOKENS, 32), batch_size=2)  # type: ignore[arg-type]
+    trainer = L.Trainer(
+        accelerator="cpu", devices=WORLD, strategy="ddp", max_steps=4, callbacks=[callback], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    module = Module()
+    trainer.fit(module, data)
+    return {
+        "steps": logged, "names": None if callback.last is None else [site.name for site in callback.last.sites],
+        "hooks": hooks(module),
+    }  # fmt: skip
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "ddp": ddp_wrapper,
+    "module of ddp": ddp_inner,
+    "ddp with a mask by place": ddp_mask_by_place,
+    "fsdp2": fsdp_wrapper,
+    "ddp with checkpointing": ddp_checkpointed,
+    "sites of ddp": sites_of_ddp,
+    "training ddp": lambda: identical(lambda: ddp(model())),
+    "training fsdp2": lambda: identical(lambda: fsdp(model())),
+    "training ddp with checkpointing": lambda: identical(lambda: ddp(model(checkpointed=True))),
+    "only rank 0": only_rank_zero,
+    "compiled ddp": lambda: compiled_ddp(False),
+    "module of compiled ddp": lambda: compiled_ddp(True),
+    "heads split": lambda: tensor_parallel(Shard(1)),
+    "heads split, tapped": lambda: tensor_parallel(Shard(1), tapped=True),
+    "nothing split": lambda: tensor_parallel(Replicate()),
+    "tokens split": lambda: tensor_parallel(Shard(2)),
+    "tokens split, tapped": lambda: tensor_parallel(Shard(2), tapped=True),
+    "context parallel": in_context_parallel,
+    "trainer": trainer,
+    "lightning": lightning,
+}
+
+
+def main(folder: Path, *chosen: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if chosen and name not in chosen:
+            continue
+        try:
+            results[name] = copy.deepcopy(case())
+        except Exception:
+            results[name] = {"traceback": traceback.format_exc()}
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,15 @@
+"""Hostile inputs go to the Triton kernels, too: interpreted, where Triton is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.calls import PRESENT
+from tests.conftest import BACKENDS
+
+
+@pytest.fixture(params=(*BACKENDS, *(("triton",) if "triton" in PRESENT else ())))
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "triton":
+        request.getfixturevalue("interpreted")
+    return request.param

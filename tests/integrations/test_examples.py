@@ -1,0 +1,91 @@
+"""The examples run as their docstrings say, and the blocks of docs/training.md run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import attemper
+from attemper.lab.model import ByteConfig, ByteModel
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "needed"),
+    [
+        ("watch_loop", (), ()),
+        ("compiled_tap", (), ()),
+        ("trainer", (), ("transformers", "accelerate")),
+        ("lightning_loop", (), ("lightning",)),
+        ("fsdp2", TORCHRUN, ()),
+    ],
+)
+def test_an_example_prints_the_table_of_what_it_watched(
+    name: str, launcher: tuple[str, ...], needed: tuple[str, ...], tmp_path: Path
+) -> None:
+    for package in needed:
+        pytest.importorskip(package)
+    done = subprocess.run(
+        [sys.executable, *launcher, str(ROOT / "examples" / f"{name}.py")],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"^\w+  [12] sites, \d+ heads, \d+ tokens", done.stdout, re.MULTILINE), done.stdout
+    assert "self attention, train" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec")
+@pytest.mark.filterwarnings("ignore:.*log_every_n_steps")
+def test_every_block_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tf = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    lightning = pytest.importorskip("lightning.pytorch")
+    model = ByteModel(ByteConfig(layers=2, context=32))
+    ids = torch.randint(0, 255, (8, 33))
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.net.loss(batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    sizes: Any = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    names: dict[str, Any] = {
+        "attemper": attemper, "torch": SimpleNamespace(compile=lambda m: torch.compile(m, backend="eager")),
+        "model": model, "loader": ids.split(4), "train_step": lambda batch: model.loss(batch).backward(),
+        "llama": tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=256, **sizes)), "Trainer": tf.Trainer,
+        "data": [{"input_ids": row, "labels": row} for row in ids], "lightning": lightning,
+        "arguments": tf.TrainingArguments(
+            str(tmp_path), max_steps=2, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        "module": Module(), "batches": torch.utils.data.DataLoader(ids, batch_size=4),  # type: ignore[arg-type]
+        "quiet": {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"},
+    }  # fmt: skip
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 5
+    for block in blocks:
+        exec(compile(block, "docs/training.md", "exec"), names)
+    logits = names["compiled"](ids[:, :32]).logits
+    assert logits.shape == F.one_hot(ids[:, :32], 256).shape
+    assert "'attention/normalized_entropy/min': " in capsys.readouterr().out

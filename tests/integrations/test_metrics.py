@@ -1,0 +1,122 @@
+"""Scalars of a reading: names, aggregates, and the budget that keeps a tracker from drowning."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from attemper import InputError, Scan
+from attemper.integrations.metrics import budget, checked_statistics, scalars
+from tests.sites.own_models import Own
+
+STATS = ("normalized_entropy", "max_logit")
+
+
+class Two(nn.ModuleList):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x) for layer in self]
+
+
+@pytest.fixture
+def scan() -> Scan:
+    """Two sites of four heads."""
+    return attemper.scan(Two([Own(), Own()]), [torch.randn(2, 40, 32)])
+
+
+def test_levels_hold_the_numbers_of_the_reading(scan: Scan) -> None:
+    levels = scalars(scan, STATS)
+    heads = {(site.name, head.head): head for site in scan.sites for head in site.heads}
+    assert len(levels["head"]) == 2 * 8
+    assert len(levels["site"]) == 2 * 3 * 2
+    for (site, number), head in heads.items():
+        assert levels["head"][f"attention/{site}/head{number}/max_logit"] == head.max_logit
+    entropies = [head.normalized_entropy for head in heads.values() if head.normalized_entropy is not None]
+    first = entropies[:4]
+    assert levels["model"]["attention/normalized_entropy/mean"] == pytest.approx(sum(entropies) / 8, abs=1e-15)
+    assert levels["model"]["attention/normalized_entropy/min"] == min(entropies)
+    assert levels["site"]["attention/0/normalized_entropy/max"] == max(first)
+    assert levels["site"]["attention/0/normalized_entropy/mean"] == pytest.approx(sum(first) / 4, abs=1e-15)
+
+
+def test_alarms_are_counted_by_kind_with_zeros_so_that_lines_do_not_break() -> None:
+    model, batch = Own(), torch.randn(2, 40, 32)
+    model.qkv.weight.data *= 40
+    scan = attemper.scan(model, [batch], limits={"logits": 1.0})
+    found = scalars(scan, STATS)["model"]
+    assert found["attention/alarms/logits"] == 4.0
+    assert found["attention/alarms/nonfinite"] == 0.0
+    assert sum(value for name, value in found.items() if "/alarms/" in name) == len(scan.alarms)
+
+
+def test_a_value_that_a_head_lacks_is_left_out(scan: Scan) -> None:
+    assert scalars(scan, ["gini"])["head"] == {}
+    assert "attention/gini/mean" not in scalars(scan, ["gini"])["model"]
+
+
+def test_calls_of_one_module_and_kinds_of_one_name_are_told_apart(scan: Scan) -> None:
+    one = scan.sites[0]
+    sites = (replace(one, name="a"), replace(one, name="a", kind="cross"), replace(one, name="b#2"))
+    names = scalars(Scan(replace(scan.reading, sites=sites), {}), ["max_logit"])["head"]
+    assert {name.split("/")[1] for name in names} == {"a.self.train", "a.cross.train", "b.call2"}
+
+
+@pytest.mark.parametrize(
+    ("max_keys", "levels"),
+    [(39, "model site head"), (38, "model site"), (23, "model site"), (22, "model"), (11, "model"), (10, "")],
+)
+def test_a_level_is_sent_whole_or_not_at_all(
+    scan: Scan, max_keys: int, levels: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = scalars(scan, STATS)
+    assert [len(values) for values in found.values()] == [11, 12, 16]
+    chosen = budget(max_keys, None)
+    with caplog.at_level(logging.INFO, "attemper"):
+        sent = chosen.chosen(found)
+        chosen.chosen(found)
+    assert sent == {name: value for level in levels.split() for name, value in found[level].items()}
+    left_out = 39 - len(sent)
+    assert [record.getMessage().split(" are not")[0] for record in caplog.records] == (
+        [f"attemper: {left_out} scalars by {' and '.join(list(found)[len(levels.split()) :])}"] if left_out else []
+    )
+    assert [record.levelname for record in caplog.records] == (
+        [] if not left_out else ["WARNING" if not sent else "INFO"]
+    )
+
+
+def test_a_filter_comes_before_the_budget(scan: Scan) -> None:
+    found = scalars(scan, STATS)
+    assert set(budget(16, ["*/head?/*"]).chosen(found)) == set(found["head"])
+    assert set(budget(200, lambda name: name.endswith("/min")).chosen(found)) == {
+        name for values in found.values() for name in values if name.endswith("/min")
+    }
+    assert list(budget(1, "attention/normalized_entropy/min").chosen(found)) == ["attention/normalized_entropy/min"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, None), "max_keys must be an int of at least 1, got 0"),
+        ((True, None), "max_keys must be an int of at least 1, got True"),
+        ((9, 3), r"filter must be a function \(name\) -> bool or glob patterns such as .* got 3"),
+        ((9, [3]), "filter must be a function"),
+        ((9, []), "filter must be a function"),
+    ],
+)
+def test_a_budget_without_meaning_is_an_error(arguments: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        budget(*arguments)
+
+
+def test_statistics_are_fields_of_a_head() -> None:
+    assert checked_statistics("mass") == ("mass",)
+    assert checked_statistics(["mass", "gini", "mass"]) == ("mass", "gini")
+    with pytest.raises(InputError, match=r"stats must be one of 'entropy_nats'.*; got 'entropy'"):
+        checked_statistics(["entropy"])
+    with pytest.raises(InputError, match="stats must name what is logged, some of entropy_nats"):
+        checked_statistics([])

@@ -1,0 +1,170 @@
+"""What attention costs: counts against counters of others, the blocked backend's own sizes, measured parts marked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attemper.kernels.blocked.problem import Problem, key_blocks, tiles
+from attemper.lab import complexity
+from attemper.lab.complexity import (
+    HEADS,
+    LENGTHS,
+    ROWS,
+    SIZE,
+    TILE,
+    TOLD,
+    WAYS,
+    bytes_blocked,
+    bytes_eager,
+    eager,
+    held_blocked,
+    held_eager,
+    inputs,
+    largest_error,
+    operations,
+    operations_as_told,
+)
+from tests.lab.printed import Printed, column, rows
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts, and no process that measures memory."""
+    monkeypatch.setattr(complexity, "LENGTHS", (16, 32))
+    monkeypatch.setattr(complexity, "peak_mib", lambda: None)
+
+
+# Counts
+
+
+def test_the_count_that_the_article_meant_is_33_816_576_and_the_operations_are_twice_as_many():
+    Printed("softmax analysis", "operations for 512 tokens, d = 64", "33816576", operations_as_told(*TOLD)).check()
+    Printed("softmax analysis", "the same, all counted", "33816576", operations(*TOLD).total, "68681728").check()
+
+
+def test_the_articles_own_line_fails_on_an_int():
+    total = operations_as_told(*TOLD)
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'subs'"):
+        total.subs([("seq_len", 512), ("hidden_dim", 64)])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("tokens", [16, 100])
+def test_products_are_those_that_torch_counts(tokens: int):
+    tensors = inputs(tokens, 0)
+    with FlopCounterMode(display=False) as counter:
+        eager(*tensors)
+    one = operations(tokens, SIZE)
+    assert counter.get_total_flops() == HEADS * (one.scores + one.mixture)
+
+
+def test_bytes_of_eager_code_are_what_its_steps_read_and_write():
+    """Every step of eager code, its inputs and its output, by the sizes of real tensors."""
+    n = 48
+    q, k, v = (t[0, 0] for t in inputs(n, 0))
+    scores = q @ k.T
+    scaled = scores / 8.0
+    weights = scaled.softmax(-1)
+    output = weights @ v
+    steps = [(q, k, scores), (scores, scaled), (scaled, weights), (weights, v, output)]
+    moved = sum(t.numel() * t.element_size() for step in steps for t in step)
+    assert bytes_eager(n, SIZE) == moved
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_blocked_bytes_and_memory_follow_the_tiles_of_the_backend(tokens: int):
+    q, k, v = inputs(tokens, 0)
+    problem = Problem(q, k, v, mask=None, multiplier=torch.ones(1, 1, 1))
+    cut = [tile for tile, _, _ in tiles(problem)]
+    rows = {tile.rows.stop - tile.rows.start for tile in cut}
+    assert rows == {min(ROWS, tokens)}
+    moved = 4 * (2 * tokens * SIZE * HEADS)
+    largest = 0
+    for tile in cut:
+        batches, heads, height = tile.shape
+        for low, high in key_blocks(problem, tile):
+            moved += 4 * 2 * heads * (high - low) * SIZE
+            largest = max(largest, batches * heads * height * (high - low))
+    assert HEADS * bytes_blocked(tokens, SIZE) == moved
+    assert largest == min(TILE, HEADS * tokens * tokens)
+    assert held_blocked(tokens) == 5 * 4 * largest
+
+
+def test_what_eager_code_holds_grows_with_the_square_and_blocks_stop_growing():
+    assert held_eager(2048) == 4 * held_eager(1024) == 2 * HEADS * 4 * 2048**2
+    assert held_blocked(2048) == held_blocked(1024)
+
+
+def test_the_three_ways_compute_the_same():
+    tensors = inputs(64, 0, torch.float64)
+    for way, run in WAYS.items():
+        torch.testing.assert_close(run(*tensors), eager(*tensors), rtol=0, atol=1e-14, msg=way)
+        # Values of size 1 to 4, some hundred roundings of 6e-8.
+        assert 0 < largest_error(run, 0) < 5e-6
+
+
+# The experiment
+
+
+def test_what_is_counted_is_the_same_in_two_runs_and_what_is_measured_says_so(short):
+    one, two = complexity.complexity(seed=1), complexity.complexity(seed=1)
+    for first, second in ((one.tables, two.tables), (one.charts, two.charts)):
+        assert [part for part in first if not part.measured] == [part for part in second if not part.measured]
+    measured = [part.title.split()[0] for part in (*one.tables, *one.charts) if part.measured]
+    assert measured == ["time", "speed", "peak", "time,"]
+
+
+def test_a_column_holds_what_its_unit_says(short):
+    result = complexity.complexity()
+    times, speeds = (next(t for t in result.tables if t.title.startswith(word)) for word in ("time", "speed"))
+    assert times.column("n") == (16, 32)
+    assert [column.unit for column in times.columns] == ["tokens", "ms", "ms", "ms", ""]
+    done = HEADS * operations(32, SIZE).total
+    for row in rows(speeds):
+        assert row[1] == pytest.approx(done / (column(times, row[0])[-1] / 1e3) / 1e9)
+        assert 0 < row[2] < 5e-6
+    order = times.see.partition("from the fastest: ")[2].partition(". The shortest")[0].split(", ")
+    assert order == sorted(WAYS, key=lambda way: column(times, way)[-1])
+
+
+def test_no_generator_of_the_process_moves(short):
+    before = torch.get_rng_state()
+    complexity.complexity(seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(inputs(16, 4)[0], inputs(16, 5)[0])
+
+
+def test_a_system_that_does_not_tell_memory_is_named_and_leaves_no_number(short):
+    result = complexity.complexity()
+    peaks = result.tables[-1]
+    assert "Not measured: this system has no /proc/self/clear_refs" in peaks.see
+    for way in WAYS:
+        assert peaks.column(way) == (None, None)
+    assert [chart.title for chart in result.charts if "memory" in chart.title] == []
+
+
+def test_a_system_without_the_file_gives_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(complexity.Path, "exists", lambda path: False)
+    assert complexity.peak_mib() is None
+
+
+def test_a_process_that_fails_to_measure_is_an_error_with_its_message(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(complexity.Path, "exists", lambda path: True)
+    monkeypatch.setattr(complexity.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="lab complexity: the process that measures memory failed"):
+        complexity.peak_mib()
+
+
+@pytest.mark.slow
+def test_eager_memory_is_the_counted_one_and_blocked_memory_stops_growing():
+    peaks = complexity.peak_mib()
+    if peaks is None:
+        pytest.skip("this system does not tell the peak of a process")
+    last, before = LENGTHS[-1], LENGTHS[-2]
+    counted = held_eager(last) / 2**20
+    # Beyond the counted tensors: pages of code that runs for the first time, buffers of the matrix product.
+    assert counted <= peaks[last]["eager"] <= counted + 8
+    assert peaks[last]["blocked"] <= held_blocked(last) / 2**20 + 8
+    assert peaks[last]["blocked"] < 1.5 * peaks[before]["blocked"]
+    assert peaks[last]["SDPA"] < held_blocked(last) / 2**20

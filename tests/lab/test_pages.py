@@ -1,0 +1,125 @@
+"""The pages of docs/lab: each shows what its experiment prints, and the check finds one that does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from attemper.lab import EXPERIMENTS, run
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "lab"
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    """``scripts/lab_pages.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("lab_pages", ROOT / "scripts" / "lab_pages.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_page_shows_what_its_experiment_prints_and_the_figure_that_it_draws(script: ModuleType, name: str):
+    pytest.importorskip("matplotlib")
+    assert script.differences(name) == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_page_names_its_command_and_shows_its_figure(script: ModuleType, name: str):
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    assert f"\n    attemper lab {name}\n" in text
+    assert f"]({name}.png)" in text
+    picture = (PAGES / f"{name}.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert script.drawn_by(picture).startswith(b"Matplotlib version")
+    assert script.block(text).startswith("\n```text\n" + name + ": ")
+
+
+def test_the_first_page_lists_every_experiment():
+    listed = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\)", (PAGES / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert [name for name, _ in listed] == [page for _, page in listed] == list(EXPERIMENTS)
+
+
+def test_the_check_finds_another_digit_a_missing_figure_and_a_missing_page(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(script, "PAGES", tmp_path)
+    assert script.differences("scaling") == ["docs/lab/scaling.md is missing", "docs/lab/scaling.png is missing"]
+    text = (PAGES / "scaling.md").read_text("utf-8")
+    figure = (PAGES / "scaling.png").read_bytes()
+    (tmp_path / "scaling.png").write_bytes(figure)
+
+    def output(name: str, picture: Path) -> str:
+        picture.write_bytes(figure)
+        return script.block(text).split("```text\n")[1].split("\n```")[0]
+
+    monkeypatch.setattr(script, "output", output)
+    (tmp_path / "scaling.md").write_text(text, "utf-8")
+    assert script.differences("scaling") == []
+    (tmp_path / "scaling.md").write_text(text.replace("0.86681", "0.86682"), "utf-8")
+    assert "is not what `attemper lab scaling` prints" in script.differences("scaling")[0]
+    (tmp_path / "scaling.md").write_text(text.replace("](scaling.png)", "](other.png)"), "utf-8")
+    assert script.differences("scaling") == ["docs/lab/scaling.md does not show scaling.png"]
+    (tmp_path / "scaling.md").write_text(text, "utf-8")
+    (tmp_path / "scaling.png").write_bytes(figure[:-20] + b"x" + figure[-19:])
+    assert "docs/lab/scaling.png is not what" in script.differences("scaling")[0]
+    (tmp_path / "scaling.png").write_bytes(figure.replace(b"Matplotlib version", b"Matplotlib version0."))
+    assert script.differences("scaling") == []
+
+
+def test_the_check_compares_the_counted_tables_of_a_page_with_measured_ones(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(script, "PAGES", tmp_path)
+    text = (PAGES / "complexity.md").read_text("utf-8")
+    now = script.block(text).split("```text\n")[1].split("\n```")[0]
+
+    def output(name: str, picture: Path) -> str:
+        picture.write_bytes(b"another figure")
+        return now
+
+    monkeypatch.setattr(script, "output", output)
+    (tmp_path / "complexity.png").write_bytes((PAGES / "complexity.png").read_bytes())
+    measured = next(part for part in now.split("\n\n") if script.MEASURED in part)
+    (tmp_path / "complexity.md").write_text(text.replace(measured, measured.replace("│ ", "│ 9")), "utf-8")
+    assert script.differences("complexity") == []
+    for counted in ("33,816,576", "8.1875"):
+        (tmp_path / "complexity.md").write_text(text.replace(counted, "12345"), "utf-8")
+        assert "docs/lab/complexity.md is not what" in script.differences("complexity")[0], counted
+
+
+def test_a_page_without_its_marks_is_refused(script: ModuleType):
+    with pytest.raises(ValueError, match="a page needs one <!-- output: begin -->"):
+        script.block("nothing")
+
+
+def test_the_output_is_that_of_a_terminal_of_110_columns_and_leaves_the_environment(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    printed = script.output("scaling")
+    assert 80 < max(map(len, printed.splitlines())) <= 110
+    assert "\x1b" not in printed
+    assert (os.environ["COLUMNS"], os.environ["FORCE_COLOR"]) == ("40", "1")
+
+
+def test_numbers_that_a_page_quotes_are_those_of_its_experiment():
+    text = (PAGES / "temperature.md").read_text("utf-8").partition("## Output")[0]
+    rows = {
+        str(row[0]): row for row in run("temperature").table("temperatures that are advised, as starting points").rows
+    }
+    pretraining, late = rows["pretraining"], rows["late training"]
+    assert f"{pretraining[2]:.0f}% of log n in a random row and {pretraining[4]:.0f}% in a trained model" in text
+    assert isinstance(late[3], float)
+    assert late[3] < 2

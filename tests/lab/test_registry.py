@@ -1,0 +1,90 @@
+"""The registry: every name runs, the same seed gives the same records, and wrong names list the right ones."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from attemper.errors import InputError
+from attemper.lab import EXPERIMENTS, run
+from attemper.lab.experiment import Experiment
+
+OF_NUMBERS = ("scaling", "saturation", "temperature", "entropy")
+
+
+@pytest.fixture(scope="module")
+def first() -> dict[str, Experiment]:
+    return {name: run(name) for name in OF_NUMBERS}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_name_is_a_file_with_a_function_of_that_name_and_a_seed(name: str):
+    function = getattr(import_module(f"attemper.lab.{name}"), name)
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == ["seed"]
+    assert parameters["seed"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["seed"].default == 0
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_a_second_run_gives_the_same_records_bit_for_bit(name: str, first: dict[str, Experiment]):
+    assert run(name, seed=0).to_dict() == first[name].to_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "complexity"])
+def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was(name: str):
+    """Complexity computes nothing but what it measures, with the threads of the process."""
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(run(name).to_json())
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_another_seed_draws_other_numbers(name: str, first: dict[str, Experiment]):
+    other = run(name, seed=1)
+    assert other.seed == 1
+    assert other.to_dict()["tables"] != first[name].to_dict()["tables"]
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_tables_and_charts_are_named_once_said_and_labelled(name: str, first: dict[str, Experiment]):
+    experiment = first[name]
+    assert experiment.name == name
+    assert experiment.question.endswith("?")
+    titles = [table.title for table in experiment.tables]
+    assert len(set(titles)) == len(titles)
+    for table in experiment.tables:
+        assert table.see.endswith((".", ")"))
+        assert table.rows
+        assert not table.measured
+    for chart in experiment.charts:
+        assert chart.x.label
+        assert chart.y.label
+        assert all(len(series.x) == len(series.y) for series in chart.series)
+        assert all(not series.errors or len(series.errors) == len(series.x) for series in chart.series)
+
+
+def test_a_wrong_name_lists_the_right_ones():
+    with pytest.raises(InputError, match=r"must be one of 'scaling', .*'representation'; got 'scalling'"):
+        run("scalling")
+
+
+ANYTHING: Any = 1.5
+
+
+@pytest.mark.parametrize("seed", [-1, ANYTHING, True, "0"])
+def test_a_seed_that_is_no_whole_number_is_refused(seed: Any):
+    with pytest.raises(InputError, match="lab scaling: seed must be an int of at least 0, got"):
+        run("scaling", seed=seed)

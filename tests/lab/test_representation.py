@@ -1,0 +1,269 @@
+"""Temperature on the shipped model: the measures by hand, the tempering, and what the tables say."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attemper import attention_statistics
+from attemper.errors import InputError
+from attemper.lab import representation
+from attemper.lab.information import _Calls
+from attemper.lab.model import ByteConfig, ByteModel, bits_per_byte, load, windows
+from attemper.lab.representation import (
+    behaviour,
+    calibration_error,
+    difference,
+    direction,
+    effective_rank,
+    less,
+    mean_cosine,
+    reliability,
+    shipped_text,
+    tempered,
+)
+from attemper.lab.threads import one_thread
+
+
+@pytest.fixture(scope="module")
+def model() -> ByteModel:
+    return load().double()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four temperatures and two windows: the same code in a second."""
+    monkeypatch.setattr(representation, "TEMPERATURES", (0.25, 1.0, 2.0, 8.0))
+    monkeypatch.setattr(representation, "shipped_text", lambda: shipped_text()[: 2 * 256 + 1])
+
+
+# The measures
+
+
+def test_the_effective_rank_counts_equal_directions():
+    for rank in (1, 3, 8):
+        vectors = torch.zeros(20, 8, dtype=torch.float64)
+        vectors[:rank, :rank] = 5 * torch.eye(rank)
+        turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q
+        assert effective_rank(vectors @ turn).item() == pytest.approx(rank, rel=1e-12)
+
+
+def test_the_effective_rank_of_unequal_directions_lies_between():
+    vectors = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
+    want = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert effective_rank(vectors).item() == pytest.approx(want, rel=1e-14)
+
+
+def test_the_mean_cosine_is_that_of_all_pairs():
+    vectors = torch.randn(2, 7, 5, dtype=torch.float64)
+    pairs = torch.nn.functional.cosine_similarity(vectors[:, :, None], vectors[:, None], dim=-1)
+    want = (pairs.sum((1, 2)) - 7) / 42
+    torch.testing.assert_close(mean_cosine(vectors), want, rtol=0, atol=1e-14)
+    assert mean_cosine(torch.ones(4, 3, dtype=torch.float64)).item() == pytest.approx(1, rel=1e-14)
+    assert mean_cosine(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])).item() == -1
+
+
+def test_the_calibration_error_by_hand():
+    confidence = torch.tensor([0.9, 0.95, 0.3, 0.3, 0.05], dtype=torch.float64)
+    hits = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    rows = reliability(confidence, hits, bins=10)
+    assert [count for *_, count in rows] == [1, 2, 1, 1]
+    want = (0.05 + 2 * abs(0.3 - 0.5) + abs(0.9 - 1) + 0.95) / 5
+    assert calibration_error(confidence, hits, bins=10) == pytest.approx(want, rel=1e-12)
+
+
+def test_a_calibrated_guesser_has_little_error_and_a_boaster_as_much_as_it_boasts():
+    confidence = torch.rand(200_000, dtype=torch.float64)
+    hits = (torch.rand(200_000, dtype=torch.float64) < confidence).double()
+    # Of a mean of 13,333 coins the error is 0.004 at most; a mean of 15 such.
+    assert calibration_error(confidence, hits) < 0.01
+    boast = torch.full((1000,), 0.9, dtype=torch.float64)
+    assert calibration_error(boast, (torch.arange(1000) % 2).double()) == pytest.approx(0.4, rel=1e-12)
+
+
+def test_confidence_at_the_edges_falls_into_the_first_and_the_last_bin():
+    rows = reliability(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), bins=15)
+    assert rows == [(0.0, 0.0, 1), (1.0, 1.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([1, 2, 3], "rises"),
+        ([3, 1], "falls"),
+        ([1, 2, 0], "rises, then falls"),
+        ([1, 1, 1], "stays"),
+        ([1, 1, 2], "rises"),
+    ],
+)
+def test_a_direction_in_words(values: list[float], words: str):
+    assert direction(values) == words
+
+
+# Tempering
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0, math.inf])
+def test_a_tempered_model_attends_at_that_temperature_in_every_layer(model: ByteModel, temperature: float):
+    ids = windows(shipped_text(), 64)[:2]
+    with torch.no_grad(), _Calls() as own:
+        model(ids)
+    changed = tempered(model, temperature)
+    with torch.no_grad(), _Calls() as seen:
+        changed(ids)
+    (q, k, v), (own_q, own_k, own_v) = seen.calls[0], own.calls[0]
+    assert torch.equal(k, own_k)
+    assert torch.equal(v, own_v)
+    got = attention_statistics(q, k, is_causal=True).entropy
+    want = attention_statistics(own_q, own_k, is_causal=True, temperature=temperature).entropy
+    # The rotation rounds to float32.
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    for layer, (one, two) in enumerate(zip(_queries(changed), _queries(model), strict=True)):
+        assert torch.equal(one, two / temperature), layer
+
+
+def _queries(model: ByteModel) -> list[Tensor]:
+    return [tensor for name, tensor in model.state_dict().items() if name.endswith("q_proj.weight")]
+
+
+def test_tempering_leaves_the_model_and_everything_but_queries_as_they_are(model: ByteModel):
+    before = copy.deepcopy(model.state_dict())
+    changed = tempered(model, 2.0).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+        assert torch.equal(changed[name], tensor) is not name.endswith("q_proj.weight"), name
+
+
+def test_a_model_whose_queries_are_normalised_cannot_be_tempered_so():
+    with pytest.raises(InputError, match=r"tempered\(model\): queries of this model are normalised.*qk_norm=False"):
+        tempered(ByteModel(ByteConfig(layers=1, heads=1, width=8, qk_norm=True)), 2.0)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
+def test_a_temperature_must_be_above_0(model: ByteModel, temperature: float):
+    with pytest.raises(InputError, match=r"tempered\(temperature=\.\.\.\) must be above 0"):
+        tempered(model, temperature)
+
+
+def test_the_loss_is_the_bits_per_byte_of_the_model(model: ByteModel):
+    ids = shipped_text()[: 2 * 256 + 1]
+    found = behaviour(model, ids, 1.0)
+    # bits_per_byte takes the logarithm in float32.
+    assert found.bits_per_byte == pytest.approx(bits_per_byte(model, ids), rel=1e-6)
+    assert found.ranks.shape == found.cosines.shape == (4, 2)
+    assert found.losses.shape == found.confidence.shape == found.hits.shape == (2, 256)
+    assert len(found.entropies) == 4
+    assert ((found.ranks >= 1) & (found.ranks <= 128)).all()
+
+
+def test_entropies_rise_to_one_with_temperature(model: ByteModel):
+    ids = shipped_text()[:257]
+    sharp, own, even = (behaviour(model, ids, temperature).entropies for temperature in (0.25, 1.0, math.inf))
+    assert all(a < b < 1 for a, b in zip(sharp, own, strict=True))
+    assert even == pytest.approx([1.0] * 4, rel=1e-12)
+
+
+# The experiment
+
+
+def columns(result, title: str, *names: str) -> list[list[float]]:
+    return [[float(value) for value in result.table(title).column(name)] for name in names]
+
+
+OUTPUTS = "attention outputs over temperature, mean of the layers"
+PREDICTIONS = "predictions of the next byte"
+RANKS, COSINES = "effective rank of each layer, directions", "mean cosine of each layer"
+CLAIMS = "what is said of temperature, and this model"
+
+
+def test_two_runs_give_the_same_records(short):
+    first = representation.representation(seed=3)
+    assert first.to_dict() == representation.representation(seed=3).to_dict()
+    assert first.seed == 3
+    assert not any(part.measured for part in (*first.tables, *first.charts))
+
+
+def test_nothing_is_drawn_so_that_seeds_agree_and_no_generator_moves(short):
+    before = torch.get_rng_state()
+    one, two = (representation.representation(seed=seed).to_dict() for seed in (0, 1))
+    assert one.pop("seed") != two.pop("seed")
+    assert one == two
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_number_of_threads_changes_nothing_and_is_left_as_it_was(short):
+    want = representation.representation().to_dict()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert representation.representation().to_dict() == want
+        assert torch.get_num_threads() == 2
+        with pytest.raises(InputError, match="must be above 0"), one_thread():
+            tempered(load(), 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_sentences_and_verdicts_follow_from_the_numbers(short):
+    result = representation.representation()
+    entropy, rank, cosine = columns(result, OUTPUTS, "normalised entropy", "effective rank", "mean cosine")
+    see = result.table(OUTPUTS).see
+    assert f"entropy {direction(entropy)}, effective rank {direction(rank)} ({rank[0]:.1f} to {rank[-1]:.1f})" in see
+    assert f"mean cosine {direction(cosine)}" in see
+    loss, over, accuracy, confidence = columns(result, PREDICTIONS, "loss", "over-confidence", "accuracy", "confidence")
+    assert f"T = {(0.25, 1, 2, 8)[loss.index(min(loss))]:g} has the lowest loss" in result.table(PREDICTIONS).see
+    assert over == pytest.approx([c - a for c, a in zip(confidence, accuracy, strict=True)], abs=1e-15)
+    claims = dict(zip(result.table(CLAIMS).column("said"), result.table(CLAIMS).column("holds"), strict=True))
+    assert claims == {
+        "high T: outputs less alike": held(cosine[1:]),
+        "high T: more directions": held([-value for value in rank[1:]]),
+        "low T: more accurate": "yes" if accuracy[0] > accuracy[1] else "no",
+        "low T: more over-confident": "yes" if over[0] > over[1] else "no",
+        "high T: less over-confident": held(over[1:]),
+    }
+
+
+def held(values: list[float]) -> str:
+    """Of the model's own, the advised high temperature's and the highest one's."""
+    own, advised, highest = values
+    if (advised < own) == (highest < own):
+        return "yes" if advised < own else "no"
+    return "at 2 only" if advised < own else "at the end only"
+
+
+def test_a_difference_of_the_same_windows_has_the_error_of_the_differences():
+    one, other = torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.5, 5.5, 9.5])
+    assert difference(one, other) == (-0.5, 0.0)
+    assert less(one, other) == "0.5000 +- 0.0000 less"
+    mean, error = difference(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.0]))
+    assert (mean, error) == (1.0, pytest.approx(1.0))
+    assert less(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.0])) == "1.0000 +- 1.0000 more"
+
+
+def test_a_layer_table_averages_to_the_table_of_means(short):
+    result = representation.representation()
+    (rank,) = columns(result, OUTPUTS, "effective rank")
+    layers = columns(result, RANKS, *(f"layer {i}" for i in range(4)))
+    assert rank == pytest.approx([sum(each) / 4 for each in zip(*layers, strict=True)], rel=1e-12)
+
+
+@pytest.mark.slow
+def test_on_the_shipped_model_rank_falls_and_cosine_rises_with_temperature_the_opposite_of_what_is_said():
+    result = representation.representation()
+    entropy, rank, cosine = columns(result, OUTPUTS, "normalised entropy", "effective rank", "mean cosine")
+    assert [direction(values) for values in (entropy, rank, cosine)] == ["rises", "falls", "rises"]
+    assert rank[0] - rank[-1] > 50
+    loss, over = columns(result, PREDICTIONS, "loss", "over-confidence")
+    assert representation.TEMPERATURES[loss.index(min(loss))] == 1.2
+    assert direction(over) == "falls, then rises"
+    assert result.table(CLAIMS).column("holds") == ("no", "no", "no", "yes", "at 2 only")
+    assert "in 4 of 4 layers" in result.table(RANKS).see
+    assert "in 4 of 4 layers" in result.table(COSINES).see
+    see = result.table(PREDICTIONS).see
+    assert "Of those tried, T = 1.2 has the lowest loss, 0.0081 +- 0.0047 less than at T = 1" in see
+    assert "least at T = 2 of those tried: 0.0007 +- 0.0053 less than at T = 1.5, 0.0137 +- 0.0084 less" in see

@@ -1,0 +1,62 @@
+"""A scan as an object: its document, and its table for pandas."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import MissingExtraError
+from tests.sites.own_models import Own
+
+
+def scanned(rows: int | None = None) -> attemper.Scan:
+    model = torch.nn.Sequential(Own().eval(), torch.nn.Flatten(2), torch.nn.Identity())
+    with attemper.watch(model, rows=rows) as watch:
+        model(torch.randn(2, 40, 32))
+    return watch.table()
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_the_document_says_how_many_rows_were_sampled(rows: int | None) -> None:
+    document = json.loads(scanned(rows).to_json())
+    assert document["sampled_rows"] == rows
+    assert document["schema"] == 1
+
+
+def test_to_pandas_has_one_row_for_each_head_and_a_column_for_each_number() -> None:
+    pytest.importorskip("pandas")
+    scan = scanned()
+    frame = scan.to_pandas()
+    heads = [(site, head) for site in scan.sites for head in site.heads]
+    assert len(frame) == len(heads) == 4
+    numbers = [field.name for field in dataclasses.fields(heads[0][1])]
+    left_out = {"normalized_entropy_histogram", "by_visible_keys"}
+    assert list(frame.columns) == ["site", "kind", "mode", *(name for name in numbers if name not in left_out)]
+    for place, (site, head) in enumerate(heads):
+        line = frame.iloc[place]
+        assert (line["site"], line["kind"], line["mode"]) == (site.name, site.kind, site.mode) == ("0", "self", "eval")
+        for name in frame.columns[3:]:
+            value = getattr(head, name)
+            assert line[name] == value if value is not None else line[name] is None or line[name] != line[name], name
+    assert list(frame["head"]) == [0, 1, 2, 3]
+    assert len(set(frame["entropy_nats"])) == 4
+    assert list(frame["rows"]) == [80] * 4
+
+
+def test_the_frame_of_a_watch_is_that_of_its_table() -> None:
+    pytest.importorskip("pandas")
+    model = Own().eval()
+    with attemper.watch(model) as watch:
+        model(torch.randn(2, 40, 32))
+    assert watch.to_pandas().equals(watch.table().to_pandas())
+
+
+def test_without_pandas_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"Scan.to_pandas needs the package pandas.*'attemper\[pandas\]'"):
+        scanned().to_pandas()

@@ -1,0 +1,200 @@
+"""``watch`` sees transformers' models whatever their attention implementation, and no bit of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+
+tf = pytest.importorskip("transformers")
+
+from tests.monitor.more_models import OTHERS, expected  # noqa: E402
+from tests.monitor.tiny_models import (  # noqa: E402
+    GROUPED,
+    TINY,
+    Tiny,
+    eager_entropies,
+    head_entropies,
+    inputs,
+    largest_error,
+    sharpened,
+)
+
+IMPLEMENTATIONS = [(name, way) for name, tiny in TINY.items() for way in tiny.implementations]
+WITHOUT_FLEX = ("gpt2", "gpt-oss", "t5")
+"""Models whose flex_attention transformers refuses or cannot run on a CPU; the tests below say why."""
+
+FLEX_WARNINGS = pytest.mark.filterwarnings(
+    "ignore:flex_attention called without", "ignore:`torch.jit.script_method`", "ignore:_compile flag on"
+)
+
+
+@pytest.fixture
+def eager_flex() -> Iterator[None]:
+    """What transformers compiles runs as it stands: the same calls of the same functions, in milliseconds."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def watched_error(model: Any, tiny: Tiny, batch: dict[str, Tensor], implementation: str) -> float:
+    """Error of watched entropies against the eager weights; outputs must be those of the unwatched model."""
+    model.set_attn_implementation("eager")
+    expected = eager_entropies(model, batch)
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        before = model(**batch)[0]
+        with attemper.watch(model) as watch:
+            during = model(**batch)[0]
+    assert torch.equal(before, during)
+    assert watch.failures == 0
+    scan = watch.table()
+    assert scan.skipped == ()
+    return largest_error(scan, tiny.kind, expected)
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_watched_entropies_are_those_of_eager_weights(
+    name: str, implementation: str, padding: str | None, seen: Callable[..., None]
+) -> None:
+    tiny = TINY[name]
+    worst = watched_error(sharpened(tiny.build()), tiny, inputs(tiny.kind, padding), implementation)
+    assert worst < 2e-5
+    seen("transformers", tiny.title, f"registry, {implementation}", error_nats=worst)
+
+
+@FLEX_WARNINGS
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in WITHOUT_FLEX])
+def test_flex_attention_is_read_with_its_masks_windows_and_softcap(
+    name: str, padding: str | None, eager_flex: None, seen: Callable[..., None]
+) -> None:
+    tiny = TINY[name]
+    worst = watched_error(sharpened(tiny.build()), tiny, inputs(tiny.kind, padding), "flex_attention")
+    assert worst < 2e-5
+    seen("transformers", tiny.title, "registry, flex", error_nats=worst)
+
+
+def training(tiny: Tiny, implementation: str, watched: bool) -> tuple[list[Tensor], Tensor]:
+    """Losses, parameters and last gradients of fifty steps with dropout, and the state of the random numbers."""
+    torch.manual_seed(7)
+    model = tiny.build(dropout=0.1).train()
+    model.set_attn_implementation(implementation)
+    batch = inputs(tiny.kind, "right", tokens=12, batch=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = attemper.watch(model, every=2, rows=3) if watched else None
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = model(**batch)[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if watch is not None:
+            watch.step()
+    if watch is not None:
+        assert (watch.sampled, watch.failures) == (25, 0)
+        assert {site.mode for site in watch.table().sites} == {"train"}
+        watch.close()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*losses, *(p.detach() for p in model.parameters()), *gradients], torch.get_rng_state()
+
+
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_fifty_training_steps_with_dropout_are_bit_identical(
+    name: str, implementation: str, seen: Callable[..., None]
+) -> None:
+    (plain, plain_state), (watched, watched_state) = (
+        training(TINY[name], implementation, watched) for watched in (False, True)
+    )
+    assert len(plain) == len(watched) > 50
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert torch.equal(plain_state, watched_state)
+    seen("transformers", TINY[name].title, f"registry, {implementation}", identical_steps=50)
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize(
+    ("name", "implementation"), [(name, way) for name, other in OTHERS.items() for way in other.ways]
+)
+def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
+    name: str, implementation: str, padding: str | None, seen: Callable[..., None]
+) -> None:
+    other = OTHERS[name]
+    model, batch = sharpened(other.build()), other.batch(padding)
+    layers = expected(model, batch)
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        before = model(**batch)[0]
+        with attemper.watch(model) as watch:
+            during = model(**batch)[0]
+    assert torch.equal(before, during)
+    assert watch.failures == 0
+    scan = watch.table()
+    assert scan.skipped == ()
+    assert {site.name for site in scan.sites} == set(layers)
+    worst = 0.0
+    for site in scan.sites:
+        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+        worst = max(worst, float((heads - layers[site.name]).abs().max()))
+    assert worst < 2e-5
+    seen("transformers", other.title, f"registry, {implementation}", error_nats=worst)
+
+
+def test_every_image_of_a_packed_vision_tower_is_a_call_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, seen: Callable[..., None]
+) -> None:
+    from transformers.models.qwen2_vl import modeling_qwen2_vl as file
+
+    weights: dict[str, list[Tensor]] = {}
+    plain = file.eager_attention_forward
+
+    def spy(module: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain(module, *args, **kwargs)
+        weights.setdefault(names[module], []).append(found[1])
+        return found
+
+    model, batch = qwen2_vl()
+    names = {module: name for name, module in model.named_modules()}
+    monkeypatch.setattr(file, "eager_attention_forward", spy)
+    with torch.no_grad():
+        model(**batch)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(**batch)
+    scan = watch.table()
+    assert scan.skipped == ()
+    assert [(site.queries, site.keys) for site in scan.sites] == [(16, 16), (32, 32)] * 2 + [(30, 30)] * 2
+    worst = 0.0
+    for site in scan.sites:
+        name, _, call = site.name.partition("#")
+        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+        worst = max(worst, float((heads - head_entropies(weights[name][int(call or 1) - 1], None)).abs().max()))
+    assert worst < 2e-5
+    seen("transformers", "Qwen2-VL", "registry, sdpa", error_nats=worst)
+
+
+def qwen2_vl() -> tuple[Any, dict[str, Tensor]]:
+    """A model that reads two images, of 16 and 32 patches, in one row of text."""
+    text = {key: value for key, value in GROUPED.items() if key != "head_dim"} | {"bos_token_id": 1, "eos_token_id": 2}
+    config = tf.Qwen2VLConfig(
+        text_config=text | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3], "rope_theta": 1e4}},
+        vision_config={
+            "depth": 2, "embed_dim": 32, "hidden_size": 48, "num_heads": 4, "patch_size": 4, "in_channels": 3,
+            "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+        image_token_id=99, video_token_id=98, vision_start_token_id=97, vision_end_token_id=96,
+    )  # fmt: skip
+    model = tf.Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="eager")
+    ids = torch.randint(3, 90, (1, 30))
+    ids[0, [2, 11]], ids[0, 3:7], ids[0, 12:20] = 97, 99, 99
+    grid = torch.tensor([[1, 4, 4], [1, 4, 8]])
+    pixels, kinds = torch.randn(48, 3 * 2 * 4 * 4), (ids == 99).int()
+    return sharpened(model), {
+        "input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": kinds
+    }  # fmt: skip

@@ -1,0 +1,273 @@
+"""Softmax by hand: read exactly, or skipped by name; never read wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attemper
+from attemper import InputError
+from attemper.sites.axes import regrouped
+from tests.sites.hand_attention import (
+    NOT_SEEN,
+    SEEN,
+    SIZE,
+    Attention,
+    Codebook,
+    ConvolutionalChannels,
+    KeyBias,
+    LayerMix,
+    LearnedQueries,
+    Mixture,
+    Pool,
+    Unbatched,
+)
+from tests.sites.own_models import LIBRARY
+
+HAND = "softmax by hand"
+REUSED = "scores reused before the product"
+
+
+def entropy_per_head(weights: Tensor) -> Tensor:
+    """Mean entropy of weights [B, H, Q, K], [H], in float64."""
+    p = weights.double()
+    return -(p * p.clamp(min=1e-300).log()).sum(-1).mean((0, 2)).detach()
+
+
+def expected(model: Attention, x: Tensor) -> Tensor:
+    q, k, _ = (part.double() for part in model.split(x))
+    return entropy_per_head((q @ k.transpose(-2, -1) / SIZE**0.5).softmax(-1))
+
+
+def entropies(scan: attemper.Scan) -> Tensor:
+    (site,) = scan.sites
+    return torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", SEEN)
+def test_attention_by_hand_is_read_exactly(name: str, inference: bool, seen: Callable[..., None]) -> None:
+    model, x = Attention(SEEN[name]), torch.randn(3, 12, 32)
+    with torch.inference_mode(inference):
+        torch.manual_seed(1)
+        before = model(x)
+        torch.manual_seed(1)
+        with attemper.watch(model) as watch:
+            during = model(x)
+    assert torch.equal(before, during)
+    assert watch.failures == 0
+    assert watch.table().skipped == ()
+    error = float((entropies(watch.table()) - expected(model, x)).abs().max())
+    assert error < 2e-6
+    way = "F.scaled_dot_product_attention" if "SDPA" in name or "scaled_dot" in name else HAND
+    seen(LIBRARY, name, way, error_nats=error)
+
+
+@pytest.mark.parametrize(
+    ("name", "inference"),
+    [(name, inference) for name in NOT_SEEN for inference in (False, True) if (name, inference) != (REUSED, True)],
+)
+def test_what_would_be_read_wrongly_is_skipped_by_name(name: str, inference: bool, seen: Callable[..., None]) -> None:
+    attend, reason = NOT_SEEN[name]
+    model, x = Attention(attend), torch.randn(3, 12, 32)
+    with torch.inference_mode(inference), attemper.watch(model) as watch:
+        model(x)
+    assert watch.failures == 0
+    with pytest.raises(InputError, match=f"(?s)saw no attention in Attention.*Attention: .*{reason}") as error:
+        watch.table()
+    told = str(error.value).rpartition("Attention: ")[2].partition(";")[0]
+    seen(LIBRARY, name, "F.scaled_dot_product_attention" if "SDPA" in name else HAND, skipped=told)
+
+
+def test_weights_written_without_a_trace_are_skipped_by_name() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).softmax(-1).detach()
+        torch._foreach_mul_([weights], [torch.ones(12, 12).tril()])  # type: ignore[attr-defined]
+        return weights @ v
+
+    with attemper.watch(Attention(attend)) as watch:
+        watch.model(torch.randn(3, 12, 32))
+    with pytest.raises(InputError, match=r"Attention: its scores are overwritten .* or its weights after the softmax"):
+        watch.table()
+
+
+def test_channels_of_a_feature_map_are_skipped_by_name(seen: Callable[..., None]) -> None:
+    with attemper.watch(ConvolutionalChannels()) as watch:
+        watch.model(torch.randn(2, 8, 4, 4))
+    with pytest.raises(InputError, match="ConvolutionalChannels: its softmax runs over channels, not over tokens"):
+        watch.table()
+    seen(LIBRARY, "channels of a feature map", HAND, skipped="its softmax runs over channels, not over tokens")
+
+
+def test_heads_that_are_folded_after_the_softmax_are_told_without_a_count() -> None:
+    model, x = Attention(SEEN["heads folded after the softmax"]), torch.randn(3, 12, 32)
+    del model.num_heads
+    with attemper.watch(model) as watch:
+        model(x)
+    torch.testing.assert_close(entropies(watch.table()), expected(model, x), rtol=0, atol=2e-6)
+
+
+def test_without_version_counters_scores_are_read_from_a_copy() -> None:
+    model, x = Attention(NOT_SEEN[REUSED][0]), torch.randn(3, 12, 32)
+    with torch.inference_mode(), attemper.watch(model) as watch:
+        model(x)
+    torch.testing.assert_close(entropies(watch.table()), expected(model, x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("tokens", [SIZE, 1, 2])
+@pytest.mark.parametrize("name", SEEN)
+def test_sizes_that_coincide_change_nothing(name: str, tokens: int) -> None:
+    model, x = Attention(SEEN[name]), torch.randn(4, tokens, 32)
+    with attemper.watch(model) as watch:
+        model(x)
+    torch.testing.assert_close(entropies(watch.table()), expected(model, x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("tokens", [SIZE, 2])
+@pytest.mark.parametrize(
+    "name", ["softmax over channels", "softmax over channels, SDPA", "softmax of keys over tokens"]
+)
+def test_channels_are_told_from_tokens_where_there_are_as_many(name: str, tokens: int) -> None:
+    model = Attention(NOT_SEEN[name][0])
+    with attemper.watch(model) as watch:
+        model(torch.randn(4, tokens, 32))
+    with pytest.raises(InputError, match=r"saw no attention in Attention\..*\n  Attention: its softmax runs over"):
+        watch.table()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Mixture(weight=False), "runs over the outputs of a linear layer"),
+        (Mixture(weight=True), "runs over the outputs of a linear layer"),
+        (Codebook(), "what its softmax weighs are parameters of the model"),
+    ],
+    ids=["soft mixture of experts", "soft mixture of experts, by a matrix", "soft look-up in a codebook"],
+)
+def test_a_mixture_that_weighs_no_tokens_is_skipped_by_name(
+    model: nn.Module, reason: str, seen: Callable[..., None], request: pytest.FixtureRequest
+) -> None:
+    with attemper.watch(model) as watch:
+        model(torch.randn(2, 12, 32))
+    with pytest.raises(InputError, match=f"{type(model).__name__}: .*{reason}"):
+        watch.table()
+    seen(LIBRARY, request.node.callspec.id, HAND, skipped=reason)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("view", ["itself", "row", "transposed"])
+def test_a_learned_mix_of_layers_is_skipped_by_name_and_attention_beside_it_is_read(
+    view: str, inference: bool, seen: Callable[..., None]
+) -> None:
+    model, x = LayerMix(view), torch.randn(2, 12, 32)
+    with torch.inference_mode(inference), attemper.watch(model) as watch:
+        model(x)
+    table = watch.table()
+    weights = (x @ x.mT).softmax(-1)[:, None]
+    assert float((entropies(table) - entropy_per_head(weights)).abs().max()) < 2e-6
+    (skipped,) = table.skipped
+    assert "its softmax runs over parameters of the model (a learned mix, of layers say)" in skipped.reason
+    seen(LIBRARY, "learned mix of layers", HAND, skipped="its softmax runs over parameters of the model")
+
+
+@pytest.mark.parametrize(
+    "model", [Pool("einsum"), Pool("bmm"), Pool("linear"), Unbatched(), LearnedQueries(), KeyBias()],
+    ids=["pooling by einsum", "pooling by bmm", "pooling by nn.Linear", "one head of one sequence", "learned queries",
+         "a key bias from nn.Linear"],
+)  # fmt: skip
+def test_pooling_and_single_heads_are_read_exactly(
+    model: nn.Module, seen: Callable[..., None], request: pytest.FixtureRequest
+) -> None:
+    x = torch.randn(2, 12, 32)
+    with attemper.watch(model) as watch:
+        model(x)
+    weights: Tensor = model.weights(x)  # type: ignore[operator]
+    wanted = entropy_per_head(weights.reshape(-1, 1, 1, weights.shape[-1]))
+    error = float((entropies(watch.table()) - wanted).abs().max())
+    assert error < 2e-6
+    seen(LIBRARY, request.node.callspec.id, HAND, error_nats=error)
+
+
+def test_a_softmax_that_cannot_be_followed_does_not_end_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such axis")
+
+    monkeypatch.setattr("attemper.sites.by_hand.ByHand._begin", broken)
+    model = Attention(SEEN["einsum"])
+    with attemper.watch(model) as watch:
+        model(torch.randn(2, 12, 32))
+    with pytest.raises(
+        InputError, match=r"Attention: its tensors could not be followed through softmax \(no such axis\)"
+    ):
+        watch.table()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "marked", "found"),
+    [
+        ((2, 5, 24), (2, 5, 3, 4, 2), {2}, {2, 3, 4}),
+        ((2, 5, 4, 2), (2, 5, 8), {2, 3}, {2}),
+        ((2, 4, 5, 8), (8, 5, 8), {3}, {2}),
+        ((2, 4, 5, 8), (2, 4, 40), {3}, set()),
+        ((2, 1, 5), (2, 5, 1), {2}, {1}),
+        ((6, 4), (2, 3, 4), {0}, {0, 1}),
+        ((0, 4), (4, 0), {0}, set()),
+        ((4, 3), (4, 6), {1}, set()),
+    ],
+)
+def test_marked_axes_through_a_change_of_shape(
+    before: tuple[int, ...], after: tuple[int, ...], marked: set[int], found: set[int]
+) -> None:
+    assert regrouped(before, after, frozenset(marked)) == found
+
+
+class TwoSites(nn.Module):
+    """An attention that is read beside one that is not."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.one, self.other = Attention(NOT_SEEN[first][0]), Attention(SEEN[second])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x).sum() + self.other(x).sum()
+
+
+def test_what_is_skipped_stands_beside_what_is_seen() -> None:
+    model, x = TwoSites("talking heads", "einsum"), torch.randn(2, 12, 32)
+    with attemper.watch(model) as watch:
+        model(x)
+    table = watch.table()
+    assert [site.name for site in table.sites] == ["other"]
+    assert [entry.name for entry in table.skipped] == ["one"]
+    torch.testing.assert_close(entropies(table), expected(model.other, x), rtol=0, atol=2e-6)
+
+
+class TwoSoftmaxes(nn.Module):
+    """Attention in two softmaxes of one module, the first of which cannot be read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.mT).softmax(-1)
+        return weights[..., :3] @ x[:, :3] + (x @ x.mT).softmax(-1) @ x
+
+
+def test_a_softmax_beside_one_that_cannot_be_read_is_skipped_with_it() -> None:
+    with attemper.watch(TwoSoftmaxes()) as watch:
+        watch.model(torch.randn(2, 12, 32))
+    lines = r"TwoSoftmaxes: its weights are changed .*\n.*TwoSoftmaxes#2: another softmax of this module cannot be read"
+    with pytest.raises(InputError, match=lines):
+        watch.table()
+
+
+def test_a_reader_that_fails_does_not_end_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such axis")
+
+    monkeypatch.setattr("attemper.sites.functions.four_dimensional", broken)
+    model = Attention(SEEN["SDPA by keyword"])
+    with attemper.watch(model) as watch:
+        model(torch.randn(2, 12, 32))
+    with pytest.raises(InputError, match=r"Attention: its arguments could not be read \(no such axis\)"):
+        watch.table()

@@ -1,0 +1,195 @@
+"""Which rows are padding in models of one's own, and which attention is cross attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+
+REAL = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+"""Two sequences of 7 and 4 real tokens."""
+
+
+def watched(model: nn.Module, *args: Any, **kwargs: Any) -> attemper.Scan:
+    with attemper.watch(model) as watch:
+        model(*args, **kwargs)
+    assert watch.failures == 0
+    return watch.table()
+
+
+def attention(batch_first: bool = True) -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(32, 4, batch_first=batch_first).eval()
+
+
+def entropies_of_real_rows(model: nn.MultiheadAttention, x: Tensor, padding: Tensor) -> Tensor:
+    weights = model(x, x, x, key_padding_mask=padding, average_attn_weights=False)[1].double()
+    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1)
+    return torch.stack([entropy[:, head][REAL].mean() for head in range(4)]).detach()
+
+
+ADDED = torch.where(REAL, 0.0, -torch.inf)
+
+
+@pytest.mark.parametrize("padding", [~REAL, ADDED, ADDED.clamp(min=torch.finfo(torch.float32).min)])
+def test_padded_queries_of_multihead_attention_are_left_out(padding: Tensor) -> None:
+    model, x = attention(), torch.randn(2, 7, 32)
+    scan = watched(model, x, x, x, key_padding_mask=padding)
+    (site,) = scan.sites
+    assert (site.heads[0].rows, scan.tokens) == (11, 11)
+    found = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+    torch.testing.assert_close(found, entropies_of_real_rows(model, x, padding), rtol=0, atol=2e-6)
+
+
+def test_numbers_added_to_keys_are_a_bias_and_no_padding() -> None:
+    model, x, bias = attention(), torch.randn(2, 7, 32), torch.randn(2, 7) - 3.0
+    (site,) = watched(model, x, x, x, key_padding_mask=bias).sites
+    assert site.heads[0].rows == 14
+    weights = model(x, x, x, key_padding_mask=bias, average_attn_weights=False)[1].double()
+    expected = -(weights * weights.log()).sum(-1).mean((0, 2)).detach()
+    found = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    assert float((expected - entropies_of_real_rows(model, x, ~REAL)).abs().max()) > 0.01
+
+
+def test_numbers_added_to_the_keys_of_an_encoder_layer_are_no_padding_either() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+    with attemper.watch(layer) as watch:
+        layer(torch.randn(2, 7, 32), src_key_padding_mask=torch.randn(2, 7))
+        assert watch.table().sites[0].heads[0].rows == 14
+        layer(torch.randn(2, 7, 32), src_key_padding_mask=ADDED)
+        assert watch.table().sites[0].heads[0].rows == 11
+
+
+class Around(nn.Module):
+    """Calls attention with a mask that it names as it likes."""
+
+    def __init__(self, hides: bool, way: str) -> None:
+        super().__init__()
+        self.attention, self.hides, self.way = attention(), hides, way
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        real = ~attention_mask if self.hides else attention_mask.bool()
+        if self.way == "multi-head":
+            return self.attention(x, x, x, key_padding_mask=~real)[0]
+        parts = x[:, None]
+        if self.way == "sdpa":
+            return F.scaled_dot_product_attention(parts, parts, parts, attn_mask=real[:, None, None])
+        scores = (parts @ parts.mT).masked_fill(~real[:, None, None], -torch.inf)
+        return scores.softmax(-1) @ parts
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("way", ["multi-head", "sdpa", "by hand"])
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_calls_own_mask_tells_what_a_bool_mask_of_an_own_model_means(hides: bool, way: str, padded: bool) -> None:
+    real = REAL if padded else torch.ones_like(REAL)
+    scan = watched(Around(hides, way), torch.randn(2, 7, 32), attention_mask=~real if hides else real)
+    assert scan.sites[0].heads[0].rows == (11 if padded else 14)
+    assert scan.tokens == (11 if padded else 14)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_mask_of_numbers_counts_ones_as_real_tokens(dtype: torch.dtype) -> None:
+    class Causal(nn.Module):
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)
+
+    assert watched(Causal(), torch.randn(2, 7, 32), REAL.to(dtype)).sites[0].heads[0].rows == 11
+
+
+def test_a_bool_mask_that_no_call_explains_makes_the_site_skipped() -> None:
+    class Causal(nn.Module):
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)
+
+    for mask in (REAL, ~REAL):
+        with pytest.raises(attemper.InputError, match="padding of its queries cannot be told"):
+            watched(Causal(), torch.randn(2, 7, 32), mask)
+    for mask in (torch.ones_like(REAL), torch.zeros_like(REAL)):
+        assert watched(Causal(), torch.randn(2, 7, 32), mask).sites[0].heads[0].rows == 14
+
+
+def test_a_bool_mask_of_a_transformers_model_is_true_for_real_tokens() -> None:
+    pytest.importorskip("transformers")
+    from tests.monitor.tiny_models import TINY
+
+    model = TINY["llama"].build().eval()
+    scan = watched(model, input_ids=torch.randint(3, 101, (2, 7)), attention_mask=REAL)
+    assert {site.heads[0].rows for site in scan.sites} == {11}
+
+
+class Reads(nn.Module):
+    """Attention of one sequence over another, or over a part of its own."""
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query[:, None], key[:, None], key[:, None])
+
+
+class Named(Reads):
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x, context)
+
+
+class Remembers(Reads):
+    """Takes other tokens into its own sequence, as Transformer-XL does."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x, torch.cat([memory, x], 1))
+
+
+class Cached(Reads):
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x, keys)
+
+
+class Reduced(Reads):
+    """One sequence, of whose tokens every second is a key, as spatial reduction does."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x[:, ::2])
+
+
+class Modulated(Reads):
+    """Reads its own tokens; the context only scales them."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x * context.mean(1, keepdim=True), x)
+
+
+def sequences(*lengths: int) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(2, length, 8) for length in lengths)
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "context, shorter": (Named, (7, 5), "cross"),
+    "context, as long": (Named, (7, 7), "cross"),
+    "context, longer": (Named, (7, 9), "cross"),
+    "context that only modulates": (Modulated, (7, 5), "self"),
+    "memory read with its own tokens": (Remembers, (7, 5), "self"),
+    "fewer keys, under any name": (Reads, (7, 5), "cross"),
+    "more keys, under no name that tells: a cache": (Cached, (1, 9), "self"),
+    "fewer keys of the only sequence": (Reduced, (8,), "self"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_names_and_lengths_tell_cross_attention(name: str) -> None:
+    kind, lengths, expected = KINDS[name]
+    (site,) = watched(kind(), *sequences(*lengths)).sites
+    assert site.kind == expected
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_views_of_one_tensor_are_one_sequence_for_multihead_attention(batch_first: bool) -> None:
+    model, x, other = attention(batch_first), torch.randn(2, 7, 32), torch.randn(2, 7, 32)
+    assert watched(model, x, x, x).sites[0].kind == "self"
+    assert watched(model, x.view(2, 7, 32), x[:], x).sites[0].kind == "self"
+    assert watched(model, x.mT.mT, x, other).sites[0].kind == "self"
+    assert watched(model, x, other, other).sites[0].kind == "cross"
+    assert watched(model, x[:, :3], x[:, 3:6], x[:, 3:6]).sites[0].kind == "cross"

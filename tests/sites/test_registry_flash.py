@@ -1,0 +1,185 @@
+"""transformers' flash attention, with stand-ins of flash_attn beneath it: padding, windows, packing, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+
+tf = pytest.importorskip("transformers")
+
+import transformers.integrations.flash_attention as integration  # noqa: E402
+import transformers.modeling_flash_attention_utils as flash_utils  # noqa: E402
+
+from attemper.sites.conventions import reader_of  # noqa: E402
+from tests.monitor.tiny_models import TINY, eager_entropies, head_entropies, inputs, largest_error, sharpened  # noqa: E402
+from tests.sites.flash_stand_in import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers finds flash_attn, and does not ask for half precision."""
+    process = flash_utils._lazy_define_process_function(flash_attn_varlen_func)
+    functions = (flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input)
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *_: (functions, (process, process)))
+    monkeypatch.setattr(integration, "get_target_dtype", lambda *_: None)
+
+
+def with_flash(model: Any, name: str = "flash_attention_2") -> Any:
+    """``set_attn_implementation`` asks for a GPU and the package; the models read nothing but this."""
+    for part in model.modules():
+        if hasattr(part, "config"):
+            part.config._attn_implementation_internal = name
+    return model
+
+
+def expected_and_scan(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, list[Tensor]], attemper.Scan]:
+    expected = eager_entropies(model, batch)
+    with_flash(model)
+    with torch.no_grad():
+        before = model(**batch)[0]
+        with attemper.watch(model) as watch:
+            during = model(**batch)[0]
+    assert torch.equal(before, during)
+    assert watch.failures == 0
+    scan = watch.table()
+    assert scan.skipped == ()
+    return expected, scan
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("name", [name for name in TINY if name != "t5"])
+def test_flash_attention_is_read_with_padding_windows_softcap_and_sinks(
+    name: str, padding: str | None, seen: Callable[..., None]
+) -> None:
+    tiny = TINY[name]
+    expected, scan = expected_and_scan(sharpened(tiny.build()), inputs(tiny.kind, padding))
+    worst = largest_error(scan, tiny.kind, expected)
+    assert worst < 2e-5
+    seen("transformers", tiny.title, "registry, flash (stand-in)", error_nats=worst)
+
+
+def packed() -> dict[str, Tensor]:
+    """Documents of 17, 8 and 15 tokens in one row."""
+    positions = torch.cat([torch.arange(length) for length in (17, 8, 15)])[None]
+    return {"input_ids": torch.randint(3, 101, (1, 40)), "position_ids": positions, "use_cache": False}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("given", ["position_ids", "cu_seq_lens"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
+def test_packed_documents_do_not_see_each_other(name: str, given: str) -> None:
+    model, batch = sharpened(TINY[name].build()), packed()
+    with torch.no_grad():
+        weights = model(**batch, output_attentions=True).attentions
+    starts = torch.tensor([0, 17, 25, 40], dtype=torch.int32)
+    assert float(weights[0][0, :, 20, :17].abs().max()) == 0.0
+    if given == "cu_seq_lens":
+        batch |= {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 17, "max_length_k": 17}  # type: ignore[dict-item]
+    with_flash(model)
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(**batch)
+    scan = watch.table()
+    assert scan.skipped == ()
+    assert largest_error(scan, "decoder", {"attentions": [head_entropies(layer, None) for layer in weights]}) < 2e-5
+
+
+def test_sampled_rows_of_packed_documents_are_rows_of_all() -> None:
+    model, batch = with_flash(sharpened(TINY["llama"].build())), packed()
+    with torch.no_grad(), attemper.watch(model, rows=5) as watch:
+        model(**batch)
+    assert [site.heads[0].rows for site in watch.table().sites] == [5, 5]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_decoding_and_a_prompt_in_two_parts_are_aligned_to_the_last_key(name: str, padded: bool) -> None:
+    model = sharpened(TINY[name].build())
+    batch = inputs("decoder", "left" if padded else None)
+    parts = [slice(0, 20), slice(20, 39), slice(39, 40)]
+
+    def run(watched: bool) -> list[Any]:
+        cache, found = tf.DynamicCache(config=model.config), []
+        for part in parts:
+            mask = batch["attention_mask"][:, : part.stop]
+            call: dict[str, Any] = {"past_key_values": cache, "attention_mask": mask}
+            with torch.no_grad():
+                if watched:
+                    with attemper.watch(model) as watch:
+                        model(batch["input_ids"][:, part], **call)
+                    found.append(watch.table())
+                else:
+                    weights = model(batch["input_ids"][:, part], output_attentions=True, **call).attentions
+                    found.append([head_entropies(layer, mask[:, part]) for layer in weights])
+        return found
+
+    expected = run(watched=False)
+    with_flash(model)
+    for scan, layers in zip(run(watched=True), expected, strict=True):
+        assert scan.skipped == ()
+        assert largest_error(scan, "decoder", {"attentions": layers}) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"block_table": torch.zeros(1, 1)}, "called with block_table=, which is not known here"),
+        ({"cache": object()}, "called with cache=, which is not known here"),
+        ({"attention_mask": torch.ones(1, 1, 40, 40)}, "not the 2-D padding mask"),
+    ],
+)
+def test_what_flash_attention_is_told_beside_that_makes_the_site_skipped(call: dict[str, Any], reason: str) -> None:
+    with pytest.raises(attemper.InputError, match=reason):
+        attention(**call)
+
+
+def attention(batch: int = 1, **call: Any) -> None:
+    module: Any = torch.nn.Module()
+    module.is_causal = True
+    query = torch.randn(batch, 4, 40, 8)
+    read = reader_of(integration.flash_attention_forward, "flash_attention_2")
+    read(module, query, query, call.pop("attention_mask", None), scaling=1.0, **call)
+
+
+def test_two_rows_of_packed_documents_are_skipped_by_name() -> None:
+    starts = torch.tensor([0, 40])
+    with pytest.raises(attemper.InputError, match="packed in a way that is not known here"):
+        attention(batch=2, cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=40, max_length_k=40)
+
+
+def test_masks_from_the_top_left_of_old_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration, "_use_top_left_mask", True)
+    with pytest.raises(attemper.InputError, match="masks from the top left"):
+        attention()
+
+
+def test_a_kernel_of_the_hub_is_read_by_the_function_that_it_runs_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "kernels-community/flash-attn3"
+    mapping = dict(tf.AttentionInterface._global_mapping) | {name: integration.flash_attention_forward}
+    monkeypatch.setattr(tf.AttentionInterface, "_global_mapping", mapping)
+    masks = tf.AttentionMaskInterface._global_mapping
+    monkeypatch.setattr(tf.AttentionMaskInterface, "_global_mapping", dict(masks) | {name: masks["flash_attention_2"]})
+    model, batch = sharpened(TINY["mistral"].build()), inputs("decoder", "left")
+    expected = eager_entropies(model, batch)
+    with_flash(model, name)
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(**batch)
+    assert largest_error(watch.table(), "decoder", expected) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["kernels-community/flash-mla", "mine", "my-flash"])
+def test_a_function_that_somebody_registered_is_skipped_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(module: Any, query: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        return query.transpose(1, 2).contiguous(), None
+
+    mapping = dict(tf.AttentionInterface._global_mapping) | {name: mine}
+    monkeypatch.setattr(tf.AttentionInterface, "_global_mapping", mapping)
+    model, batch = with_flash(sharpened(TINY["llama"].build()), name), {"input_ids": torch.randint(3, 101, (1, 9))}
+    with attemper.watch(model) as watch:
+        model(**batch)
+    with pytest.raises(attemper.InputError, match=f"self_attn: how '{name}' masks is not known here; put attemper.tap"):
+        watch.table()

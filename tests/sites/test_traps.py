@@ -1,0 +1,325 @@
+"""What goes wrong when attention of existing models is measured, trap by trap, and the test that shows that it does
+not.
+
+``tests/sites/traps.py`` names the tests of each trap; that they exist is tested, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import attemper
+from tests.sites.own_models import OWN, Hand, Own
+from tests.sites.traps import TRAPS
+
+TESTS = Path(__file__).parents[1]
+
+
+def collected(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_every_trap_names_tests_that_exist(trap: str) -> None:
+    for place in TRAPS[trap]:
+        file, _, name = place.partition("::")
+        assert name.startswith("test_")
+        assert name in collected(TESTS / file), place
+
+
+def watched(model: nn.Module, *args: Any, **kwargs: Any) -> attemper.Scan:
+    with attemper.watch(model) as watch:
+        model(*args, **kwargs)
+    assert watch.failures == 0
+    return watch.table()
+
+
+def entropies(scan: attemper.Scan) -> list[float | None]:
+    return [head.entropy_nats for site in scan.sites for head in site.heads]
+
+
+def llama(**changes: Any) -> Any:
+    tf = pytest.importorskip("transformers")
+    from tests.monitor.tiny_models import GROUPED, sharpened
+
+    return sharpened(
+        tf.LlamaForCausalLM._from_config(tf.LlamaConfig(**GROUPED, **changes), attn_implementation="eager")
+    )
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name(implementation: str) -> None:
+    model = llama()
+    model.set_attn_implementation(implementation)
+    with attemper.watch(model) as watch:
+        model(torch.randint(3, 101, (1, 9)), indices=torch.zeros(1))
+    with pytest.raises(
+        attemper.InputError, match=r"layers\.1\.self_attn: its attention is called with indices=, which is not known"
+    ):
+        watch.table()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "scan"])
+def test_a_model_that_chooses_keys_by_indices_is_read_where_its_mask_says_the_same(implementation: str) -> None:
+    tf = pytest.importorskip("transformers")
+    from tests.monitor.more_models import LIMIT, SPECIAL, expected
+    from tests.monitor.tiny_models import TEXT, inputs, sharpened
+
+    config = tf.DeepseekV32Config(
+        **TEXT, **LIMIT, **SPECIAL, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=12, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2,
+        moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1, index_topk=5, index_n_heads=2,
+        index_head_dim=16,
+    )  # fmt: skip
+    model = sharpened(tf.DeepseekV32ForCausalLM._from_config(config, attn_implementation="eager"))
+    batch = inputs("decoder", "left")
+    layers = expected(model, batch)
+    if implementation == "scan":
+        found = attemper.scan(model, [batch])
+    else:
+        model.set_attn_implementation(implementation)
+        found = watched(model, **batch)
+    assert found.skipped == ()
+    assert [site.heads[0].by_visible_keys[-1].last for site in found.sites] == [7, 7]  # 5 keys are chosen of up to 40
+    for site in found.sites:
+        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+        assert float((heads - layers[site.name]).abs().max()) < 2e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*does not support `output_attentions=True`")
+def test_asking_sdpa_for_weights_that_it_does_not_return_changes_no_reading() -> None:
+    model, ids = llama(), torch.randint(3, 101, (2, 20))
+    model.set_attn_implementation("sdpa")
+    plain = watched(model, ids)
+    with attemper.watch(model) as watch:
+        outputs = model(ids, output_attentions=True)
+    assert not outputs.attentions
+    assert entropies(watch.table()) == entropies(plain)
+
+
+def test_entropies_of_a_training_step_are_those_before_dropout() -> None:
+    model, ids = llama(attention_dropout=0.5), torch.randint(3, 101, (2, 20))
+    still = watched(model, ids).sites[0]
+    model.train()
+    weights = model(ids, output_attentions=True).attentions[0].detach()
+    assert float((weights.sum(-1) - 1).abs().max()) > 0.1
+    moving = watched(model, ids).sites[0]
+    assert (moving.mode, still.mode) == ("train", "eval")
+    assert [head.entropy_nats for head in moving.heads] == [head.entropy_nats for head in still.heads]
+
+
+@pytest.mark.parametrize(("name", "sites"), [("vit", 2), ("t5", 6), ("whisper", 6)])
+def test_every_attention_of_a_model_has_a_name_of_its_own(name: str, sites: int) -> None:
+    pytest.importorskip("transformers")
+    from tests.monitor.tiny_models import TINY, inputs, sharpened
+
+    model = sharpened(TINY[name].build())
+    found = watched(model, **inputs(TINY[name].kind, None))
+    names = [site.name for site in found.sites]
+    assert len(set(names)) == len(names) == sites
+    assert set(names) <= {name for name, _ in model.named_modules()}
+
+
+def test_a_config_that_names_an_attention_of_the_hub_loads_nothing_during_a_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = pytest.importorskip("transformers.integrations.hub_kernels")
+
+    def loaded(*_: Any, **__: Any) -> None:
+        pytest.fail("a config chose code")
+
+    monkeypatch.setattr(hub, "load_and_register_attn_kernel", loaded)
+    monkeypatch.setattr(hub, "get_kernel", loaded)
+    model, ids = llama(), torch.randint(3, 101, (1, 9))
+    expected = entropies(attemper.scan(model, [ids]))
+    model.config._attn_implementation_internal = "somebody/evil-kernel"
+    assert entropies(attemper.scan(model, [ids])) == expected
+    assert model.config._attn_implementation_internal == "somebody/evil-kernel"
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multihead_attention_is_one_call_and_not_a_recursion(need_weights: bool) -> None:
+    model, x = nn.MultiheadAttention(16, 4, batch_first=True), torch.randn(2, 9, 16)
+    plain = model(x, x, x, need_weights=need_weights, average_attn_weights=False)
+    with attemper.watch(model) as watch:
+        during = model(x, x, x, need_weights=need_weights, average_attn_weights=False)
+    assert torch.equal(plain[0], during[0])
+    sites = watch.table().sites
+    assert [site.name for site in sites] == ["MultiheadAttention"]
+    assert sites[0].heads[0].rows == 2 * 9
+    weights = model(x, x, x, average_attn_weights=False)[1].double()
+    expected = -(weights * weights.log()).sum(-1).mean((0, 2))
+    found = torch.tensor([head.entropy_nats for head in sites[0].heads], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_a_thread_that_nobody_watches_is_not_told_of() -> None:
+    other, model = Own(), Own()
+    x = torch.randn(2, 20, 32)
+
+    class Both(nn.Module):
+        """Runs another model beside its own, in a thread, as loaders and servers do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            thread = threading.Thread(target=other, args=(torch.randn(7, 5, 32),))
+            thread.start()
+            thread.join()
+            return self.own(x)
+
+    sites = watched(Both(), x).sites
+    assert [(site.name, site.heads[0].rows) for site in sites] == [("own", 40)]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", [Own, Hand])
+def test_gradients_under_activation_checkpointing_are_bit_identical(kind: type[Own], reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = kind(0.1)
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.block, x, use_reentrant=reentrant)
+
+    model, x = Checkpointed().train(), torch.randn(2, 20, 32, requires_grad=True)
+
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        x.grad = None
+        model(x).square().sum().backward()
+        return [tensor.grad.clone() for tensor in (x, *model.parameters()) if tensor.grad is not None]
+
+    plain = gradients()
+    with attemper.watch(model) as watch:
+        during = gradients()
+    assert len(plain) == 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, during, strict=True))
+    assert watch.table().sites[0].heads[0].rows == 40
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_fast_path_of_an_encoder_layer_is_left_within_2e_6() -> None:
+    model, batch = OWN["encoder"]()
+    with torch.no_grad():
+        fast = model(*batch)
+        with attemper.watch(model) as watch:
+            measured = model(*batch)
+        again = model(*batch)
+    real = ~batch[2]
+    torch.testing.assert_close(measured[real], fast[real], rtol=0, atol=2e-6)
+    assert torch.equal(again, fast)
+    assert len(watch.table().sites) == 2
+
+
+def test_a_compiled_model_without_taps_says_so_and_is_not_compiled_anew() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    model, x = Own(), torch.randn(2, 20, 32)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
+    before = compiled(x)
+    with attemper.watch(compiled, every=2) as watch:
+        for _ in range(4):
+            assert torch.equal(compiled(x), before)
+            watch.step()
+    assert counter.frame_count == 1
+    with pytest.raises(attemper.InputError, match="This model is compiled: only taps are seen inside"):
+        watch.table()
+
+
+@contextmanager
+def autocast() -> Iterator[None]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+
+
+class Products(nn.Module):
+    """Attention over queries and keys that a norm has left in float32."""
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, key)
+
+
+def test_under_autocast_the_weights_of_the_rounded_queries_and_keys_are_read() -> None:
+    query, key = (3 * torch.randn(2, 4, 64, 16) for _ in range(2))
+    model = Products()
+    with attemper.watch(model) as watch, autocast():
+        assert model(query, key).dtype == torch.bfloat16
+    scan = watch.table()
+    found = scan.row_statistics(scan.sites[0].name).entropy
+    rounded = attemper.attention_statistics(query.bfloat16(), key.bfloat16()).entropy
+    assert torch.equal(found, rounded)
+    assert float((found - attemper.attention_statistics(query, key).entropy).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_registry_attention_under_autocast_reads_rounded_queries_too(implementation: str) -> None:
+    model, ids = llama(), torch.randint(3, 101, (2, 20))
+    model.set_attn_implementation(implementation)
+    with attemper.watch(model) as watch, autocast():
+        model(ids)
+    assert watch.failures == 0
+    under, plain = entropies(watch.table()), entropies(watched(model, ids))
+    differences = [abs((a or 0.0) - (b or 0.0)) for a, b in zip(under, plain, strict=True)]
+    assert 1e-5 < max(differences) < 0.05
+
+
+def test_statistics_themselves_are_not_rounded_by_autocast() -> None:
+    query, key = (3 * torch.randn(2, 4, 64, 16) for _ in range(2))
+    plain = attemper.attention_statistics(query, key)
+    with autocast():
+        inside = attemper.attention_statistics(query, key)
+    assert torch.equal(plain.entropy, inside.entropy)
+
+
+SHAPES = {
+    "batch, heads, tokens": ((2, 4, 9, 8), (2, 4, 9, 8)),
+    "heads and tokens": ((9, 8), (9, 8)),
+    "folded heads": ((8, 9, 8), (8, 9, 8)),
+    "more leading axes": ((2, 3, 4, 9, 8), (2, 3, 4, 9, 8)),
+    "other keys": ((2, 4, 5, 8), (2, 4, 9, 8)),
+    "heads that broadcast": ((2, 4, 9, 8), (2, 1, 9, 8)),
+}
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_sdpa_is_read_in_every_shape_that_models_give_it(name: str, by_keyword: bool) -> None:
+    query, key = (torch.randn(shape) for shape in SHAPES[name])
+
+    class Model(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            if by_keyword:
+                return F.scaled_dot_product_attention(query=query, key=key, value=key)
+            return F.scaled_dot_product_attention(query, key, key)
+
+    found = entropies(watched(Model(), query, key))
+    weights = (query @ key.transpose(-2, -1) / 8**0.5).double().softmax(-1)
+    mean = -(weights * weights.log()).sum(-1).mean()
+    assert sum(value for value in found if value is not None) / len(found) == pytest.approx(float(mean), abs=1e-6)
+
+
+def test_nothing_that_is_kept_holds_a_graph() -> None:
+    model, batch = OWN["sdpa"]()
+    with attemper.watch(model) as watch:
+        loss = model(*batch).square().sum()
+        scan = watch.table()
+        stats = scan.row_statistics(scan.sites[0].name)
+        loss.backward()
+    assert all(not stats[name].requires_grad for name in ("entropy", "lse", "max_logit"))

@@ -1,0 +1,85 @@
+"""Names of modules as the user knows them, whatever is wrapped around or between."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+import attemper
+from attemper.sites.wrappers import Wrapper, class_name, named, unwrapped
+from tests.sites.own_models import OWN, Own
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def stack() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+
+
+@pytest.mark.parametrize(
+    "wrap", [Wrapper, nn.DataParallel, compiled, checkpoint_wrapper, lambda model: compiled(Wrapper(model))]
+)
+def test_a_wrapper_around_the_model_adds_nothing_to_a_name(wrap: Any) -> None:
+    model = stack()
+    wrapped = wrap(model)
+    plain = {module: name for name, module in model.named_modules()}
+    assert {module: name for module, name in named(wrapped).items() if module in plain} == plain
+    assert named(wrapped)[wrapped] == ""
+    assert unwrapped(wrapped) is model
+
+
+@pytest.mark.parametrize("wrap", [compiled, checkpoint_wrapper])
+def test_a_wrapper_inside_the_model_adds_nothing_to_a_name(wrap: Any) -> None:
+    model = stack()
+    plain = {module: name for name, module in model.named_modules()}
+    model[1] = wrap(model[1])
+    found = named(model)
+    assert {module: found[module] for module in plain} == plain
+    assert unwrapped(model) is model
+
+
+def test_a_users_own_attribute_called_module_stays_in_the_name() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+
+    holder = Holder()
+    assert list(named(holder).values()) == ["", "module"]
+    assert class_name(unwrapped(holder)) == "Holder"
+
+
+def test_a_module_in_two_places_has_its_first_name_as_in_named_modules() -> None:
+    shared = nn.Linear(2, 2)
+    assert list(named(nn.Sequential(shared, shared)).values()) == ["", "0"]
+
+
+def test_a_site_in_a_checkpoint_wrapper_keeps_its_name() -> None:
+    model = nn.Sequential(checkpoint_wrapper(Own()))
+    with attemper.watch(model, sites=["0"]) as watch:
+        model(torch.randn(2, 20, 32)).sum().backward()
+    assert [site.name for site in watch.table().sites] == ["0"]
+    assert watch.table().model == "Sequential"
+
+
+def test_a_copy_that_shares_hooks_and_runs_in_another_thread_is_left_alone() -> None:
+    model, batch = OWN["sdpa"]()
+    expected = model(*batch)
+    outputs: list[torch.Tensor] = []
+    with attemper.watch(model) as watch:
+        replica: nn.Module = model._replicate_for_data_parallel()
+        vars(replica).update(_modules=model._modules)
+        thread = threading.Thread(target=lambda: outputs.append(replica(*batch)))
+        thread.start()
+        thread.join()
+        assert (watch.passes, watch.sampled) == (0, 0)
+        model(*batch)
+        assert (watch.passes, watch.sampled) == (1, 1)
+    assert torch.equal(outputs[0], expected)
