@@ -144,11 +144,23 @@ def test_padding_is_told_from_all_rows_and_not_from_the_sampled_ones(backend: st
     assert (part.first_token_mass == 0).all()
 
 
-def test_packed_documents_are_measured_whole_where_rows_are_asked_for():
-    query, key, offsets = torch.randn(1, 2, 20, 4), torch.randn(1, 2, 20, 4), torch.tensor([0, 7, 20])
-    options, packing = Options(stats="all", is_causal=True), Packing(offsets, offsets)
+@pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 19])
+@pytest.mark.parametrize("name", ["reference", "blocked", "triton"])
+@pytest.mark.usefixtures("interpreted")
+def test_sampled_rows_of_packed_documents_read_as_they_do_among_all(name: str, rows: int, alignment: str):
+    if name == "triton":
+        pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(1, 2, tokens, 16, generator=generator) for tokens in (20, 24))
+    # One document has no queries, one is shorter than the distance between sampled rows.
+    packing = Packing(torch.tensor([0, 7, 7, 9, 20]), torch.tensor([0, 9, 10, 14, 24]))
+    options = Options(
+        stats="all", is_causal=True, causal_alignment=alignment, window_size=(4, -1), first_tokens=2, backend=name
+    )
     whole = measured(query, key, None, options, packing=packing)
-    part = measured(query, key, None, options, packing=packing, rows=5)
-    assert part.rows is None
-    for name in whole:
-        assert torch.equal(part[name], whole[name]), name
+    part = measured(query, key, None, options, packing=packing, rows=rows)
+    assert part.rows is not None
+    assert len(part.rows) == rows == len(part.rows.unique())
+    for statistic in part:
+        torch.testing.assert_close(part[statistic], whole[statistic][:, :, part.rows], rtol=1e-5, atol=1e-6)

@@ -82,6 +82,8 @@ def _positions(call: Call) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         offsets.to(device, torch.int64) for offsets in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k)
     )
     of_query, of_key = _documents(starts_q, queries), _documents(starts_k, keys)
+    if call.positions is not None:
+        return call.positions.to(device), (of_query, of_key)
     positions = torch.arange(queries, device=device) - starts_q[of_query]
     if call.bottom_right:
         positions = positions + (starts_k.diff() - starts_q.diff())[of_query]

@@ -260,6 +260,9 @@ def structures() -> list[tuple[str, dict[str, Any], int, int]]:
         for left, right in ((1 << 62, 1 << 62), (1 << 62, 0), (2, 1)):
             given = {"left": left, "right": right, "packing": packing}
             cases.append(("packed", given, sum(of_queries), sum(of_keys)))
+            if not bottom:
+                places = torch.cat([2 * torch.arange(length) for length in of_queries])
+                cases.append(("sampled", given | {"positions": places}, sum(of_queries), sum(of_keys)))
     return cases
 
 

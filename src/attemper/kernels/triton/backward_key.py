@@ -17,10 +17,8 @@ from attemper.kernels.triton.slopes import known, score_slopes
 
 
 @triton.jit
-def _first_at(bound, positions, rows, halvings):
-    """The first row that stands at ``bound`` or after it, [2]; positions ascend."""
-    low = tl.zeros_like(bound)
-    high = low + rows
+def _first_at(bound, positions, low, high, halvings):
+    """The first of the rows ``low <= row < high`` that stands at ``bound`` or after it, [2]; positions ascend."""
     for _ in range(halvings):
         middle = (low + high) // 2
         open_ = low < high
@@ -43,15 +41,20 @@ def _rows_seeing(key, structure, halvings, POSITIONS: tl.constexpr, PACKED: tl.c
         if BOTTOM_RIGHT:
             end = tl.load(structure.starts_k + number + 1, mask=inside, other=0).to(tl.int32)
             shift -= (end - first) - (over - begun)
-        seen_from = tl.minimum(tl.maximum(key - structure.right + shift, begun), over)
-        seen_to = tl.minimum(tl.maximum(key + structure.left + shift + 1, begun), over)
+        if POSITIONS:
+            seen_from = _first_at(key - first - structure.right, structure.positions, begun, over, halvings)
+            seen_to = _first_at(key - first + structure.left + 1, structure.positions, begun, over, halvings)
+        else:
+            seen_from = tl.minimum(tl.maximum(key - structure.right + shift, begun), over)
+            seen_to = tl.minimum(tl.maximum(key + structure.left + shift + 1, begun), over)
         # A key behind the last document is seen by none; its place is behind all rows, for both ends must rise.
         return tl.where(inside, seen_from, structure.rows), tl.where(inside, seen_to, structure.rows)
     least = key - structure.right - structure.offset
     most = key + structure.left - structure.offset + 1
     if POSITIONS:
-        seen_from = _first_at(least, structure.positions, structure.rows, halvings)
-        seen_to = _first_at(most, structure.positions, structure.rows, halvings)
+        none = tl.zeros_like(key)
+        seen_from = _first_at(least, structure.positions, none, none + structure.rows, halvings)
+        seen_to = _first_at(most, structure.positions, none, none + structure.rows, halvings)
     else:
         seen_from = tl.minimum(tl.maximum(least, 0), structure.rows)
         seen_to = tl.minimum(tl.maximum(most, 0), structure.rows)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.triton.scores import VISIBLE, blocks, edge_start, intervals, product, rows_of
-from attemper.kernels.triton.slopes import known, score_slopes
+from attemper.kernels.triton.slopes import known, score_slopes, without_noise
 
 
 @triton.jit
@@ -67,6 +67,8 @@ def query_gradient_kernel(
     )
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
     terms = known(rows, at_rows, exists, head, LETTERS, SINK, MAXIMUM)
+    if E > 0:
+        above, terms = without_noise(above, terms, LETTERS, SINK)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, before, inside_from, inside_to, edges = blocks(low, high, MASK, BLOCK_N)
     for number in range(edges):

@@ -77,6 +77,8 @@ def intervals(row, structure, POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOT
         first = tl.load(structure.starts_k + document, mask=inside, other=0).to(tl.int32)
         end = tl.load(structure.starts_k + document + 1, mask=inside, other=0).to(tl.int32)
         diagonal = first + row - begun
+        if POSITIONS:
+            diagonal = first + tl.load(structure.positions + row).to(tl.int32)
         if BOTTOM_RIGHT:
             over = tl.load(structure.starts_q + document + 1, mask=inside, other=0).to(tl.int32)
             diagonal += (end - first) - (over - begun)

@@ -68,6 +68,20 @@ def known(rows, at, exists, head, LETTERS: tl.constexpr, SINK: tl.constexpr, MAX
 
 
 @triton.jit
+def without_noise(upstream, terms, LETTERS: tl.constexpr, SINK: tl.constexpr):
+    """``upstream`` [M, E] and ``terms`` as they are, but with nothing from the output on rows whose weight is all on one
+    key, to the last digit of Z. Moving scores does not move such an output; its gradient would be the difference of two
+    orders of summing, which a tiny temperature multiplies by 1 / T^2."""
+    state, above, constant, mass, winner, peak = terms
+    settled = state[1] == 0.0
+    if SINK:
+        settled &= mass == 1.0
+    constant = tl.where(settled, constant_slope(state, above, LETTERS), constant)
+    upstream = tl.where(settled[:, None], 0.0, upstream).to(upstream.dtype)
+    return upstream, (state, above, constant, mass, winner, peak)
+
+
+@triton.jit
 def score_slopes(
     q, keys, upstream, values, scale, terms, low, high, diagonal, origin, row, place, batch, head,
     mask, first, structure, first_tokens, softcap,
