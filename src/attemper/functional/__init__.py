@@ -20,6 +20,7 @@ from attemper.functional.measures import (
     statistics,
 )
 from attemper.functional.slope import entropy_slope
+from attemper.functional.solve import SolvedTemperature, temperature_for_entropy
 from attemper.functional.stats import AttentionOutput, AttentionStats, HeadSummary, VisibleKeyCurve
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "AttentionStats",
     "HeadSummary",
     "RateDistortion",
+    "SolvedTemperature",
     "VisibleKeyCurve",
     "attention",
     "attention_statistics",
@@ -45,5 +47,6 @@ __all__ = [
     "softmax",
     "softmax_jacobian",
     "statistics",
+    "temperature_for_entropy",
     "varlen_attention",
 ]
