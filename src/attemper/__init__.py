@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attemper import functional
+    from attemper import functional, schedules
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
@@ -30,6 +30,7 @@ _HOMES = {
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "scan": "attemper.monitor.scan",
+    "schedules": "attemper.schedules",
     "tap": "attemper.sites.tap",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
@@ -49,6 +50,7 @@ __all__ = [
     "dense_weights",
     "functional",
     "scan",
+    "schedules",
     "tap",
     "varlen_attention",
     "watch",
