@@ -8,6 +8,8 @@ from attemper.functional.information import (
     pac_bayes_bound,
     rate_distortion,
 )
+from attemper.functional.length import length_temperature
+from attemper.functional.losses import entropy_bonus, entropy_diversity, entropy_target, z_loss
 from attemper.functional.measures import (
     effective_tokens,
     entropy,
@@ -35,10 +37,14 @@ __all__ = [
     "dense_weights",
     "effective_tokens",
     "entropy",
+    "entropy_bonus",
+    "entropy_diversity",
     "entropy_of",
     "entropy_slope",
+    "entropy_target",
     "gini",
     "kl_to_uniform",
+    "length_temperature",
     "logit_variance",
     "max_weight",
     "mutual_information",
@@ -49,4 +55,5 @@ __all__ = [
     "statistics",
     "temperature_for_entropy",
     "varlen_attention",
+    "z_loss",
 ]
