@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attemper import functional, schedules
+    from attemper import functional, nn, schedules
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
@@ -29,6 +29,7 @@ _HOMES = {
     "attention_statistics": "attemper.functional.attention",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
+    "nn": "attemper.nn",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
     "tap": "attemper.sites.tap",
@@ -49,6 +50,7 @@ __all__ = [
     "attention_statistics",
     "dense_weights",
     "functional",
+    "nn",
     "scan",
     "schedules",
     "tap",
