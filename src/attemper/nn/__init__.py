@@ -1,5 +1,6 @@
-"""Modules that hold options of attention: temperatures in every form."""
+"""Modules that hold options of attention: temperatures in every form, and attention layers that take them."""
 
+from attemper.nn.attention import CrossAttention, MultiheadAttention
 from attemper.nn.bounded import bounded_exponential
 from attemper.nn.temperature import (
     ConditionalTemperature,
@@ -13,9 +14,11 @@ from attemper.nn.temperature import (
 
 __all__ = [
     "ConditionalTemperature",
+    "CrossAttention",
     "FixedTemperature",
     "LearnedTemperature",
     "LengthTemperature",
+    "MultiheadAttention",
     "ProductTemperature",
     "ScheduledTemperature",
     "Temperature",

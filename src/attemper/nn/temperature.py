@@ -29,6 +29,9 @@ class Temperature(nn.Module):
     ``a * b`` is the product of two temperatures; a number counts as :class:`FixedTemperature`.
     """
 
+    follows_length = False
+    """Whether it must be told how many keys each query sees."""
+
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
@@ -177,6 +180,8 @@ class LengthTemperature(Temperature):
     Raises:
         InputError: the law is unknown or the reference too small for it.
     """
+
+    follows_length = True
 
     def __init__(self, reference: float, law: str = "log") -> None:
         super().__init__()

@@ -1,0 +1,253 @@
+"""Attention layers with a temperature and statistics: a drop-in for torch's, and cross attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attemper.errors import InputError
+from attemper.functional.attention import attention, dense_weights
+from attemper.functional.names import asked_names
+from attemper.functional.stats import AttentionOutput, AttentionStats
+from attemper.nn.temperature import FixedTemperature, Temperature
+from attemper.nn.visible import visible_keys
+
+Given = Temperature | float | Tensor | None
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` with ``temperature=`` and ``stats=``: the same arguments, parameters and result.
+
+    A checkpoint of torch's module loads into it (a learned temperature is the only new parameter). No n x n weights are
+    held unless ``need_weights`` asks for them; they are those before dropout. A query that sees no key gives the output
+    projection of 0, where torch's gives NaN.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as
+            torch's.
+        temperature: a module of ``attemper.nn``, a number, a tensor [heads], or None for 1. One that is conditional on
+            the input is given the query's input [B, Q, embed_dim].
+        stats: names of statistics to return, or "all".
+
+    Raises:
+        InputError: a temperature is not above 0, or a name is unknown.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *args: Any, temperature: Given = None, stats: str | Iterable[str] = (),
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+        self.temperature = _module(temperature)
+        self.stats = asked_names("MultiheadAttention", stats)
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool | None = None, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | AttentionStats | None]:  # fmt: skip
+        """
+        Args:
+            query, key, value: [Q, B, E] and [K, B, E], batch first if the module is, or without B.
+            key_padding_mask: [B, K]; bool (True = hidden) or floating (added).
+            need_weights: return the weights, [B, Q, K], or [B, H, Q, K] without ``average_attn_weights``. None: as
+                torch, unless the module reports statistics.
+            attn_mask: [Q, K] or [B H, Q, K]; bool (True = hidden) or floating (added).
+            is_causal: a query sees keys up to its own place; unlike torch's, no mask has to say so too.
+
+        Returns:
+            ``(output, weights)``, or ``(output, stats)`` if the module was made with ``stats=``.
+
+        Raises:
+            InputError: shapes that do not fit, or weights and statistics both asked for.
+        """
+        if need_weights and self.stats:
+            raise InputError(
+                "MultiheadAttention(stats=...) returns statistics where torch's returns weights: call it without "
+                "need_weights, or make it without stats."
+            )
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise InputError("MultiheadAttention takes no nested tensors: pad them and pass key_padding_mask.")
+        single = query.dim() == 2
+        if single:
+            query, key, value = (part[None] if self.batch_first else part[:, None] for part in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        if not self.batch_first:
+            query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        weights = need_weights if need_weights is not None else not self.stats
+        output, second = self._attended(query, key, value, key_padding_mask, attn_mask, is_causal, weights)
+        if isinstance(second, Tensor):
+            second = second.mean(1) if average_attn_weights else second
+            second = second[0] if single else second
+        if not self.batch_first:
+            output = output.transpose(0, 1)
+        return output.squeeze(0 if self.batch_first else 1) if single else output, second
+
+    def _attended(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | AttentionStats | None]:  # fmt: skip
+        q, k, v = self._projected(query, key, value)
+        joined = _joined_mask(padding, mask, q, k.shape[2])
+        k, v, joined = self._with_extra_keys(k, v, joined)
+        if causal and k.shape[2] > key.shape[1]:
+            # The keys that add_bias_kv and add_zero_attn append are seen by every query.
+            joined, causal = _causal_before(joined, q, key.shape[1], k.shape[2]), False
+        temperature: float | Tensor = 1.0
+        if self.temperature is not None:
+            counts = visible_keys(q, k.shape[2], joined, causal) if _follows_length(self.temperature) else None
+            temperature = self.temperature(q, hidden=query, visible_keys=counts)
+        dropout = self.dropout if self.training else 0.0
+        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "temperature": temperature}
+        heads, stats = attention(q, k, v, dropout_p=dropout, stats=self.stats, **given)
+        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return output, dense_weights(q, k, **given) if need_weights else stats
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """[B, heads, tokens, size] each."""
+        if self._qkv_same_embed_dim:
+            parts = self.in_proj_weight.chunk(3)
+        else:
+            parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        found = []
+        given = {"query": query, "key": key, "value": value}
+        for (name, tensor), weight, bias in zip(given.items(), parts, biases, strict=True):
+            if tensor.dim() != 3 or tensor.shape[-1] != weight.shape[1]:
+                raise InputError(
+                    f"MultiheadAttention({name}) must have {weight.shape[1]} features in its last of three dimensions "
+                    f"(two without a batch), got {list(tensor.shape)} batch first."
+                )
+            found.append(F.linear(tensor, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
+        return found
+
+    def _with_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The learned and the zero key that ``add_bias_kv`` and ``add_zero_attn`` append, which every query sees."""
+        batch, before = k.shape[0], k.shape[2]
+        if self.bias_k is not None and self.bias_v is not None:
+            extra = [
+                bias.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for bias in (self.bias_k, self.bias_v)
+            ]
+            k, v = torch.cat((k, extra[0]), 2), torch.cat((v, extra[1]), 2)
+        if self.add_zero_attn:
+            k, v = (torch.cat((part, part.new_zeros(batch, self.num_heads, 1, part.shape[3])), 2) for part in (k, v))
+        if mask is not None:
+            mask = F.pad(mask, (0, k.shape[2] - before), value=mask.dtype == torch.bool)
+        return k, v, mask
+
+
+class CrossAttention(nn.Module):
+    """Attention of one sequence to another, with a temperature and statistics.
+
+    Args:
+        dim: size of the queries' sequence, and of the output.
+        context_dim: size of the other sequence; None for ``dim``.
+        num_heads: must divide ``dim``.
+        head_dim: size of a head; None for ``dim / num_heads``.
+        temperature: a module of ``attemper.nn``, a number, a tensor [heads], or None for 1.
+        stats: names of statistics to return, or "all".
+        dropout: of the weights, in training.
+        bias: of the projections.
+
+    Raises:
+        InputError: heads that do not divide ``dim``, a temperature that is not above 0, or an unknown name.
+    """
+
+    def __init__(
+        self, dim: int, context_dim: int | None = None, num_heads: int = 8, *, head_dim: int | None = None,
+        temperature: Given = None, stats: str | Iterable[str] = (), dropout: float = 0.0, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if head_dim is None and dim % num_heads:
+            raise InputError(f"CrossAttention(dim={dim}, num_heads={num_heads}): the heads must divide dim.")
+        size = num_heads * (head_dim or dim // num_heads)
+        self.num_heads, self.dropout = num_heads, dropout
+        self.q_proj = nn.Linear(dim, size, bias=bias)
+        self.k_proj = nn.Linear(context_dim or dim, size, bias=bias)
+        self.v_proj = nn.Linear(context_dim or dim, size, bias=bias)
+        self.out_proj = nn.Linear(size, dim, bias=bias)
+        self.temperature = _module(temperature)
+        self.stats = asked_names("CrossAttention", stats)
+
+    def forward(self, query: Tensor, context: Tensor, context_mask: Tensor | None = None) -> AttentionOutput:
+        """
+        Args:
+            query: [B, Q, dim].
+            context: [B, K, context_dim].
+            context_mask: [B, K] bool, True for real tokens; or any ``attn_mask`` of :func:`attemper.attention`.
+
+        Returns:
+            ``AttentionOutput(output [B, Q, dim], stats)``; ``stats`` is None if none were asked for.
+
+        Raises:
+            InputError: shapes that do not fit.
+        """
+        for name, tensor, size in (
+            ("query", query, self.q_proj.in_features), ("context", context, self.k_proj.in_features),
+        ):  # fmt: skip
+            if tensor.dim() != 3 or tensor.shape[-1] != size:
+                raise InputError(f"CrossAttention({name}) must be [batch, tokens, {size}], got {list(tensor.shape)}.")
+        q, k, v = (
+            projection(tensor).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for projection, tensor in ((self.q_proj, query), (self.k_proj, context), (self.v_proj, context))
+        )
+        mask = context_mask[:, None, None] if context_mask is not None and context_mask.dim() == 2 else context_mask
+        temperature: float | Tensor = 1.0
+        if self.temperature is not None:
+            counts = visible_keys(q, k.shape[2], mask, False) if _follows_length(self.temperature) else None
+            temperature = self.temperature(q, hidden=query, visible_keys=counts)
+        dropout = self.dropout if self.training else 0.0
+        heads, stats = attention(q, k, v, mask, dropout, temperature=temperature, stats=self.stats)
+        return AttentionOutput(self.out_proj(heads.transpose(1, 2).flatten(2)), stats)
+
+
+def _module(given: Given) -> Temperature | None:
+    return given if given is None or isinstance(given, Temperature) else FixedTemperature(given)
+
+
+def _follows_length(temperature: Temperature) -> bool:
+    return any(getattr(part, "follows_length", False) for part in temperature.modules())
+
+
+def _joined_mask(padding: Tensor | None, mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
+    """torch's two masks (True = hidden) as one (True = visible), broadcastable to [B, H, Q, K]."""
+    batch, heads, queries, _ = query.shape
+    parts = []
+    if padding is not None:
+        if tuple(padding.shape) != (batch, keys):
+            raise InputError(
+                f"MultiheadAttention(key_padding_mask=...) must be {[batch, keys]}, got {list(padding.shape)}."
+            )
+        parts.append(padding[:, None, None])
+    if mask is not None:
+        shapes = {(queries, keys): (1, 1, queries, keys), (batch * heads, queries, keys): (batch, heads, queries, keys)}
+        if tuple(mask.shape) not in shapes:
+            raise InputError(
+                f"MultiheadAttention(attn_mask=...) must be {[queries, keys]} or {[batch * heads, queries, keys]}, got "
+                f"{list(mask.shape)}."
+            )
+        parts.append(mask.reshape(shapes[tuple(mask.shape)]))
+    if all(part.dtype == torch.bool for part in parts):
+        visible = [~part for part in parts]
+        return None if not visible else visible[0] if len(visible) == 1 else visible[0] & visible[1]
+    added = [
+        torch.zeros_like(part, dtype=query.dtype).masked_fill(part, -torch.inf)
+        if part.dtype == torch.bool
+        else part.to(query.dtype)
+        for part in parts
+    ]
+    return added[0] if len(added) == 1 else added[0] + added[1]
+
+
+def _causal_before(mask: Tensor | None, query: Tensor, causal_keys: int, keys: int) -> Tensor:
+    """Causality over the first ``causal_keys`` keys as a mask; the rest is visible."""
+    queries = query.shape[2]
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+    seen[:, :causal_keys] = seen[:, :causal_keys].tril()
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
