@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attemper import functional, nn, schedules
+    from attemper.control.qk_clip import QKClip
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
@@ -24,6 +25,7 @@ _HOMES = {
     "BackendError": "attemper.errors",
     "InputError": "attemper.errors",
     "MissingExtraError": "attemper.errors",
+    "QKClip": "attemper.control.qk_clip",
     "Scan": "attemper.monitor.result",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
@@ -44,6 +46,7 @@ __all__ = [
     "BackendError",
     "InputError",
     "MissingExtraError",
+    "QKClip",
     "Scan",
     "Watch",
     "attention",

@@ -1,0 +1,1 @@
+"""Acting on models: what was measured is tempered."""

@@ -1,0 +1,238 @@
+"""Where the weights that make queries and keys lie in an attention module, head by head.
+
+Known are ``nn.MultiheadAttention`` and the common layouts of transformers and timm: separate projections, one packed
+projection whose thirds (or grouped parts) follow one another, one whose heads do, and multi-head latent attention
+(DeepSeek, Kimi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import InputError
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The output features of each head in one projection.
+
+    ``module.weight`` (and ``module.bias``) have them along ``dim``; ``index`` [heads, size] says at which places.
+    """
+
+    module: nn.Module
+    weight: str
+    bias: str | None
+    dim: int
+    index: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.index.shape[0]
+
+    def scale_(self, factors: Tensor) -> None:
+        """Multiplies the features of each head by its factor [heads], in place and off the graph."""
+        weight = getattr(self.module, self.weight)
+        each = torch.ones(weight.shape[self.dim], dtype=torch.float32, device=weight.device)
+        places = self.index.to(weight.device)
+        each[places.flatten()] = factors.to(weight.device, torch.float32).repeat_interleave(places.shape[1])
+        with torch.no_grad():
+            weight.mul_((each[:, None] if self.dim == 0 else each).to(weight.dtype))
+            bias = None if self.bias is None else getattr(self.module, self.bias)
+            if bias is not None:
+                bias.mul_(each.to(bias.dtype))
+
+
+@dataclass(frozen=True)
+class Projections:
+    """What makes the queries and keys of one attention module."""
+
+    query: HeadRows
+    key: HeadRows
+    query_alone: HeadRows | None = None
+    """Latent attention: features of the queries that meet a key which all heads share, and no head's to scale."""
+    normalised: bool = False
+    """Whether queries or keys are normalised after their projection, so that scaling it does nothing."""
+
+    @property
+    def repeats(self) -> int:
+        """Query heads that share a key head."""
+        return self.query.heads // self.key.heads
+
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+_NORMS = (
+    "q_norm", "k_norm", "query_norm", "key_norm", "q_layernorm", "k_layernorm", "q_ln", "k_ln", "qk_norm", "norm_q",
+    "norm_k", "query_layernorm", "key_layernorm",
+)  # fmt: skip
+_SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("to_q", "to_k"), ("wq", "wk"))
+_THIRDS = ("c_attn", "qkv_proj", "qkv", "Wqkv", "in_proj")
+_BY_HEAD = ("query_key_value",)
+
+
+def projections_of(module: nn.Module) -> Projections:
+    """The projections of an attention module.
+
+    Raises:
+        InputError: the layout is not one that is known, or the number of heads is not to be found.
+    """
+    for find in (_torch, _latent, _separate, _thirds, _by_head):
+        found = find(module)
+        if found is not None:
+            return found
+    raise InputError(
+        f"{type(module).__name__}: the layout of its query and key projections is not known. Known are "
+        f"nn.MultiheadAttention, separate projections ({', '.join(f'{q}/{k}' for q, k in _SEPARATE)}), packed ones "
+        f"({', '.join((*_THIRDS, *_BY_HEAD))}) and DeepSeek's latent attention."
+    )
+
+
+def _torch(module: nn.Module) -> Projections | None:
+    if not isinstance(module, nn.MultiheadAttention):
+        return None
+    size, heads = module.embed_dim, module.num_heads
+    if module._qkv_same_embed_dim:
+        rows = [_block("in_proj_weight", "in_proj_bias", module, start, heads, size // heads) for start in (0, size)]
+        return Projections(rows[0], rows[1])
+    # The weights are apart, their biases are not: each part is one of its own.
+    parts = [_block(f"{name}_proj_weight", None, module, 0, heads, size // heads) for name in ("q", "k")]
+    if module.in_proj_bias is not None:
+        raise InputError(
+            "nn.MultiheadAttention with kdim or vdim keeps weights apart and biases together, which is not supported: "
+            "build it with bias=False, or without kdim and vdim."
+        )
+    return Projections(parts[0], parts[1])
+
+
+def _latent(module: nn.Module) -> Projections | None:
+    if not hasattr(module, "kv_b_proj") or not hasattr(module, "qk_nope_head_dim"):
+        return None
+    heads, plain, turned = _heads(module), int(module.qk_nope_head_dim), int(module.qk_rope_head_dim)  # type: ignore[arg-type]
+    query = getattr(module, "q_b_proj", None) or module.q_proj
+    assert isinstance(query, nn.Module)
+    assert isinstance(module.kv_b_proj, nn.Module)
+    of_query = torch.arange(heads * (plain + turned)).view(heads, -1)
+    of_key = torch.arange(_features(module.kv_b_proj)[1]).view(heads, -1)
+    return Projections(
+        HeadRows(query, "weight", _bias(query), 0, of_query[:, :plain]),
+        HeadRows(module.kv_b_proj, "weight", _bias(module.kv_b_proj), 0, of_key[:, :plain]),
+        HeadRows(query, "weight", _bias(query), 0, of_query[:, plain:]),
+        _normalised(module),
+    )
+
+
+def _separate(module: nn.Module) -> Projections | None:
+    for names in _SEPARATE:
+        pair = [getattr(module, name, None) for name in names]
+        if all(isinstance(part, nn.Module) and hasattr(part, "weight") for part in pair):
+            query, key = pair
+            assert isinstance(query, nn.Module)
+            assert isinstance(key, nn.Module)
+            heads = _heads(module)
+            (dim, features), (key_dim, key_features) = _features(query), _features(key)
+            size = _size(module, features, heads)
+            return Projections(
+                HeadRows(query, "weight", _bias(query), dim, torch.arange(features).view(heads, size)),
+                HeadRows(key, "weight", _bias(key), key_dim, torch.arange(key_features).view(-1, size)),
+                normalised=_normalised(module),
+            )
+    return None
+
+
+def _thirds(module: nn.Module) -> Projections | None:
+    """One projection: all queries, then all keys (as many or fewer heads), then all values."""
+
+    def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
+        groups = _key_heads(module, heads)
+        size = features // (heads + 2 * groups)
+        places = torch.arange(features)
+        return places[: heads * size].view(heads, size), places[heads * size :][: groups * size].view(groups, size)
+
+    return _packed(module, _THIRDS, rows)
+
+
+def _by_head(module: nn.Module) -> Projections | None:
+    """One projection: query, key and value of a head, then of the next."""
+
+    def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
+        if features % (3 * heads) or _key_heads(module, heads) != heads:
+            raise InputError(
+                f"{type(module).__name__}: its packed projection has {features} features for {heads} heads, which is "
+                "not a query, a key and a value for each: this layout is not known."
+            )
+        places = torch.arange(features).view(heads, 3, -1)
+        return places[:, 0], places[:, 1]
+
+    return _packed(module, _BY_HEAD, rows)
+
+
+def _packed(
+    module: nn.Module, names: Sequence[str], rows: Callable[[int, int], tuple[Tensor, Tensor]]
+) -> Projections | None:
+    for name in names:
+        part = getattr(module, name, None)
+        if isinstance(part, nn.Module) and hasattr(part, "weight"):
+            dim, features = _features(part)
+            of_query, of_key = rows(features, _heads(module))
+            return Projections(
+                HeadRows(part, "weight", _bias(part), dim, of_query),
+                HeadRows(part, "weight", _bias(part), dim, of_key),
+                normalised=_normalised(module),
+            )
+    return None
+
+
+def _block(weight: str, bias: str | None, module: nn.Module, start: int, heads: int, size: int) -> HeadRows:
+    index = torch.arange(start, start + heads * size).view(heads, size)
+    return HeadRows(module, weight, bias if bias and getattr(module, bias) is not None else None, 0, index)
+
+
+def _features(projection: nn.Module) -> tuple[int, int]:
+    """The dimension of the weight in which output features lie, and how many there are."""
+    weight = projection.weight
+    assert isinstance(weight, Tensor)
+    # transformers' Conv1D, which GPT-2 has, keeps its weight as [in, out].
+    dim = 1 if type(projection).__name__ == "Conv1D" else 0
+    return dim, weight.shape[dim]
+
+
+def _bias(projection: nn.Module) -> str | None:
+    return "bias" if isinstance(getattr(projection, "bias", None), Tensor) else None
+
+
+def _heads(module: nn.Module) -> int:
+    for holder in (module, getattr(module, "config", None)):
+        for name in _HEADS:
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+    raise InputError(
+        f"{type(module).__name__}: the number of heads is not to be found under {', '.join(_HEADS)}, in the module or "
+        "its config."
+    )
+
+
+def _key_heads(module: nn.Module, heads: int) -> int:
+    for holder in (module, getattr(module, "config", None)):
+        for name in ("num_key_value_heads", "num_kv_heads"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+    return heads
+
+
+def _size(module: nn.Module, features: int, heads: int) -> int:
+    if features % heads:
+        raise InputError(f"{type(module).__name__}: {features} query features are not a multiple of its {heads} heads.")
+    return features // heads
+
+
+def _normalised(module: nn.Module) -> bool:
+    return any(isinstance(getattr(module, name, None), nn.Module) and _acts(getattr(module, name)) for name in _NORMS)
+
+
+def _acts(norm: nn.Module) -> bool:
+    return not isinstance(norm, nn.Identity)

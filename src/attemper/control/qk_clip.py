@@ -1,0 +1,171 @@
+"""Clipping of attention logits through the weights that make them (QK-Clip, of the MuonClip optimizer)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper._checks import positive_number
+from attemper.control.projections import Projections, projections_of
+from attemper.errors import InputError
+from attemper.monitor.watch import watch
+from attemper.sites.sharded import is_dtensor
+from attemper.sites.wrappers import class_name, named, unwrapped
+
+_ADVICE = "MuonClip uses 100."
+
+
+class QKClip:
+    r"""Holds the largest attention logit of each head at a threshold, through its query and key weights, after a step.
+
+    With :math:`S_h` the largest logit of head h since the last step and :math:`\gamma_h = \min(1, t / S_h)`: the key
+    weights of a group g of heads are multiplied by :math:`\sqrt{\gamma_g}`, :math:`\gamma_g = \min_{h \in g} \gamma_h`,
+    and the query weights of head h by :math:`\gamma_h / \sqrt{\gamma_g}`; biases with them. Heads below the threshold
+    are not touched to the bit, unless they share a key head with one above it: then their queries make up for the
+    keys. In latent attention (DeepSeek, Kimi) the features that meet the shared rotated key are scaled by
+    :math:`\gamma_h` alone.
+
+    ::
+
+        clip = attemper.QKClip(model, threshold=100.0)
+        for batch in loader:
+            loss(model, batch).backward()
+            optimizer.step()
+            clip.step()
+
+    Args:
+        model: watched as by :func:`attemper.watch`, on every forward pass.
+        threshold: t, in logits after the scale.
+        sites: names of modules whose attention to clip, with all below them; None for all.
+        rows: measure only this many query rows of each sequence: cheaper, but the largest logit may be missed.
+
+    Raises:
+        InputError: the threshold is not above 0; or an attention of the model normalises its queries or keys after
+            their projection, so that scaling weights does nothing (such logits are bounded already; name other
+            ``sites``).
+
+    Source:
+        Kimi K2 (arXiv 2507.20534), section on MuonClip. A logit that has a bias or a softcap is not linear in these
+        weights: it falls, but not exactly to the threshold.
+    """
+
+    def __init__(
+        self, model: nn.Module, threshold: float = 100.0, *, sites: Iterable[str] | None = None,
+        rows: int | None = None,
+    ) -> None:  # fmt: skip
+        self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
+        self.model = model
+        self._kept = None if sites is None else tuple(sites)
+        self._refuse_normalised()
+        title = class_name(unwrapped(model))
+        self._modules = {own or title: module for module, own in named(model).items()}
+        self._projections: dict[str, Projections] = {}
+        self.steps = self.clipped = 0
+        """Steps so far, and heads that were clipped in them."""
+        self._watch = watch(model, rows=rows, sites=self._kept)
+        self._watch.step()  # from now on steps are counted, so that all passes of one are read together
+
+    def __enter__(self) -> QKClip:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes every hook off the model. Weights stay as they are."""
+        self._watch.close()
+
+    def step(self) -> dict[str, Tensor]:
+        """Clips what the forward passes since the last step have shown. Call it after ``optimizer.step()``.
+
+        Returns:
+            The factors gamma [heads] of each module in which a head was clipped.
+
+        Raises:
+            InputError: the layout of a module that must be clipped is not known, or its weights are split over
+                processes; nothing was changed then.
+        """
+        largest = self._largest()
+        found = {name: self._factors(name, logits) for name, logits in largest.items()}
+        clipped = {name: gamma for name, gamma in found.items() if bool((gamma < 1).any())}
+        parts = {name: self._found(name, len(gamma)) for name, gamma in clipped.items()}
+        for name, gamma in clipped.items():
+            _scale(parts[name], gamma)
+        self.steps += 1
+        self.clipped += sum(int((gamma < 1).sum()) for gamma in clipped.values())
+        self._watch.step()
+        return clipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts and the threshold, for a checkpoint."""
+        return {"threshold": self.threshold, "steps": self.steps, "clipped": self.clipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            InputError: the state is not one of ``QKClip``.
+        """
+        if set(state) != {"threshold", "steps", "clipped"}:
+            raise InputError(
+                f"QKClip.load_state_dict(state) must have threshold, steps and clipped, got {sorted(state)}."
+            )
+        self.threshold = positive_number("QKClip's threshold in the checkpoint", state["threshold"], _ADVICE)
+        self.steps, self.clipped = int(state["steps"]), int(state["clipped"])
+
+    def _largest(self) -> dict[str, Tensor]:
+        """The largest logit of each head [heads] by module; calls of one module are joined."""
+        joined: dict[str, Tensor] = {}
+        for site in self._watch.table().sites:
+            name = site.name.partition("#")[0]
+            logits = torch.tensor([-math.inf if head.max_logit is None else head.max_logit for head in site.heads])
+            joined[name] = torch.maximum(joined[name], logits) if name in joined else logits
+        return joined
+
+    def _factors(self, name: str, logits: Tensor) -> Tensor:
+        return torch.where(logits > self.threshold, self.threshold / logits, 1.0)
+
+    def _found(self, name: str, heads: int) -> Projections:
+        if name not in self._projections:
+            found = projections_of(self._modules[name])
+            if found.query.heads != heads:
+                raise InputError(
+                    f"QKClip: {name} attends with {heads} heads and its query projection has {found.query.heads}."
+                )
+            for part in (found.query, found.key):
+                if is_dtensor(getattr(part.module, part.weight)):
+                    raise InputError(
+                        f"QKClip: the weights of {name} are split over processes (DTensor), which is not supported."
+                    )
+            self._projections[name] = found
+        return self._projections[name]
+
+    def _refuse_normalised(self) -> None:
+        for module, name in named(self.model).items():
+            if self._kept is not None and not any(name == k or name.startswith(f"{k}.") for k in self._kept):
+                continue
+            try:
+                normalised = projections_of(module).normalised
+            except InputError:
+                continue  # no attention, or one that is told when it must be clipped
+            if normalised:
+                raise InputError(
+                    f"QKClip: {name} normalises its queries or keys after their projection: scaling the weights would "
+                    "do nothing, and such logits are bounded. Name other modules with sites=, or leave QKClip out."
+                )
+
+
+def _scale(found: Projections, gamma: Tensor) -> None:
+    group = gamma.view(-1, found.repeats).amin(1)
+    of_key = group.sqrt()
+    found.key.scale_(of_key)
+    found.query.scale_(gamma / of_key.repeat_interleave(found.repeats))
+    if found.query_alone is not None:
+        found.query_alone.scale_(gamma)

@@ -1,0 +1,153 @@
+"""QK-Clip: the largest logit of each head comes to the threshold in every layout, the rest stays; mistakes."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from attemper import InputError
+from attemper.control.qk_clip import QKClip
+from tests.control.models import BUILD, built
+from tests.monitor.tiny_models import TINY, inputs
+
+EXACT = [name for name in BUILD if name not in ("gemma2", "bloom")]
+"""A softcap and ALiBi stand between weights and logits of the other two."""
+
+
+def largest(model: nn.Module, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    scan = attemper.scan(model, [batch])
+    return {site.name: torch.tensor([head.max_logit or 0.0 for head in site.heads]) for site in scan.sites}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_logits_above_the_threshold_come_down_to_it_and_others_stay(name: str):
+    model, batch = built(name)
+    first = next(iter(largest(model, batch)))
+    before = largest(model, batch)[first]
+    threshold = float(before.sort().values[1:3].mean())
+    clip = QKClip(model, threshold)
+    model(**batch)
+    clipped = clip.step()
+    clip.close()
+    after = largest(model, batch)[first]
+    torch.testing.assert_close(after, before.clamp(max=threshold), rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(clipped[first], (threshold / before).clamp(max=1))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bloom"])
+def test_with_a_softcap_or_alibi_they_come_nearer(name: str):
+    model, batch = built(name)
+    first = next(iter(largest(model, batch)))
+    before = largest(model, batch)[first]
+    threshold = float(before.median()) * 0.9
+    with QKClip(model, threshold) as clip:
+        model(**batch)
+        clip.step()
+    after = largest(model, batch)[first]
+    assert (after <= before + 1e-5).all()
+    assert (after[before > threshold] < before[before > threshold]).all()
+
+
+def test_below_the_threshold_no_weight_moves_to_the_bit():
+    model, batch = built("llama")
+    weights = copy.deepcopy(model.state_dict())
+    with QKClip(model, 1e6) as clip:
+        for _ in range(3):
+            model(**batch)
+            assert clip.step() == {}
+    assert (clip.steps, clip.clipped) == (3, 0)
+    assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
+
+
+def test_heads_that_share_a_key_keep_their_logits_by_their_queries():
+    model, batch = built("llama")
+    site = next(iter(largest(model, batch)))
+    before = largest(model, batch)[site]
+    group = before[:2]
+    threshold = float(group.mean())
+    assert group.min() < threshold < group.max()
+    with QKClip(model, threshold) as clip:
+        model(**batch)
+        clip.step()
+    after = largest(model, batch)[site]
+    torch.testing.assert_close(after, before.clamp(max=threshold), rtol=2e-4, atol=2e-4)
+
+
+def test_all_passes_of_a_step_count():
+    model, batch = built("gpt2")
+    small = {"input_ids": batch["input_ids"][:, :2]}
+    site = next(iter(largest(model, batch)))
+    peaks = [largest(model, given)[site] for given in (batch, small)]
+    assert (peaks[0] > peaks[1]).any()
+    threshold = float(peaks[0].median())
+    with QKClip(model, threshold) as clip:
+        model(**batch)
+        model(**small)  # the last pass of the step alone would not tell
+        factors = clip.step()[site]
+    torch.testing.assert_close(factors, (threshold / torch.maximum(*peaks)).clamp(max=1))
+
+
+def test_training_with_it_keeps_logits_at_the_threshold():
+    torch.manual_seed(0)
+    model = TINY["llama"].build().train()
+    batch = inputs("decoder", None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    attention = model.model.layers[0].self_attn
+    with QKClip(model, 5.0) as clip:
+        for _ in range(5):
+            with torch.no_grad():  # what an unstable optimizer does
+                attention.q_proj.weight.mul_(40.0)
+            model(**batch, labels=batch["input_ids"]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            clip.step()
+            # The forward pass was before the optimizer's step, which moves weights a little, too.
+            assert largest(model, batch)["model.layers.0.self_attn"].max() < 5.0 * 1.02
+    assert clip.clipped >= 4
+
+
+def test_hooks_come_off_and_the_state_goes_on():
+    model, batch = built("gpt2")
+    hooks = len(model._forward_hooks), len(model._forward_pre_hooks)
+    clip = QKClip(model, 0.1)
+    model(**batch)
+    clip.step()
+    clip.close()
+    clip.close()
+    assert (len(model._forward_hooks), len(model._forward_pre_hooks)) == hooks
+    other = QKClip(model, 3.0)
+    other.load_state_dict(clip.state_dict())
+    assert (other.threshold, other.steps, other.clipped) == (0.1, 1, clip.clipped)
+    other.close()
+
+
+def test_mistakes_are_told_and_nothing_is_changed():
+    model = TINY["qwen3"].build()
+    with pytest.raises(InputError, match=r"model.layers.0.self_attn normalises its queries or keys"):
+        QKClip(model)
+    with pytest.raises(
+        InputError, match=r"QKClip\(threshold=...\) must be finite and above 0, got -1. MuonClip uses 100"
+    ):
+        QKClip(model, -1)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.mix(x).chunk(3, -1)
+            return torch.nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])
+
+    own = Own()
+    weights = copy.deepcopy(own.state_dict())
+    with QKClip(own, 1e-6) as clip:
+        own(torch.randn(2, 5, 8) * 10)
+        with pytest.raises(InputError, match="Own: the layout of its query and key projections is not known"):
+            clip.step()
+    assert all(torch.equal(weights[name], now) for name, now in own.state_dict().items())
+    with pytest.raises(InputError, match="must have threshold, steps and clipped, got \\['gamma'\\]"):
+        clip.load_state_dict({"gamma": 1})
