@@ -94,12 +94,13 @@ def test_training_with_it_keeps_logits_at_the_threshold():
     torch.manual_seed(0)
     model = TINY["llama"].build().train()
     batch = inputs("decoder", None)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     attention = model.model.layers[0].self_attn
     with QKClip(model, 5.0) as clip:
         for _ in range(5):
             with torch.no_grad():  # what an unstable optimizer does
-                attention.q_proj.weight.mul_(40.0)
+                attention.q_proj.weight.mul_(6.0)
+                attention.k_proj.weight.mul_(6.0)
             model(**batch, labels=batch["input_ids"]).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
