@@ -8,5 +8,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 # What is printed before the scan goes to stderr, so that --json leaves one document on stdout.
 create_environment >&2
 install_attemper "" >&2
+build_native >&2
 cd "$caller" # where relative paths among the options mean what they say
 "$root/.venv/bin/attemper" scan "$@"

@@ -53,6 +53,12 @@ install_attemper() {
     printf '%s' "$wanted" >"$stamp"
 }
 
+# The native kernels of this tree: compiled again only where their sources changed. Without a compiler attemper works, too.
+build_native() {
+    .venv/bin/python scripts/build_native.py >/dev/null ||
+        say "THE NATIVE KERNELS ARE NOT BUILT: attemper takes the blocked ones. Install a C++ compiler (Debian: apt-get install g++) and run this again."
+}
+
 # What the tests of image models need, in a folder of its own: torchvision's build breaks whoever imports it beside another
 # torch, so that nothing but these tests may find it. --no-deps: torch itself comes from .venv.
 vision_packages="timm torchvision diffusers pillow certifi charset-normalizer importlib-metadata requests urllib3 zipp"

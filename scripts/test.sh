@@ -12,6 +12,7 @@ else
     install_attemper dev "pyright[nodejs]"
 fi
 
+build_native
 install_vision
 install_chromium
 
@@ -28,6 +29,6 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS=1 # no look-up of a newer pyright
 .venv/bin/python -m pyright --pythonpath .venv/bin/python
 
 say "pytest --all"
-.venv/bin/python -m pytest --all -n 2 "$@" # one thread each: tests/conftest.py
+.venv/bin/python -m pytest --all -n 2 --dist worksteal "$@" # one thread each: tests/conftest.py
 
 say "All checks passed."

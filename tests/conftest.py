@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 
 from attemper import _ops
 from tests import interpreter, models_seen
+from tests.calls import PRESENT
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
@@ -32,7 +33,9 @@ settings.register_profile(
 )  # fmt: skip
 settings.load_profile("attemper")
 
-BACKENDS = ("reference", "blocked")
+NATIVE = ("native",) if "native" in PRESENT else ()
+"""Tests run on the native kernels, too; where a compiler is and they are not, test_native_build.py fails."""
+BACKENDS = ("reference", "blocked", *NATIVE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +73,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     slow = sum("slow: run with --all" in str(report.longrepr) for report in skipped)
     if cases:
-        counts = ", ".join(f"{cases[name]} on {name}" for name in (*BACKENDS, "triton", "measures"))
+        counts = ", ".join(
+            f"{cases[name]} on {name}" for name in ("reference", "blocked", "native", "triton", "measures")
+        )
         terminalreporter.write_line(f"hostile cases: {counts}")
     terminalreporter.write_line(f"skipped tests: {slow} slow (run with --all), {len(skipped) - slow} others")
 

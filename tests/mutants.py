@@ -1,36 +1,51 @@
 # ruff: noqa: E501 (the table quotes lines of source)
-"""Mutants of the blocked kernel: break one thing at a time; some quick test must notice.
+"""Mutants of a kernel: break one thing at a time; some quick test must notice.
 
-``python tests/mutants.py`` copies ``src`` to a temporary folder, applies one change of text at a time and runs
-``tests/kernels/test_blocked_quick.py`` against the copy. It prints killed or SURVIVED for each and exits 1 if a mutant
-survives, or if the text of a mutation is no longer found exactly once (then the kernel changed: bring the table up to date).
+``python tests/mutants.py`` (the blocked kernel) or ``python tests/mutants.py triton`` copies ``src`` to a temporary
+folder, applies one change of text at a time and runs the mutant's tests against the copy: for the blocked kernel
+``tests/kernels/test_blocked_quick.py``, for Triton those that its row of ``tests/mutants_triton.py`` names. It prints
+killed or SURVIVED for each and exits 1 if a mutant survives, or if the text of a mutation is no longer found exactly once
+(then the kernel changed: bring the table up to date).
 ``--jobs N`` runs N at a time (default 2), ``--only WORD`` those whose name contains WORD.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 QUICK = "tests/kernels/test_blocked_quick.py"
+TIME_LIMIT = 600
+BROKEN = 70
+"""How a process ends where not even pytest ran: pytest's own numbers are less."""
+SERVER = multiprocessing.get_context("forkserver")
+"""Forks a process for each mutant."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: ``before`` stands exactly once in ``file`` (under src/attemper) and becomes ``after``."""
+    """One change: ``before`` stands exactly once in ``file`` (under src/attemper) and becomes ``after``.
+
+    ``tests``: what is run against it, in pytest's words; one of them must fail.
+    """
 
     name: str
     file: str
     before: str
     after: str
+    tests: tuple[str, ...] = (QUICK,)
 
 
 FORWARD, BACKWARD, SCORES, PROBLEM, OPS = (
@@ -131,38 +146,65 @@ def outcome(mutant: Mutant) -> str:
         return f"NOT FOUND ({text.count(mutant.before)} times)"
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        # What Python compiled of other files is taken along, for it takes a second to compile again.
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns(f"{source.stem}.*.pyc"))
         (copy / "attemper" / mutant.file).write_text(text.replace(mutant.before, mutant.after))
-        return tested(copy)
+        return tested(copy, mutant.tests)
 
 
-def tested(source: Path) -> str:
-    """The quick tests against this copy of ``src``."""
-    environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", QUICK, "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly", "-rN", "--tb=line"]  # fmt: skip
-    try:
-        run = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "killed by the time limit"
-    if run.returncode == 0:
+def tested(source: Path, tests: Iterable[str]) -> str:
+    """These tests against this copy of ``src``, in a process that has imported what no mutant changes."""
+    with tempfile.NamedTemporaryFile("r", prefix="mutant-") as report:
+        child = SERVER.Process(target=_run_tests, args=(str(source), tuple(tests), report.name))
+        child.start()
+        child.join(TIME_LIMIT)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            return "killed by the time limit"
+        text = report.read()
+    if child.exitcode == 0:
         return "SURVIVED"
-    if run.returncode != 1:
-        return f"BROKEN (pytest ended with {run.returncode}): {run.stdout[-300:]}"
-    lines = [line for line in run.stdout.splitlines() if "Error" in line or line.startswith("E ")]
+    if child.exitcode != 1:
+        return f"BROKEN (pytest ended with {child.exitcode}): {text[-300:]}"
+    lines = [line for line in text.splitlines() if "Error" in line or line.startswith("E ")]
     return f"killed ({lines[0].split('/')[-1][:110] if lines else 'a test failed'})"
 
 
+def _run_tests(source: str, tests: tuple[str, ...], report: str) -> None:
+    with open(report, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(ROOT)
+    sys.path.insert(0, source)
+    sys.dont_write_bytecode = True
+    options = "--assert=plain -x -q --no-header -p no:cacheprovider -p no:randomly -p no:xdist -rN --tb=line"
+    code = BROKEN
+    try:
+        code = pytest.main([*tests, *options.split()])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def main() -> int:
+    from tests import mutants_triton
+
+    tables = {"blocked": MUTANTS, "triton": mutants_triton.MUTANTS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("kernel", nargs="?", default="blocked", choices=tables)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name]
-    whole = tested(ROOT / "src")
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    SERVER.set_forkserver_preload(["torch", "pytest", "triton"])
+    chosen = [mutant for mutant in tables[options.kernel] if options.only in mutant.name]
+    whole = tested(ROOT / "src", dict.fromkeys(test for mutant in chosen for test in mutant.tests))
     if whole != "SURVIVED":
-        print(f"the quick tests fail without any mutation: {whole}")
+        print(f"the tests fail without any mutation: {whole}")
         return 1
     with ThreadPoolExecutor(options.jobs) as pool:
         results = []
@@ -175,4 +217,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.path.insert(0, str(ROOT))
+    from tests import mutants  # this file, as the table of Triton's mutants knows it
+
+    raise SystemExit(mutants.main())

@@ -8,25 +8,40 @@ import torch
 
 import attemper
 from attemper import BackendError, InputError, _backends, _ops, _reference
-from attemper._backends import BACKENDS, FEATURES, Given, resolve
+from attemper._backends import AUTO_TAKES_NATIVE, BACKENDS, FEATURES, Given, resolve
 
 TRITON = ["triton"] if find_spec("triton") else []
 PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
 MISSING = [backend.name for backend in BACKENDS if backend.missing is not None]
 
 
+ON_CPU = "native" if AUTO_TAKES_NATIVE and "native" in PRESENT else "blocked"
+
+
 def test_auto_takes_the_first_of_the_table_that_can():
     assert ["blocked", "reference", *TRITON] == [name for name in PRESENT if name != "native"]
-    assert resolve("auto", frozenset()).name == "blocked"
+    assert resolve("auto", frozenset()).name == ON_CPU
     assert resolve("auto", frozenset(FEATURES) - {"second_derivative"}).name == "blocked"
     assert resolve("auto", frozenset({"second_derivative"})).name == "reference"
 
 
-def test_auto_leaves_the_native_kernels_to_whoever_names_them(monkeypatch: pytest.MonkeyPatch):
-    there = tuple(replace(backend, missing=None) for backend in BACKENDS)
+@pytest.mark.parametrize("by_name_only", [True, False])
+def test_auto_takes_the_native_kernels_on_a_cpu_where_they_are_not_left_to_whoever_names_them(
+    by_name_only: bool, monkeypatch: pytest.MonkeyPatch
+):
+    native = {"missing": None, "by_name_only": by_name_only}
+    there = tuple(replace(backend, **native) if backend.name == "native" else backend for backend in BACKENDS)
     monkeypatch.setattr(_backends, "BACKENDS", there)
-    assert resolve("auto", frozenset()).name == "blocked"
     assert resolve("native", frozenset({"causal"})).name == "native"
+    assert resolve("auto", frozenset({"causal"})).name == ("blocked" if by_name_only else "native")
+    for needed, given in (
+        ({"dropout"}, Given()),
+        ({"second_pass"}, Given()),
+        (set(), Given("float64")),
+        (set(), Given(size=257)),
+        (set(), Given(device="mps")),
+    ):
+        assert resolve("auto", frozenset(needed), given).name == "blocked"
 
 
 def test_auto_says_so_when_no_backend_can():
@@ -37,7 +52,7 @@ def test_auto_says_so_when_no_backend_can():
 @pytest.mark.parametrize("name", MISSING)
 def test_a_backend_that_is_not_there_is_refused_and_one_that_can_is_named(name: str):
     query = torch.zeros(1, 1, 2, 4)
-    reason = {"triton": "the package triton is not installed: pip install", "native": "its library is not built"}[name]
+    reason = {"triton": "the package triton is not installed: pip install", "native": "not built"}[name]
     with pytest.raises(
         BackendError, match=rf"backend='{name}' cannot serve this call: {reason}.*Use backend='blocked' or 'auto'"
     ):
@@ -110,7 +125,7 @@ def test_explicit_backends_are_never_replaced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_reference, "scores", lambda *args: used.append("reference") or scores(*args))
     query = torch.zeros(1, 1, 2, 4)
     for name in ("reference", "blocked", "auto"):
-        attemper.attention(query, query, query, stats="all", backend=name)
+        attemper.attention(query, query, query, stats=("entropy", "gini"), backend=name)  # gini: not for native
     assert used == ["reference", "blocked", "blocked"]
 
 
@@ -126,7 +141,7 @@ def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_takes_triton_on_a_gpu_and_never_on_a_cpu(with_triton: None):
     assert resolve("auto", frozenset({"causal", "varlen", "statistics_gradient"}), GPU).name == "triton"
-    assert resolve("auto", frozenset(), replace(GPU, device="cpu")).name == "blocked"
+    assert resolve("auto", frozenset(), replace(GPU, device="cpu")).name == ON_CPU
     assert resolve("auto", frozenset(), replace(GPU, device="mps")).name == "blocked"
 
 
@@ -158,14 +173,16 @@ def test_triton_refuses_what_it_cannot_do_by_name(
     needed: set[str], given: Given, reason: str, with_triton: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(BackendError, match=rf"'triton' cannot serve this call: {reason}\. Use backend='blocked'"):
+    with pytest.raises(
+        BackendError, match=rf"'triton' cannot serve this call: {reason}\. Use backend='(blocked|native)'"
+    ):
         resolve("triton", frozenset(needed), given)
 
 
 def test_interpreted_triton_takes_tensors_of_the_cpu_where_it_is_named(with_triton: None, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert resolve("triton", frozenset(), replace(GPU, device="cpu")).name == "triton"
-    assert resolve("auto", frozenset(), replace(GPU, device="cpu")).name == "blocked"
+    assert resolve("auto", frozenset(), replace(GPU, device="cpu")).name == ON_CPU
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 4), (torch.float32, 257)], ids=["float64", "head size"])

@@ -1,8 +1,13 @@
-"""The table of mutants stays true to the kernel: ``tests/mutants.py`` itself takes minutes and runs by hand."""
+"""The tables of mutants stay true to the kernels: ``tests/mutants.py`` itself takes minutes and runs by hand."""
 
 import pytest
 
-from tests.mutants import MUTANTS, QUICK, ROOT, Mutant
+from tests import mutants_triton
+from tests.mutants import MUTANTS as BLOCKED
+from tests.mutants import ROOT, Mutant
+
+TABLES = {"blocked": BLOCKED, "triton": mutants_triton.MUTANTS}
+MUTANTS = [mutant for table in TABLES.values() for mutant in table]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
@@ -12,7 +17,11 @@ def test_the_text_that_a_mutant_changes_stands_once_in_the_kernel(mutant: Mutant
     assert mutant.before != mutant.after
 
 
-def test_no_mutant_is_listed_twice_and_the_tests_that_kill_them_exist():
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
-    assert len({(mutant.file, mutant.before, mutant.after) for mutant in MUTANTS}) == len(MUTANTS)
-    assert (ROOT / QUICK).is_file()
+@pytest.mark.parametrize(("kernel", "least"), [("blocked", 15), ("triton", 60)])
+def test_no_mutant_is_listed_twice_and_the_tests_that_kill_them_exist(kernel: str, least: int):
+    table = TABLES[kernel]
+    assert len({mutant.name for mutant in table}) == len(table) >= least
+    assert len({(mutant.file, mutant.before, mutant.after) for mutant in table}) == len(table)
+    for test in {test for mutant in table for test in mutant.tests}:
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text() if name else (ROOT / file).is_file()

@@ -64,9 +64,13 @@ class Backend:
 
 def _native_missing() -> str | None:
     """Looks for files only: the library is loaded, and torch with it, by the first call."""
-    if any((Path(__file__).parent / "kernels" / "native").glob("attemper_native_*.so")):
+    folder = Path(__file__).parent / "kernels" / "native"
+    if any(folder.glob("attemper_native_*.so")):
         return None
-    return "its library is not built; in a source tree: python scripts/build_native.py"
+    reason = folder / "unbuilt.txt"  # written by the install (kernels/native/build.py)
+    if reason.exists():
+        return f"not built: {reason.read_text(encoding='utf-8').strip()}"
+    return "not built; in a source tree: python scripts/build_native.py"
 
 
 def _triton_missing() -> str | None:
@@ -80,6 +84,8 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
+AUTO_TAKES_NATIVE = False
+"""Whether "auto" prefers the native kernels on the CPU; False leaves them to whoever names them."""
 _ALL_DTYPES = ("float16", "bfloat16", "float32", "float64")
 BACKENDS = (
     Backend(
@@ -92,13 +98,13 @@ BACKENDS = (
     Backend("reference", "dense, float64 inside: the specification", frozenset(FEATURES), _ALL_DTYPES, "any"),
     Backend(
         "native",
-        "C++ for CPUs, from a source tree; not measured enough yet for auto to take it",
+        "C++ for CPUs",
         frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
         ("float16", "bfloat16", "float32"),
         "cpu",
         _native_missing(),
         256,
-        by_name_only=True,
+        by_name_only=not AUTO_TAKES_NATIVE,
     ),
     Backend(
         "triton",
@@ -141,6 +147,25 @@ def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backen
     raise InputError(
         f"backend must be 'auto' or one of {names}; got {name!r}. `attemper doctor` shows what each can do."
     )
+
+
+def checked(name: str, device: str | None) -> None:
+    """Refuses a backend that no call on ``device`` can have (None: on any device); what a call needs is not asked.
+
+    Raises:
+        InputError: no backend has this name.
+        BackendError: it is missing on this machine, or not for this device.
+    """
+    chosen = next((backend for backend in BACKENDS if backend.name == name), None)
+    dtype = "float32" if chosen is None else chosen.dtypes[0]
+    if device is None:
+        device = "cpu" if chosen is None or chosen.devices == "any" else chosen.devices
+    resolve(name, frozenset(), Given(dtype, device))
+
+
+def asynchronous(device: str) -> bool:
+    """Whether work on this device runs behind the host, so that reading a number off it waits for all of it."""
+    return device not in ("cpu", "meta")
 
 
 def _seen_by(backend: Backend, given: Given) -> Given:

@@ -23,11 +23,18 @@ from torch import Tensor
 from attemper.errors import BackendError
 from attemper.kernels.blocked import backward, forward
 from attemper.kernels.problem import UNBOUNDED, Gradients, Packing, Problem, Upstream
+from attemper.kernels.sums import COLUMNS as COLUMNS
+from attemper.kernels.sums import FIELDS
+from attemper.kernels.sums import WIDTH as WIDTH
+from attemper.kernels.sums import column as column
+from attemper.kernels.sums import emptied as emptied
+from attemper.kernels.sums import empty_sums as empty_sums
+from attemper.kernels.sums import joined as joined
 
 _COMMON = """Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? positions,
     Tensor? first_keys, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, int left, int right, bool
     bottom_right, float softcap, float dropout_p, SymInt first_tokens, str fields, bool key_mass, bool
-    maximum_gradient, int[] tile, str kernel"""
+    maximum_gradient, int[] tile, str kernel, Tensor? rows"""
 _RESULTS = "Tensor output, Tensor state, Tensor key_mass"
 _UPSTREAM = "Tensor grad_output, Tensor grad_state, Tensor grad_key_mass, bool[] needs"
 
@@ -41,7 +48,8 @@ LIBRARY.define(
 LIBRARY.define(
     """accumulate(Tensor query, Tensor key, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? first_keys,
     Tensor? included, Tensor? rows, Tensor flag, Tensor(a!) sums, int left, int right, bool bottom_right,
-    float softcap, SymInt first_tokens) -> ()""",
+    float softcap, SymInt first_tokens, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None,
+    Tensor(b!)? state=None) -> ()""",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -74,6 +82,8 @@ class Arguments:
     """(rows, keys, scores) of a tile, for tests; empty for the kernel's own choice."""
     kernel: str = "blocked"
     """Which kernel computes it ("blocked", "native", "triton"): a compiled graph keeps the choice made for it."""
+    rows: Tensor | None = None
+    """[R] int: the rows of the query to compute, taken as they are loaded; for triton, without a gradient."""
 
     def values(self) -> tuple[Any, ...]:
         """The arguments as the operator takes them."""
@@ -101,7 +111,8 @@ def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     arguments = Arguments(*args)
     if arguments.kernel == "triton":
         with torch.no_grad():
-            return _triton().forward(_whole(arguments))
+            return _triton().forward(_whole(arguments), arguments.rows)
+    assert arguments.rows is None
     parts = _parts(arguments)
     with _exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
@@ -125,7 +136,8 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     query, dtype = arguments.query, arguments.state_dtype
-    batch, heads, rows, _ = query.shape
+    batch, heads, queries, _ = query.shape
+    rows = queries if arguments.rows is None else arguments.rows.shape[0]
     width = 0 if arguments.value is None else arguments.value.shape[3]
     return (
         query.new_empty((batch, heads, rows, width)),
@@ -139,6 +151,7 @@ def _backward(*args: Any) -> list[Tensor]:
     arguments = Arguments(*args[:_COUNT])
     output, state, grad_output, grad_state, grad_key_mass, needs = args[_COUNT:]
     upstream = Upstream(grad_output, grad_state, grad_key_mass)
+    assert arguments.rows is None
     if arguments.kernel == "triton":
         with torch.no_grad():
             return _returned(arguments, _triton().backward(_whole(arguments), output, state, upstream, tuple(needs)))
@@ -258,23 +271,31 @@ def _accumulate(
     query: Tensor, key: Tensor, mask: Tensor | None, multiplier: Tensor, sink: Tensor | None,
     first_keys: Tensor | None, included: Tensor | None, rows: Tensor | None, flag: Tensor, sums: Tensor,
     left: int, right: int, bottom_right: bool, softcap: float, first_tokens: int,
+    cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, state: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Adds the statistics of a call to a site's sums on the device, unless the flag there is down: no output, no wait.
+    """Adds the statistics of a call to a site's sums on the device, unless the flag there is down: nothing waits.
 
-    ``kernels/triton/accumulate.py`` has the layout of ``sums``. Triton only: another backend is for who can wait.
+    ``kernels/sums.py`` has the layout of ``sums``. ``state``, [F, B, H, R] float32, keeps the state of the measured
+    rows for who wants it. Triton only: another backend is for who can wait.
     """
     kernels = _triton()
     call = Arguments(
         query, key, None, mask, multiplier, sink, first_keys=first_keys, left=left, right=right,
-        bottom_right=bottom_right, softcap=softcap, first_tokens=first_tokens, fields=kernels.FIELDS, kernel="triton",
+        bottom_right=bottom_right, softcap=softcap, first_tokens=first_tokens, fields=FIELDS, kernel="triton",
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
     )  # fmt: skip
     with torch.no_grad():
-        kernels.accumulate(_whole(call), flag, sums, rows, included)
+        kernels.accumulate(_whole(call), flag, sums, rows, included, state)
 
 
 @torch.library.register_fake("attemper::accumulate", lib=LIBRARY)
-def _accumulate_fake(*_: Any) -> None:
+def _accumulate_fake(*_: Any, **__: Any) -> None:
     return None
+
+
+def sampled_positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:
+    """``rows`` of ``queries`` rows, chosen on the device from the ``start`` that it holds, unless ``flag`` is down."""
+    return _triton().positions(start, rows, queries, flag)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def test_another_type_of_weights_is_scanned(run: Run, text: Path, dtype: str) ->
         (("model", "--limit", "logits"), "is not NAME=V"),
         (("model", "--limit", "sharp=1"), "'collapsed', 'diffuse', 'logits', 'first_token'"),
         (("model", "--backend", "fast"), "backend must be 'auto' or one of 'blocked', 'reference'"),
-        (("model", "--backend", "native"), "backend='native' cannot serve this call"),
+        (("model", "--backend", "native", "--device", "cuda"), "backend='native' cannot serve this call"),
         (("model", "--dtype", "int8"), "'float32', 'float16', 'bfloat16', 'float64'"),
         (("model", "--max-length", "0"), "max-length"),
     ],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import attemper
+from tests.calls import skip_without
 
 SMOOTH = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
@@ -65,6 +66,7 @@ def test_gradients_of_blocked_pass_gradcheck(keys: int, names: tuple[str, ...], 
     ids=["softcap", "causal", "bottom-right", "window", "negative scale"],
 )  # fmt: skip
 def test_gradients_with_options_pass_gradcheck(options: dict[str, Any], backend: str, tiled):
+    skip_without(backend, "float64")
     tiled(1, 2, 4)
     tensors = leaves(4, groups=2)
     assert torch.autograd.gradcheck(function(SMOOTH + WHOLE_ROWS, backend, None, **options), tuple(tensors.values()))
@@ -77,6 +79,7 @@ def test_gradients_of_the_reference_pass_gradcheck(keys: int):
 
 
 def test_gradients_of_packed_documents_pass_gradcheck(backend: str):
+    skip_without(backend, "float64")
     query, key, value = (torch.randn(5, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     temperature = (torch.rand(1, 2, 5, dtype=torch.float64) + 0.5).requires_grad_()
     sink = torch.randn(2, dtype=torch.float64, requires_grad=True)
@@ -94,6 +97,7 @@ def test_gradients_of_packed_documents_pass_gradcheck(backend: str):
 
 
 def test_gradients_of_sampled_rows_pass_gradcheck(backend: str):
+    skip_without(backend, "float64")
     query, key = (torch.randn(1, 1, 7, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def call(query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
@@ -108,6 +112,7 @@ def test_gradients_of_sampled_rows_pass_gradcheck(backend: str):
 
 
 def test_the_gradient_of_dropout_uses_the_weights_that_were_dropped(backend: str, tiled):
+    skip_without(backend, "float64")
     tiled(2, 3, 40)
     query, key, value = (torch.randn(1, 2, n, 2, dtype=torch.float64, requires_grad=True) for n in (4, 7, 7))
     sink = torch.randn(2, dtype=torch.float64, requires_grad=True)
@@ -122,6 +127,7 @@ def test_the_gradient_of_dropout_uses_the_weights_that_were_dropped(backend: str
 
 
 def test_the_gradient_of_dropout_over_packed_documents_uses_the_weights_that_were_dropped(backend: str):
+    skip_without(backend, "float64")
     query, key, value = (torch.randn(6, 1, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     offsets = torch.tensor([0, 2, 6])
 
@@ -134,8 +140,8 @@ def test_the_gradient_of_dropout_over_packed_documents_uses_the_weights_that_wer
 
 def test_ties_for_the_maximum_send_its_gradient_to_the_lowest_key(backend: str, tiled):
     tiled(1, 2, 4)
-    bias = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]], dtype=torch.float64, requires_grad=True)
-    query, key = torch.zeros(1, 1, 1, 1, dtype=torch.float64), torch.zeros(1, 1, 5, 1, dtype=torch.float64)
+    bias = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]], requires_grad=True)
+    query, key = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 5, 1)
     stats = attemper.attention(query, key, key, bias, stats=("max_logit",), backend=backend).stats
     assert stats is not None
     (grad,) = torch.autograd.grad(stats.max_logit.sum(), bias)

@@ -1,6 +1,8 @@
 """The native kernels against the float64 oracle, case by case, and what only they promise: threads, forks, layouts."""
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -11,21 +13,25 @@ from torch import Tensor
 import attemper
 from attemper._backends import BACKENDS
 from attemper.errors import BackendError
+from attemper.kernels import native
+from attemper.kernels.native.arguments import Arguments
 from attemper.kernels.problem import Problem
 from tests import agreement, cases
-from tests.calls import attended
+from tests.calls import attended, packed
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_empty"),
     pytest.mark.skipif(
         any(backend.name == "native" and backend.missing for backend in BACKENDS),
-        reason="native is not built: python scripts/build_native.py",
+        reason="native is not built (where a compiler is, test_native_build.py fails)",
     ),
 ]
 
 TAKEN = [
     case for case in (*cases.CASES, *cases.RAGGED) if case.dtype != torch.float64 and max(case.size, case.width) <= 256
 ]
+# Few rows go to the decode kernel; the same table with many goes to the tiles.
+TALL = [replace(case, name=f"tall: {case.name}", rows=case.rows + 30) for case in TAKEN if case.keys < 100]
 LONG = (
     cases.Case("blocks and chunks", batch=1, heads=2, groups=1, rows=430, keys=700, size=40, width=24),
     cases.Case("blocks, ascending", batch=1, heads=2, groups=2, rows=70, keys=600, ascending=True, spread=8.0),
@@ -37,7 +43,7 @@ LONG = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TAKEN + list(LONG), ids=[case.name for case in TAKEN + list(LONG)])
+@pytest.mark.parametrize("case", [*TAKEN, *TALL, *LONG], ids=lambda case: case.name)
 def test_native_agrees_with_the_oracle(case: cases.Case):
     agreement.assert_agreement(replace(case, names=cases.MERGED), "native")
 
@@ -91,8 +97,6 @@ def test_calls_from_several_threads_at_once_are_right():
 
 def _kernel_sum() -> float:
     """By the kernel alone: torch's own operators may not return in a forked process that has several threads."""
-    from attemper.kernels import native
-
     query = torch.ones(1, 4, 300, 16)
     problem = Problem(query=query, key=query, value=query, mask=None, multiplier=torch.full((1, 1, 1), 0.25))
     return sum(native.forward(problem)[1][1].flatten().tolist())
@@ -117,6 +121,49 @@ def test_a_forked_process_computes_too():
         torch.set_num_threads(before)
 
 
+def _attended_sum() -> float:
+    query = torch.ones(1, 4, 300, 16)
+    result = attended("native", query, query, query)
+    return float(sum(result.stats.entropy.flatten().tolist()) + sum(result.output.flatten().tolist()))
+
+
+def _attend_in_child(queue) -> None:
+    torch.set_num_threads(1)
+    queue.put(_attended_sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_process_that_uses_one_thread_of_torch_attends():
+    """After fork, GNU OpenMP waits in its first parallel region for threads that are gone: with several threads no
+    operator of PyTorch returns, with one thread all do, and the pool of the native kernels starts anew."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1000, 1000).add(1)  # OpenMP's threads exist
+        want = _attended_sum()
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_attend_in_child, args=(queue,), daemon=True)
+        child.start()
+        assert queue.get(timeout=60) == want
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-10, 1e-5])
+def test_weights_in_backward_are_those_of_forward_however_large_scores_are(rows: int, temperature: float):
+    """At 1e5 and beyond, two orders of adding up a score give two scores, and exp of their difference is no weight."""
+    query, key, value = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (rows, 9, 9))
+    divisor = torch.full((2, 1), temperature, requires_grad=True)
+    output = attended("native", query, key, value, temperature=divisor).output
+    grads = torch.autograd.grad(output.sum(), (value, divisor))
+    winners = (query @ key.mT).argmax(-1)
+    want = torch.nn.functional.one_hot(winners, 9).sum(2).float()[..., None].expand_as(value)
+    torch.testing.assert_close(grads[0], want, rtol=0, atol=0)
+    assert torch.equal(grads[1], torch.zeros(2, 1))
+
+
 LAYOUTS = {
     "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
     "strided last dim": lambda t: torch.stack((t, t), -1).flatten(-2)[..., ::2],
@@ -133,6 +180,91 @@ def test_any_strides_equal_the_contiguous_copy(layout: str, rows: int, dtype: to
     one, two = (attended("native", *given) for given in (tensors, [t.contiguous() for t in tensors]))
     assert torch.equal(one.output, two.output)
     assert all(torch.equal(one.stats[name], two.stats[name]) for name in one.stats)
+
+
+MASKS = {
+    "key padding": torch.arange(50) < 41,
+    "bool per head": torch.rand(3, 40, 50, generator=torch.Generator().manual_seed(0)) < 0.7,
+    "bias per query": torch.linspace(-2, 2, 40)[:, None],
+    "half precision bias": torch.linspace(-2, 2, 40 * 50).view(40, 50).half(),
+    "every second column": torch.linspace(-2, 2, 40 * 100).view(40, 100)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_tensors_are_read_where_they_lie(mask: str, monkeypatch: pytest.MonkeyPatch):
+    seen, run = [], native.run
+
+    def noted(name: str, call: Arguments) -> None:
+        seen.append(call)
+        run(name, call)
+
+    monkeypatch.setattr(native, "run", noted)
+    tensors = {
+        "query": torch.randn(2, 40, 3, 32).transpose(1, 2),
+        "key": torch.randn(2, 1, 50, 64)[..., ::2],
+        "value": torch.randn(2, 1, 1, 24).expand(2, 1, 50, 24),
+        "mask": MASKS[mask],
+    }
+    attended("native", *tensors.values(), enable_gqa=True)
+    (call,) = seen
+    for name, tensor in tensors.items():
+        view = getattr(call, name)
+        assert view.data == tensor.data_ptr(), name
+        sizes = [1] * (4 - tensor.dim()) + list(tensor.shape)
+        steps = [0] * (4 - tensor.dim()) + list(tensor.stride())
+        for size, want, got in zip(sizes, steps, view.stride, strict=True):
+            assert got == (0 if size == 1 else want), name
+
+
+MEMORY = """
+import torch
+from attemper import attention
+
+
+def status(word):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(word)) / 1024
+
+
+def extra_mib(rows, keys):
+    query = torch.randn(1, rows, 8, 64, dtype=torch.bfloat16).transpose(1, 2)
+    key, value = (torch.randn(1, keys, 8, 64, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
+    bias = torch.randn(1, 1, rows, keys)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    attention(query, key, value, bias, stats="all", backend="native")
+    return status("VmHWM") - before
+
+
+torch.set_num_threads(1)
+extra_mib(64, 256), extra_mib(1, 256)
+print(extra_mib(64, 16384), extra_mib(1, 65536))
+"""
+
+
+def test_a_call_needs_a_few_mib_beyond_its_tensors():
+    # A float32 copy of the keys would be 32 and 128 MiB, the bias of every head 32 and 2.
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    many, one = map(float, run.stdout.split())
+    assert -1 < many < 6, f"{many} MiB"
+    assert -1 < one < 6, f"{one} MiB"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_packed_documents_equal_each_document_alone(dtype: torch.dtype):
+    offsets = torch.tensor([0, 3, 3, 45, 60])
+    query, key, value = (torch.randn(60, heads, 20).to(dtype) for heads in (4, 2, 2))
+    options = {"is_causal": True, "softcap": 5.0, "sink_logits": torch.randn(4), "enable_gqa": True}
+    whole = packed("native", query, key, value, offsets, offsets, **options)
+    for start, end in zip(offsets.tolist(), offsets.tolist()[1:], strict=False):
+        parts = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
+        alone = attended("native", *parts, **options)
+        assert torch.equal(whole.output[start:end], alone.output[0].transpose(0, 1))
+        for name in alone.stats:
+            # PyTorch's sigmoid, which makes the mass of a sink, rounds by where a number stands in its vector.
+            slack = 2e-7 if name == "mass" else 0
+            torch.testing.assert_close(whole.stats[name][..., start:end], alone.stats[name], rtol=0, atol=slack)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
-from tests.calls import attended
+from tests.calls import attended, skip_without
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -31,6 +31,7 @@ def tensors(what: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("what", OPTIONS)
 def test_the_output_and_its_gradients_are_those_of_pytorch(what: str, backend: str):
+    skip_without(backend, "float64")
     leaves = tensors(what)
     ours = attended(backend, *leaves, **OPTIONS[what]).output
     stock = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], **OPTIONS[what])
@@ -42,6 +43,7 @@ def test_the_output_and_its_gradients_are_those_of_pytorch(what: str, backend: s
 
 @pytest.mark.parametrize("what", OPTIONS)
 def test_entropy_and_its_gradients_follow_from_stock_attention_over_the_keys(what: str, backend: str):
+    skip_without(backend, "float64")
     query, key, _ = tensors(what)
     scale = OPTIONS[what].get("scale", 1 / math.sqrt(6))
     stats = attemper.attention_statistics(query, key, stats=("entropy", "lse"), backend=backend, **OPTIONS[what])

@@ -93,8 +93,10 @@ def test_all_calls_of_generate_are_rows_of_one_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["t5", "whisper"])
 def test_cross_attention_is_read_while_decoding(name: str) -> None:
-    model = sharpened(TINY[name].build())
+    # In float64: the model's own float32 is another one token by token, and T5's scores, which nothing scales, show it.
+    model = sharpened(TINY[name].build()).double()
     batch = inputs(TINY[name].kind, None, batch=1)
+    batch = {name: part.double() if part.is_floating_point() else part for name, part in batch.items()}
     ids = batch.pop("decoder_input_ids")[:, :6]
     batch.pop("decoder_attention_mask", None)
     with torch.no_grad():
@@ -109,7 +111,7 @@ def test_cross_attention_is_read_while_decoding(name: str) -> None:
             found = model(**given, decoder_input_ids=ids[:, token : token + 1], past_key_values=cache, use_cache=True)
             cache, encoded = found.past_key_values, (found.encoder_last_hidden_state,)
     expected = {group: [head_entropies(layer, None) for layer in layers] for group, layers in groups.items()}
-    assert largest_error(watch.table(), TINY[name].kind, expected) < 2e-5
+    assert largest_error(watch.table(), TINY[name].kind, expected) < 1e-9
 
 
 def test_heads_that_sdpa_packs_while_decoding_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

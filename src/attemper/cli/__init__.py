@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from attemper.cli.bench import bench
 from attemper.cli.doctor import doctor
 from attemper.cli.lab import lab
 from attemper.cli.scan import scan
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command("scan")(scan)
 app.command("lab")(lab)
+app.command("bench")(bench)
 app.command("doctor")(doctor)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attemper._backends import resolve
+from attemper._backends import checked
 from attemper.errors import BackendError, InputError
 from attemper.monitor.alarms import checked_limits
 
@@ -65,7 +65,7 @@ def scan(
     """Exact entropy and logit size of every head of MODEL, as a table or as JSON."""
     limits = _limits(limit or [])
     with _usage("--backend"):
-        resolve(backend, frozenset())
+        checked(backend, device)
     words = _read(text)
     if html is not None:
         from attemper.report import checked_target

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from attemper import _backends
 from attemper._ops import Arguments
 from attemper._ops import attention as operator
 from attemper.errors import InputError
@@ -16,7 +17,7 @@ from attemper.functional import dense
 from attemper.functional.call import Call, Options, Packing, planned
 from attemper.functional.derive import derived
 from attemper.functional.names import state_fields
-from attemper.functional.sampling import sampled
+from attemper.functional.sampling import sampled, waits
 from attemper.functional.stats import AttentionOutput, AttentionStats, kept_detached
 
 
@@ -120,8 +121,16 @@ def varlen_attention(
         dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
     tensors = [_unpacked("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
-    packing = _packing("varlen_attention", cu_seqlens_q, cu_seqlens_k, query.shape[0], key.shape[0])
+    packing = _packing("varlen_attention", cu_seqlens_q, cu_seqlens_k)
+    edges = (("cu_seqlens_q", cu_seqlens_q, query.shape[0]), ("cu_seqlens_k", cu_seqlens_k, key.shape[0]))
+    for name, offsets, total in edges:
+        if not _backends.asynchronous(offsets.device.type):
+            _check_offsets("varlen_attention", name, offsets, total)
     call = planned("varlen_attention", tensors[0], tensors[1], tensors[2], None, options, packing)
+    for name, offsets, total in edges:
+        if _backends.asynchronous(offsets.device.type):
+            check = _check_offsets if waits(call, offsets) else _assert_offsets
+            check("varlen_attention", name, offsets, total)
     result = executed(call)
     return AttentionOutput(result.output[0].transpose(0, 1), result.stats)
 
@@ -143,7 +152,8 @@ def attention_statistics(
         rows: measure only this many query rows of each sequence, evenly strided from a random start. ``max_logit`` is
             then a
             lower bound, ``.standard_error()`` tells what sampling may have missed, ``.rows`` which rows were read.
-        generator: draws the start; None for torch's default one.
+        generator: draws the start; None for torch's default one (of the query's device on triton, so that nothing
+            waits).
 
     Returns:
         ``AttentionStats`` with tensors [B, H, Q], or [B, H, rows] when sampled.
@@ -197,14 +207,24 @@ def measured(
     tokens.
     """
     with torch.no_grad():
-        call = planned("attention", query, key, None, mask, options, packing)
-        if first_keys is not None:
-            call = replace(call, first_keys=first_keys)
-        if rows is not None:
-            call = sampled("attention", call, rows, generator)
+        call = prepared(
+            query, key, mask, options, packing=packing, first_keys=first_keys, rows=rows, generator=generator
+        )
         stats = executed(call, query.shape[2]).stats
     assert stats is not None
     return stats
+
+
+def prepared(
+    query: Tensor, key: Tensor, mask: Tensor | None, options: Options, *, packing: Packing | None = None,
+    first_keys: Tensor | None = None, rows: int | None = None, generator: torch.Generator | None = None,
+) -> Call:  # fmt: skip
+    """The call that :func:`measured` executes: checked, its backend resolved, its rows chosen."""
+    with torch.no_grad():
+        call = planned("attention", query, key, None, mask, options, packing)
+        if first_keys is not None:
+            call = replace(call, first_keys=first_keys)
+        return call if rows is None else sampled("attention", call, rows, generator)
 
 
 def executed(call: Call, population: int | None = None) -> AttentionOutput:
@@ -249,6 +269,8 @@ def _by_operator(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tenso
             key_mass="key_mass" in call.names,
             maximum_gradient="max_weight" in call.asked or "max_logit" in call.asked,
             kernel=call.backend,
+            # Rows that have places of their own were picked before.
+            rows=call.rows if call.positions is None else None,
         )
     )
     parts = dict(zip(fields, state.unbind(0), strict=True))
@@ -265,7 +287,7 @@ def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1)[None]
 
 
-def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: int, keys: int) -> Packing:
+def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Packing:
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
             came = f"{list(offsets.shape)} {offsets.dtype}" if isinstance(offsets, Tensor) else type(offsets).__name__
@@ -277,12 +299,31 @@ def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: in
             f"{where}: cu_seqlens_q and cu_seqlens_k must both be [documents + 1], got {list(cu_seqlens_q.shape)} and "
             f"{list(cu_seqlens_k.shape)}."
         )
-    if not torch.compiler.is_compiling():
-        for name, offsets, total in (("cu_seqlens_q", cu_seqlens_q, queries), ("cu_seqlens_k", cu_seqlens_k, keys)):
-            edges = offsets.tolist()
-            if edges[0] != 0 or edges[-1] != total or any(b < a for a, b in pairwise(edges)):
-                raise InputError(f"{where}({name}=...) must rise from 0 to {total}, got {edges[:8]}.")
     return Packing(cu_seqlens_q, cu_seqlens_k)
 
 
-__all__ = ["attention", "attention_statistics", "dense_weights", "executed", "measured", "varlen_attention"]
+def _check_offsets(where: str, name: str, offsets: Tensor, total: int) -> None:
+    if torch.compiler.is_compiling():
+        return
+    edges = offsets.tolist()
+    if edges[0] != 0 or edges[-1] != total or any(b < a for a, b in pairwise(edges)):
+        raise InputError(f"{where}({name}=...) must rise from 0 to {total}, got {edges[:8]}.")
+
+
+def _assert_offsets(where: str, name: str, offsets: Tensor, total: int) -> None:
+    """The same check on the device: nothing waits for it, and what is wrong is told when the device comes to it."""
+    if torch.compiler.is_compiling():
+        return
+    rising = (offsets[0] == 0) & (offsets[-1] == total) & (offsets.diff() >= 0).all()
+    torch.ops.aten._assert_async.msg(rising, f"{where}({name}=...) must rise from 0 to {total}.")
+
+
+__all__ = [
+    "attention",
+    "attention_statistics",
+    "dense_weights",
+    "executed",
+    "measured",
+    "prepared",
+    "varlen_attention",
+]

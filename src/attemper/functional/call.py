@@ -77,16 +77,17 @@ class Call:
     first_tokens: int
     first_keys: Tensor | None
     positions: Tensor | None
-    """The key on each measured row's diagonal, on the CPU; None for all rows."""
+    """The key on each measured row's diagonal; None for the rows' own places."""
     rows: Tensor | None
-    """Which rows are measured, on the CPU; None for all."""
+    """Which rows are measured: picked already where they have ``positions``, else for the kernel to pick; None for all.
+    """
     packing: Packing | None
     backend: str
 
 
-def chosen_backend(name: str) -> str:
-    """The backend that ``name`` stands for in a plain call; ``"auto"`` is resolved."""
-    return _backends.resolve(name, frozenset()).name
+def checked_backend(name: str, device: str | None) -> None:
+    """Refuses a backend that no call on ``device`` can have; None where the device is not known."""
+    _backends.checked(name, device)
 
 
 def planned(

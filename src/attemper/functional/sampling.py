@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attemper import _backends
 from attemper.errors import InputError
 from attemper.functional.call import Call, Packing
 
@@ -22,9 +23,10 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
     queries = call.query.shape[2]
     if rows >= queries:
         return call
-    start = torch.rand((), generator=generator, dtype=torch.float64)
-    positions = ((start + torch.arange(rows, dtype=torch.float64)) * (queries / rows)).floor().to(torch.int64)
-    positions = positions.clamp(max=queries - 1)
+    positions = _positions(call, rows, generator)
+    if gathers(call):
+        # The kernel takes these rows as it loads them, each at its own place.
+        return replace(call, rows=positions)
     places, packing = _places(call, positions)
 
     def chosen(tensor: Tensor | None) -> Tensor | None:
@@ -47,11 +49,37 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
     )
 
 
+def gathers(call: Call) -> bool:
+    """Whether the kernel itself picks rows: Triton's, which has no gradient there."""
+    tensors = (call.query, call.key, call.mask, call.multiplier, call.sink)
+    graph = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return call.backend == "triton" and not graph
+
+
+def waits(call: Call, tensor: Tensor) -> bool:
+    """Whether reading ``tensor`` on the host may wait for its device: Triton's calls are launched and left alone."""
+    return not (call.backend == "triton" and _backends.asynchronous(tensor.device.type))
+
+
+def _positions(call: Call, rows: int, generator: torch.Generator | None) -> Tensor:
+    """Which rows: on the CPU, or on the query's device where nothing may wait for it."""
+    device = torch.device("cpu") if waits(call, call.query) else call.query.device
+    drawn = device if generator is None else generator.device
+    # A start from the CPU is one number among the arguments of the device's first operation: nothing is copied.
+    start = torch.rand((), generator=generator, dtype=torch.float64, device=drawn)
+    queries = call.query.shape[2]
+    strided = (start + torch.arange(rows, dtype=torch.float64, device=device)) * (queries / rows)
+    return strided.floor().to(torch.int64).clamp(max=queries - 1)
+
+
 def _places(call: Call, rows: Tensor) -> tuple[Tensor, Packing | None]:
     """The diagonal key of each of ``rows``, counted within its document, and where documents start among the rows."""
     if call.packing is None:
         return rows + (call.key.shape[2] - call.query.shape[2] if call.bottom_right else 0), None
-    starts_q, starts_k = call.packing.cu_seqlens_q, call.packing.cu_seqlens_k
+    starts_q, starts_k = (
+        starts if rows.device.type == "cpu" else starts.to(rows.device, non_blocking=True)
+        for starts in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k)
+    )
     rows = rows.to(starts_q)
     document = torch.searchsorted(starts_q, rows, right=True) - 1
     places = rows - starts_q[document]

@@ -224,9 +224,10 @@ def load(path: Path = WEIGHTS) -> ByteModel:
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
                 raise InputError(f"{name} holds NaN or infinity")
-        with torch.device("meta"):
+        # The tensors take the place of drawn ones, and the generator is as it was. (On the meta device nothing would be
+        # drawn, but its first use loads the compiler: seconds, and random numbers of its own.)
+        with torch.random.fork_rng(devices=[]):
             model = ByteModel(config)
-        # The tensors take the place of empty ones: nothing is drawn from the generator.
         model.load_state_dict(tensors, assign=True)
     except (OSError, SafetensorError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,18 +11,53 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from attemper.errors import BackendError, InputError
-from attemper.functional.attention import measured
-from attemper.functional.call import first_true
+from attemper.functional.accumulated import Accumulated, accumulated, accumulates
+from attemper.functional.attention import executed, prepared
+from attemper.functional.call import Call, first_true
 from attemper.functional.stats import AttentionStats
 from attemper.monitor.reduction import SiteReduction
+from attemper.monitor.tapped import TappedSums
 from attemper.records import SiteReading, Skipped
 from attemper.sites.observer import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
+from attemper.sites.tap_buffers import TapBuffer
 from attemper.sites.wrappers import class_name, named, unwrapped
 
 Key = tuple[str, str, str]
 """(name, kind, mode) of a site."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one call adds to a site."""
+
+    key: Key
+    found: AttentionStats | Accumulated
+    queries: int
+    keys: int
+    tokens: Tensor | int
+    """Real query rows of all sequences."""
+    backend: str
+
+    @property
+    def rows(self) -> Tensor:
+        """A tensor [B, H, Q] of the measured rows."""
+        return self.found.lse if isinstance(self.found, AttentionStats) else self.found.state[0]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is to show of the latest sample."""
+
+    sites: tuple[SiteReading, ...]
+    skipped: tuple[Skipped, ...]
+    tokens: int
+    """Real tokens: query rows of the first site of each pass."""
+    backend: str
+    """The backends that computed it, joined by commas."""
+    last: Mapping[str, AttentionStats | Accumulated]
+    """Rows of the last call of a site, where they were kept."""
 
 
 class Collector:
@@ -43,21 +78,22 @@ class Collector:
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}
         self.skipped: dict[str, str] = {}
-        self.last: dict[str, AttentionStats] = {}
+        self.last: dict[str, AttentionStats | Accumulated] = {}
+        self._backends: dict[str, None] = {}
         self.generator = torch.Generator().manual_seed(0)
         title = class_name(unwrapped(model))
         self._names = {module: name or title for module, name in named(model).items()}
-        self._staged: list[tuple[Key, AttentionStats, tuple[int, int], Tensor | int]] = []
+        self._staged: list[Taken] = []
         self._staged_skips: dict[str, str] = {}
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
+        self.tapped = TappedSums(stats, backend, rows)
+        self.period = 0
+        """Counts steps (or passes), so that samples can be told apart."""
+        self._read = -1
+        """The period of what is in ``sites``."""
         self.unwanted: set[str] = set()
         """Names of sites that were seen and are not ``wanted``."""
-
-    @property
-    def tokens(self) -> int:
-        """Real tokens: query rows of the first site of each pass."""
-        return int(self._tokens)
 
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
@@ -106,19 +142,41 @@ class Collector:
         if tokens is not None and tokens.shape[0] == call.query.shape[0]:
             first = first_true(tokens, 1)
         try:
-            stats = measured(
+            plan = prepared(
                 call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach(),
                 replace(call.options, stats=self.stats, backend=self.backend), packing=call.packing, first_keys=first,
                 rows=self.rows, generator=self.generator,
             )  # fmt: skip
+            kind = self._kind(module, keys) if call.cross is None else ("cross" if call.cross else "self")
+            shape = (*call.query.shape[:3], keys)
+            real, reason = self._real(kind, shape, plan.rows, call.tokens)
+            found = None if reason else measured(plan, real, shape[2])
         except (InputError, BackendError) as error:
             self.skip(module, str(error))
             return
-        self._stage(module, stats, keys, call.query.shape[2], call)
+        self._stage(module, found, kind, shape, real, reason, plan.backend)
 
-    def observe(self, module: nn.Module, stats: AttentionStats, keys: int) -> None:
-        if self._kept(self.name_of(module)):
-            self._stage(module, stats, keys, stats.lse.shape[2], None)
+    def observe(self, module: nn.Module, stats: AttentionStats, keys: int, backend: str) -> None:
+        if not self._kept(self.name_of(module)):
+            return
+        kind, shape = self._kind(module, keys), (*stats.lse.shape, keys)
+        real, reason = self._real(kind, shape, stats.rows, None)
+        found = stats.detach() if real is None else _where(stats, real).detach()
+        self._stage(module, found, kind, shape, real, reason, backend)
+
+    def take(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
+        """Takes what taps have summed in their buffers, by names of sites."""
+        named = {}
+        for buffer, (name, _) in found.items():
+            reason = self.tapped.refusal(buffer)
+            if not self._kept(name):
+                continue
+            if reason is None:
+                named[buffer] = name
+            else:
+                self.skipped[name] = reason
+        sums = {buffer: part for buffer, (_, part) in found.items()}
+        self._guarded("taps", lambda: self.tapped.take(named, sums, self.period))
 
     def skip(self, module: nn.Module, reason: str) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
@@ -134,27 +192,34 @@ class Collector:
             self.unwanted.add(name)
         return kept
 
+    def _real(
+        self, kind: str, shape: tuple[int, ...], rows: Tensor | None, tokens: Tensor | None
+    ) -> tuple[Tensor | None, str | None]:
+        """Which queries of a call (batch, heads, queries, keys) are real tokens, [B, Q] (None for all); or why that
+        cannot be told.
+        """
+        context = self.context.tokens if tokens is None else Tokens(tokens, None)
+        if context.own is None:
+            return None, None
+        real = context.of_queries(shape[2], shape[3], cross=kind == "cross")
+        if real is not None and real.shape[0] == shape[0]:
+            return real, None
+        if bool(context.own.all()):
+            return None, None
+        seen = [*shape[:2], shape[2] if rows is None else len(rows)]
+        return None, f"padding of its queries cannot be told: {seen} rows under a mask of {list(context.own.shape)}"
+
     def _stage(
-        self, module: nn.Module, stats: AttentionStats, keys: int, queries: int, call: AttentionCall | None
-    ) -> None:
+        self, module: nn.Module, found: AttentionStats | Accumulated | None, kind: str, shape: tuple[int, ...],
+        real: Tensor | None, reason: str | None, backend: str,
+    ) -> None:  # fmt: skip
         name = self._next_name(module)
-        kind = self._kind(module, keys) if call is None or call.cross is None else ("cross" if call.cross else "self")
-        context = self.context.tokens if call is None or call.tokens is None else Tokens(call.tokens, None)
-        read: Tensor | int = stats.lse.shape[0] * queries
-        if context.own is not None:
-            real = context.of_queries(queries, keys, cross=kind == "cross")
-            if real is None or real.shape[0] != stats.lse.shape[0]:
-                if not bool(context.own.all()):
-                    shapes = f"{list(stats.lse.shape)} rows under a mask of {list(context.own.shape)}"
-                    self._staged_skips[name] = f"padding of its queries cannot be told: {shapes}"
-                    return
-            else:
-                real = real.to(stats.lse.device)
-                read = real.sum()
-                stats = stats.where((real if stats.rows is None else real[:, stats.rows.to(real.device)])[:, None])
-        self._staged.append(
-            ((name, kind, "train" if module.training else "eval"), stats.detach(), (queries, keys), read)
-        )
+        if reason is not None or found is None:
+            self._staged_skips[name] = reason or "it could not be measured"
+            return
+        tokens = shape[0] * shape[2] if real is None else real.sum()
+        key = (name, kind, "train" if module.training else "eval")
+        self._staged.append(Taken(key, found, shape[2], shape[3], tokens, backend))
 
     def _next_name(self, module: nn.Module) -> str:
         """The name of the attention call that is running: ``name``, and from the second one on ``name#2``."""
@@ -168,23 +233,34 @@ class Collector:
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
         self.skipped |= self._staged_skips
-        for index, (key, stats, size, read) in enumerate(self._staged):
-            self._guarded(key[0], partial(self._add, key, stats, size))
+        for index, taken in enumerate(self._staged):
+            self._guarded(taken.key[0], partial(self._add, taken))
             if index == 0:
-                self._tokens = self._tokens + read
+                self._tokens = self._tokens + taken.tokens
         self._staged.clear()
         self._staged_skips.clear()
 
-    def _add(self, key: Key, stats: AttentionStats, size: tuple[int, int]) -> None:
-        heads = stats.lse.shape[1]
-        if key not in self.sites:
-            self.sites[key] = SiteReduction(*key, heads=heads, device=stats.lse.device)
-        site = self.sites[key]
-        if site.heads != heads:
-            self._drop(key, f"it had {site.heads} heads and then {heads}: its queries are not [batch, heads, ...]")
+    def _add(self, taken: Taken) -> None:
+        key, found = taken.key, taken.found
+        site = self._site(key, taken.rows.shape[1], taken.rows.device)
+        if site is None:
             return
-        site.add(stats, *size)
-        self.last[key[0]] = stats
+        self._backends[taken.backend] = None
+        if isinstance(found, AttentionStats):
+            site.add(found, taken.queries, taken.keys)
+        elif taken.rows.numel():
+            site.add_sums(found.sums, taken.queries, taken.keys)
+        self.last[key[0]] = found
+
+    def _site(self, key: Key, heads: int, device: torch.device) -> SiteReduction | None:
+        """The site of a call with so many heads; None where it had another number of them before."""
+        if key not in self.sites:
+            self.sites[key] = SiteReduction(*key, heads=heads, device=device)
+        site = self.sites[key]
+        if site.heads == heads:
+            return site
+        self._drop(key, f"it had {site.heads} heads and then {heads}: its queries are not [batch, heads, ...]")
+        return None
 
     def _drop(self, key: Key, reason: str) -> None:
         """Forgets a site whose numbers cannot be trusted, and what comes of it in this sample."""
@@ -205,26 +281,63 @@ class Collector:
     def forget(self) -> None:
         """Starts over: the next pass is the first."""
         self.sites, self.last, self._tokens = {}, {}, 0
+        self._backends, self._read = {}, self.period
 
-    def readings(self) -> tuple[SiteReading, ...]:
-        """Sites in the order of the model's modules, calls of one module in their order."""
+    def found(self) -> Found:
+        """The latest sample. Sites in the order of the model's modules, calls of one module in their order."""
         order = {name: place for place, name in enumerate(self._names.values())}
 
         def place(site: SiteReduction) -> tuple[int, int]:
             module, _, call = site.name.partition("#")
             return order.get(module, len(order)), int(call or 1)
 
-        return tuple(site.reading() for site in sorted(self._trusted(), key=place))
-
-    def _trusted(self) -> list[SiteReduction]:
-        return [site for site in self.sites.values() if not site.spoiled]
+        period, tapped, tokens, reasons = self.tapped.latest()
+        self.skipped |= reasons
+        fresh = period <= self._read
+        sites = {key: site for key, site in self.sites.items() if fresh and not site.spoiled}
+        backends = list(self._backends) if fresh else []
+        # Tokens of a pass that was seen count those of its taps, too.
+        tokens = round(float(self._tokens)) if sites else tokens
+        if period >= self._read and tapped:
+            backends = list(dict.fromkeys([*backends, "triton"]))
+            for site in tapped:
+                key = (site.name, site.kind, site.mode)
+                sites[key] = site if key not in sites else sites[key].with_sums_of(site)
+        readings = tuple(site.reading() for site in sorted(sites.values(), key=place))
+        return Found(readings, self._skips(readings), tokens, ", ".join(backends), self.last if fresh else {})
 
     def skips(self) -> tuple[Skipped, ...]:
         """What was not measured; a site that was in the end is not among it."""
-        measured_names = {site.name for site in self._trusted()}
+        return self.found().skipped
+
+    def _skips(self, sites: tuple[SiteReading, ...]) -> tuple[Skipped, ...]:
+        measured_names = {site.name for site in sites}
         found = {name: reason for name, reason in self.skipped.items() if name not in measured_names}
         for name, reason in self._refused.items():
             # What computes attention with code of its own may have been seen all the same, as torch functions.
             if not any(not name or site == name or site.startswith(f"{name}.") for site in measured_names):
                 found.setdefault(name or next(iter(self._names.values())), reason)
         return tuple(Skipped(name, reason) for name, reason in found.items())
+
+
+def measured(call: Call, real: Tensor | None, queries: int) -> AttentionStats | Accumulated:
+    """What a call adds: sums on the device where its backend makes them, statistics of rows elsewhere.
+
+    ``real``: [B, Q] bool, which of all its ``queries`` count.
+    """
+    with torch.no_grad():
+        if accumulates(call):
+            included = None if real is None else _chosen(real.to(call.query.device), call.rows)
+            return accumulated(call, included, queries)
+        stats = executed(call, queries).stats
+    assert stats is not None
+    return (stats if real is None else _where(stats, real)).detach()
+
+
+def _where(stats: AttentionStats, real: Tensor) -> AttentionStats:
+    return stats.where(_chosen(real.to(stats.lse.device), stats.rows)[:, None])
+
+
+def _chosen(real: Tensor, rows: Tensor | None) -> Tensor:
+    """[B, measured] of [B, Q]."""
+    return real if rows is None else real[:, rows.to(real.device)]

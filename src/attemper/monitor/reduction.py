@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
-from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, VisibleKeyCurve, by_head
+from attemper.functional.accumulated import COLUMNS, column, joined
+from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, by_head
 from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
 
 _MEANS = (
@@ -15,6 +17,9 @@ _MEANS = (
     "gini",
 )  # fmt: skip
 """Statistics of which a reading shows the mean."""
+
+_IN_SUMS = tuple(name for name in _MEANS if name in COLUMNS)
+_CURVE = ("entropy", "normalized_entropy", "first_token_mass")
 
 
 class SiteReduction:
@@ -28,14 +33,18 @@ class SiteReduction:
         """Whether its numbers cannot be trusted: then it is not shown."""
         # Sums stay where float64 is: nothing waits for the device until a reading is asked for.
         device = torch.device("cpu") if device is None or device.type == "mps" else device
-        zeros = torch.zeros(heads, dtype=torch.float64, device=device)
-        self._sums = {statistic: zeros.clone() for statistic in _MEANS}
-        self._counts = {statistic: zeros.clone() for statistic in _MEANS}
-        self._max_logit = torch.full_like(zeros, -math.inf)
-        self._rows, self._empty, self._nonfinite = zeros.clone(), zeros.clone(), zeros.clone()
-        self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=device)
-        self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64, device=device)
+        # Made in inference mode they could not be added to outside of it.
+        with torch.inference_mode(False):
+            zeros = torch.zeros(heads, dtype=torch.float64, device=device)
+            self._sums = {statistic: zeros.clone() for statistic in _MEANS}
+            self._counts = {statistic: zeros.clone() for statistic in _MEANS}
+            self._max_logit = torch.full_like(zeros, -math.inf)
+            self._rows, self._empty, self._nonfinite = zeros.clone(), zeros.clone(), zeros.clone()
+            self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=device)
+            self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64, device=device)
         self._bucket_sums: dict[str, Tensor] = {}
+        self._added: Tensor | None = None
+        """Sums of ``add_sums`` that are not among the others yet."""
 
     def add(self, stats: AttentionStats, queries: int, keys: int) -> None:
         """Takes in one call's rows, without waiting for the device."""
@@ -50,7 +59,8 @@ class SiteReduction:
         self._empty += empty.to(self._rows.device)
         self._nonfinite += nonfinite.to(self._rows.device)
         self._histogram += stats.histogram().to(self._histogram.device)
-        self._add_curve(stats.by_visible_keys())
+        curve = stats.by_visible_keys()
+        self._add_binned(curve.rows, curve.sums)
 
     def _add_means(self, stats: AttentionStats) -> None:
         """Sums and counts of every mean as one stacked tensor: a sampled training step waits for this."""
@@ -62,13 +72,44 @@ class SiteReduction:
             self._sums[statistic] += total
             self._counts[statistic] += count
 
-    def _add_curve(self, curve: VisibleKeyCurve) -> None:
-        self._bucket_rows += curve.rows
-        for statistic, sums in curve.sums.items():
-            self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + sums
+    def _add_binned(self, rows: Tensor, sums: dict[str, Tensor]) -> None:
+        self._bucket_rows += rows
+        for statistic, added in sums.items():
+            self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + added
+
+    def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:
+        """Takes in calls that were summed on their device (``kernels/sums.py``), [H, WIDTH]: two operations."""
+        self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
+        self._added = sums if self._added is None else joined(self._added, sums)
+
+    def _take_in(self) -> None:
+        """Brings what ``add_sums`` got to where ``add`` adds."""
+        if self._added is None:
+            return
+        sums, self._added = self._added.to(self._rows.device), None
+        rows = column(sums, "rows")
+        for statistic in _IN_SUMS:
+            own = f"rows_of_{statistic}"
+            self._sums[statistic] += column(sums, statistic)
+            self._counts[statistic] += column(sums, own) if own in COLUMNS else rows
+        self._max_logit = torch.maximum(self._max_logit, column(sums, "max_logit"))
+        self._rows += rows
+        self._empty += column(sums, "empty")
+        self._nonfinite += column(sums, "nonfinite")
+        self._histogram += column(sums, "histogram").to(self._histogram.dtype)
+        curve = {statistic: column(sums, f"curve_{statistic}") for statistic in _CURVE}
+        self._add_binned(column(sums, "curve_rows"), curve)
+
+    def with_sums_of(self, other: SiteReduction) -> SiteReduction:
+        """A copy with the rows of ``other`` as well, which has as many heads, and holds nothing but sums."""
+        both = deepcopy(self)
+        assert other._added is not None
+        both.add_sums(other._added, other.queries, other.keys)
+        return both
 
     def reading(self) -> SiteReading:
         """Means over everything added so far."""
+        self._take_in()
         heads = tuple(self._head(head) for head in range(self.heads))
         return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
+from attemper.functional.accumulated import Accumulated
 from attemper.functional.stats import AttentionStats
 from attemper.records import Alarm, Reading, SiteReading, Skipped
 
@@ -23,7 +25,7 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: dict[str, AttentionStats]) -> None:
+    def __init__(self, reading: Reading, last: Mapping[str, AttentionStats | Accumulated]) -> None:
         self.reading = reading
         self._last = last
 
@@ -38,6 +40,7 @@ class Scan:
 
     @property
     def backend(self) -> str:
+        """What computed the statistics; several names, joined by commas, where sites differ."""
         return self.reading.backend
 
     @property
@@ -97,11 +100,17 @@ class Scan:
         """Per-row statistics [B, H, Q] of the last batch at ``site``.
 
         Raises:
-            InputError: no site has this name.
+            InputError: no site has this name, or its rows were summed inside a CUDA graph.
         """
-        if site not in self._last:
-            raise InputError(f"no site {site!r} was seen. Sites: {', '.join(self._last)}.")
-        return self._last[site]
+        if site in self._last:
+            last = self._last[site]
+            return last.statistics() if isinstance(last, Accumulated) else last
+        if any(reading.name == site for reading in self.sites):
+            raise InputError(
+                f"row_statistics({site!r}): its rows were summed on the device, in compiled code that may be a CUDA "
+                "graph, and none of them was kept. Run the model without torch.compile to see them."
+            )
+        raise InputError(f"no site {site!r} was seen. Sites: {', '.join(self._last)}.")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.monitor.table import table

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.functional.call import chosen_backend
+from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms, checked_limits
 from attemper.monitor.collector import Collector
@@ -64,7 +64,7 @@ def scan(
     _check(model, batches)
     checked = checked_limits(limits)
     names = reading_names("scan", stats)
-    used = chosen_backend(backend)
+    checked_backend(backend, device_of(model))
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True)
     with ExitStack() as stack:
@@ -85,10 +85,10 @@ def scan(
     if not collector.sites:
         reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in collector.skips())
         raise InputError(f"scan saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
-    sites = collector.readings()
+    found = collector.found()
     title = name or _title(model)
-    reading = Reading(title, collector.tokens, used, sites, collector.skips(), alarms(sites, checked))
-    return Scan(reading, collector.last)
+    reading = Reading(title, found.tokens, found.backend, found.sites, found.skipped, alarms(found.sites, checked))
+    return Scan(reading, found.last)
 
 
 def _check(model: Any, batches: Any) -> None:
@@ -100,6 +100,12 @@ def _check(model: Any, batches: Any) -> None:
         raise InputError(
             f"scan(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch] for one."
         )
+
+
+def device_of(model: nn.Module) -> str | None:
+    """The kind of device that the model's parameters are on; None where it has none."""
+    parameter = next(model.parameters(), None)
+    return None if parameter is None else parameter.device.type
 
 
 def _run(model: nn.Module, batch: Any, collector: Collector, switch: registry.Switched, number: int) -> None:

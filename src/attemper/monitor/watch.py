@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -10,19 +11,19 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attemper._checks import one_of
 from attemper.errors import InputError
-from attemper.functional.call import chosen_backend
+from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms as found_alarms
 from attemper.monitor.alarms import checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.result import Scan
-from attemper.monitor.scan import ADVICE
+from attemper.monitor.scan import ADVICE, device_of
 from attemper.records import Alarm, Reading
-from attemper.sites import functions, public_functions, tap
+from attemper.sites import functions, public_functions, tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
 from attemper.sites.observer import observing
@@ -102,12 +103,16 @@ class Watch:
             raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
         one_of("watch(observe=...)", observe, ("beside", "replace"))
         self._limits = checked_limits(limits)
-        self._used = chosen_backend(backend)
+        checked_backend(backend, device_of(model))
         names = reading_names("watch", stats)
-        self.model, self.every, self._replace = model, every, observe == "replace"
+        self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
         self._stepping = self._fresh = False
+        self._tapped = False
+        """Whether taps may have run on their device in this step."""
         self._context = CallContext()
         kept = _checked_sites(sites)
         self._collector = Collector(
@@ -132,6 +137,9 @@ class Watch:
         self._open.callback(before.remove)
         self._open.callback(after.remove)
         self._open.enter_context(tap.listening(self._collector, self._samples_taps))
+        self._open.enter_context(tap_buffers.receiving(self))
+        # The first step is sampled, whatever decides on those that follow.
+        tap_buffers.lift(self, self._start())
 
     def __enter__(self) -> Watch:
         return self
@@ -148,12 +156,15 @@ class Watch:
 
     def step(self) -> None:
         """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps."""
+        told = not self._stepping and self.passes > 0  # as a pass
         if not self._stepping:
             self._stepping, self.steps = True, 0
         self._drop_interrupted()
         self._collector.commit()
-        self._fresh = False
+        tap_buffers.settle()
+        self._tapped = self._tapped and not told
         self.steps += 1
+        self._begin_step()
         self.end_pass()
 
     def end_pass(self) -> None:
@@ -181,13 +192,57 @@ class Watch:
         """
         if self._pass is not None or not self.sampling:
             return False
-        if isinstance(site, tap.NamedSite):
-            if not self._inside and self.passes:
-                return False
-        elif not self._collector.owns(site):
+        if self.runs(site) is None:
             return False
         self._begin_sample()
         return True
+
+    @property
+    def running(self) -> bool:
+        """Whether the watched model's forward is seen to run now."""
+        return self._inside
+
+    def runs(self, site: nn.Module) -> nn.Module | None:
+        """The watched model, if the tap of ``site`` that is called now belongs to it."""
+        named = isinstance(site, tap.NamedSite)
+        mine = (self._inside or not self.passes) if named else self._collector.owns(site)
+        return unwrapped(self.model) if mine else None
+
+    def receives(self, buffer: tap_buffers.TapBuffer) -> bool:
+        """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
+        site = tap.site_of(buffer)
+        if site is None or isinstance(site, tap.NamedSite):
+            return site is not None and (not buffer.models or unwrapped(self.model) in buffer.models)
+        return self._collector.owns(site)
+
+    def take(self, taken: list[tuple[tap_buffers.TapBuffer, Tensor]]) -> None:
+        """Gets what taps have summed on their devices, in this step or pass so far."""
+        sites = {buffer: (tap.site_of(buffer), sums) for buffer, sums in taken}
+        found = {
+            buffer: (self._collector.name_of(site), sums) for buffer, (site, sums) in sites.items() if site is not None
+        }
+        self._collector.take(found)
+        self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)
+
+    def _begin_step(self) -> None:
+        """Begins a step, or a pass where passes are the steps: what comes is another sample."""
+        if self._tapped and not self._fresh:
+            self.sampled += 1
+        self._switch_taps()
+        self._tapped = self._fresh = False
+        self._collector.period += 1
+
+    def _switch_taps(self) -> None:
+        """Raises or lowers the flag that taps ask on their device, for the step or pass that comes."""
+        if self.sampling:
+            tap_buffers.lift(self, self._start())
+        else:
+            tap_buffers.lower(self)
+
+    def _start(self) -> float:
+        """Where the rows that taps sample on their device start, in [0, 1)."""
+        # Python's own: inside a transform of torch.func, torch may refuse to draw.
+        return self._draws.random()
 
     def _begin_sample(self) -> None:
         if not self._fresh:
@@ -200,11 +255,17 @@ class Watch:
         # nn.DataParallel runs copies of the model that share its hooks, each in a thread of its own.
         if tap.in_backward() or module is not self.model:
             return
+        # What is captured into a CUDA graph is not a pass: taps inside are seen when it is replayed.
+        if tap_buffers.capturing(self._device):
+            self._inside = True
+            return
         self._drop_interrupted()
         if self._pass is not None:
             self._nested += 1
             return
         self._inside, self._raising = True, sys.exc_info()[1]
+        if tap_buffers.lifted(self) != self.sampling:
+            self._switch_taps()
         if not self._compiled and not self.sampling:
             return
         try:
@@ -217,6 +278,9 @@ class Watch:
         if self._compiled:
             # No hook inside a compiled model tells masks, or counts the calls of a pass.
             entered(self._context, unwrapped(self.model), args, kwargs)
+            tokens = self._context.tokens.own
+            if tokens is not None and self.sampling and tap_buffers.graphed(tokens.device):
+                self._collector.tapped.note_padding(tokens, self._collector.period)
             return
         self._begin_sample()
         self._collector.begin()
@@ -239,6 +303,9 @@ class Watch:
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is not self.model:
             return
+        if tap_buffers.capturing(self._device):
+            self._inside = False
+            return
         if self._nested:
             self._nested -= 1
             return
@@ -247,9 +314,10 @@ class Watch:
         self._end_pass(commit=raised is None or raised is self._raising)
         if self._inside or not tap.in_backward():
             self._inside = False
+            tap_buffers.settle()
             self.passes += 1
             if not self._stepping:
-                self._fresh = False
+                self._begin_step()
         if self._compiled and not ended:
             self._context.reset()
 
@@ -279,24 +347,25 @@ class Watch:
             InputError: nothing was sampled, or no attention was seen.
         """
         self._drop_interrupted()
+        tap_buffers.settle()
         self._collector.commit()
-        sites, skipped = self._collector.readings(), self._collector.skips()
-        if not sites:
-            raise InputError(self._nothing_seen(skipped))
+        found = self._collector.found()
+        if not found.sites:
+            raise InputError(self._nothing_seen(found.skipped))
         title = class_name(unwrapped(self.model))
         reading = Reading(
             title,
-            self._collector.tokens,
-            self._used,
-            sites,
-            skipped,
-            found_alarms(sites, self._limits),
+            found.tokens,
+            found.backend,
+            found.sites,
+            found.skipped,
+            found_alarms(found.sites, self._limits),
             sampled_rows=self._collector.rows,
         )
-        return Scan(reading, dict(self._collector.last))
+        return Scan(reading, dict(found.last))
 
     def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
-        if not self.sampled and not (self._compiled and (self.passes or self.steps)):
+        if not self.sampled and not self._tapped and not (self._compiled and (self.passes or self.steps)):
             return (
                 "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run "
                 "what torch.compile or a wrapper made of it, watch that."

@@ -63,8 +63,8 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, keys: int) -> None:
-        """Takes the statistics of a call that was computed here."""
+    def observe(self, module: nn.Module, stats: AttentionStats, keys: int, backend: str) -> None:
+        """Takes the statistics of a call that ``backend`` computed here."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:

@@ -1,12 +1,17 @@
 """``attemper.tap``: statistics from inside a model's own code, as an operator that stays in a compiled graph.
 
-The operator has no result. It looks for observers when it runs, so nothing recompiles when a step is sampled or not;
-and it does nothing inside a backward pass, where activation checkpointing calls it a second time.
+The operators have no result. ``attemper::tap`` looks for observers when it runs, so nothing recompiles when a step is
+sampled or not; it does nothing inside a backward pass, where activation checkpointing calls it a second time. A CUDA
+graph that replayed it would ask nobody, so it carries the tag ``cudagraph_unsafe``: a compiler leaves it out of graphs
+(it cuts the graph in two there, or makes none). ``attemper::tap_into`` stands in its place in compiled code on CUDA:
+its kernels ask a flag on the device and add to a buffer of the site (``tap_buffers``), so it needs no such tag, and the
+graph stays whole. A graph that is captured by hand gets the same kernels.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,15 +22,17 @@ from torch import Tensor, nn
 
 from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
+from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
+from attemper.sites import tap_buffers
 from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 _ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, str name,
     int module, float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
-# It asks Python who looks: a CUDA graph that replayed it would ask nobody, so compilers must leave it out of graphs.
 LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
+LIBRARY.define(f"tap_into({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
 _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
 """Written by no one; an operator that claims to write cannot be dropped from a graph for having no result."""
 
@@ -119,12 +126,33 @@ def _call(
     if any(map(is_dtensor, (query, key, mask, temperature, sink))):
         query, key, mask, sink = _on_this_process(query, key, mask, temperature, sink, name, module)
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
-    token = _TOKENS.get(query.device)
-    if token is None:
-        token = _TOKENS[query.device] = torch.zeros(1, device=query.device)
-    torch.ops.attemper.tap(
-        token, *detached, name, module, scale, is_causal, bottom_right, window[0], window[1], softcap, gqa
-    )
+    operator, place = torch.ops.attemper.tap, str(query.device)
+    if _may_be_captured() and tap_buffers.graphed(query.device):
+        ready = _prepared(name, module, place, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
+        operator = torch.ops.attemper.tap_into if ready else operator
+    operator(_token(place), *detached, name, module, scale, is_causal, bottom_right, window[0], window[1], softcap, gqa)
+
+
+def _may_be_captured() -> bool:
+    """Whether this is traced by a compiler that may make CUDA graphs of it; an export runs nobody knows where."""
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+
+
+# Both are asked while a graph is traced: what they make is not of the graph's memory.
+
+
+@torch.compiler.assume_constant_result
+def _prepared(name: str, module: int, device: str, dtype: str, size: int, heads: int) -> bool:
+    """Makes the buffer of a site; False where Triton cannot fill one."""
+    return fits(dtype, size) and tap_buffers.registered(name, module, device, heads) is not None
+
+
+@torch.compiler.assume_constant_result
+def _token(device: str) -> Tensor:
+    place = torch.device(device)
+    if place not in _TOKENS:
+        _TOKENS[place] = torch.zeros(1, device=place)
+    return _TOKENS[place]
 
 
 def _on_this_process(
@@ -150,24 +178,80 @@ def _tap(
 ) -> None:  # fmt: skip
     if in_backward():
         return
+    if tap_buffers.graphed(query.device) and (tap_buffers.watched() or tap_buffers.capturing(query.device)):
+        options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
+        if _beside_graphs(AttentionCall(query, key, mask, options), name, module):
+            return
     if not _listeners and not current():
         return
     site = _site(name, module)
     observers = (*current(), *(observer for observer, sampling in _listeners if sampling(site)))
     if not observers:
         return
-    options = Options(
-        scale=scale, temperature=1.0 if temperature is None else temperature, is_causal=is_causal,
-        causal_alignment="bottom-right" if bottom_right else "top-left", window_size=(left, right), softcap=softcap,
-        sink_logits=sink, enable_gqa=gqa,
-    )  # fmt: skip
+    options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
     for observer in observers:
         observer.see(site, AttentionCall(query, key, mask, options))
 
 
+def _options(
+    temperature: Tensor | None, sink: Tensor | None, scale: float | None, is_causal: bool, bottom_right: bool,
+    left: int, right: int, softcap: float | None, gqa: bool,
+) -> Options:  # fmt: skip
+    return Options(
+        scale=scale, temperature=1.0 if temperature is None else temperature, is_causal=is_causal,
+        causal_alignment="bottom-right" if bottom_right else "top-left", window_size=(left, right), softcap=softcap,
+        sink_logits=sink, enable_gqa=gqa,
+    )  # fmt: skip
+
+
+def _beside_graphs(call: AttentionCall, name: str, module: int) -> bool:
+    """Gets a site ready for a capture, or, inside of one, launches its kernels: then nobody else is to be told."""
+    query, site = call.query, _site(name, module)
+    if not tap_buffers.capturing(query.device):
+        if fits(str(query.dtype), query.shape[3]):
+            tap_buffers.warm(tap_buffers.registered(name, module, str(query.device), query.shape[1]), call, site)
+        return False
+    _fill(call, name, module, site)
+    return True
+
+
+def _fill(call: AttentionCall, name: str, module: int, site: nn.Module) -> None:
+    """Launches the kernels of a tap into its site's buffer."""
+    query = call.query
+    buffer = tap_buffers.existing(name, module, query.device, query.shape[1])
+    if buffer is None and not tap_buffers.capturing(query.device):
+        buffer = tap_buffers.registered(name, module, str(query.device), query.shape[1])
+    if buffer is not None:
+        tap_buffers.fill(buffer, call, site)
+        return
+    warnings.warn(
+        f"attemper: tap {name or type(site).__name__!r} is not in the CUDA graph that is being captured: open the "
+        "watch and run the model once before the capture.",
+        stacklevel=2,
+    )
+
+
+@torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
+def _tap_into(
+    _token: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None,
+    name: str, module: int, scale: float | None, is_causal: bool, bottom_right: bool, left: int, right: int,
+    softcap: float | None, gqa: bool,
+) -> None:  # fmt: skip
+    if in_backward():
+        return
+    options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
+    _fill(AttentionCall(query, key, mask, options), name, module, _site(name, module))
+
+
+@torch.library.register_fake("attemper::tap_into", lib=LIBRARY)
 @torch.library.register_fake("attemper::tap", lib=LIBRARY)
 def _tap_fake(*_: Any) -> None:
     return None
+
+
+def site_of(buffer: tap_buffers.TapBuffer) -> nn.Module | None:
+    """The module that a buffer's tap stands for; None once it is gone."""
+    return _named.get(buffer.name) if buffer.name else _modules.get(buffer.module)
 
 
 def _site(name: str, module: int) -> nn.Module:

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--size", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float16"])
-    parser.add_argument("--kernel", default="")
+    parser.add_argument("--kernel", nargs="+", default=[""], help="only calls whose name has one of these in it")
     parser.add_argument("--gradients", action="store_true", help="of the backward pass, not of the forward one")
     options = parser.parse_args()
     launched: list[Any] = []
@@ -133,7 +133,7 @@ def main() -> None:
         for size in options.size:
             for dtype in options.dtype:
                 for name, problem in problems(size, getattr(torch, dtype)):
-                    if options.kernel not in name:
+                    if not any(part in name for part in options.kernel):
                         continue
                     launch_gradients(problem) if options.gradients else kernels.forward(problem)
                     if name == "statistics":

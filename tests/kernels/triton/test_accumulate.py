@@ -139,3 +139,22 @@ def test_in_a_compiled_graph_the_flag_alone_decides_and_nothing_recompiles():
         layer(problem.query)
     assert len(graphs) == 1
     torch.testing.assert_close(sums, expected(stats), rtol=2e-6, atol=1e-6)
+
+
+def test_while_the_flag_is_down_no_row_is_measured(monkeypatch: pytest.MonkeyPatch):
+    """Memory of measured rows and sums stay as they were, where zeros would count as rows without keys."""
+    made: list[Tensor] = []
+
+    def zeros(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        made.append(self.new_zeros(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(Tensor, "new_empty", zeros)
+    problem, _ = call()
+    sums, before = empty_sums(4, torch.device("cpu")), empty_sums(4, torch.device("cpu"))
+    made.clear()
+    kernels.accumulate(problem, DOWN, sums)
+    states = [tensor for tensor in made if tensor.shape == (len(FIELDS), 2, 4, 70)]
+    assert states
+    assert all((state == 0).all() for state in states)
+    assert torch.equal(sums, before)

@@ -6,17 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 ROOT = Path(__file__).parents[3]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, script: str = "gpu.py") -> subprocess.CompletedProcess[str]:
     # Warnings of Triton and of FlexAttention outside compile are for whoever runs it, not for this test.
-    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "gpu.py"), *arguments]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / script), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
 
@@ -37,23 +41,79 @@ def test_a_dry_run_checks_times_and_reports(tmp_path: Path):
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert report["dry_run"] is True
     assert report["correct"] is True
-    assert len(report["checks"]) == 2 * 17
+    assert report["not_reached"] == []
+    assert {"torch", "triton", "python"} <= set(report["environment"])
+    features = [row["feature"] for row in report["checks"] if row["dtype"] == "float32"]
+    assert len(features) == len(set(features)) == 24
+    brief = ["plain", "everything at once", "few queries", "statistics alone", "packed documents"]
+    for dtype in ("float16", "bfloat16"):
+        assert [row["feature"] for row in report["checks"] if row["dtype"] == dtype] == brief
     assert all(row["holds"] and row["error"] > 0 and row["different_repeats"] == 0 for row in report["checks"])
+    assert all(row["repeats"] == 2 for row in report["checks"])
     (shape,) = report["shapes"]
+    assert shape["shape"]["causal"] is True
     assert {"ours: forward and backward, entropy penalty", "two sdpa calls: entropy"} <= set(shape["times"])
     assert all("ms" in row for name, row in shape["times"].items() if not name.startswith(("sdpa", "flex")))
+    peers = {name.split(":")[0] for name in shape["times"]}
+    assert peers == {
+        "ours", "sdpa flash", "sdpa cudnn", "sdpa efficient", "sdpa math", "two sdpa calls", "flex",
+        "eager with entropy", "limit",
+    }  # fmt: skip
     assert set(report["limits"]) == {"matrix_tflops", "copy_gb_per_s"}
-    last = ended.stdout.splitlines()[-4:]
-    assert [line.split("at most")[1].split()[0] for line in last] == ["0.15", "0.02", "1.05", "1.15"]
+    table = ended.stdout.splitlines()[-13:]
+    assert table[0].split() == ["tokens", "of", "a", "sequence", "(c:", "causal)", "16c", "at", "most"]
+    limits = ["0.15", "0.15", "0.02", "0.02", "1.05", "1.03", "1.03", "1.15", "1.5", "1.15", "1.5", "0.1"]
+    assert [line.split()[-1] for line in table[1:]] == limits
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return import_module("gpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB"), "OutOfMemoryError: out of memory"),
+        (RuntimeError("No kernel\nfor this"), "RuntimeError: No kernel"),
+        (AssertionError(), "AssertionError: "),
+        (OutOfResources(300, 227, "shared memory"), "OutOfResources: out of resource: shared memory, Required: 300"),
+    ],
+)
+def test_a_call_that_fails_is_told_and_the_next_one_is_timed(gpu: Any, error: Exception, reason: str):
+    peers = import_module("gpu_peers")
+    clock, options = peers.Clock(torch.device("cpu"), 2), SimpleNamespace(end=float("inf"))
+
+    def fails() -> None:
+        raise error
+
+    assert gpu.timed(clock, fails, options)["missing"].startswith(reason)
+    assert gpu.timed(clock, lambda: None, options)["ms"] >= 0
+
+
+def test_what_is_not_reached_in_time_is_not_begun_and_shown_as_not_measured(gpu: Any):
+    options = SimpleNamespace(end=float("-inf"))
+    times = {gpu.OURS: gpu.timed(None, None, options), gpu.FLEX: {"ms": 1.0}}
+    assert times[gpu.OURS] == {"missing": "not reached in time"}
+    assert all(row["ratio"] is None and row["met"] is None for row in gpu.targets(times))
+    assert gpu.cell(gpu.targets(times)[0], dry=False) == "-"
+
+
+def test_a_ratio_is_to_the_fastest_of_the_peers_that_ran(gpu: Any):
+    names = gpu.SDPA
+    times = {"ours: forward": {"ms": 3.0}, names[0]: {"ms": 2.5}, names[1]: {"missing": "-"}, names[2]: {"ms": 1.5}}
+    (row,) = (row for row in gpu.targets(times) if row["what"] == "forward / fastest sdpa")
+    assert row == {"what": "forward / fastest sdpa", "at_most": 1.5, "ratio": 2.0, "met": False}
+    assert gpu.cell(row, dry=False) == "2.000!"
 
 
 WRONG = """
 import sys
 sys.path.insert(0, {folder!r})
 sys.argv = ["gpu.py", "--interpret", "--bitwise", "2", "--only", {only!r}, "--json", {path!r}]
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import gpu, gpu_checks
+import gpu
+gpu.interpret()
 from attemper.kernels.triton import backward as _  # noqa: F401
 from attemper.kernels import triton
 from dataclasses import replace
@@ -69,7 +129,7 @@ gpu.main()
 @pytest.mark.slow
 def test_a_gradient_that_is_wrong_by_a_thousandth_is_found_and_nothing_is_timed(tmp_path: Path):
     path = tmp_path / "gpu.json"
-    code = WRONG.format(folder=str(ROOT / "benchmarks"), only="one query", path=str(path))
+    code = WRONG.format(folder=str(ROOT / "benchmarks"), only="few queries", path=str(path))
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
@@ -78,4 +138,42 @@ def test_a_gradient_that_is_wrong_by_a_thousandth_is_found_and_nothing_is_timed(
     report = json.loads(path.read_text())
     assert report["correct"] is False
     assert "shapes" not in report
-    assert [row["worst"] for row in report["checks"] if not row["holds"]] == ["dvalue"]
+    assert {row["worst"] for row in report["checks"] if not row["holds"]} == {"dvalue"}
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_tuning_times_every_kernel_and_writes_the_best(tmp_path: Path):
+    path = tmp_path / "tune.json"
+    ended = run("--interpret", "--sizes", "16", "--out", str(path), script="gpu_tune.py")
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    report = json.loads(path.read_text())
+    assert report["dry_run"] is True
+    kernels = ["statistics", "forward", "plain", "key_gradient", "query_gradient", "decode"]
+    assert [row["kernel"] for row in report["best"]] == kernels
+    for kernel in kernels:
+        shipped, other = (row for row in report["tried"] if row["kernel"] == kernel)
+        assert [shipped["shipped"], other["shipped"]] == [True, False]
+        assert shipped["config"] != other["config"]
+        assert min(shipped["ms"], other["ms"]) > 0
+    assert {tuple(row["config"]) for row in report["best"]} == {("rows", "keys", "warps", "stages")}
+    last = ended.stdout.splitlines()[-6:]
+    assert [line.split("[")[0] for line in last] == [
+        "_STATISTICS", "_FORWARD", "_PLAIN", "_KEY_GRADIENT", "_QUERY_GRADIENT", "_DECODE",
+    ]  # fmt: skip
+
+
+def test_the_best_configuration_is_the_fastest_that_is_right_and_is_compared_with_the_shipped_one(gpu: Any):
+    tune = import_module("gpu_tune")
+    row = {"kernel": "plain", "size": 64, "dtype": "bfloat16"}
+    rows = [
+        row | {"config": {"rows": 1}, "shipped": True, "ms": 3.0},
+        row | {"config": {"rows": 2}, "shipped": False, "ms": 2.0},
+        row | {"config": {"rows": 3}, "shipped": False, "missing": "its results differ"},
+        row | {"config": {"rows": 4}, "shipped": False, "ms": 2.5},
+    ]
+    assert tune.best(rows) == [row | {"config": {"rows": 2}, "ms": 2.0, "times_faster": 1.5}]
+    one = torch.tensor([1.0, -torch.inf, 100.0])
+    assert tune.agree(one, one + torch.tensor([1.0, 0.0, 1.0]))
+    assert not tune.agree(one, one + torch.tensor([2.0, 0.0, 0.0]))
+    assert not tune.agree(one, torch.tensor([1.0, 0.0, 100.0]))
+    assert not tune.agree(torch.tensor([torch.nan]), torch.tensor([1.0]))

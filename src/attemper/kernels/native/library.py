@@ -6,6 +6,9 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
+import torch
+
+from attemper.errors import BackendError
 from attemper.kernels.native.arguments import Arguments
 
 _FOLDER = Path(__file__).parent
@@ -18,21 +21,28 @@ def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
-        OSError: it cannot be loaded.
+        BackendError: there is none for this processor, or it cannot be loaded.
     """
-    import torch
-
     capability = torch.backends.cpu.get_cpu_capability()
     for build in _BUILDS.get(capability, ("portable",)):
         path = _FOLDER / f"attemper_native_{build}.so"
-        if path.exists():
+        if not path.exists():
+            continue
+        try:
             return _declared(ctypes.CDLL(str(path)))
-    raise OSError(f"{_FOLDER} has no library for a processor with {capability}")
+        except OSError as error:
+            raise _unusable(f"its library cannot be loaded ({error})") from None
+    raise _unusable(f"{_FOLDER} has no library for a processor with {capability}")
+
+
+def _unusable(reason: str) -> BackendError:
+    return BackendError(f"backend='native' cannot serve this call: {reason}. Use backend='blocked' or install again.")
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.attemper_forward.argtypes = (ctypes.POINTER(Arguments),)
     loaded.attemper_backward.argtypes = (ctypes.POINTER(Arguments),)
+    loaded.attemper_stamp.restype = ctypes.c_char_p
     loaded.attemper_peak_flops.argtypes = (ctypes.c_int64,)
     loaded.attemper_peak_flops.restype = ctypes.c_double
     return loaded

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attemper.kernels.problem import Gradients, Problem, Upstream
 from attemper.kernels.triton import configs, launch
-from attemper.kernels.triton.accumulate import FIELDS, WIDTH, accumulate_kernel
+from attemper.kernels.triton.accumulate import FIELDS, WIDTH, accumulate_kernel, positions_kernel
 from attemper.kernels.triton.backward import backward as gradients
 from attemper.kernels.triton.configs import Config
 from attemper.kernels.triton.decode import CARRIED, join_kernel, split_kernel
@@ -19,16 +19,24 @@ from attemper.kernels.triton.forward import forward_kernel
 from attemper.kernels.triton.scores import Strided
 from attemper.kernels.triton.softmax import letters
 
-__all__ = ["FIELDS", "accumulate", "backward", "forward", "winners"]
+__all__ = ["FIELDS", "accumulate", "backward", "forward", "positions", "winners"]
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, H, Q, E], state [F, B, H, Q] and an empty tensor (key_mass is for others), as ``blocked.forward``."""
+def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q] and an empty tensor (key_mass is for others), as ``blocked.forward``.
+
+    ``chosen``: [R] int on the device, the rows of the query to compute, gathered as they are loaded; None for all.
+    """
     query = problem.query
-    batch, heads, rows, _ = query.shape
+    batch, heads, queries, _ = query.shape
+    rows = queries if chosen is None else chosen.shape[0]
     width = 0 if problem.value is None else problem.value.shape[3]
     output = query.new_empty((batch, heads, rows, width))
     state = query.new_empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    if chosen is not None:
+        if state.numel() > 0:
+            _run(problem, configs.forward(problem), output, state, winner=None, chosen=chosen)
+        return output, state, state.new_empty(0)
     splits = configs.splits(problem) if state.numel() > 0 else 0
     if splits > 1:
         _decode(problem, configs.decode(problem), output, state, splits)
@@ -52,21 +60,24 @@ def winners(problem: Problem) -> Tensor:
 
 
 def accumulate(
-    problem: Problem, flag: Tensor, sums: Tensor, rows: Tensor | None = None, included: Tensor | None = None
-) -> None:
-    """Adds the statistics of a call to ``sums`` (``accumulate.empty_sums``), unless ``flag`` is down; nothing waits.
+    problem: Problem, flag: Tensor, sums: Tensor, rows: Tensor | None = None, included: Tensor | None = None,
+    state: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Adds the statistics of a call to ``sums`` (``sums.empty_sums``), unless ``flag`` is down; nothing waits.
 
     Args:
         problem: queries and keys, with the fields ``accumulate.FIELDS`` and no value.
         flag: [1] int on the device; 0 is down.
         rows: [R] int on the device: measure only these rows of the query; None for all.
         included: [B, Q] bool, or [B, R] of the measured rows: which count (real tokens); None for all.
+        state: [F, B, H, R] float32 for the state of the measured rows; None where nobody wants it.
     """
     batch, heads, queries, _ = problem.query.shape
     measured = queries if rows is None else rows.shape[0]
     if 0 in (batch, heads, measured):
         return
-    state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
+    if state is None:
+        state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
     _run(problem, configs.forward(problem), state, state, None, flag, rows)
     accumulate_kernel[(heads,)](
         state,
@@ -85,6 +96,16 @@ def accumulate(
         BLOCK=64,
         enable_fp_fusion=False,
     )
+
+
+def positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:
+    """``rows`` of ``queries`` rows, [rows] int32, evenly strided from ``start`` ([1] float64 on the device, in [0, 1)).
+
+    As all kernels here it does nothing where ``flag`` is down: then what it returns means nothing.
+    """
+    chosen = torch.empty(rows, dtype=torch.int32, device=start.device)
+    positions_kernel[(-(-rows // 128),)](start, chosen, flag, rows, queries, BLOCK=128)
+    return chosen
 
 
 def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, splits: int) -> None:

@@ -4,42 +4,31 @@ Two kernels: the forward kernel without values leaves the state of the measured 
 over them in a fixed order and adds. Both return at once when the flag is down, so that a CUDA graph that was captured
 once serves sampled steps and others. One program owns a head's sums: no atomics, the same bits every time.
 
-    sums[head] = [rows, empty, nonfinite, max_logit | sums of the means | their counts | histogram | curve by log2 n]
+``kernels/sums.py`` has the layout of the sums.
 
 Registers: [M] rows in float64, [M, 32] while they are sorted into bins.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from attemper.kernels.sums import BINNED, BINS, COLUMNS, FIELDS, WIDTH, empty_sums
 from attemper.kernels.triton import softmax
 
-FIELDS = "mznavcf"
-"""The letters of the state that the sums follow from."""
-
-BINS = 32
-
-COLUMNS = (
-    "rows", "empty", "nonfinite", "max_logit", "entropy", "normalized_entropy", "effective_tokens", "max_weight",
-    "logit_variance", "mass", "first_token_mass", "rows_of_normalized_entropy", "rows_of_first_token_mass",
-)  # fmt: skip
-"""The single columns, in their order. Sums over valid rows; of the two that need more keys, with rows of their own."""
-
-BINNED = ("histogram", "curve_rows", "curve_entropy", "curve_normalized_entropy", "curve_first_token_mass")
-"""What follows them, ``BINS`` columns each: rows by normalised entropy, and rows and sums by log2 of visible keys."""
-
-WIDTH = len(COLUMNS) + BINS * len(BINNED)
+__all__ = ["BINNED", "BINS", "COLUMNS", "FIELDS", "WIDTH", "accumulate_kernel", "empty_sums", "positions_kernel"]
 
 
-def empty_sums(heads: int, device: torch.device) -> Tensor:
-    """[heads, WIDTH] float64: the sums of no rows."""
-    sums = torch.zeros((heads, WIDTH), dtype=torch.float64, device=device)
-    sums[:, COLUMNS.index("max_logit")] = -torch.inf
-    return sums
+@triton.jit
+def positions_kernel(start, positions, flag, rows, queries, BLOCK: tl.constexpr):
+    """Evenly strided rows from a start in [0, 1) on the device: floor((start + i) * (queries / rows)), in float64."""
+    if tl.load(flag) == 0:
+        return
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    zero = tl.zeros([BLOCK], tl.float64)
+    row = ((tl.load(start) + place.to(tl.float64)) * ((zero + queries) / (zero + rows))).to(tl.int32)
+    tl.store(positions + place, tl.minimum(row, queries - 1), mask=place < rows)
 
 
 @triton.jit

@@ -59,16 +59,16 @@ def query_gradient_kernel(
     group = head // repeats
     low, high, diagonal, origin = intervals(row, structure, POSITIONS, PACKED, BOTTOM_RIGHT)
     q = rows_of(query, batch, head, row, BLOCK_D, D, WIDE, False, 0)
-    above = q
-    if E > 0:
-        above = rows_of(upstream, batch, head, row, BLOCK_E, E, WIDE, False, 0)
     scale = tl.load(
         multiplier.pointer + batch.to(tl.int64) * multiplier.batch + head * multiplier.head + row * multiplier.row
     )
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
     terms = known(rows, at_rows, exists, head, LETTERS, SINK, MAXIMUM)
+    above = q
     if E > 0:
-        above, terms = without_noise(above, terms, LETTERS, SINK)
+        settled, terms = without_noise(terms, LETTERS, SINK)
+        read = tl.where(settled, structure.rows, row)  # what is past the end reads as 0
+        above = rows_of(upstream, batch, head, read, BLOCK_E, E, WIDE, True, structure.rows)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, before, inside_from, inside_to, edges = blocks(low, high, MASK, BLOCK_N)
     for number in range(edges):

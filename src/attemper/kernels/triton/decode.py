@@ -19,7 +19,8 @@ CARRIED = 13
 """Numbers that a row carries from one kernel to the other."""
 
 
-@triton.jit
+# Parts grow in number with the keys: kernels that differ by what divides it would be compiled in the midst of decoding.
+@triton.jit(do_not_specialize=["splits"])
 def split_kernel(
     query, key, value, multiplier, mask, first, parts, outputs, structure,
     groups, repeats, splits, first_tokens, softcap,
@@ -89,7 +90,7 @@ def _carried(source, plane, exists):
     return m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n.to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def join_kernel(
     parts, outputs, sink, output, state, total_rows, heads, queries, splits,
     LETTERS: tl.constexpr, SINK: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,

@@ -44,11 +44,15 @@ def structure(problem: Problem) -> Structure:
         right=max(min(problem.right, FAR), -FAR),
         offset=problem.offset,
         positions=positions,
-        starts_q=query if packing is None else packing.cu_seqlens_q.contiguous(),
-        starts_k=query if packing is None else packing.cu_seqlens_k.contiguous(),
+        starts_q=query if packing is None else _offsets(packing.cu_seqlens_q, query),
+        starts_k=query if packing is None else _offsets(packing.cu_seqlens_k, query),
         documents=documents,
         steps=documents.bit_length(),
     )
+
+
+def _offsets(offsets: Tensor, query: Tensor) -> Tensor:
+    return offsets.to(query.device, non_blocking=True).contiguous()
 
 
 def mask_of(problem: Problem) -> tuple[Strided, int, float]:

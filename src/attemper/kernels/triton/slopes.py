@@ -68,17 +68,18 @@ def known(rows, at, exists, head, LETTERS: tl.constexpr, SINK: tl.constexpr, MAX
 
 
 @triton.jit
-def without_noise(upstream, terms, LETTERS: tl.constexpr, SINK: tl.constexpr):
-    """``upstream`` [M, E] and ``terms`` as they are, but with nothing from the output on rows whose weight is all on one
-    key, to the last digit of Z. Moving scores does not move such an output; its gradient would be the difference of two
-    orders of summing, which a tiny temperature multiplies by 1 / T^2."""
+def without_noise(terms, LETTERS: tl.constexpr, SINK: tl.constexpr):
+    """Rows whose weight is all on one key, to the last digit of Z, and ``terms`` with nothing from the output there.
+
+    Moving scores does not move such an output; its gradient would be the difference of two orders of summing, which a
+    tiny temperature multiplies by 1 / T^2. The caller reads dO as 0 on these rows.
+    """
     state, above, constant, mass, winner, peak = terms
     settled = state[1] == 0.0
     if SINK:
         settled &= mass == 1.0
     constant = tl.where(settled, constant_slope(state, above, LETTERS), constant)
-    upstream = tl.where(settled[:, None], 0.0, upstream).to(upstream.dtype)
-    return upstream, (state, above, constant, mass, winner, peak)
+    return settled, (state, above, constant, mass, winner, peak)
 
 
 @triton.jit

@@ -193,7 +193,9 @@ def log_of(high, low):
     lost = x - (below - 2.0)
     u = x / below
     back, rounding = _product(u, below)
-    u_low = (((x - back) - rounding) - u * lost + low * ((127 - k) << 23).to(tl.float32, bitcast=True)) / below
+    small = low * ((127 - k) << 23).to(tl.float32, bitcast=True)
+    # The low part stands above the line and below it.
+    u_low = (((x - back) - rounding) - u * (lost + small) + small) / below
     w = u * u
     series = u * w * (2.0 / 3 + w * (2.0 / 5 + w * (2.0 / 7 + w * (2.0 / 9 + w * (2.0 / 11 + w * (2.0 / 13))))))
     whole = k.to(tl.float32)

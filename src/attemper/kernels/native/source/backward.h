@@ -18,12 +18,14 @@
 
 namespace attemper {
 
-constexpr int64_t SWEEP = 4 * ROWS;  // rows whose weights meet dO and q in one product
+constexpr int64_t SWEEP = 8 * ROWS;  // rows whose weights meet dO and q in one product
+constexpr int64_t APART = KEYS + LANES;  // of rows of a square: columns of it would share few sets of L1 at KEYS
 
 // What is constant along a row, and its letters.
 struct Slope {
     float base, log_total, mean;  // m (0 for an empty row), z, a
     float constant, mass, dot;
+    float output;  // what dP counts: mass, or 0 where all weight is on one key, to the last digit of Z
     float a, v, c, f, t, top;  // upstream gradients; top falls on the maximum
     bool bad, empty;
 };
@@ -54,9 +56,13 @@ inline Slope slope_of(const Arguments& call, int64_t batch, const Row& row, floa
     slope.bad = !(std::fabs(value[M]) < INFINITY) || !(std::fabs(value[Z]) < INFINITY);
     slope.base = value[M], slope.log_total = value[Z], slope.mean = value[A];
     slope.mass = float(mass_of(call, row, double(value[M]) + double(value[Z])));
-    slope.dot = dot;
+    // Moving scores does not move such a row's output; dP - D would be the difference of two orders of summing, which a
+    // tiny temperature multiplies by 1 / T^2.
+    const bool settled = value[Z] == 0 && slope.mass == 1;
+    slope.output = settled ? 0.0f : slope.mass;
+    slope.dot = settled ? 0.0f : dot;
     slope.a = grad[A], slope.v = grad[V], slope.c = 2 * grad[C], slope.f = grad[F], slope.t = grad[T];
-    slope.constant = grad[Z] - slope.mass * dot - grad[V] * value[V] - grad[F] * value[F] - grad[T] * value[T] -
+    slope.constant = grad[Z] - slope.mass * slope.dot - grad[V] * value[V] - grad[F] * value[F] - grad[T] * value[T] -
                      grad[A] - 2 * grad[C] * value[C];
     slope.top = grad[M] - grad[Z] + grad[A];
     return slope;
@@ -69,16 +75,27 @@ inline void slope_row(const Arguments& call, int64_t batch, const Row& row, cons
     const Vec least = splat(VANISHED), zero = {};
     const Vec shift = splat(of.bad ? NAN : 0.0f);
     const bool squares = of.a != 0 || of.v != 0;
-    for (int64_t j = 0; j < n; j += LANES) {
+    const auto finish = [&](int64_t j, Vec p, Vec ds, Vec number) {
+        if (of.t != 0) ds += magnitude(number) * of.t;
+        store(slope + j, p == zero ? zero : p * ds);
+        store(weight + j, p * of.mass);
+    };
+    const Vec start = lane_numbers() + float(begin - row.position);
+    Vec number = start;
+    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) {
         Vec d = larger(load(weight + j) - of.base, least);
         Vec p = exp_negative(larger(d - of.log_total, least)) + shift;
-        Vec ds = load(slope + j) * of.mass + of.constant + p * of.c;
+        Vec ds = load(slope + j) * of.output + of.constant + p * of.c;
         if (squares) {
             Vec x = d + of.mean;
             ds += x * (x * of.v + (2 * of.v - of.a));
         }
-        store(slope + j, ds);
-        store(weight + j, p);
+        if (of.f == 0) {
+            finish(j, p, ds, number);
+        } else {
+            store(slope + j, ds);
+            store(weight + j, p);
+        }
     }
     if (of.f != 0) {
         for (int64_t key = begin; key < begin + n && key < call.keys; key++) {
@@ -86,31 +103,29 @@ inline void slope_row(const Arguments& call, int64_t batch, const Row& row, cons
                                          : key < call.first_tokens;
             if (first) slope[key - begin] += of.f;
         }
-    }
-    Vec number = lane_numbers() + float(begin - row.position);
-    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) {
-        Vec p = load(weight + j), ds = load(slope + j);
-        if (of.t != 0) ds += magnitude(number) * of.t;
-        store(slope + j, p == zero ? zero : p * ds);
-        store(weight + j, p * of.mass);
+        number = start;
+        for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) finish(j, load(weight + j), load(slope + j), number);
     }
     if (top >= begin && top < begin + n) slope[top - begin] += of.top;
 }
 
 // Rows of a tensor [B, H, Q, size], as broadcast tiles and as lines; times `factor` if not null; zeros where `skip`.
+// `buffer` holds ROWS lines, `tiles` LANES floats more than it is given.
 inline void pack_both(const View& view, int64_t batch, const Row* rows, const Slope* skip, const float* factor,
-                      int64_t count, int64_t size, int64_t room, float* line, float* tiles, float* lines) {
+                      int64_t count, int64_t size, int64_t room, float* buffer, float* tiles, float* lines) {
     const int64_t wide = up(size, PANEL);
-    for (int64_t i = 0; i < up(count, ROWS); i++) {
-        std::memset(line, 0, size_t(wide) * 4);
-        if (i < count && !(skip && skip[i].empty)) {
-            read_row(view, at(view, batch, rows[i].head, rows[i].query), view.stride[3], size, line);
-            if (factor)
-                for (int64_t d = 0; d < size; d++) line[d] *= factor[i];
+    for (int64_t tile = 0; tile < up(count, ROWS); tile += ROWS) {
+        std::memset(buffer, 0, size_t(ROWS * wide) * 4);
+        for (int64_t i = tile; i < tile + ROWS; i++) {
+            float* line = buffer + (i - tile) * wide;
+            if (i < count && !(skip && skip[i].empty)) {
+                read_row(view, at(view, batch, rows[i].head, rows[i].query), view.stride[3], size, line);
+                if (factor)
+                    for (int64_t d = 0; d < wide; d += LANES) store(line + d, load(line + d) * factor[i]);
+            }
+            for (int64_t p = 0; p < wide; p += PANEL) std::memcpy(lines + p * room + i * PANEL, line + p, PANEL * 4);
         }
-        float* tile = tiles + i / ROWS * ROWS * size + i % ROWS;
-        for (int64_t d = 0; d < size; d++) tile[d * ROWS] = line[d];
-        for (int64_t p = 0; p < wide; p += PANEL) std::memcpy(lines + p * room + i * PANEL, line + p, PANEL * 4);
+        turn_tile(buffer, wide, size, tiles + tile * size);
     }
 }
 
@@ -127,15 +142,15 @@ struct Desk {
     Desk(const Arguments& call, int64_t chunk) {
         const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
         Arena& memory = arena();
-        memory.reserve(4 * (chunk * (depth + 2 * deep + width + wide + 2) + KEYS * (depth + deep + width) +
-                            2 * SWEEP * KEYS + 2 * KEYS + deep + 2 * wide + LINES * (deep + wide)) +
+        memory.reserve(4 * (2 * LANES + chunk * (depth + 2 * deep + width + wide + 2) + KEYS * (depth + deep + width) +
+                            2 * SWEEP * APART + 2 * KEYS + deep + 2 * wide + LINES * (deep + wide)) +
                        chunk * int64_t(sizeof(Row) + sizeof(Slope) + 8) + 4096);
-        query_tiles = memory.floats(chunk * depth), query_lines = memory.floats(chunk * deep);
-        above_tiles = memory.floats(chunk * width), above_lines = memory.floats(chunk * wide);
+        query_tiles = memory.floats(chunk * depth + LANES), query_lines = memory.floats(chunk * deep);
+        above_tiles = memory.floats(chunk * width + LANES), above_lines = memory.floats(chunk * wide);
         query_sum = memory.floats(chunk * deep);
         key_columns = memory.floats(KEYS * depth), key_lines = memory.floats(KEYS * deep);
         value_columns = memory.floats(KEYS * width);
-        weights = memory.floats(SWEEP * KEYS), slopes = memory.floats(SWEEP * KEYS);
+        weights = memory.floats(SWEEP * APART), slopes = memory.floats(SWEEP * APART);
         softcap = memory.floats(KEYS), bias = memory.floats(KEYS), line = memory.floats(deep + 2 * wide);
         factor = memory.floats(chunk), best = memory.floats(chunk);
         buffer = memory.floats(LINES * (deep + wide));
@@ -143,13 +158,13 @@ struct Desk {
     }
 };
 
-// Scores of `count` rows from row `first` of the desk, at [row][KEYS]; the softcap's slope is left to the caller.
+// Scores of `count` rows from row `first` of the desk, at [row][APART]; the softcap's slope is left to the caller.
 inline void score_tiles(const Arguments& call, const float* tiles, const float* columns, int64_t size, int64_t first,
                         int64_t count, const Span& span, float* to) {
     (void)call;
     for (int64_t tile = 0; tile < count; tile += ROWS)
         for (int64_t p = span.begin; p < span.end; p += PANEL)
-            product<1>(tiles + (first + tile) * size, ROWS, columns + p * size, size, to + tile * KEYS + p, KEYS);
+            product<1>(tiles + (first + tile) * size, ROWS, columns + p * size, size, to + tile * APART + p, APART);
 }
 
 // Where the maximum of each row stands, the lowest index among ties: one more pass over the keys, only for calls that
@@ -168,7 +183,7 @@ inline void find_tops(const Arguments& call, int64_t batch, int64_t group, Desk&
             if (span.begin >= span.end) continue;
             score_tiles(call, desk.query_tiles, desk.key_columns, call.depth, first, real, span, desk.weights);
             for (int64_t i = 0; i < real; i++) {
-                float* s = desk.weights + i * KEYS + span.begin;
+                float* s = desk.weights + i * APART + span.begin;
                 const float* bias = biases.row(desk.rows[first + i], block, seen);
                 shape_row(call, desk.rows[first + i], s, bias ? bias + span.begin : nullptr, block + span.begin,
                           span.end - span.begin, nullptr);
@@ -215,10 +230,10 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
         if (width)
             score_tiles(call, desk.above_tiles, desk.value_columns, width, first, real, span, desk.slopes);
         else
-            std::memset(desk.slopes, 0, size_t(SWEEP * KEYS) * 4);
+            std::memset(desk.slopes, 0, size_t(SWEEP * APART) * 4);
         for (int64_t i = 0; i < real; i++) {
             const Row& row = desk.rows[first + i];
-            float *s = desk.weights + i * KEYS + span.begin, *ds = desk.slopes + i * KEYS + span.begin;
+            float *s = desk.weights + i * APART + span.begin, *ds = desk.slopes + i * APART + span.begin;
             if (desk.slope[first + i].empty) {
                 std::memset(s, 0, size_t(n) * 4);
                 std::memset(ds, 0, size_t(n) * 4);
@@ -232,19 +247,19 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
             if (call.softcap > 0)
                 for (int64_t j = 0; j < n; j += LANES) store(ds + j, load(ds + j) * load(desk.softcap + j));
         }
-        for (int64_t i = real; i < up(real, ROWS); i++) std::memset(desk.slopes + i * KEYS, 0, KEYS * 4);
+        for (int64_t i = real; i < up(real, ROWS); i++) std::memset(desk.slopes + i * APART, 0, KEYS * 4);
         if (value_sum)
             for (int64_t p = 0; p < wide; p += PANEL)
-                add_transposed(desk.weights + span.begin, KEYS, desk.above_lines + p * chunk + first * PANEL, real, n,
+                add_transposed(desk.weights + span.begin, APART, desk.above_lines + p * chunk + first * PANEL, real, n,
                                value_sum + (block + span.begin) * wide + p, wide);
         if (key_sum)
             for (int64_t p = 0; p < deep; p += PANEL)
-                add_transposed(desk.slopes + span.begin, KEYS, desk.query_lines + p * chunk + first * PANEL, real, n,
+                add_transposed(desk.slopes + span.begin, APART, desk.query_lines + p * chunk + first * PANEL, real, n,
                                key_sum + (block + span.begin) * deep + p, deep);
         if (call.grad_query || call.grad_multiplier)
             for (int64_t tile = 0; tile < real; tile += ROWS)
                 for (int64_t p = 0; p < deep; p += PANEL)
-                    add_product<KEYS>(desk.slopes + tile * KEYS + span.begin, 1,
+                    add_product<APART>(desk.slopes + tile * APART + span.begin, 1,
                                       desk.key_lines + p * KEYS + span.begin * PANEL, n,
                                       desk.query_sum + (first + tile) * deep + p, deep, ones);
     }
@@ -283,7 +298,7 @@ inline void write_rows(const Arguments& call, int64_t batch, const Desk& desk, i
 
 inline void backward_head(const Backward& work, int64_t batch, int64_t group, int64_t share) {
     const Arguments& call = work.call;
-    const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL), chunk = 4 * SWEEP;
+    const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL), chunk = 2 * SWEEP;
     const int64_t all = call.heads / call.groups * call.queries;
     const int64_t start = share * work.share_rows, stop = start + work.share_rows < all ? start + work.share_rows : all;
     const int64_t sums = work.sums_of(batch * call.groups + group, share);
@@ -306,10 +321,10 @@ inline void backward_head(const Backward& work, int64_t batch, int64_t group, in
             low = row.low < low ? row.low : low;
             high = row.high > high ? row.high : high;
         }
-        pack_both(call.query, batch, desk.rows, nullptr, desk.factor, count, call.depth, chunk, desk.line,
+        pack_both(call.query, batch, desk.rows, nullptr, desk.factor, count, call.depth, chunk, desk.buffer,
                   desk.query_tiles, desk.query_lines);
         if (call.width)
-            pack_both(call.grad_output, batch, desk.rows, desk.slope, nullptr, count, call.width, chunk, desk.line,
+            pack_both(call.grad_output, batch, desk.rows, desk.slope, nullptr, count, call.width, chunk, desk.buffer,
                       desk.above_tiles, desk.above_lines);
         std::memset(desk.query_sum, 0, size_t(chunk * deep) * 4);
         if (tops) find_tops(call, batch, group, desk, count, low, high);
@@ -339,13 +354,14 @@ inline void gather_task(void* context, int64_t head, int64_t) {
     for (int which = 0; which < 2; which++) {
         if (!sums[which]) continue;
         const int64_t size = sizes[which], wide = up(size, PANEL);
-        for (int64_t key = 0; key < call.keys; key++)
-            for (int64_t d = 0; d < size; d++) {
-                float total = 0;
-                for (int64_t share = 0; share < work.shares; share++)
-                    total += sums[which][(work.sums_of(head, share) * work.key_room + key) * wide + d];
-                to[which][(head * call.keys + key) * size + d] = total;
+        for (int64_t key = 0; key < call.keys; key++) {
+            float* line = sums[which] + (work.sums_of(head, 0) * work.key_room + key) * wide;
+            for (int64_t share = 1; share < work.shares; share++) {
+                const float* other = line + share * work.key_room * wide;
+                for (int64_t d = 0; d < wide; d += LANES) store(line + d, load(line + d) + load(other + d));
             }
+            std::memcpy(to[which] + (head * call.keys + key) * size, line, size_t(size) * 4);
+        }
     }
 }
 

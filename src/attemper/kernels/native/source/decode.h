@@ -1,6 +1,6 @@
 // Forward pass for few rows (decoding): keys and values are read once, where they lie, and not packed.
 //
-// A task is one (batch, key head) and SPLIT keys; all query heads that share the key head go together, so that a key is
+// A task is one (batch, key head) and SPLIT keys or more; all query heads that share the key head go together, so that a key is
 // read once for all of them:
 //
 //     for each block of KEYS keys
@@ -10,6 +10,8 @@
 //
 // Parts over different keys are joined in order by the law of rows.h. Where the splits lie depends on the shape only.
 #pragma once
+#include <type_traits>
+
 #include "forward.h"
 
 namespace attemper {
@@ -17,9 +19,16 @@ namespace attemper {
 constexpr int64_t FEW = 8;        // rows per key head, at most
 constexpr int64_t SPLIT = 4 * KEYS;
 
+// Keys of a task: more where there are heads enough for many threads, so that memory is seldom waited for at its start.
+inline int64_t split_of(const Arguments& call) {
+    int64_t split = SPLIT;
+    while (split < call.keys && call.batch * call.groups * (call.keys / split) > 128) split *= 2;
+    return split;
+}
+
 struct Decode {
     const Arguments& call;
-    int64_t rows, splits;
+    int64_t rows, split, splits;
     Row* parts;      // [B * G][splits][rows]
     float* outputs;  // [B * G][splits][rows][width, padded]
 };
@@ -31,22 +40,64 @@ ATTEMPER_INLINE const float* row_at(const View& view, int64_t place, int64_t ste
     return buffer;
 }
 
-ATTEMPER_INLINE float dot(const float* a, const float* b, int64_t n) {
-    Vec sum = {}, other = {};
-    int64_t d = 0;
-    for (; d + 2 * LANES <= n; d += 2 * LANES) {
-        sum += load(a + d) * load(b + d);
-        other += load(a + d + LANES) * load(b + d + LANES);
+// Asks the caches for a row that the next phase reads, so that memory works while this one computes.
+ATTEMPER_INLINE void ask_for(const View& view, int64_t place, int64_t n) {
+    const int64_t width = view.type == FLOAT32 ? 4 : 2;
+    for (int64_t byte = 0; byte < n * width; byte += 64) __builtin_prefetch(view.data + place * width + byte, 0, 2);
+}
+
+constexpr int TOGETHER = 4;  // keys, and rows, of a register tile
+
+// Scores of COUNT rows against TOGETHER keys: a key is loaded once for all of them.
+template <int COUNT>
+ATTEMPER_INLINE void dots(const float* query, const float* const (&key)[TOGETHER], int64_t n, float* to) {
+    Vec c[COUNT][TOGETHER] = {};
+    for (int64_t d = 0; d < n; d += LANES) {
+        Vec k[TOGETHER];
+#pragma GCC unroll 4
+        for (int t = 0; t < TOGETHER; t++) k[t] = load(key[t] + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; i++) {
+            const Vec q = load(query + i * n + d);
+#pragma GCC unroll 4
+            for (int t = 0; t < TOGETHER; t++) c[i][t] += q * k[t];
+        }
     }
-    if (d < n) sum += load(a + d) * load(b + d);
-    return lane_sum(sum + other);
+#pragma GCC unroll 4
+    for (int i = 0; i < COUNT; i++) lane_sums(c[i][0], c[i][1], c[i][2], c[i][3], to + i * KEYS);
+}
+
+// Outputs of COUNT rows, `n` floats apart, take in TOGETHER weighted values.
+template <int COUNT>
+ATTEMPER_INLINE void add_values(const float* weights, const float* const (&value)[TOGETHER], int64_t n, float* to) {
+    for (int64_t e = 0; e < n; e += LANES) {
+        Vec v[TOGETHER];
+#pragma GCC unroll 4
+        for (int t = 0; t < TOGETHER; t++) v[t] = load(value[t] + e);
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; i++) {
+            const float* w = weights + i * KEYS;
+            const Vec sum = (splat(w[0]) * v[0] + splat(w[1]) * v[1]) + (splat(w[2]) * v[2] + splat(w[3]) * v[3]);
+            store(to + i * n + e, load(to + i * n + e) + sum);
+        }
+    }
+}
+
+// Calls `with` with the rows in groups of TOGETHER and a last one of 1 to TOGETHER: first row, and how many as a constant.
+template <class With>
+ATTEMPER_INLINE void by_rows(int64_t rows, const With& with) {
+    int64_t i = 0;
+    for (; i + TOGETHER <= rows; i += TOGETHER) with(i, std::integral_constant<int, TOGETHER>());
+    if (rows - i == 3) with(i, std::integral_constant<int, 3>());
+    if (rows - i == 2) with(i, std::integral_constant<int, 2>());
+    if (rows - i == 1) with(i, std::integral_constant<int, 1>());
 }
 
 inline void decode_task(void* context, int64_t task, int64_t) {
     const Decode& work = *static_cast<const Decode*>(context);
     const Arguments& call = work.call;
-    const int64_t head = task / work.splits, start = task % work.splits * SPLIT;
-    const int64_t stop = start + SPLIT < call.keys ? start + SPLIT : call.keys;
+    const int64_t head = task / work.splits, start = task % work.splits * work.split;
+    const int64_t stop = start + work.split < call.keys ? start + work.split : call.keys;
     const int64_t batch = head / call.groups, group = head % call.groups;
     const int64_t deep = up(call.depth, LANES), wide = up(call.width, LANES);
     Row* rows = work.parts + task * work.rows;
@@ -73,35 +124,38 @@ inline void decode_task(void* context, int64_t task, int64_t) {
         const Span span(rows, work.rows, block, seen);
         if (span.begin >= span.end) continue;
         const int64_t n = span.end - span.begin, last = span.end < seen ? span.end : seen;
-        for (int64_t j = span.begin; j < last; j++) {
-            const float* key = row_at(call.key, at(call.key, batch, group, block + j), call.key.stride[3], call.depth, buffer);
-            for (int64_t i = 0; i < work.rows; i++) scores[i * KEYS + j] = dot(queries + i * deep, key, deep);
+        for (int64_t j = span.begin; j < last; j += TOGETHER) {
+            const float* key[TOGETHER];
+            for (int64_t t = 0; t < TOGETHER; t++) {
+                const int64_t number = block + (j + t < last ? j + t : j);
+                key[t] = row_at(call.key, at(call.key, batch, group, number), call.key.stride[3], call.depth,
+                                buffer + t * deep);
+                if (call.width) ask_for(call.value, at(call.value, batch, group, number), call.width);
+            }
+            by_rows(work.rows, [&](int64_t i, auto count) {
+                dots<decltype(count)::value>(queries + i * deep, key, deep, scores + i * KEYS + j);
+            });
         }
         for (int64_t i = 0; i < work.rows; i++) {
             for (int64_t j = last; j < span.end; j++) scores[i * KEYS + j] = 0;
-            const float* bias = biases.row(rows[i], block, seen);
             // Few rows: every score is looked at, so that one that is not finite is told.
-            const float keep = take_in(call, batch, rows[i], scores + i * KEYS + span.begin,
-                                       bias ? bias + span.begin : nullptr, block + span.begin, n, true);
+            float keep;
+            take_in(call, batch, rows + i, 1, scores + i * KEYS, biases, block, seen, span.begin, n, true, &keep);
             if (keep != 1.0f)
                 for (int64_t e = 0; e < wide; e += LANES) store(output + i * wide + e, load(output + i * wide + e) * keep);
         }
         if (!call.width) continue;
-        for (int64_t j = span.begin; j < last; j += 4) {
-            const int64_t together = last - j < 4 ? last - j : 4;
-            const float* value[4];
-            for (int64_t t = 0; t < 4; t++)
-                value[t] = row_at(call.value, at(call.value, batch, group, block + (t < together ? j + t : j)),
-                                  call.value.stride[3], call.width, buffer + t * wide);
-            for (int64_t i = 0; i < work.rows; i++) {
-                const float* s = scores + i * KEYS + j;
-                const Vec w0 = splat(s[0]), w1 = splat(together > 1 ? s[1] : 0), w2 = splat(together > 2 ? s[2] : 0),
-                          w3 = splat(together > 3 ? s[3] : 0);
-                float* to = output + i * wide;
-                for (int64_t e = 0; e < wide; e += LANES)
-                    store(to + e, load(to + e) + (w0 * load(value[0] + e) + w1 * load(value[1] + e)) +
-                                      (w2 * load(value[2] + e) + w3 * load(value[3] + e)));
+        for (int64_t j = span.begin; j < last; j += TOGETHER) {
+            const float* value[TOGETHER];
+            for (int64_t t = 0; t < TOGETHER; t++) {
+                const int64_t number = block + (j + t < last ? j + t : j);
+                value[t] = row_at(call.value, at(call.value, batch, group, number), call.value.stride[3], call.width,
+                                  buffer + t * wide);
+                if (number + KEYS < stop) ask_for(call.key, at(call.key, batch, group, number + KEYS), call.depth);
             }
+            by_rows(work.rows, [&](int64_t i, auto count) {
+                add_values<decltype(count)::value>(scores + i * KEYS + j, value, wide, output + i * wide);
+            });
         }
     }
 }

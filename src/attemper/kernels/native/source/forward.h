@@ -72,17 +72,20 @@ inline int64_t at(const View& view, int64_t a, int64_t b, int64_t c) {
     return a * view.stride[0] + b * view.stride[1] + c * view.stride[2];
 }
 
-// How the rows of a call are cut. Depends on shapes only, never on the number of threads.
+constexpr int64_t DESK_FLOATS = 98304;  // of a chunk's queries and outputs: they stay in L2
+
+// How the rows of a call are cut into tasks: long chunks share the packing of keys, many tasks share the work. A chunk
+// begins at a multiple of ROWS, so that a row's tile and the order of its sums are the same however long chunks are.
 struct Cut {
     int64_t rows;    // per key head: query heads that share it x queries
     int64_t chunk;   // rows of a task, a multiple of ROWS
     int64_t chunks;  // per key head
 
-    Cut(const Arguments& call, int64_t longest) {
-        const int64_t heads = call.batch * call.groups;
+    explicit Cut(const Arguments& call) {
+        const int64_t heads = call.batch * call.groups, tasks = call.threads > 1 ? 4 * call.threads : 1;
         rows = call.heads / call.groups * call.queries;
-        chunk = longest;
-        while (chunk > 4 * ROWS && heads * ((rows + chunk - 1) / chunk) < 16) chunk = up(chunk / 2, ROWS);
+        chunk = DESK_FLOATS / (call.depth + up(call.width, PANEL) + 1) / ROWS * ROWS;
+        while (chunk > 4 * ROWS && heads * ((rows + chunk - 1) / chunk) < tasks) chunk = up(chunk / 2, ROWS);
         chunks = (rows + chunk - 1) / chunk;
         // Equal chunks, so that no task is a remainder.
         chunk = up((rows + chunks - 1) / chunks, ROWS);
@@ -101,27 +104,47 @@ inline float multiplier_of(const Arguments& call, int64_t batch, const Row& row)
     return call.multiplier[batch * stride[0] + row.head * stride[1] + row.query * stride[2]];
 }
 
-// Queries times their multiplier, tile by tile; rows past `count` are zeros. `lines` holds ROWS * up(depth, LANES).
-// Returns the largest magnitude.
+// A tile's lines, `line` floats apart, as [depth][ROWS]. Where a vector holds more than ROWS floats, what it writes too
+// much is overwritten by the next.
+ATTEMPER_INLINE void turn_tile(const float* lines, int64_t line, int64_t depth, float* to) {
+    if constexpr (LANES < ROWS) {
+        for (int64_t d = 0; d < depth; d++)
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS; i++) to[d * ROWS + i] = lines[i * line + d];
+    } else {
+        for (int64_t d = 0; d < depth; d += LANES) {
+            Vec x[LANES] = {};
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS; i++) x[i] = load(lines + i * line + d);
+            transpose(x);
+            for (int i = 0; i < LANES && d + i < depth; i++) store(to + (d + i) * ROWS, x[i]);
+        }
+    }
+}
+
+// Queries times their multiplier, tile by tile; rows past `count` are zeros. `lines` holds ROWS * up(depth, LANES), `to`
+// LANES more than the tiles. Returns the largest magnitude.
 inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* lines, float* to) {
     Ints most = {};
     const int64_t depth = call.depth, wide = up(depth, LANES);
+    const bool direct = call.query.type == FLOAT32 && call.query.stride[3] == 1 && depth == wide;
     for (int64_t first = 0; first < count; first += ROWS, to += depth * ROWS) {
-        std::memset(lines, 0, size_t(ROWS * wide) * 4);
+        if (!direct || count - first < ROWS) std::memset(lines, 0, size_t(ROWS * wide) * 4);
         for (int64_t i = 0; i < ROWS && first + i < count; i++) {
             const Row& row = rows[first + i];
-            float* line = lines + i * wide;
-            read_row(call.query, at(call.query, batch, row.head, row.query), call.query.stride[3], depth, line);
+            const int64_t place = at(call.query, batch, row.head, row.query);
             const float factor = multiplier_of(call, batch, row);
+            float* line = lines + i * wide;
+            const float* from = line;
+            if (direct) from = reinterpret_cast<const float*>(call.query.data) + place;
+            else read_row(call.query, place, call.query.stride[3], depth, line);
             for (int64_t d = 0; d < wide; d += LANES) {
-                Vec x = load(line + d) * factor;
+                Vec x = load(from + d) * factor;
                 store(line + d, x);
                 most = larger_bits(most, x);
             }
         }
-        for (int64_t d = 0; d < depth; d++)
-#pragma GCC unroll 16
-            for (int i = 0; i < ROWS; i++) to[d * ROWS + i] = lines[i * wide + d];
+        turn_tile(lines, wide, depth, to);
     }
     return largest(most);
 }
@@ -169,36 +192,54 @@ private:
     int64_t last_ = -1, low_ = -1;
 };
 
-// Scores become weights relative to the row's new maximum; the sums take them in. Returns the output's factor.
-inline float take_in(const Arguments& call, int64_t batch, Row& row, float* s, const float* bias, int64_t begin,
-                     int64_t n, bool shaped) {
-    if (shaped) {
-        Seen seen = shape_row(call, row, s, bias, begin, n, nullptr);
-        row.count += seen.count, row.bad |= seen.bad, row.poison |= seen.poison;
-    } else {
-        row.count += n;
+// Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
+// the outputs so far. Rows of scores are KEYS apart. All maxima come first: a row then never waits for its own.
+inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, float* scores, Bias& biases,
+                    int64_t block, int64_t seen, int64_t begin, int64_t n, bool shaped, float* keep) {
+    float best[ROWS];
+    for (int64_t i = 0; i < count; i++) {
+        float* s = scores + i * KEYS + begin;
+        if (shaped) {
+            const float* bias = biases.row(rows[i], block, seen);
+            Seen found = shape_row(call, rows[i], s, bias ? bias + begin : nullptr, block + begin, n, nullptr);
+            rows[i].count += found.count, rows[i].bad |= found.bad, rows[i].poison |= found.poison;
+        } else {
+            rows[i].count += n;
+        }
+        best[i] = highest(s, n);
     }
-    float keep = raise(row, highest(s, n));
-    const bool moments = call.place[A] >= 0 || call.place[V] >= 0;
-    Sums sums = weigh(s, n, base_of(row), moments, call.place[C] >= 0);
-    if (call.place[F] >= 0) sums.first = first_share(call, batch, s, begin, n);
-    if (call.place[T] >= 0) sums.distance = distance_share(row, s, begin, n);
-    add(row, sums);
-    return keep;
+    for (int64_t i = 0; i < count; i++) keep[i] = raise(rows[i], best[i]);
+    const bool moments = call.place[A] >= 0 || call.place[V] >= 0, squares = call.place[C] >= 0;
+    const bool first = call.place[F] >= 0 && any_first(call, batch, block + begin, n);
+    for (int64_t i = 0; i < count; i++) {
+        float* s = scores + i * KEYS + begin;
+        Sums sums = weigh(s, n, base_of(rows[i]), moments, squares);
+        if (first) sums.first = first_share(call, batch, s, block + begin, n);
+        if (call.place[T] >= 0) sums.distance = distance_share(rows[i], s, block + begin, n);
+        add(rows[i], sums);
+    }
+}
+
+// Asks the caches for a part of some rows of a tensor: part `number` of `parts`.
+inline void prefetch(const View& view, int64_t place, int64_t row_step, int64_t count, int64_t size, int64_t number,
+                     int64_t parts) {
+    const int64_t width = view.type == FLOAT32 ? 4 : 2;
+    for (int64_t i = count * number / parts; i < count * (number + 1) / parts; i++)
+        for (int64_t byte = 0; byte < size * width; byte += 64)
+            __builtin_prefetch(view.data + (place + i * row_step) * width + byte, 0, 2);
 }
 
 inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
-    // Late chunks first: under a causal mask they are the longest.
-    const int64_t heads = call.batch * call.groups, head = task % heads;
-    const int64_t first = (cut.chunks - 1 - task / heads) * cut.chunk;
+    // Head by head, so that the keys are still in a cache; late chunks first: under a causal mask they are the longest.
+    const int64_t head = task / cut.chunks, first = (cut.chunks - 1 - task % cut.chunks) * cut.chunk;
     const int64_t batch = head / call.groups, group = head % call.groups;
     const int64_t count = cut.rows - first < cut.chunk ? cut.rows - first : cut.chunk;
     const int64_t depth = call.depth, width = call.width, wide = up(width, PANEL);
 
     Arena& memory = arena();
-    memory.reserve(4 * (cut.chunk * (depth + wide) + KEYS * (up(depth, PANEL) + wide) + (ROWS + 1) * KEYS +
+    memory.reserve(4 * (cut.chunk * (depth + wide) + LANES + KEYS * (up(depth, PANEL) + wide) + (ROWS + 1) * KEYS +
                         LINES * up(depth, LANES) + wide) + cut.chunk * int64_t(sizeof(Row)) + 1024);
-    float* queries = memory.floats(cut.chunk * depth);
+    float* queries = memory.floats(cut.chunk * depth + LANES);
     float* output = memory.floats(cut.chunk * wide);
     float* keys = memory.floats(KEYS * depth);
     float* values = memory.floats(KEYS * wide);
@@ -223,6 +264,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
         if (width)
             pack_lines(call.value, at(call.value, batch, group, block), call.value.stride[2], call.value.stride[3], seen,
                        width, up(seen, PANEL), KEYS, values);
+        // Keys of the next block: its lines are asked for while this one is computed, a share with every tile.
+        const int64_t later = block + KEYS < high ? (call.keys - block - KEYS < KEYS ? call.keys - block - KEYS : KEYS) : 0;
         const bool finite = double(most_query) * most_key * double(depth) < 8e37;
         const bool always = !finite || float_mask || call.mask.data || call.softcap > 0;
         for (int64_t tile = 0; tile < count; tile += ROWS) {
@@ -230,15 +273,14 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             const Span span(rows + tile, real, block, seen);
             if (span.begin >= span.end) continue;
             const int64_t n = span.end - span.begin;
+            prefetch(call.key, at(call.key, batch, group, block + seen), call.key.stride[2], later, depth, tile / ROWS, up(count, ROWS) / ROWS);
+            if (width)
+                prefetch(call.value, at(call.value, batch, group, block + seen), call.value.stride[2], later, width, tile / ROWS,
+                         up(count, ROWS) / ROWS);
             for (int64_t p = span.begin; p < span.end; p += PANEL)
                 product<1>(queries + tile * depth, ROWS, keys + p * depth, depth, scores + p, KEYS);
             float keep[ROWS] = {};
-            for (int64_t i = 0; i < real; i++) {
-                Row& row = rows[tile + i];
-                const float* bias = biases.row(row, block, seen);
-                keep[i] = take_in(call, batch, row, scores + i * KEYS + span.begin, bias ? bias + span.begin : nullptr,
-                                  block + span.begin, n, always || !span.whole);
-            }
+            take_in(call, batch, rows + tile, real, scores, biases, block, seen, span.begin, n, always || !span.whole, keep);
             for (int64_t p = 0; p < wide; p += PANEL)
                 add_product<KEYS>(scores + span.begin, 1, values + p * KEYS + span.begin * PANEL, n,
                                   output + tile * wide + p, wide, keep);

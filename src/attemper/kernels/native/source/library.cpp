@@ -5,6 +5,9 @@
 
 using namespace attemper;
 
+#if !defined(ATTEMPER_STAMP)
+#define ATTEMPER_STAMP ""
+#endif
 #define ATTEMPER_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -22,8 +25,9 @@ void forward_task(void* context, int64_t task, int64_t) {
 }
 
 int decode(const Arguments& call) {
-    const int64_t heads = call.batch * call.groups, splits = call.keys ? (call.keys + SPLIT - 1) / SPLIT : 1;
-    Decode work{call, call.heads / call.groups * call.queries, splits, nullptr, nullptr};
+    const int64_t heads = call.batch * call.groups, split = split_of(call);
+    const int64_t splits = call.keys ? (call.keys + split - 1) / split : 1;
+    Decode work{call, call.heads / call.groups * call.queries, split, splits, nullptr, nullptr};
     const int64_t parts = heads * splits * work.rows;
     work.parts = static_cast<Row*>(std::malloc(size_t(parts) * sizeof(Row)));
     work.outputs = static_cast<float*>(std::malloc(size_t(parts * up(call.width, LANES) + 1) * 4));
@@ -37,46 +41,74 @@ int decode(const Arguments& call) {
     return enough ? FINE : NO_MEMORY;
 }
 
-}  // namespace
-
-ATTEMPER_EXPORT int64_t attemper_lanes() { return LANES; }
-
-ATTEMPER_EXPORT int attemper_forward(const Arguments* call) {
-    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
-    if (call->batch * call->heads * call->queries == 0) return FINE;
-    if (call->heads / call->groups * call->queries <= FEW) return decode(*call);
-    Forward work{*call, Cut(*call, 32 * ROWS)};
-    run_tasks(call->batch * call->groups * work.cut.chunks, call->threads, forward_task, &work);
+int forward_by_tiles(const Arguments& call) {
+    Forward work{call, Cut(call)};
+    run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task, &work);
     return FINE;
 }
 
-ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
-    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
-    if (call->batch * call->heads * call->queries * call->keys == 0) return FINE;
-    const int64_t heads = call->batch * call->groups, rows = call->heads / call->groups * call->queries;
-    Backward work{*call, 1, heads, rows, true, true, up(call->keys, KEYS), nullptr, nullptr};
-    if (call->grad_mask) {
-        work.by_batch = call->batch == 1 || call->grad_mask_stride[0] != 0;
-        work.by_group = call->heads == 1 || call->grad_mask_stride[1] != 0;
-        work.units = (work.by_batch ? call->batch : 1) * (work.by_group ? call->groups : 1);
+int64_t rows_per_key_head(const Arguments& call) { return call.heads / call.groups * call.queries; }
+
+int backward_by_tiles(const Arguments& call) {
+    const int64_t heads = call.batch * call.groups, rows = rows_per_key_head(call);
+    Backward work{call, 1, heads, rows, true, true, up(call.keys, KEYS), nullptr, nullptr};
+    if (call.grad_mask) {
+        work.by_batch = call.batch == 1 || call.grad_mask_stride[0] != 0;
+        work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;
+        work.units = (work.by_batch ? call.batch : 1) * (work.by_group ? call.groups : 1);
     } else if (heads < 8) {
         work.shares = (8 + heads - 1) / heads;
         work.share_rows = up((rows + work.shares - 1) / work.shares, SWEEP);
         work.shares = (rows + work.share_rows - 1) / work.share_rows;
     }
     const int64_t room = heads * work.shares * work.key_room * 4;
-    if (call->grad_key)
-        work.key_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call->depth, PANEL))));
-    if (call->grad_value && call->width)
-        work.value_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call->width, PANEL))));
-    const bool enough = (work.key_sums || !call->grad_key) && (work.value_sums || !call->grad_value || !call->width);
+    if (call.grad_key)
+        work.key_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call.depth, PANEL))));
+    if (call.grad_value && call.width)
+        work.value_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call.width, PANEL))));
+    const bool enough = (work.key_sums || !call.grad_key) && (work.value_sums || !call.grad_value || !call.width);
     if (enough) {
-        run_tasks(work.units * work.shares, call->threads, backward_task, &work);
-        run_tasks(heads, call->threads, gather_task, &work);
+        run_tasks(work.units * work.shares, call.threads, backward_task, &work);
+        run_tasks(heads, call.threads, gather_task, &work);
     }
     std::free(work.key_sums);
     std::free(work.value_sums);
     return enough ? FINE : NO_MEMORY;
+}
+
+// Few rows: decode() adds the products of a score in another order than the backward pass, and a score of 1e6 that is
+// off by its last bit makes exp(s - m) another weight. The state comes anew, from the order that backward uses.
+int backward_of_few(const Arguments& call) {
+    int64_t planes = 0;
+    for (int64_t place : call.place) planes = place + 1 > planes ? place + 1 : planes;
+    auto* state = static_cast<float*>(std::malloc(size_t(planes * call.batch * call.heads * call.queries) * 4));
+    if (!state) return NO_MEMORY;
+    Arguments again = call;
+    again.state = state, again.value = {}, again.output = {}, again.width = 0;
+    forward_by_tiles(again);
+    again.value = call.value, again.output = call.output, again.width = call.width;
+    const int wrong = backward_by_tiles(again);
+    std::free(state);
+    return wrong;
+}
+
+}  // namespace
+
+// Hash of the sources and of the command that built this library (build.py).
+ATTEMPER_EXPORT const char* attemper_stamp() { return ATTEMPER_STAMP; }
+
+ATTEMPER_EXPORT int64_t attemper_lanes() { return LANES; }
+
+ATTEMPER_EXPORT int attemper_forward(const Arguments* call) {
+    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (call->batch * call->heads * call->queries == 0) return FINE;
+    return rows_per_key_head(*call) <= FEW ? decode(*call) : forward_by_tiles(*call);
+}
+
+ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
+    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (call->batch * call->heads * call->queries * call->keys == 0) return FINE;
+    return rows_per_key_head(*call) <= FEW ? backward_of_few(*call) : backward_by_tiles(*call);
 }
 
 // Multiply-adds per second of one thread's registers: what "share of the limit" is measured against.

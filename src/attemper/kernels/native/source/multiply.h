@@ -8,11 +8,15 @@
 
 namespace attemper {
 
+constexpr int64_t AHEAD = 8;  // steps of k by which B is asked for before it is used: it comes from L2
+
 template <int STEP_I>
 ATTEMPER_INLINE void multiply(const float* __restrict a, int64_t step_k, const float* __restrict b, int64_t depth,
                               Vec (&c)[ROWS][2]) {
     for (int64_t k = 0; k < depth; k++) {
         Vec b0 = load(b), b1 = load(b + LANES);
+        __builtin_prefetch(b + AHEAD * PANEL, 0, 3);
+        __builtin_prefetch(b + AHEAD * PANEL + LANES, 0, 3);
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++) {
             Vec x = splat(a[i * STEP_I]);

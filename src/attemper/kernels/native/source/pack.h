@@ -6,6 +6,8 @@
 //
 // A block of keys is packed when a chunk of rows meets it and lives in L2 until the next; nothing larger is kept.
 #pragma once
+#include <utility>
+
 #include "convert.h"
 
 namespace attemper {
@@ -23,6 +25,22 @@ ATTEMPER_INLINE float largest(Ints a) {
     return from_bits(uint32_t(best));
 }
 
+#if !defined(__clang__)
+// Swaps the off-diagonal S x S blocks of every 2 S x 2 S block. The indices are constants: no shuffle waits for them.
+template <int S, size_t... LANE>
+ATTEMPER_INLINE void exchange(Vec (&x)[LANES], std::index_sequence<LANE...>) {
+    const Ints first = {((LANE & S) ? LANES + int(LANE) - S : int(LANE))...};
+    const Ints second = {((LANE & S) ? LANES + int(LANE) : int(LANE) + S)...};
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        if (i & S) continue;
+        Vec a = x[i], b = x[i + S];
+        x[i] = __builtin_shuffle(a, b, first);
+        x[i + S] = __builtin_shuffle(a, b, second);
+    }
+}
+#endif
+
 // A LANES x LANES block, transposed by swaps of ever larger blocks.
 ATTEMPER_INLINE void transpose(Vec (&x)[LANES]) {
 #if defined(__clang__)  // it has no shuffle by a vector of indices
@@ -32,22 +50,10 @@ ATTEMPER_INLINE void transpose(Vec (&x)[LANES]) {
             x[i][j] = b, x[j][i] = a;
         }
 #else
-#pragma GCC unroll 4
-    for (int s = 1; s < LANES; s *= 2) {
-        Ints first, second;
-#pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) {
-            first[l] = (l & s) ? LANES + l - s : l;
-            second[l] = (l & s) ? LANES + l : l + s;
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (i & s) continue;
-            Vec a = x[i], b = x[i + s];
-            x[i] = __builtin_shuffle(a, b, first);
-            x[i + s] = __builtin_shuffle(a, b, second);
-        }
-    }
+    exchange<LANES / 2>(x, std::make_index_sequence<LANES>());
+    exchange<LANES / 4>(x, std::make_index_sequence<LANES>());
+    if constexpr (LANES > 4) exchange<LANES / 8 ? LANES / 8 : 1>(x, std::make_index_sequence<LANES>());
+    if constexpr (LANES > 8) exchange<LANES / 16 ? LANES / 16 : 1>(x, std::make_index_sequence<LANES>());
 #endif
 }
 

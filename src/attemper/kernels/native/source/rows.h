@@ -43,7 +43,11 @@ inline void begin(Row& row, const Arguments& call, int64_t head, int64_t query) 
 // Moves the sums to a new maximum; returns the factor for the output.
 inline float raise(Row& row, float maximum) {
     if (!(maximum > row.maximum)) return 1.0f;
-    double step = row.total > 0 ? double(row.maximum) - double(maximum) : -1000.0;
+    if (!(row.total > 0)) {  // nothing yet, and nothing to move
+        row.maximum = maximum;
+        return 0.0f;
+    }
+    double step = double(row.maximum) - double(maximum);
     if (!(step > -1000.0)) step = -1000.0;
     double shrink = std::exp(step);
     row.second_moment = shrink * (row.second_moment + step * (2 * row.first_moment + step * row.total));
@@ -69,7 +73,7 @@ inline void join(Row& row, Row other, float& keep, float& take) {
 
 inline float base_of(const Row& row) { return row.maximum == -INFINITY ? 0.0f : row.maximum; }
 
-// exp(s - base) of one row over `n` scores (a multiple of LANES), in place, and its sums.
+// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums.
 template <bool MOMENTS, bool SQUARES>
 ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base) {
     Vec total = {}, ties = {}, first = {}, second = {}, squares = {};
@@ -78,9 +82,9 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base) {
         Vec d = larger(load(s + j) - base, least);
         Vec e = exp_negative(d);
         store(s + j, e);
-        Vec tie = d == Vec{} ? one : Vec{};
-        Vec rest = e - tie;
-        ties += tie;
+        Ints below = d < Vec{};
+        Vec rest = bits_as_float(float_as_bits(e) & below);
+        ties += bits_as_float(float_as_bits(one) & ~below);
         total += rest;
         if (MOMENTS) {
             Vec moment = e * d;
@@ -89,11 +93,14 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base) {
         }
         if (SQUARES) squares += rest * rest;
     }
+    float sum[4];
+    const double top = lane_sum(ties);
+    if (MOMENTS || SQUARES) lane_sums(total, first, second, squares, sum);
+    else sum[0] = lane_sum(total);
     Sums sums;
-    double top = lane_sum(ties);
-    sums.total = top + lane_sum(total);
-    if (MOMENTS) sums.first_moment = lane_sum(first), sums.second_moment = lane_sum(second);
-    if (SQUARES) sums.squares = top + lane_sum(squares);
+    sums.total = top + sum[0];
+    if (MOMENTS) sums.first_moment = sum[1], sums.second_moment = sum[2];
+    if (SQUARES) sums.squares = top + sum[3];
     return sums;
 }
 
@@ -103,9 +110,12 @@ inline Sums weigh(float* s, int64_t n, float base, bool moments, bool squares) {
 }
 
 ATTEMPER_INLINE float highest(const float* s, int64_t n) {
-    Vec best = splat(-INFINITY);
-    for (int64_t j = 0; j < n; j += LANES) best = larger(best, load(s + j));
-    return lane_max(best);
+    Vec best = splat(-INFINITY), other = best;
+    for (int64_t j = 0; j < n; j += PANEL) {
+        best = larger(best, load(s + j));
+        other = larger(other, load(s + j + LANES));
+    }
+    return lane_max(larger(best, other));
 }
 
 // The place of a row in a [B, H, Q] tensor.

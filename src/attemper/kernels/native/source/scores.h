@@ -69,6 +69,16 @@ inline Seen shape_row(const Arguments& call, const Row& row, float* s, const flo
     return Seen{int64_t(lane_sum(count)), lane_sum(bad) > 0, lane_sum(poison) > 0};
 }
 
+// Whether any of the keys begin, begin + 1, ... counts as a first token.
+inline bool any_first(const Arguments& call, int64_t batch, int64_t begin, int64_t n) {
+    if (!call.first_keys) return begin < call.first_tokens;
+    const uint8_t* first = call.first_keys + batch * call.first_keys_stride[0];
+    const int64_t end = begin + n < call.keys ? begin + n : call.keys;
+    bool any = false;
+    for (int64_t key = begin; key < end; key++) any |= first[key * call.first_keys_stride[1]] != 0;
+    return any;
+}
+
 // Sum of e over first tokens. `s` holds weights of keys begin, begin + 1, ...
 inline double first_share(const Arguments& call, int64_t batch, const float* s, int64_t begin, int64_t n) {
     double sum = 0;

@@ -1,9 +1,9 @@
 // Vectors of floats through the compiler's vector extensions, as wide as the build's registers, and the functions of
 // them that attention needs. One source for AVX-512, AVX2 and portable builds: only LANES and ROWS differ.
 //
-//     exp(d) = 2^n p(r),  n = round(d / log 2),  r = d - n log 2 in two steps,  p of degree 6, relative error 4e-9
+//     exp(d) = 2^n p(r),  n = round(d / log 2),  r = d - n log 2,  p of degree 6, relative error 4e-9
 //
-// before rounding. The polynomials were fitted for this file (weighted least squares on Chebyshev nodes). What is below
+// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. The polynomials were fitted for this file (weighted least squares on Chebyshev nodes). What is below
 // EXP_LOWEST is exactly 0, so that no result depends on whether the processor keeps denormal numbers.
 #pragma once
 #include <cmath>
@@ -70,6 +70,20 @@ ATTEMPER_INLINE float lane_sum(Vec v) {
 #endif
 }
 
+// Sums of the lanes of four vectors.
+ATTEMPER_INLINE void lane_sums(Vec a, Vec b, Vec c, Vec d, float* to) {
+#if defined(__AVX512F__)
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // a b a b in each quarter
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));  // a b c d
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all),
+                                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+    to[0] = lane_sum(a), to[1] = lane_sum(b), to[2] = lane_sum(c), to[3] = lane_sum(d);
+#endif
+}
+
 ATTEMPER_INLINE float lane_max(Vec v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps(v);
@@ -93,8 +107,7 @@ ATTEMPER_INLINE Vec exp_negative(Vec d) {
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Vec t = d * 1.44269504f + magic;
     Vec n = t - magic;
-    Vec r = d - n * 0.693359375f;  // 9 bits: the product is exact
-    r = r + n * 2.12194440e-4f;
+    Vec r = d - n * 0.693147182f;
     Vec p = splat(0.0013950536958873272f);
     p = p * r + 0.008368917740881443f;
     p = p * r + 0.04166620597243309f;
@@ -102,8 +115,8 @@ ATTEMPER_INLINE Vec exp_negative(Vec d) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    Vec e = bits_as_float(float_as_bits(p) + (float_as_bits(t) << 23));
-    return d < splat(EXP_LOWEST) ? Vec{} : e;
+    Ints e = float_as_bits(p) + (float_as_bits(t) << 23);
+    return bits_as_float(e & ~(d < splat(EXP_LOWEST)));
 }
 
 // tanh, odd polynomial near 0 and 1 - 2 / (exp(2 |y|) + 1) elsewhere; NaN stays NaN.

@@ -1,0 +1,92 @@
+"""The machine that a figure belongs to, and how many multiply-adds it can do."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from attemper.errors import BackendError
+from attemper.kernels.native.library import library
+
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+_ROUNDS = 20_000
+"""Of the loop that measures the peak: about a tenth of a millisecond."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What every row carries."""
+
+    processor: str
+    instructions: str
+    """What PyTorch uses of the processor: AVX512, AVX2, DEFAULT, ..."""
+    threads: int
+    torch: str
+    python: str
+
+
+def machine() -> Machine:
+    """The machine as it is set up now."""
+    return Machine(
+        processor=_processor(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        python=platform.python_version(),
+    )
+
+
+def _processor() -> str:
+    """Its name, and the family and model by which Linux tells apart what shares a name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = fields.get("model name", platform.machine())
+    told = [f"{part} {fields[key]}" for part, key in (("family", "cpu family"), ("model", "model")) if key in fields]
+    return f"{name} ({', '.join(told)})" if told else name
+
+
+def peak_flops(threads: int, bursts: int = 5, clock: Clock = time.perf_counter) -> float | None:
+    """Multiply-adds per second times two, of registers alone, on ``threads`` threads at once: the best of some bursts.
+
+    None without the native library, whose loop this is.
+    """
+    try:
+        loop = library().attemper_peak_flops
+    except BackendError:
+        return None
+    return max(_burst(loop, threads, clock) for _ in range(bursts))
+
+
+def _burst(loop: Callable[[int], float], threads: int, clock: Clock) -> float:
+    rates = [0.0] * threads
+    together = threading.Barrier(threads)
+
+    def one(number: int) -> None:
+        together.wait()
+        start = clock()
+        done = loop(_ROUNDS)
+        rates[number] = done / (clock() - start)
+
+    others = [threading.Thread(target=one, args=(number,)) for number in range(1, threads)]
+    for other in others:
+        other.start()
+    one(0)
+    for other in others:
+        other.join()
+    return sum(rates)
+
+
+def resident_bytes(name: str) -> int:
+    """A field of this process's memory as Linux tells it: ``VmRSS`` now, ``VmHWM`` at its highest."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))

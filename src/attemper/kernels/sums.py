@@ -1,0 +1,56 @@
+"""What one call adds to a site on the device: the layout of its sums, apart from the kernel that makes them.
+
+    sums[head] = [rows, empty, nonfinite, max_logit | sums of the means | their counts | histogram | curve by log2 n]
+
+float64, [heads, WIDTH]. Two of them add up column by column, but for the maximum.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FIELDS = "mznavcf"
+"""The letters of the state that the sums follow from."""
+
+BINS = 32
+
+COLUMNS = (
+    "rows", "empty", "nonfinite", "max_logit", "entropy", "normalized_entropy", "effective_tokens", "max_weight",
+    "logit_variance", "mass", "first_token_mass", "rows_of_normalized_entropy", "rows_of_first_token_mass",
+)  # fmt: skip
+"""The single columns, in their order. Sums over valid rows; of the two that need more keys, with rows of their own."""
+
+BINNED = ("histogram", "curve_rows", "curve_entropy", "curve_normalized_entropy", "curve_first_token_mass")
+"""What follows them, ``BINS`` columns each: rows by normalised entropy, and rows and sums by log2 of visible keys."""
+
+WIDTH = len(COLUMNS) + BINS * len(BINNED)
+
+_MAXIMUM = COLUMNS.index("max_logit")
+
+
+def empty_sums(heads: int, device: torch.device) -> Tensor:
+    """[heads, WIDTH] float64: the sums of no rows."""
+    return emptied(torch.empty((heads, WIDTH), dtype=torch.float64, device=device))
+
+
+def emptied(sums: Tensor) -> Tensor:
+    """``sums`` itself, holding no rows."""
+    sums.zero_()
+    sums[:, _MAXIMUM] = -torch.inf
+    return sums
+
+
+def joined(one: Tensor, two: Tensor) -> Tensor:
+    """The sums of the rows of both."""
+    both = one + two
+    torch.maximum(one[:, _MAXIMUM], two[:, _MAXIMUM], out=both[:, _MAXIMUM])
+    return both
+
+
+def column(sums: Tensor, name: str) -> Tensor:
+    """One of ``COLUMNS``, [heads], or of ``BINNED``, [heads, BINS]."""
+    if name in COLUMNS:
+        return sums[:, COLUMNS.index(name)]
+    start = len(COLUMNS) + BINS * BINNED.index(name)
+    return sums[:, start : start + BINS]

@@ -1,0 +1,250 @@
+"""Sums that taps fill on the device: for CUDA graphs, which replay a tap's kernels and ask nobody.
+
+A tap in code that may be captured launches its kernels always, into a buffer of its site, guarded by one flag per
+device. A watch raises the flag for sampled steps and lowers it after them (a fill, no wait), and takes the sums out.
+Buffers live as long as the process, and none is made while a graph is captured: its memory would be the graph's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import BackendError, InputError
+from attemper.functional.accumulated import WIDTH, add, emptied, sampled_positions
+from attemper.functional.call import planned
+from attemper.sites.observer import AttentionCall
+
+
+class Receiver(Protocol):
+    """A watch, as buffers know it."""
+
+    rows: int | None
+    """Query rows of each sequence to measure."""
+
+    @property
+    def running(self) -> bool:
+        """Whether its model is seen to run now."""
+        ...
+
+    def receives(self, buffer: TapBuffer) -> bool:
+        """Whether this buffer is of its model."""
+        ...
+
+    def runs(self, site: nn.Module) -> nn.Module | None:
+        """Its model, if that is what a tap that runs now belongs to."""
+        ...
+
+    def take(self, taken: list[tuple[TapBuffer, Tensor]]) -> None:
+        """Gets what each of its buffers has added up since the last time; it may be nothing."""
+        ...
+
+
+@dataclass(eq=False)
+class TapBuffer:
+    """The sums of one site: of a tap's name or module, on one device, with one number of heads."""
+
+    name: str
+    module: int
+    sums: Tensor
+    """[heads, WIDTH] float64."""
+    flag: Tensor
+    """[1] int32, of the device: whether anybody samples."""
+    start: Tensor
+    """[1] float64 in [0, 1), of the device: where the rows of a sample start."""
+    queries: int = 0
+    keys: int = 0
+    mode: str = "eval"
+    measured: set[int | None] = field(default_factory=set)
+    """How many rows of each sequence its kernels were launched for (None: all): a CUDA graph keeps that."""
+    refused: str | None = None
+    """Why it cannot be measured."""
+    ran: bool = False
+    """Whether Python launched its kernels since its sums were taken."""
+    captured: bool = False
+    """Whether a graph holds its kernels: then they may run without Python."""
+    models: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    """Whose tap it is, as far as a watch was there to tell."""
+    warmed: set[object] = field(default_factory=set)
+    """Kinds of calls whose kernels are loaded: a graph that is captured must not load any."""
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether rows may have been added since its sums were taken; the device knows."""
+        return self.ran or self.captured
+
+
+_buffers: dict[tuple[str, int, torch.device, int], TapBuffer] = {}
+_switches: dict[torch.device, tuple[Tensor, Tensor]] = {}
+_receivers: list[Receiver] = []
+_up: list[Receiver] = []
+_lock = threading.RLock()
+
+
+def graphed(device: torch.device) -> bool:
+    """Whether compiled code on this device may be captured into graphs that replay without Python."""
+    return device.type == "cuda"
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether what is launched on this device now is captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def registered(name: str, module: int, device: str, heads: int) -> TapBuffer:
+    """The buffer of a site, made with the first question. It allocates; nothing is launched unless a watch samples."""
+    place = torch.device(device)
+    key = (name, module, place, heads)
+    # What a model makes in inference mode could not be written to outside of it.
+    with _lock, torch.inference_mode(False):
+        if place not in _switches:
+            _switches[place] = _switch(place)
+        if key not in _buffers:
+            sums = torch.empty((heads, WIDTH), dtype=torch.float64, device=place)
+            _buffers[key] = TapBuffer(name, module, emptied(sums) if _up else sums, *_switches[place])
+        return _buffers[key]
+
+
+def existing(name: str, module: int, device: torch.device, heads: int) -> TapBuffer | None:
+    """The buffer of a site if it has been made."""
+    return _buffers.get((name, module, device, heads))
+
+
+def _switch(device: torch.device) -> tuple[Tensor, Tensor]:
+    flag = torch.full((1,), int(bool(_up)), dtype=torch.int32, device=device)
+    return flag, torch.full((1,), 0.5, dtype=torch.float64, device=device)
+
+
+@contextmanager
+def receiving(receiver: Receiver) -> Iterator[None]:
+    """Lets ``receiver`` take the sums of its taps; its flag is down afterwards."""
+    _receivers.append(receiver)
+    try:
+        yield
+    finally:
+        lower(receiver)
+        _receivers.remove(receiver)
+
+
+def watched() -> bool:
+    """Whether any watch is there: without one, taps outside of compiled code prepare nothing."""
+    return bool(_receivers)
+
+
+def lift(receiver: Receiver, start: float) -> None:
+    """Raises the flag of every device for ``receiver``; sampled rows start at ``start`` in [0, 1)."""
+    with _lock:
+        if _up:
+            settle()
+        else:
+            for buffer in _buffers.values():
+                emptied(buffer.sums)
+        if receiver not in _up:
+            _up.append(receiver)
+        for flag, place in _switches.values():
+            flag.fill_(1)
+            place.fill_(start)
+
+
+def lifted(receiver: Receiver) -> bool:
+    """Whether the flag is up for ``receiver``."""
+    return receiver in _up
+
+
+def lower(receiver: Receiver) -> None:
+    """Lowers the flag, unless another watch samples, once the receiver has got what there is."""
+    with _lock:
+        if receiver not in _up:
+            return
+        settle()
+        _up.remove(receiver)
+        if not _up:
+            for flag, _ in _switches.values():
+                flag.fill_(0)
+
+
+def settle() -> None:
+    """Gives to those that sample what taps have added since the last time, and empties the buffers."""
+    with _lock:
+        if not _up:
+            return
+        used = [buffer for buffer in _buffers.values() if buffer.measured or buffer.refused]
+        taken = [(buffer, buffer.sums.clone()) for buffer in used]
+        for buffer in used:
+            emptied(buffer.sums)
+        for receiver in _up:
+            own = [pair for pair in taken if receiver.receives(pair[0])]
+            if own:
+                receiver.take(own)
+        for buffer in used:
+            buffer.ran = False
+
+
+def fill(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
+    """Launches the kernels of a tap; outside of a capture only if somebody samples, or to load them once."""
+    if not _up and not capturing(call.query.device):
+        warm(buffer, call, site)
+    elif _launched(buffer, buffer.sums, call, site):
+        buffer.captured = buffer.captured or capturing(call.query.device)
+        buffer.ran = True
+        buffer.warmed.add(_kind(call))
+        buffer.measured.add(_wanted_rows(site))
+        buffer.mode = "train" if site.training else "eval"
+        buffer.queries, buffer.keys = max(buffer.queries, call.query.shape[2]), max(buffer.keys, call.key.shape[2])
+
+
+def warm(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
+    """Loads the kernels of a tap that may be captured later, once for each kind of call; it measures nothing."""
+    kind = _kind(call)
+    if kind not in buffer.warmed:
+        buffer.warmed.add(kind)
+        _launched(buffer, torch.empty_like(buffer.sums), call, site)
+
+
+def _launched(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Module) -> bool:
+    """Whether the kernels of this call were launched, guarded by the flag; if not, ``buffer.refused`` tells why."""
+    buffer.models.update(_owners(site).values())
+    try:
+        options = replace(call.options, stats="all", backend="triton")
+        plan = planned("tap", call.query.detach(), call.key.detach(), None, call.mask, options)
+    except (InputError, BackendError) as error:
+        buffer.refused = str(error)
+        return False
+    queries, rows, chosen = call.query.shape[2], _wanted_rows(site), None
+    if rows is not None and rows < queries:
+        chosen = sampled_positions(buffer.start, rows, queries, buffer.flag)
+    add(plan, sums, buffer.flag, rows=chosen)
+    return True
+
+
+def _owners(site: nn.Module) -> dict[Receiver, nn.Module]:
+    """The watches to which a tap that runs now belongs, and their models; those whose model is seen to run, if any."""
+    owners = {receiver: model for receiver in _receivers if (model := receiver.runs(site)) is not None}
+    return {receiver: model for receiver, model in owners.items() if receiver.running} or owners
+
+
+def _wanted_rows(site: nn.Module) -> int | None:
+    wanted = [receiver.rows for receiver in _owners(site)]
+    counts = [rows for rows in wanted if rows is not None]
+    return max(counts) if counts and len(counts) == len(wanted) else None
+
+
+def _kind(call: AttentionCall) -> object:
+    """What the kernels of a call are compiled for, and more."""
+    tensors = (call.query, call.key, call.mask)
+    options = call.options
+    return tuple((t.shape, t.stride(), t.dtype) if isinstance(t, Tensor) else None for t in tensors), (
+        options.softcap is None,
+        options.sink_logits is None,
+        isinstance(options.temperature, Tensor),
+        options.is_causal,
+        options.window_size,
+        options.causal_alignment,
+    )

@@ -1,0 +1,175 @@
+"""What ``attemper.bench`` measures: the right calls, checked first; never how long they took."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attemper.bench import Shape, machine, measure, parsed, peak_extra_bytes
+from attemper.bench.hardware import peak_flops
+from attemper.bench.timing import rounds
+from attemper.bench.ways import eager_entropy, others, ours, sdpa, two_sdpa_calls
+from attemper.errors import BackendError, InputError
+from attemper.functional import attention
+
+SMALL = parsed("2,4,24,16")
+
+
+def entropy(shape: Shape) -> torch.Tensor:
+    query, key, value = shape.tensors()
+    result = attention(query, key, value, is_causal=shape.causal, stats=("entropy",), backend="reference")
+    assert result.stats is not None
+    return result.stats.entropy
+
+
+def test_a_shape_is_read_with_and_without_key_heads():
+    assert parsed("1,8,2048,64") == Shape(1, 8, 8, 2048, 2048, 64)
+    assert parsed("8,32,8,1,8192,128", causal=True) == Shape(8, 32, 8, 1, 8192, 128, causal=True)
+    assert [str(parsed(text)) for text in ("1,8,2048,64", "8,32,8,1,8192,128")] == ["1,8,2048,64", "8,32,8,1,8192,128"]
+
+
+@pytest.mark.parametrize("text", ["1,8,2048", "1,8,0,64", "1,8,3,4,4,16", "a,b,c,d", "", "1,8,2048,64.5"])
+def test_a_shape_without_meaning_is_refused(text: str):
+    with pytest.raises(InputError, match=r"B,H,N,D .* got"):
+        parsed(text)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (7, 3)])
+def test_operations_are_counted_over_visible_pairs(queries: int, keys: int):
+    shape = Shape(2, 4, 2, queries, keys, 16)
+    visible = int(torch.ones(queries, keys).tril().sum())
+    assert shape.flops == 2 * 4 * queries * keys * 16 * 4
+    assert replace(shape, causal=True).flops == 2 * 4 * visible * 16 * 4
+    assert replace(shape, causal=True, backward=True).flops == 2 * 4 * visible * 16 * 14
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_ways_to_the_entropy_agree(causal: bool):
+    shape = replace(SMALL, causal=causal)
+    want = entropy(shape)
+    for way in (two_sdpa_calls, eager_entropy):
+        output, got = way(shape, shape.tensors())()  # pyright: ignore[reportGeneralTypeIssues]
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+        torch.testing.assert_close(output, sdpa(shape, shape.tensors())(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_way_takes_half_precision(dtype: str, causal: bool):
+    shape = replace(SMALL, causal=causal, dtype=dtype)
+    ways = others(shape, shape.tensors())
+    assert set(ways) == {"sdpa", "two_sdpa_calls", "eager_entropy"}
+    want = sdpa(replace(shape, dtype="float32"), tuple(tensor.float() for tensor in shape.tensors()))()
+    for way in ways.values():
+        output = way()
+        output = output[0] if isinstance(output, tuple) else output
+        assert isinstance(output, torch.Tensor)
+        torch.testing.assert_close(output.float(), want, rtol=0, atol=4e-2)
+
+
+def test_packed_heads_compute_the_same_as_grouped_ones():
+    shape = parsed("2,8,2,1,40,16")
+    ways = others(shape, shape.tensors())
+    assert set(ways) == {"sdpa", "sdpa_packed_heads"}
+    torch.testing.assert_close(ways["sdpa_packed_heads"](), ways["sdpa"](), rtol=0, atol=1e-5)
+
+
+def test_backward_takes_the_gradient_of_the_entropy_along():
+    shape = replace(SMALL, backward=True)
+    query, key, value = (tensor.requires_grad_() for tensor in shape.tensors())
+    result = attention(query, key, value, stats=("entropy",), backend="blocked")
+    assert result.stats is not None
+    want = torch.autograd.grad(result.output.sum() + result.stats.entropy.sum(), (query, key, value))
+    plain = torch.autograd.grad(attention(query, key, value, backend="blocked").output.sum(), (query, key, value))
+    got = ours(shape, shape.tensors(), ("entropy",), "blocked")()
+    without = ours(shape, shape.tensors(), (), "blocked")()
+    assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))  # pyright: ignore[reportArgumentType]
+    assert all(torch.equal(one, two) for one, two in zip(without, plain, strict=True))  # pyright: ignore[reportArgumentType]
+    assert not torch.equal(want[0], plain[0])
+
+
+def test_a_row_says_what_was_measured_and_how_exact_it_was():
+    row = measure(replace(SMALL, causal=True), backend="blocked", pairs=3)
+    told = row.to_dict()
+    assert set(row.ratios) == {"without_statistics", "sdpa", "two_sdpa_calls", "eager_entropy"}
+    assert set(row.other_ms) | {"ours"} == set(row.least_ms) == set(row.ratios) | {"ours"}
+    assert row.backend == "blocked"
+    assert row.clock == "wall"
+    assert row.pairs == 3
+    assert row.machine == machine()
+    assert row.machine.threads == torch.get_num_threads()
+    assert 0 < row.output_error < 1e-5
+    assert 0 < row.entropy_error_nats < 1e-5
+    assert math.isclose(row.gflops, row.shape.flops / row.ms / 1e6)
+    assert (told["peak_share"] is None) == (row.peak_gflops is None)
+    assert told["shape"]["causal"] is True
+
+
+def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch):
+    def wrong(*arguments: object, **options: object):
+        result = attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
+        return result if options["backend"] == "reference" else result._replace(output=result.output + 1e-3)
+
+    monkeypatch.setattr("attemper.bench.timing.attention", wrong)
+    monkeypatch.setattr("attemper.bench.timing.rounds", lambda *_: pytest.fail("timed"))
+    with pytest.raises(BackendError, match=r"off by 1\.0e-03 in its output .* nothing is timed"):
+        measure(SMALL, backend="blocked")
+
+
+def test_nan_counts_as_wrong(monkeypatch: pytest.MonkeyPatch):
+    def wrong(*arguments: object, **options: object):
+        result = attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
+        return result if options["backend"] == "reference" else result._replace(output=result.output * math.nan)
+
+    monkeypatch.setattr("attemper.bench.timing.attention", wrong)
+    with pytest.raises(BackendError, match="nothing is timed"):
+        measure(SMALL, backend="blocked")
+
+
+def test_the_time_of_one_thread_is_not_that_of_several(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(InputError, match="torch has 2"):
+        measure(SMALL, backend="blocked", cpu_time=True)
+
+
+def test_every_way_runs_as_often_as_the_others_and_none_is_always_first():
+    order: list[str] = []
+    ways = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    times = rounds(ways, 4, 1e9, [])
+    assert {name: len(found) for name, found in times.items()} == {"a": 4, "b": 4, "c": 4}
+    assert order == list("abc" + "abc" + "bca" + "cab" + "abc")
+
+
+def test_few_rounds_are_left_when_they_would_take_too_long():
+    times = rounds({"a": lambda: None}, 40, 0.0, [])
+    assert len(times["a"]) == 3
+
+
+def test_without_the_native_library_the_peak_is_not_known(monkeypatch: pytest.MonkeyPatch):
+    def missing() -> None:
+        raise BackendError("missing")
+
+    monkeypatch.setattr("attemper.bench.hardware.library", missing)
+    assert peak_flops(1) is None
+    assert measure(SMALL, backend="blocked", pairs=3).peak_share is None
+
+
+def test_the_rates_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch):
+    class Library:
+        @staticmethod
+        def attemper_peak_flops(rounds: int) -> float:
+            return 10.0 * rounds
+
+    ticks = iter(range(1000))
+    monkeypatch.setattr("attemper.bench.hardware.library", lambda: Library)
+    assert peak_flops(1, bursts=2, clock=lambda: float(next(ticks))) == 10.0 * 20_000
+
+
+def test_extra_memory_of_eager_size_is_seen():
+    # The reference holds float64 n x n tensors: 8 n^2 bytes each, beside which nothing else counts.
+    extra = peak_extra_bytes(parsed("1,2,512,16"), backend="reference")
+    if extra is not None:
+        assert extra > 8 * 2 * 512 * 512

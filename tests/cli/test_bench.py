@@ -1,0 +1,90 @@
+"""``attemper bench`` as a person meets it: sentences or JSON alone on stdout, mistakes told before the timing."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from attemper import cli
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def ended(*arguments: object) -> Ended:
+        monkeypatch.setattr("sys.argv", ["attemper", "bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(int(stop.value.code or 0), out, err)
+
+    before = torch.get_num_threads()
+    yield ended
+    torch.set_num_threads(before)
+
+
+def test_every_ratio_is_told_in_a_sentence(command):
+    ended = command("--shape", "1,2,32,16", "--backend", "blocked", "--quick")
+    assert ended.code == 0, ended.err
+    machine, full, causal = ended.out.strip().split("\n\n")
+    assert f"torch {torch.__version__}" in machine
+    assert full.startswith("1,2,32,16 float32, forward, full: attention with every statistic of one pass takes ")
+    assert causal.startswith("1,2,32,16 float32, forward, causal: ")
+    for words in (
+        "on backend blocked",
+        " times PyTorch's attention, without statistics (",
+        " times entropy out of two calls of PyTorch's attention (",
+        " times attention and entropy written by hand (",
+        " times the same call that asks for no statistic (",
+        "Against float64 the output was off by at most ",
+    ):
+        assert words in full
+    assert ended.err.splitlines() == ["1 of 2: 1,2,32,16, forward, full", "2 of 2: 1,2,32,16, forward, causal"]
+
+
+def test_json_stands_alone_on_stdout(command):
+    ended = command("--shape", "2,4,2,1,32,16", "--shape", "1,2,24,16", "--mode", "full", "--backend", "blocked",
+                    "--dtype", "bfloat16", "--threads", 1, "--pairs", 3, "--json")  # fmt: skip
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["schema"] == 1
+    decode, plain = document["rows"]
+    assert decode["shape"] | {"keys": 32, "groups": 2, "queries": 1, "dtype": "bfloat16"} == decode["shape"]
+    assert "sdpa_packed_heads" in decode["ratios"]
+    assert "eager_entropy" in plain["ratios"]
+    assert plain["machine"]["threads"] == 1
+    assert plain["pairs"] == 3
+    assert all(ratio > 0 for ratio in plain["ratios"].values())
+
+
+def test_backward_says_what_it_takes_along(command):
+    ended = command("--shape", "1,2,32,16", "--mode", "causal", "--backend", "blocked", "--quick", "--backward")
+    assert ended.code == 0, ended.err
+    assert "forward + backward, causal: attention with its entropies and their gradient takes" in ended.out
+    assert "two calls" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shape", "1,8,2048"), "a shape must be B,H,N,D"),
+        (("--backend", "fast"), "backend must be 'auto' or one of"),
+        (("--dtype", "float64"), "is not one of"),
+        (("--pairs", 2), "--pairs"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_timed(command, monkeypatch, arguments, message: str):
+    monkeypatch.setattr("attemper.bench.measure", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setenv("COLUMNS", "200")
+    ended = command(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert message in ended.err

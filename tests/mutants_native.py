@@ -1,0 +1,171 @@
+# ruff: noqa: E501 (the table quotes lines of source)
+"""Mutants of the native kernels: break one thing of the C++ at a time; a test of ``test_native.py`` must notice.
+
+``python tests/mutants_native.py`` copies ``src``, changes one text, compiles with -O1 for this processor and runs the mutant's
+tests against the copy. It prints killed or SURVIVED for each and exits 1 if one survives, does not compile, or if its text is
+no longer found exactly once. ``--jobs N`` runs N at a time (default 2), ``--only WORD`` those whose name contains WORD.
+Not here because it changes no result: that ``finish`` gives an empty row the factor 0, for its output is zeroed besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+# attemper itself is not imported here: a mutant's process imports this file first, and then must find the copy.
+from tests.mutants import SERVER, Mutant, tested  # noqa: E402
+
+TESTS = "tests/kernels/test_native.py"
+NATIVE = "kernels/native/source"
+ROWS, SCORES, PACK, CONVERT, SIMD, MULTIPLY, FORWARD, BACKWARD, DECODE, LIBRARY, POOL = (
+    f"{NATIVE}/{name}"
+    for name in (
+        "rows.h", "scores.h", "pack.h", "convert.h", "simd.h", "multiply.h", "forward.h", "backward.h", "decode.h",
+        "library.cpp", "pool.cpp",
+    )
+)  # fmt: skip
+ORACLE = "test_native_agrees_with_the_oracle"
+
+
+def oracle(*names: str) -> tuple[str, ...]:
+    """Rows of the table of features, with few rows of queries and with many."""
+    return tuple(f"{TESTS}::{ORACLE}[{name}]" for name in names)
+
+
+def both(name: str) -> tuple[str, ...]:
+    return oracle(name, f"tall: {name}")
+
+
+PLAIN = both("plain")
+RISING = oracle("blocks, ascending", "splits")
+EXTREME = (f"{TESTS}::test_weights_in_backward_are_those_of_forward_however_large_scores_are",)
+THREADS = (f"{TESTS}::test_results_are_bitwise_equal_over_threads_and_repeats",)
+LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
+FORKED = (f"{TESTS}::test_a_forked_process_computes_too",)
+
+MUTANTS = (
+    # Rows: the law of merging.
+    Mutant("rows: total not moved", ROWS, "row.total *= shrink, row.first", "row.first", RISING),
+    Mutant("rows: first tokens not moved", ROWS, "row.first *= shrink, row.distance", "row.distance", RISING),
+    Mutant("rows: distance not moved", ROWS, "row.distance *= shrink, row.squares", "row.squares", RISING),
+    Mutant("rows: squares by one factor", ROWS, "row.squares *= shrink * shrink", "row.squares *= shrink", RISING),
+    Mutant("rows: first moment not moved", ROWS, "row.first_moment = shrink * (row.first_moment + step * row.total)", "row.first_moment = shrink * row.first_moment", RISING),
+    Mutant("rows: second moment without its cross term", ROWS, "step * (2 * row.first_moment + step * row.total)", "step * step * row.total", RISING),
+    Mutant("rows: output not moved", ROWS, "return float(shrink);", "return 1.0f;", RISING),
+    Mutant("rows: variance without the square of the mean", ROWS, "row.second_moment * inverse - mean * mean", "row.second_moment * inverse", PLAIN),
+    Mutant("rows: concentration divided once", ROWS, "row.squares * inverse * inverse", "row.squares * inverse", PLAIN),
+    Mutant("rows: mean with the wrong sign", ROWS, "mean == 0 ? 0.0 : -mean", "mean", PLAIN),
+    Mutant("rows: window one key wider on the left", ROWS, "row.position - call.left > 0 ? row.position - call.left", "row.position - call.left > 1 ? row.position - call.left - 1", both("window")),
+    Mutant("rows: causal sees one key more", ROWS, "row.position + call.right + 1", "row.position + call.right + 2", both("causal")),
+    Mutant("rows: offset of the diagonal dropped", ROWS, ": query) + call.offset", ": query)", both("causal bottom-right")),
+    Mutant("rows: no sink", ROWS, "return call.sink ?", "return false ?", both("sink")),
+    Mutant("rows: the sink of head 0 for all", ROWS, "call.sink[row.head]", "call.sink[0]", both("sink")),
+    Mutant("rows: keys at the maximum forgotten", ROWS, "sums.total = top + sum[0]", "sums.total = sum[0]", PLAIN),
+    Mutant("rows: squares without those at the maximum", ROWS, "sums.squares = top + sum[3]", "sums.squares = sum[3]", PLAIN),
+    Mutant("rows: joined parts forget their count", ROWS, "row.count += other.count;", "", oracle("splits")),
+    Mutant("rows: parts joined without moving the second", ROWS, "take = raise(other, row.maximum);", "take = 1.0f;", oracle("splits", "splits, padding")),
+    # Scores.
+    Mutant("scores: bool mask inverted", SCORES, "to[i] = from[i] ? 0.0f : -INFINITY;", "to[i] = from[i] ? -INFINITY : 0.0f;", both("mask per head")),
+    Mutant("scores: broadcast bool mask inverted", SCORES, "to[i] = from[i * step] ? 0.0f : -INFINITY;", "to[i] = from[i * step] ? -INFINITY : 0.0f;", both("mask one key wide")),
+    Mutant("scores: finfo.min is a bias", SCORES, "to[i] = to[i] <= lowest ?", "to[i] = false ?", both("bias")),
+    Mutant("scores: softcap without its factor", SCORES, "x = t * c;", "x = t;", both("softcap")),
+    Mutant("scores: slope of the softcap is 1", SCORES, "1.0f - t * t", "one", both("softcap")),
+    Mutant("scores: bias before the softcap dropped", SCORES, "x += b;", "", both("bias")),
+    Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
+    Mutant("scores: one first token more", SCORES, "call.first_tokens < begin + n ? call.first_tokens :", "call.first_tokens + 1 < begin + n ? call.first_tokens + 1 :", both("three first tokens")),
+    Mutant("scores: distance from the first key", SCORES, "float(begin - row.position);\n    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) sum", "float(begin);\n    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) sum", PLAIN),
+    # Packing and conversion.
+    Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
+    Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
+    Mutant("convert: float32 strides ignored", CONVERT, "else for (int64_t i = 0; i < n; i++) to[i] = from[i * step];\n            return;\n        }\n        case BFLOAT16", "else for (int64_t i = 0; i < n; i++) to[i] = from[i];\n            return;\n        }\n        case BFLOAT16", LAYOUTS),
+    Mutant("convert: bfloat16 cut off, not rounded", CONVERT, "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16", "bits >> 16", both("bfloat16")),
+    # Functions.
+    Mutant("simd: exp without its cubic term", SIMD, "p = p * r + 0.166665181517601f;", "p = p * r;", PLAIN),
+    Mutant("simd: exp without its last term", SIMD, "splat(0.0013950536958873272f)", "splat(0.0f)", PLAIN),
+    Mutant("simd: tanh without its cubic term", SIMD, "q = q * s + -0.3333328068256378f;", "q = q * s;", both("softcap")),
+    # Backward.
+    Mutant("backward: D dropped", BACKWARD, "slope.dot = settled ? 0.0f : dot;", "slope.dot = 0.0f;", PLAIN),
+    Mutant("backward: sink leaves dP alone", BACKWARD, "slope.output = settled ? 0.0f : slope.mass;", "slope.output = settled ? 0.0f : 1.0f;", both("sink")),
+    Mutant("backward: a settled row has its noise", BACKWARD, "const bool settled = value[Z] == 0 && slope.mass == 1;", "const bool settled = false;", EXTREME),
+    Mutant("backward: variance without its linear term", BACKWARD, "(x * of.v + (2 * of.v - of.a))", "(x * of.v - of.a)", PLAIN),
+    Mutant("backward: concentration without its slope", BACKWARD, "+ p * of.c;", ";", PLAIN),
+    Mutant("backward: first tokens without their slope", BACKWARD, "if (first) slope[key - begin] += of.f;", "", PLAIN),
+    Mutant("backward: distance without its slope", BACKWARD, "if (of.t != 0) ds += magnitude(number) * of.t;", "", PLAIN),
+    Mutant("backward: nothing falls on the maximum", BACKWARD, "slope[top - begin] += of.top;", ";", PLAIN),
+    Mutant("backward: slope of the softcap dropped", BACKWARD, "store(ds + j, load(ds + j) * load(desk.softcap + j));", ";", both("softcap")),
+    Mutant("backward: query without the multiplier", BACKWARD, "sum[d] * desk.factor[i]", "sum[d]", PLAIN),
+    Mutant("backward: sink logit has the wrong sign", BACKWARD, "(desk.slope[i].mass - 1) * desk.slope[i].dot", "(1 - desk.slope[i].mass) * desk.slope[i].dot", both("sink")),
+    Mutant("backward: shares not added up", BACKWARD, "for (int64_t share = 1; share < work.shares; share++)", "for (int64_t share = 1; share < 1; share++)", oracle("blocks, window")),
+    # The interface.
+    Mutant("library: few rows keep the state of decode", LIBRARY, "<= FEW ? backward_of_few(*call) : backward_by_tiles(*call)", "<= 0 ? backward_of_few(*call) : backward_by_tiles(*call)", EXTREME),
+    Mutant("library: a mask's gradient summed by every head", LIBRARY, "work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;", "work.by_group = true;", THREADS + both("half precision bias")),
+    Mutant("pool: a forked child keeps the parent's pool", POOL, "pthread_atfork(nullptr, nullptr, forget);", "", FORKED),
+)  # fmt: skip
+
+
+def outcome(mutant: Mutant) -> str:
+    """ "killed ...", "SURVIVED", or what kept it from being tested."""
+    text = (ROOT / "src" / "attemper" / mutant.file).read_text()
+    if text.count(mutant.before) != 1:
+        return f"NOT FOUND ({text.count(mutant.before)} times)"
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("*.so"))
+        (copy / "attemper" / mutant.file).write_text(text.replace(mutant.before, mutant.after))
+        return compiled_and_tested(copy, mutant.tests)
+
+
+def compiled_and_tested(copy: Path, tests: tuple[str, ...]) -> str:
+    from attemper.kernels.native import build
+
+    native = copy / "attemper" / "kernels" / "native"
+    try:
+        build.libraries(native, ["-O1", "-w"], source=native / "source", sets=[instruction_set()])
+    except build.CannotBuildError as error:
+        return f"DOES NOT COMPILE: {error}"
+    return tested(copy, tests)
+
+
+def instruction_set() -> str:
+    """What this processor's library is built for."""
+    import torch
+
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "portable")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    SERVER.set_forkserver_preload(["torch", "pytest"])
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name]
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("*.so")))
+        whole = compiled_and_tested(copy, tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests)))
+    if whole != "SURVIVED":
+        print(f"the tests fail without any mutation: {whole}")
+        return 1
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = []
+        for mutant, result in zip(chosen, pool.map(outcome, chosen), strict=True):
+            results.append(result)
+            print(f"{mutant.name:58s} {result}", flush=True)
+    killed = sum(result.startswith("killed") for result in results)
+    print(f"{killed} of {len(results)} mutants killed")
+    return 0 if killed == len(results) else 1
+
+
+if __name__ == "__main__":
+    from tests import mutants_native
+
+    raise SystemExit(mutants_native.main())

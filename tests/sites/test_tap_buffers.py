@@ -1,0 +1,378 @@
+"""Taps in code that CUDA graphs replay: kernels always launched, a flag on the device, sums that a watch takes out.
+
+Without a GPU a stand-in replays a graph: the compiled function with Python's part of the taps left out, that is, their
+operator alone, which asks nobody.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import attemper
+from attemper import InputError
+from attemper.sites import tap, tap_buffers
+from tests.sites.own_models import Own, entropies
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("interpreted", "device")
+
+
+class Device:
+    """A stand-in for a GPU: whether what runs is being captured, and how many kernels were launched."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.launched = 0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The CPU is a device of graphs from here to the end of the test."""
+    torch._dynamo.reset()
+    stand_in, add = Device(), tap_buffers.add
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        stand_in.launched += 1
+        add(*arguments, **options)
+
+    monkeypatch.setattr(tap_buffers, "graphed", lambda device: True)
+    monkeypatch.setattr(tap_buffers, "capturing", lambda device: stand_in.capturing)
+    monkeypatch.setattr(tap_buffers, "add", counted)
+    yield stand_in
+    tap_buffers._buffers.clear()
+    tap_buffers._switches.clear()
+    torch._dynamo.reset()
+
+
+class Tapped(Own):
+    """A model with a tap beside its attention."""
+
+    def __init__(self, name: str = "first") -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        del attention_mask
+        query, key, value = self.split(x)
+        attemper.tap(query, key, is_causal=True, name=self.name)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Tapped()
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def expected(model: nn.Module, x: Tensor) -> Tensor:
+    twin = Own()
+    twin.load_state_dict(model.state_dict())
+    return entropies(twin, (x.detach(),))[0]
+
+
+def close(scan: attemper.Scan, want: Tensor) -> bool:
+    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
+    return bool((found - want).abs().max() < 2e-5)
+
+
+def compiled(model: nn.Module, backend: Any = "eager") -> Any:
+    return torch.compile(model, fullgraph=True, backend=backend)
+
+
+@pytest.mark.parametrize("kind", [Tapped, Checkpointed])
+def test_a_compiled_model_is_one_graph_that_only_the_flag_rules(kind: type[nn.Module], device: Device) -> None:
+    model, x = kind(), torch.randn(2, 12, 32, requires_grad=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    run = compiled(model, counter)
+    with attemper.watch(run, every=3) as watch:
+        for _ in range(4):
+            for _ in range(2):  # two passes a step: gradients accumulate
+                run(x).sum().backward()
+            watch.step()
+        # Sampled are the first pass (until the first step(), passes are steps) and both of step 3.
+        assert device.launched == 3
+        assert watch.sampled == 2
+    scan = watch.table()
+    assert counter.frame_count == 1
+    assert [site.name for site in scan.sites] == ["first"]
+    assert (scan.sites[0].heads[0].rows, scan.tokens, scan.backend) == (2 * 24, 2 * 24, "triton")
+    assert (scan.sites[0].queries, scan.sites[0].keys) == (12, 12)
+    assert close(scan, expected(model.block if isinstance(model, Checkpointed) else model, x))
+
+
+def test_the_graph_has_the_operator_without_the_tag() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    run = compiled(Tapped(), backend)
+    run(torch.randn(2, 12, 32))
+    targets = {str(node.target) for node in graphs[0].graph.nodes}
+    assert "attemper.tap_into" in targets
+    assert "attemper.tap" not in targets
+    assert torch.Tag.cudagraph_unsafe not in torch.ops.attemper.tap_into.default.tags
+    assert torch.Tag.cudagraph_unsafe in torch.ops.attemper.tap.default.tags
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_inductor_keeps_the_taps_and_the_buffer_stays_where_it_is(device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    run = compiled(model, "inductor")
+    with attemper.watch(run) as watch:
+        run(x)
+        place = next(iter(tap_buffers._buffers.values())).sums.data_ptr()
+        run(x)
+        watch.step()
+    assert next(iter(tap_buffers._buffers.values())).sums.data_ptr() == place
+    assert device.launched == 2
+    assert close(watch.table(), expected(model, x))
+
+
+def captured(model: nn.Module, x: Tensor, device: Device) -> Callable[[], None]:
+    """What a CUDA graph of ``model(x)`` would replay: the tap's kernels, as Python launched them at the capture."""
+    launches: list[Callable[[], None]] = []
+    add, positions = tap_buffers.add, tap_buffers.sampled_positions
+
+    def recorded_positions(*arguments: Any) -> Tensor:
+        chosen = positions(*arguments)
+
+        def again() -> None:
+            chosen.copy_(positions(*arguments))
+
+        launches.append(again)
+        return chosen
+
+    def recorded(*arguments: Any, **options: Any) -> None:
+        launches.append(lambda: add(*arguments, **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tap_buffers, "add", recorded)
+        patch.setattr(tap_buffers, "sampled_positions", recorded_positions)
+        device.capturing = True
+        model(x)
+        device.capturing = False
+
+    def replay() -> None:
+        for launch in launches:
+            launch()
+
+    return replay
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+def test_a_graph_that_is_captured_by_hand_counts_on_sampled_steps_only(rows: int | None, device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    with attemper.watch(model, every=2, rows=rows) as watch:
+        model(x)
+        watch.step()
+        watch.step()
+        replay = captured(model, x, device)
+        steps = []
+        for _ in range(4):
+            replay()
+            replay()
+            watch.step()
+            steps.append(watch.sampled)
+        scan = watch.table()
+    # The model ran as Python on step 0; steps 2 and 4 were replayed while the flag was up.
+    assert steps == [2, 2, 3, 3]
+    head = scan.sites[0].heads[0]
+    assert head.rows == 2 * 2 * (rows or 12)
+    assert scan.tokens == 2 * 2 * 12
+    if rows is None:
+        assert close(scan, expected(model, x))
+    else:
+        assert scan.reading.sampled_rows == rows
+
+
+def test_outside_of_a_capture_nothing_is_launched_when_no_watch_samples(device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    model(x)
+    assert not tap_buffers._buffers
+    with attemper.watch(model, every=1000) as watch:
+        watch.step()
+        model(x)  # a watch is there: the kernels are loaded, once, with the flag down
+        device.launched = 0
+        for _ in range(3):
+            model(x)
+            watch.step()
+    assert device.launched == 0
+    run = compiled(model)
+    run(x)
+    device.launched = 0
+    run(x)
+    assert device.launched == 0
+
+
+def test_a_graph_that_was_captured_before_any_watch_is_seen_by_a_later_one(device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    with attemper.watch(model, every=1000) as first:
+        first.step()
+        model(x)
+        replay = captured(model, x, device)
+    replay()
+    with attemper.watch(model) as watch:
+        replay()
+        assert watch.table().sites[0].heads[0].rows == 24
+        replay()
+        scan = watch.table()
+    assert scan.sites[0].heads[0].rows == 48
+    replay()
+    assert watch.table().sites[0].heads[0].rows == 48
+    assert close(scan, expected(model, x))
+
+
+def test_a_capture_that_nothing_prepared_is_told(device: Device) -> None:
+    device.capturing = True
+    with pytest.warns(
+        UserWarning, match="tap 'first' is not in the CUDA graph .* open the watch and run the model once"
+    ):
+        Tapped()(torch.randn(2, 12, 32))
+
+
+def test_two_watches_share_a_buffer_and_each_gets_its_own_steps(device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    run = compiled(model)
+    with attemper.watch(run, every=1) as one, attemper.watch(run, every=2) as two:
+        for _ in range(2):
+            run(x)
+            one.step()
+            two.step()
+        assert one.table().sites[0].heads[0].rows == two.table().sites[0].heads[0].rows == 24
+        assert (one.sampled, two.sampled) == (2, 1)
+        run(x)
+        assert one.table().sites[0].heads[0].rows == two.table().sites[0].heads[0].rows == 24
+    assert device.launched == 3
+
+
+def test_a_watch_gets_no_sums_of_another_model() -> None:
+    models, x = [Tapped("first"), Tapped("second")], torch.randn(2, 12, 32)
+    runs = [compiled(model) for model in models]
+    with attemper.watch(runs[0]) as one, attemper.watch(runs[1]) as two:
+        for run in runs:
+            run(x)
+        for run, watch in zip(runs, (one, two), strict=True):
+            run(x)
+            assert [site.name for site in watch.table().sites] == [run._orig_mod.name]
+    assert len(tap_buffers._buffers) == 2
+    assert all(len(buffer.models) == 1 for buffer in tap_buffers._buffers.values())
+
+
+def test_a_transformers_model_set_to_attemper_fills_a_buffer_for_each_layer(device: Device) -> None:
+    pytest.importorskip("transformers")
+    from tests.monitor.tiny_models import TINY, eager_entropies, sharpened
+
+    model = sharpened(TINY["bert"].build())
+    batch = {"input_ids": torch.randint(3, 101, (1, 12))}
+    want = eager_entropies(model, batch)["attentions"]
+    import attemper.integrations.transformers
+
+    model.set_attn_implementation(attemper.integrations.transformers.NAME)
+    run = compiled(model)
+    with attemper.watch(run) as watch:
+        run(**batch)
+        found = watch.table()
+    assert device.launched == 2
+    assert len(found.sites) == 2
+    for site, layer in zip(found.sites, want, strict=True):
+        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
+        assert float((heads - layer).abs().max()) < 2e-5
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "backend": ({"backend": "blocked"}, "measured by triton, not by backend='blocked'"),
+    "gini": ({"stats": "gini"}, "has no gini, which needs whole rows"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_buffer_cannot_give_is_told(name: str) -> None:
+    options, reason = REFUSED[name]
+    run = compiled(Tapped())
+    with attemper.watch(run, **options) as watch:
+        run(torch.randn(2, 12, 32))
+        with pytest.raises(InputError, match=reason):
+            watch.table()
+
+
+def test_a_graph_keeps_the_number_of_rows_it_was_captured_for(device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    with attemper.watch(model, rows=5) as first:
+        model(x)
+        replay = captured(model, x, device)
+    assert first.rows == 5
+    with attemper.watch(model) as watch:
+        replay()
+        with pytest.raises(InputError, match="captured for rows=5, and this watch has rows=None: open"):
+            watch.table()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_padding_that_a_buffer_cannot_tell_is_told(padded: bool) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 7:] = 0 if padded else 1
+    run = compiled(model)
+    with attemper.watch(run) as watch:
+        run(x, attention_mask=mask)
+        if padded:
+            with pytest.raises(InputError, match="first: a batch was padded, which a tap in compiled code"):
+                watch.table()
+        else:
+            assert watch.table().sites[0].heads[0].rows == 24
+
+
+def test_rows_of_a_buffer_are_not_kept_and_that_is_told() -> None:
+    run = compiled(Tapped())
+    with attemper.watch(run) as watch:
+        run(torch.randn(2, 12, 32))
+        scan = watch.table()
+    with pytest.raises(InputError, match=r"row_statistics\('first'\): its rows were summed on the device"):
+        scan.row_statistics("first")
+
+
+def test_buffers_made_in_inference_mode_are_written_outside_of_it() -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    run = compiled(model)
+    with attemper.watch(run) as watch:
+        watch.step()
+        with torch.inference_mode():
+            run(x)
+        assert watch.table().sites[0].heads[0].rows == 24
+        run(x)
+        assert watch.table().sites[0].heads[0].rows == 48
+
+
+def test_float64_stays_with_the_tap_that_asks_python() -> None:
+    model, x = Tapped().double(), torch.randn(2, 12, 32, dtype=torch.float64)
+    run = compiled(model)
+    with attemper.watch(run) as watch:
+        run(x)
+    scan = watch.table()
+    assert not tap_buffers._buffers
+    assert scan.backend == "blocked"
+    assert close(scan, expected(model, x))
+
+
+def test_a_buffer_of_a_module_that_is_gone_is_nobodys() -> None:
+    site = nn.Identity()
+    tap.remember(site)
+    buffer = tap_buffers.registered("", id(site), "cpu", 2)
+    assert tap.site_of(buffer) is site
+    del site
+    gc.collect()
+    assert tap.site_of(buffer) is None
