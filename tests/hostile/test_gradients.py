@@ -196,7 +196,8 @@ def test_accumulated_gradients_add_up_and_nothing_stays_behind(backend: str):
         if number in (9, steps - 1):
             gc.collect()
             alive.append(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
-    assert alive[0] == alive[1], f"{alive[1] - alive[0]} tensors more after {steps} steps"
+    # Fewer is right: what an earlier test left may go in the meantime.
+    assert alive[1] <= alive[0], f"{alive[1] - alive[0]} tensors more after {steps} steps"
     for leaf, grad in zip(leaves, once, strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(leaf.grad, grad * steps, rtol=1e-4, atol=1e-4)
