@@ -1,14 +1,14 @@
 """The Triton kernels on a GPU: first whether they are right, then how fast they are beside everybody else's.
 
 Run: ``python benchmarks/gpu.py [--json gpu.json] [--minutes 8] [--bitwise 250]``. It checks every feature against float64 on
-the device and repeats each call for equal bits, and stops there if anything is wrong (unless ``--anyway``). Then it times
+the device, repeats each call for equal bits, replays CUDA graphs, and stops there if anything is wrong (unless ``--anyway``). Then it times
 our kernels, each backend of ``F.scaled_dot_product_attention``, compiled FlexAttention, eager attention with entropy and
 two SDPA calls, beside what the machine's measured matrix peak and copy bandwidth allow. A short table of the targets comes
 last. What is known so far is written after every step: a run that is cut off has lost only the rest. Nothing new is begun
 after ``--minutes``; ``not measured`` then stands in the table. Kernels are compiled beforehand by ``--jobs`` processes.
 
 ``--interpret`` runs all of it on the CPU with tiny tensors in Triton's interpreter: a dry run of this file, whose times
-mean nothing. ``benchmarks/gpu_tune.py`` looks for better launch configurations.
+mean nothing. ``benchmarks/gpu_tune.py`` looks for better launch configurations; ``benchmarks/gpu_train.py`` times training steps.
 """
 
 from __future__ import annotations
@@ -91,7 +91,12 @@ def main() -> None:
 
 
 def check_and_measure(device: Any, options: argparse.Namespace) -> None:
-    report: dict[str, Any] = {"environment": environment(device), "dry_run": options.interpret, "checks": []}
+    report: dict[str, Any] = {
+        "environment": environment(device),
+        "dry_run": options.interpret,
+        "checks": [],
+        "graphs": [],
+    }
     if not options.skip_checks:
         compile_beforehand(options)
         report["not_reached"] = [
@@ -103,7 +108,8 @@ def check_and_measure(device: Any, options: argparse.Namespace) -> None:
             write(report, options)
             if time.monotonic() > options.end - (1 - CHECKING) * 60 * options.minutes:
                 break
-    report["correct"] = not options.skip_checks and all(map(right, report["checks"]))
+        report["graphs"] = list(replays(device))
+    report["correct"] = not options.skip_checks and all(map(right, report["checks"] + report["graphs"]))
     write(report, options)
     if report["correct"] or options.skip_checks or options.anyway:
         measurements(device, options, report)
@@ -141,7 +147,25 @@ def environment(device: Any) -> dict[str, Any]:
 
 
 def right(row: dict[str, Any]) -> bool:
-    return row["holds"] and row["different_repeats"] == 0
+    return "skipped" in row or (row["holds"] and row.get("different_repeats", 0) == 0)
+
+
+def replays(device: Any) -> Iterator[dict[str, Any]]:
+    """One row per call that a CUDA graph must replay; where there is none each is skipped by name."""
+    import gpu_graphs
+    import torch
+
+    for name, check in gpu_graphs.CHECKS.items():
+        row: dict[str, Any] = {"feature": name}
+        if device.type != "cuda":
+            row["skipped"] = "a CUDA graph needs a GPU"
+        else:
+            inputs = gpu_graphs.Inputs(device, torch.bfloat16, 513, 64)
+            held, why = attempt(partial(check, inputs, gpu_graphs.captured))
+            row |= {"holds": held is True, "why": why}
+        mark = "skip" if "skipped" in row else "ok" if row["holds"] else "WRONG"
+        print(f"{mark:5} {name}: {row.get('skipped') or row.get('why') or ''}", flush=True)
+        yield row
 
 
 Check = tuple[dict[str, Any], Any, dict[str, Any], Any, int]
@@ -303,9 +327,11 @@ def print_table(report: dict[str, Any]) -> None:
     print(", ".join(f"{name} {value}" for name, value in report["environment"].items()))
     wrong = sum(not row["holds"] for row in report["checks"])
     differing = sum(row["different_repeats"] > 0 for row in report["checks"])
+    graphs = [row for row in report.get("graphs", ()) if "skipped" not in row]
     left = f"; {len(report['not_reached'])} not reached in time" if report.get("not_reached") else ""
     print(
-        f"{len(report['checks'])} checks against float64: {wrong} wrong; {differing} with repeats of other bits{left}"
+        f"{len(report['checks'])} checks against float64: {wrong} wrong; {differing} with repeats of other bits{left}; "
+        f"{sum(row['holds'] for row in graphs)} of {len(graphs)} CUDA graphs replayed rightly"
     )
     shapes = report.get("shapes", ())
     if shapes:

@@ -31,14 +31,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--into", type=Path, default=BUILD.parent)
     parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--sets", nargs="+", help="instruction sets; default: all of this architecture")
     options = parser.parse_args()
     build = loaded()
-    if options.into == BUILD.parent and not options.sanitize:
+    if options.into == BUILD.parent and not options.sanitize and not options.sets:
         if reason := build.install():
             print(f"The native kernels are not built: {reason}", file=sys.stderr)
             return 1
     else:
-        build.libraries(options.into, build.SANITIZE if options.sanitize else [])
+        build.libraries(options.into, build.SANITIZE if options.sanitize else [], sets=options.sets)
     for path in build.built(options.into):
         print(path)
     return 0

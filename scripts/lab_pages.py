@@ -4,8 +4,9 @@
 .venv/bin/python scripts/lab_pages.py scaling entropy    # only these
 .venv/bin/python scripts/lab_pages.py --check            # say which page differs from what its experiment prints
 
-Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints. Tables that hold times or bytes of a
-machine are not compared, nor are figures that show them; the others are, byte for byte.
+Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints. Experiments that train models are not
+run: their pages show `docs/lab/results/NAME.json`, as `attemper lab NAME --results FILE` does. Tables that hold times
+or bytes of a machine are not compared, nor are figures that show them; the others are, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ SIGNED = b"Software\0"
 
 
 def main(arguments: list[str]) -> int:
-    from attemper.lab import EXPERIMENTS
+    from attemper.lab import EXPERIMENTS, TRAINED
 
+    known = [*EXPERIMENTS, *TRAINED]
     check = "--check" in arguments
-    names = [name for name in arguments if name != "--check"] or list(EXPERIMENTS)
-    if unknown := set(names) - set(EXPERIMENTS):
-        print(f"no experiment: {', '.join(sorted(unknown))}. There are: {', '.join(EXPERIMENTS)}.", file=sys.stderr)
+    names = [name for name in arguments if name != "--check"] or known
+    if unknown := set(names) - set(known):
+        print(f"no experiment: {', '.join(sorted(unknown))}. There are: {', '.join(known)}.", file=sys.stderr)
         return 2
     if check:
         found = [line for name in names for line in differences(name)]
@@ -47,7 +49,9 @@ def main(arguments: list[str]) -> int:
 def output(name: str, picture: Path | None = None) -> str:
     """What the command prints for this experiment in a terminal of 110 columns, without trailing blanks."""
     from attemper.cli.lab import lab
+    from attemper.lab import TRAINED
 
+    results = PAGES / "results" / f"{name}.json" if name in TRAINED else None
     before = dict(os.environ)
     printed = StringIO()
     try:
@@ -55,7 +59,7 @@ def output(name: str, picture: Path | None = None) -> str:
         os.environ.pop("FORCE_COLOR", None)
         os.environ["COLUMNS"] = COLUMNS
         with redirect_stdout(printed), redirect_stderr(StringIO()):
-            lab(name, seed=0, as_json=False, png=picture)
+            lab(name, seed=0, as_json=False, png=picture, results=results)
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -77,6 +77,23 @@ install_vision() {
     printf '%s' "$wanted" >"$folder/.attemper"
 }
 
+# Keras with jax beside torch as its backend, in a folder of its own: of 600 MB that only these tests import.
+keras_packages="keras namex h5py optree ml-dtypes absl-py jax jaxlib opt-einsum scipy"
+
+install_keras() {
+    local folder=build/keras wanted
+    wanted="$(.venv/bin/python --version) $(cat scripts/setup.sh constraints.txt | cksum)"
+    if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
+        return
+    fi
+    say "Installing Keras and jax into $folder, for the tests of the Keras layer"
+    rm -rf "$folder"
+    # shellcheck disable=SC2086 # several packages
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target "$folder" \
+        $keras_packages
+    printf '%s' "$wanted" >"$folder/.attemper"
+}
+
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
 install_chromium() {
     if command -v chromium >/dev/null; then

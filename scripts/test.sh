@@ -14,6 +14,7 @@ fi
 
 build_native
 install_vision
+install_keras
 install_chromium
 
 say "ruff check"

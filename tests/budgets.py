@@ -13,8 +13,9 @@ order), a weight by ``delta_j + sum_k p_k delta_k`` relative to itself. Each sta
 (1), and what follows from two of them (2): ``3 u |value|``, for lse of |m| and |z|. A result in a narrower type is
 rounded to it (1). Roundings average half of what they can reach: the mean error gets half the allowance.
 
-The Triton kernel multiplies values with weights of the values' own type, as every fast attention does; each weight is
-rounded to it once, relative to itself: ``u_type sum_j p_j |v_j|``, the entry ``rounded weights``.
+The Triton kernel, and the native one where processors multiply bfloat16, multiply values with weights of the values'
+own type, as every fast attention does; each weight is rounded to it once, relative to itself:
+``u_type sum_j p_j |v_j|``, the entry ``rounded weights``.
 """
 
 from __future__ import annotations

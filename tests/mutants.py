@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,13 +196,28 @@ def main() -> int:
     tables = {"blocked": MUTANTS, "triton": mutants_triton.MUTANTS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kernel", nargs="?", default="blocked", choices=tables)
+    options = table_options(parser)
+    return run_table(tables[options.kernel], options, outcome, lambda tests: tested(ROOT / "src", tests))
+
+
+def table_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line, with what every table takes."""
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def run_table(
+    table: Sequence[Mutant],
+    options: argparse.Namespace,
+    outcome: Callable[[Mutant], str],
+    unmutated: Callable[[tuple[str, ...]], str],
+) -> int:
+    """Prints the outcome of every mutant that was asked for; 0 where all are killed. Their tests pass ``unmutated``."""
     os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     SERVER.set_forkserver_preload(["torch", "pytest", "triton"])
-    chosen = [mutant for mutant in tables[options.kernel] if options.only in mutant.name]
-    whole = tested(ROOT / "src", dict.fromkeys(test for mutant in chosen for test in mutant.tests))
+    chosen = [mutant for mutant in table if options.only in mutant.name]
+    whole = unmutated(tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests)))
     if whole != "SURVIVED":
         print(f"the tests fail without any mutation: {whole}")
         return 1

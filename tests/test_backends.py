@@ -193,3 +193,16 @@ def test_a_call_tells_the_backend_what_its_tensors_are(dtype: torch.dtype, size:
     small, wide = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 257)
     with pytest.raises(BackendError, match=r"not 257"):
         attemper.attention(small, small, wide, backend="triton")
+
+
+def test_a_library_that_cannot_be_loaded_leaves_auto_to_blocked_and_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    there = {"missing": None, "by_name_only": False}
+    both = tuple(replace(backend, **there) if backend.name == "native" else backend for backend in BACKENDS)
+    monkeypatch.setattr(_backends, "BACKENDS", both)
+    assert resolve("auto", frozenset()).name == "native"
+    monkeypatch.setitem(_backends.UNUSABLE, "native", "its library cannot be loaded (no symbol)")
+    assert resolve("auto", frozenset()).name == "blocked"
+    query = torch.zeros(1, 1, 2, 4)
+    assert attemper.attention(query, query, query).output.shape == query.shape
+    with pytest.raises(BackendError, match=r"cannot be loaded \(no symbol\)\. Use backend='blocked'"):
+        attemper.attention(query, query, query, backend="native")

@@ -1,11 +1,15 @@
 """The operators as PyTorch sees them: schemas, fakes and registrations by opcheck, gradients where needed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import attemper
 from attemper import _ops
 from attemper._ops import Arguments
 from attemper.functional.names import state_fields
@@ -100,6 +104,128 @@ def test_gradients_come_in_the_shape_and_type_of_their_tensors_and_only_where_ne
     (output.sum() + state.masked_fill(~torch.isfinite(state), 0.0).sum() + key_mass.sum()).backward()
     assert call.key.grad is not None
     assert torch.equal(key.grad, call.key.grad)
+
+
+class BackwardCalls(TorchDispatchMode):
+    """The arguments of every call of the backward operator, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[dict[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.attemper.attention_backward.default:
+            names = (argument.name for argument in func._schema.arguments)
+            self.calls.append(dict(zip(names, args, strict=False)))
+        return func(*args, **(kwargs or {}))
+
+
+def gradients(call: Arguments, *results: int, zeros: bool = False) -> tuple[list[Tensor | None], dict[str, Any]]:
+    """Gradients of these results of the operator (0: output, 1: state, 2: key_mass), of all with ``zeros`` elsewhere,
+    and the call of the backward operator that made them.
+    """
+    seed = torch.Generator().manual_seed(3)
+    found = _ops.attention(call)
+    above = [torch.randn(result.shape, generator=seed, dtype=result.dtype) for result in found]
+    terms = [
+        (torch.where(torch.isfinite(result), result, 0.0) * grad * (place in results)).sum()
+        for place, (result, grad) in enumerate(zip(found, above, strict=True))
+        if zeros or place in results
+    ]
+    leaves = [tensor for tensor in call.differentiable if tensor is not None and tensor.requires_grad]
+    with BackwardCalls() as calls:
+        grads = torch.autograd.grad(torch.stack([term.double() for term in terms]).sum(), leaves, allow_unused=True)
+    (seen,) = calls.calls
+    return list(grads), seen
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "no value"])
+def test_statistics_without_a_gradient_have_no_part_in_the_backward_pass(variant: str):
+    call = arguments(**VARIANTS[variant]())
+    whole, _ = gradients(call, 0, zeros=True)
+    alone, seen = gradients(call, 0)
+    assert (seen["fields"], seen["maximum_gradient"], seen["key_mass"]) == ("mzn", False, False)
+    assert seen["state"].shape == seen["grad_state"].shape == (3, *call.query.shape[:3])
+    assert seen["grad_key_mass"].shape == (0,)
+    for one, two in zip(alone, whole, strict=True):
+        assert one is not None
+        assert two is not None
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("results", "fields", "key_mass"), [((0, 1), "mzna", False), ((0, 2), "mzn", True), ((1,), "mzna", False)]
+)
+def test_what_has_a_gradient_stays_in_the_backward_pass(results: tuple[int, ...], fields: str, key_mass: bool):
+    call = arguments(fields="mzna", key_mass=True, maximum_gradient=True)
+    whole, full = gradients(call, *results, zeros=True)
+    some, seen = gradients(call, *results)
+    assert (full["fields"], full["key_mass"], full["maximum_gradient"]) == ("mzna", True, True)
+    assert (seen["fields"], seen["key_mass"], seen["maximum_gradient"]) == (fields, key_mass, 1 in results)
+    for one, two in zip(some, whole, strict=True):
+        torch.testing.assert_close(
+            one if one is not None else torch.zeros(()), two if two is not None else torch.zeros(())
+        )
+
+
+@pytest.mark.parametrize("changes", [{"fields": "mzng"}, {"fields": "mzn", "key_mass": True}], ids=["gini", "key_mass"])
+def test_dropout_is_the_same_in_both_passes_when_tiles_hold_whole_rows(changes: dict[str, Any]):
+    """It is drawn tile by tile: a backward pass that cut tiles in another way would drop other weights."""
+    call = arguments(dropout_p=0.5, seed=torch.tensor(7), tile=(2, 2, 16), **changes)
+    (_, _, from_output, *_), seen = gradients(call, 0)
+    assert (seen["fields"], seen["key_mass"]) == (changes["fields"], changes.get("key_mass", False))
+    assert from_output is not None
+    output, *_ = _ops.attention(call)
+    # The output is linear in the values: their gradient times them is the output times what came from above.
+    above = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
+    assert call.value is not None
+    torch.testing.assert_close((from_output * call.value).sum(), (above * output).sum())
+
+
+def test_a_call_of_a_user_who_differentiates_the_output_alone_carries_no_statistics():
+    query, key, value = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    result = attemper.attention(query, key, value, stats="all", backend="blocked")
+    assert result.stats is not None
+    with BackwardCalls() as calls:
+        result.output.sum().backward(retain_graph=True)
+        (result.output.sum() + result.stats.entropy.sum()).backward()
+    alone, both = calls.calls
+    assert (alone["fields"], alone["maximum_gradient"]) == ("mzn", False)
+    assert (both["fields"], both["maximum_gradient"]) == ("mznavcf", True)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.append(device)
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    with _ops._current(torch.device("cuda", 1)):
+        assert entered == [torch.device("cuda", 1)]
+    with _ops._current(torch.device("cpu")):
+        pass
+    assert entered == [torch.device("cuda", 1)] * 2
+    monkeypatch.setattr(_ops, "_current", current)
+    call, flag = arguments(kernel="triton", fields="mzna"), torch.ones(1, dtype=torch.int32)
+    for launch in (
+        lambda: _ops.attention(call),
+        lambda: gradients(call, 0),
+        lambda: _ops.sampled_positions(torch.zeros(1, dtype=torch.float64), 2, 3, flag),
+        lambda: torch.ops.attemper.accumulate(
+            call.query.detach(), call.key.detach(), None, call.multiplier, None, None, None, None, flag,
+            _ops.empty_sums(4, torch.device("cpu")), 1 << 62, 1 << 62, False, 0.0, 1,
+        ),
+    ):  # fmt: skip
+        entered.clear()
+        launch()
+        assert entered
+        assert set(entered) == {torch.device("cpu")}
 
 
 def test_meta_tensors_give_shapes_beyond_two_to_the_31_elements():

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attemper import functional, nn, schedules
+    from attemper.control.calibrate import calibrate
+    from attemper.control.calibration import Calibration
+    from attemper.control.penalties import EntropyBonus, EntropyDiversity, EntropyTarget, ZLoss
     from attemper.control.qk_clip import QKClip
+    from attemper.control.regularize import Regularizer, regularize
+    from attemper.control.sigma_reparam import SigmaReparam, sigma_reparam_
+    from attemper.control.temper import Tempered, temper
+    from attemper.control.thermostat import Thermostat
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
+    from attemper.monitor.compare import Comparison, compare
     from attemper.monitor.result import Scan
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
@@ -25,16 +33,31 @@ _HOMES = {
     "BackendError": "attemper.errors",
     "InputError": "attemper.errors",
     "MissingExtraError": "attemper.errors",
+    "calibrate": "attemper.control.calibrate",
+    "Calibration": "attemper.control.calibration",
     "QKClip": "attemper.control.qk_clip",
     "Scan": "attemper.monitor.result",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
+    "Comparison": "attemper.monitor.compare",
+    "compare": "attemper.monitor.compare",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "nn": "attemper.nn",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
+    "SigmaReparam": "attemper.control.sigma_reparam",
+    "sigma_reparam_": "attemper.control.sigma_reparam",
+    "EntropyBonus": "attemper.control.penalties",
+    "EntropyDiversity": "attemper.control.penalties",
+    "EntropyTarget": "attemper.control.penalties",
+    "ZLoss": "attemper.control.penalties",
+    "Regularizer": "attemper.control.regularize",
+    "regularize": "attemper.control.regularize",
     "tap": "attemper.sites.tap",
+    "Thermostat": "attemper.control.thermostat",
+    "temper": "attemper.control.temper",
+    "Tempered": "attemper.control.temper",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",
@@ -44,19 +67,34 @@ __all__ = [
     "AttentionOutput",
     "AttentionStats",
     "BackendError",
+    "Calibration",
+    "Comparison",
+    "EntropyBonus",
+    "EntropyDiversity",
+    "EntropyTarget",
     "InputError",
     "MissingExtraError",
     "QKClip",
+    "Regularizer",
     "Scan",
+    "SigmaReparam",
+    "Tempered",
+    "Thermostat",
     "Watch",
+    "ZLoss",
     "attention",
     "attention_statistics",
+    "calibrate",
+    "compare",
     "dense_weights",
     "functional",
     "nn",
+    "regularize",
     "scan",
     "schedules",
+    "sigma_reparam_",
     "tap",
+    "temper",
     "varlen_attention",
     "watch",
 ]

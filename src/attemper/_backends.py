@@ -31,6 +31,10 @@ class Given:
     """The larger of the head sizes of keys and values."""
 
 
+UNUSABLE: dict[str, str] = {}
+"""Name -> why a backend that is there cannot be used after all: what was found when it was loaded."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """One way to compute attention: its name, one line on it, and the features it has."""
@@ -49,8 +53,8 @@ class Backend:
 
     def reason(self, needed: frozenset[str], given: Given) -> str | None:
         """Why it cannot serve a call with these features and tensors; None where it can."""
-        if self.missing:
-            return self.missing
+        if missing := self.missing or UNUSABLE.get(self.name):
+            return missing
         if lacking := needed - self.features:
             return f"it has no {', '.join(sorted(lacking))}"
         if given.dtype not in self.dtypes:
@@ -84,8 +88,8 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
-AUTO_TAKES_NATIVE = False
-"""Whether "auto" prefers the native kernels on the CPU; False leaves them to whoever names them."""
+AUTO_TAKES_NATIVE = True
+"""Whether "auto" takes the native kernels on the CPU for what they can do; False leaves them to whoever names them."""
 _ALL_DTYPES = ("float16", "bfloat16", "float32", "float64")
 BACKENDS = (
     Backend(
@@ -128,25 +132,35 @@ def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backen
         InputError: no backend has this name.
         BackendError: the named one is missing here or lacks a feature; the message names one that can.
     """
-    order = sorted(BACKENDS, key=lambda backend: backend.devices != given.device)
-    able = [backend for backend in order if backend.reason(needed, given) is None]
-    able = [backend for backend in able if not backend.by_name_only]
     if name == "auto":
-        if not able:
+        able = _first_able(needed, given)
+        if able is None:
             raise BackendError(f"no backend can do {', '.join(sorted(needed))} in one call.")
-        return able[0]
+        return able
     for backend in BACKENDS:
         if backend.name != name:
             continue
         reason = backend.reason(needed, _seen_by(backend, given))
         if reason is None:
             return backend
-        use = f"Use backend={able[0].name!r} or 'auto'." if able else "No other backend can either."
+        able = _first_able(needed, given)
+        use = "No other backend can either." if able is None else f"Use backend={able.name!r} or 'auto'."
         raise BackendError(f"backend={name!r} cannot serve this call: {reason}. {use}")
     names = ", ".join(repr(backend.name) for backend in BACKENDS)
     raise InputError(
         f"backend must be 'auto' or one of {names}; got {name!r}. `attemper doctor` shows what each can do."
     )
+
+
+def _first_able(needed: frozenset[str], given: Given) -> Backend | None:
+    """The first that "auto" may take: of those made for the device, then of the rest."""
+    for made_for_it in (True, False):
+        for backend in BACKENDS:
+            if backend.by_name_only or (backend.devices == given.device) is not made_for_it:
+                continue
+            if backend.reason(needed, given) is None:
+                return backend
+    return None
 
 
 def checked(name: str, device: str | None) -> None:

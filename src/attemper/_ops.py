@@ -1,16 +1,15 @@
 """``torch.library`` operators over the kernels: schemas, fakes and gradients. The only caller of kernels.
 
 ``attemper::attention`` returns the output and the *state* of every row (see ``kernels/blocked``), from which every
-one-pass statistic follows by a formula that autograd differentiates. One backward operator serves them all. A second
-derivative is
-refused: the backward operator has no gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
+one-pass statistic follows by a formula that autograd differentiates. One backward operator serves them all, and gets no
+more letters of the state than there are gradients for. A second derivative is refused: the backward operator has no
+gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from attemper.errors import BackendError
 from attemper.kernels.blocked import backward, forward
+from attemper.kernels.precision import exact
 from attemper.kernels.problem import UNBOUNDED, Gradients, Packing, Problem, Upstream
 from attemper.kernels.sums import COLUMNS as COLUMNS
 from attemper.kernels.sums import FIELDS
@@ -110,11 +110,11 @@ def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     arguments = Arguments(*args)
     if arguments.kernel == "triton":
-        with torch.no_grad():
+        with torch.no_grad(), _current(arguments.query.device):
             return _triton().forward(_whole(arguments), arguments.rows)
     assert arguments.rows is None
     parts = _parts(arguments)
-    with _exact(arguments.query), torch.no_grad():
+    with exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
             return _forward(arguments, parts[0].problem)
         output, state, key_mass = _empty_results(arguments)
@@ -153,10 +153,10 @@ def _backward(*args: Any) -> list[Tensor]:
     upstream = Upstream(grad_output, grad_state, grad_key_mass)
     assert arguments.rows is None
     if arguments.kernel == "triton":
-        with torch.no_grad():
+        with torch.no_grad(), _current(arguments.query.device):
             return _returned(arguments, _triton().backward(_whole(arguments), output, state, upstream, tuple(needs)))
     parts = _parts(arguments)
-    with _exact(arguments.query), torch.no_grad():
+    with exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
             return _returned(arguments, _gradients(arguments, parts[0].problem, output, state, upstream, needs))
         results = _empty_gradients(arguments, needs)
@@ -233,19 +233,27 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.names, ctx.plain = tensors, {k: v for k, v in vars(arguments).items() if k not in tensors}
     ctx.save_for_backward(*(getattr(arguments, name) for name in tensors), output[0], output[1])
     ctx.key_mass_shape = output[2].shape
+    # A result that nobody differentiates gets None instead of zeros: see ``_differentiated``.
+    ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor) -> tuple[Any, ...]:
+def _gradient(
+    ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor,
+    run: Callable[..., list[Tensor]] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """``run``: the backward pass where it is not to go by the dispatcher (``_direct.py``)."""
     *tensors, output, state = ctx.saved_tensors
     arguments = Arguments(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
     needs = [bool(need) for need in ctx.needs_input_grad[:6]]
+    arguments = _differentiated(arguments, grad_state is not None, grad_key_mass is not None)
+    state = state[: len(arguments.fields)]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     if grad_state is None:
         grad_state = torch.zeros_like(state)
     if grad_key_mass is None:
-        grad_key_mass = state.new_zeros(ctx.key_mass_shape)
-    results = torch.ops.attemper.attention_backward(
+        grad_key_mass = state.new_zeros(ctx.key_mass_shape if arguments.key_mass else (0,))
+    results = (run or torch.ops.attemper.attention_backward)(
         *arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs
     )
     grads = [
@@ -253,6 +261,16 @@ def _gradient(ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: 
         for result, need, tensor in zip(results, needs, arguments.differentiable, strict=True)
     ]
     return (*grads, *[None] * (_COUNT - len(grads)))
+
+
+def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Arguments:
+    """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
+    assert arguments.fields.startswith("mzn")
+    wanted = arguments if state else replace(arguments, fields="mzn", maximum_gradient=False)
+    wanted = wanted if key_mass else replace(wanted, key_mass=False)
+    # Dropout is drawn tile by tile, and tiles that hold whole rows are cut otherwise.
+    whole, needed = (call.key_mass or "g" in call.fields for call in (arguments, wanted))
+    return arguments if arguments.dropout_p > 0 and whole != needed else wanted
 
 
 def _refuse_second_derivative(*_: Any) -> None:
@@ -284,7 +302,7 @@ def _accumulate(
         bottom_right=bottom_right, softcap=softcap, first_tokens=first_tokens, fields=FIELDS, kernel="triton",
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
     )  # fmt: skip
-    with torch.no_grad():
+    with torch.no_grad(), _current(query.device):
         kernels.accumulate(_whole(call), flag, sums, rows, included, state)
 
 
@@ -295,7 +313,8 @@ def _accumulate_fake(*_: Any, **__: Any) -> None:
 
 def sampled_positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:
     """``rows`` of ``queries`` rows, chosen on the device from the ``start`` that it holds, unless ``flag`` is down."""
-    return _triton().positions(start, rows, queries, flag)
+    with _current(start.device):
+        return _triton().positions(start, rows, queries, flag)
 
 
 @dataclass(frozen=True)
@@ -310,6 +329,11 @@ class _Part:
 def _triton() -> ModuleType:
     """The Triton kernels, imported with the first call that wants them: the package is an extra."""
     return import_module("attemper.kernels.triton")
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one: Triton launches there, wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _whole(arguments: Arguments) -> Problem:
@@ -371,38 +395,3 @@ def _document(arguments: Arguments, whole: Problem, rows: slice, keys: slice, nu
         packing=None,
     )
     return _Part(problem, rows, keys)
-
-
-_precision_lock = threading.Lock()
-_precision_saved: list[Any] = []
-_precision_depth = 0
-
-
-@contextmanager
-def _exact(like: Tensor) -> Iterator[None]:
-    """float32 products in float32: no autocast, no TF32, no bfloat16 matmul inside; the settings are put back after.
-
-    The precision settings are process-wide, so nested and concurrent calls share one count.
-    """
-    with torch.autocast(like.device.type, enabled=False), _ieee_float32():
-        yield
-
-
-@contextmanager
-def _ieee_float32() -> Iterator[None]:
-    global _precision_depth
-    settings: tuple[Any, ...] = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # pyright: ignore[reportAttributeAccessIssue]
-    with _precision_lock:
-        if _precision_depth == 0:
-            _precision_saved[:] = [setting.fp32_precision for setting in settings]
-            for setting in settings:
-                setting.fp32_precision = "ieee"
-        _precision_depth += 1
-    try:
-        yield
-    finally:
-        with _precision_lock:
-            _precision_depth -= 1
-            if _precision_depth == 0:
-                for setting, saved in zip(settings, _precision_saved, strict=True):
-                    setting.fp32_precision = saved

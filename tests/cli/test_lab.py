@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attemper import cli, lab
 from attemper.cli.lab import _print_rows, _shown
-from attemper.lab import EXPERIMENTS, complexity, information, representation
+from attemper.lab import EXPERIMENTS, TRAINED, complexity, information, representation
 from attemper.lab.experiment import Column, Experiment, Table
 
 
@@ -103,7 +103,7 @@ def test_without_a_name_the_experiments_are_listed(command):
     ended = command(columns=120)
     assert ended.code == 0
     assert all(name in ended.out for name in EXPERIMENTS)
-    assert list(json.loads(command("--json").out)["experiments"]) == list(EXPERIMENTS)
+    assert list(json.loads(command("--json").out)["experiments"]) == [*EXPERIMENTS, *TRAINED]
 
 
 def test_json_is_one_document_on_stdout_also_with_a_picture(command, tmp_path: Path):
@@ -119,7 +119,7 @@ def test_json_is_one_document_on_stdout_also_with_a_picture(command, tmp_path: P
 def test_a_wrong_name_lists_the_right_ones_and_ends_with_2(command):
     ended = command("scalling", columns=200)
     assert (ended.code, ended.out) == (2, "")
-    assert f"'scalling' is none of: {', '.join(EXPERIMENTS)}." in " ".join(ended.err.split())
+    assert f"'scalling' is none of: {', '.join([*EXPERIMENTS, *TRAINED])}." in " ".join(ended.err.split())
 
 
 def test_a_picture_of_nothing_and_a_negative_seed_are_bad_usage(command):

@@ -62,3 +62,13 @@ def built(name: str) -> tuple[nn.Module, dict[str, Any]]:
         return model.eval(), inputs("vision", None)
     ids = torch.randint(3, 101, (2, 16))
     return model.eval(), {"input_ids": ids}
+
+
+def checkpointed(model: Any, reentrant: bool | None) -> None:
+    """Turns activation checkpointing of a transformers model on, of one kind or the other; None: off."""
+    newer = hasattr(model, "activation_checkpointing_enable")
+    if reentrant is None:
+        (model.activation_checkpointing_disable if newer else model.gradient_checkpointing_disable)()
+        return
+    enable = model.activation_checkpointing_enable if newer else model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})

@@ -13,6 +13,7 @@ import pytest
     [
         ("transformers", "transformers", "transformers"),
         ("lightning", "lightning", "lightning"),
+        ("keras", "keras", "keras"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(module: str, package: str, extra: str) -> None:

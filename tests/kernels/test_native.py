@@ -1,10 +1,12 @@
 """The native kernels against the float64 oracle, case by case, and what only they promise: threads, forks, layouts."""
 
+import ctypes
 import multiprocessing
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import attemper
 from attemper._backends import BACKENDS
 from attemper.errors import BackendError
 from attemper.kernels import native
+from attemper.kernels.native import library
 from attemper.kernels.native.arguments import Arguments
 from attemper.kernels.problem import Problem
 from tests import agreement, cases
@@ -40,6 +43,10 @@ LONG = (
     cases.Case("splits", batch=1, heads=4, groups=2, rows=1, keys=2500, ascending=True),
     cases.Case("splits, padding", batch=2, heads=4, groups=4, rows=3, keys=1100,
                make=lambda case: {"attn_mask": (torch.arange(case.keys) < 1050)[None, None, None]}),
+    cases.Case("blocks, bfloat16", batch=1, heads=2, groups=1, rows=45, keys=600, size=40, width=24, ascending=True,
+               dtype=torch.bfloat16),
+    cases.Case("blocks, causal, bfloat16", batch=1, heads=2, groups=2, rows=290, keys=290, dtype=torch.bfloat16,
+               options={"is_causal": True}),
 )  # fmt: skip
 
 
@@ -48,12 +55,54 @@ def test_native_agrees_with_the_oracle(case: cases.Case):
     agreement.assert_agreement(replace(case, names=cases.MERGED), "native")
 
 
-def everything(threads: int, rows: int = 500) -> list[Tensor]:
-    """Output, statistics and gradients of one call, on so many threads."""
+def libraries() -> dict[str, ctypes.CDLL]:
+    """The libraries that are built and that this processor can run, by instruction set."""
+    folder, found = Path(native.__file__).parent, {}
+    for name in library.builds(torch.backends.cpu.get_cpu_capability()):
+        path = folder / f"attemper_native_{name}.so"
+        if path.exists():
+            loaded = library.declared(ctypes.CDLL(str(path)))
+            if loaded.attemper_usable():
+                found[name] = loaded
+    return found
+
+
+LIBRARIES = libraries()
+
+
+@pytest.fixture(params=LIBRARIES)
+def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls go to the library of one instruction set."""
+    monkeypatch.setattr(library, "library", lambda: LIBRARIES[request.param])
+
+
+OTHERS = ("plain", "tall: plain", "tall: bfloat16", "tall: float16", "tall: softcap", "blocks, bfloat16", "splits")
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in (*TAKEN, *TALL, *LONG) if case.name in OTHERS], ids=lambda case: case.name
+)
+@pytest.mark.usefixtures("each_library")
+def test_every_instruction_set_agrees_with_the_oracle(case: cases.Case):
+    test_native_agrees_with_the_oracle(case)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.usefixtures("each_library")
+def test_exponentials_have_every_digit_of_float32(rows: int):
+    """Scores 0 and x < 0: lse = log(1 + exp(x)), within three roundings."""
+    scores = -torch.linspace(0.01, 6, rows * 64).view(64, 1, rows, 1)
+    key = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(64, 1, 2, 1)
+    lse = attended("native", scores, key, key, scale=1.0).stats["lse"]
+    torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=2.4e-7)
+
+
+def everything(threads: int, rows: int = 500, *, biases: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Output, statistics and gradients of one call, on so many threads; ``biases``: heads of the bias."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    leaves = [torch.randn(2, 3, n, 32, requires_grad=True) for n in (rows, 700, 700)]
-    bias = torch.randn(1, 3, rows, 700, requires_grad=True)
+    leaves = [torch.randn(2, 3, n, 32).to(dtype).requires_grad_() for n in (rows, 700, 700)]
+    bias = torch.randn(1, biases, rows, 700, requires_grad=True)
     temperature = (torch.rand(3, 1) + 0.5).requires_grad_()
     sink = torch.randn(3, requires_grad=True)
     leaves += [bias, temperature, sink]
@@ -64,13 +113,17 @@ def everything(threads: int, rows: int = 500) -> list[Tensor]:
     return [result.output.detach(), *(result.stats[name].detach() for name in result.stats), *grads]  # pyright: ignore
 
 
-@pytest.mark.parametrize("rows", [500, 2])
-def test_results_are_bitwise_equal_over_threads_and_repeats(rows: int):
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [(500, {}), (2, {}), (500, {"biases": 1}), (500, {"dtype": torch.bfloat16}), (2, {"dtype": torch.bfloat16})],
+)
+def test_results_are_bitwise_equal_over_threads_and_repeats(rows: int, options: dict):
     before = torch.get_num_threads()
     try:
-        want = everything(1, rows)
+        want = everything(1, rows, **options)
         for threads in (1, 2, 4, 2, 4):
-            assert all(torch.equal(a, b) for a, b in zip(want, everything(threads, rows), strict=True)), threads
+            got = everything(threads, rows, **options)
+            assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True)), threads
     finally:
         torch.set_num_threads(before)
 
@@ -152,14 +205,17 @@ def test_a_forked_process_that_uses_one_thread_of_torch_attends():
 
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("temperature", [1e-30, 1e-10, 1e-5])
-def test_weights_in_backward_are_those_of_forward_however_large_scores_are(rows: int, temperature: float):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_in_backward_are_those_of_forward_however_large_scores_are(
+    rows: int, temperature: float, dtype: torch.dtype
+):
     """At 1e5 and beyond, two orders of adding up a score give two scores, and exp of their difference is no weight."""
-    query, key, value = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (rows, 9, 9))
+    query, key, value = (torch.randn(1, 2, n, 8).to(dtype).requires_grad_() for n in (rows, 9, 9))
     divisor = torch.full((2, 1), temperature, requires_grad=True)
     output = attended("native", query, key, value, temperature=divisor).output
     grads = torch.autograd.grad(output.sum(), (value, divisor))
-    winners = (query @ key.mT).argmax(-1)
-    want = torch.nn.functional.one_hot(winners, 9).sum(2).float()[..., None].expand_as(value)
+    winners = (query.double() @ key.double().mT).argmax(-1)
+    want = torch.nn.functional.one_hot(winners, 9).sum(2).to(dtype)[..., None].expand_as(value)
     torch.testing.assert_close(grads[0], want, rtol=0, atol=0)
     assert torch.equal(grads[1], torch.zeros(2, 1))
 
@@ -195,8 +251,8 @@ MASKS = {
 def test_tensors_are_read_where_they_lie(mask: str, monkeypatch: pytest.MonkeyPatch):
     seen, run = [], native.run
 
-    def noted(name: str, call: Arguments) -> None:
-        seen.append(call)
+    def noted(name: str, call: bytes) -> None:
+        seen.append(Arguments.from_buffer_copy(call))
         run(name, call)
 
     monkeypatch.setattr(native, "run", noted)
@@ -284,3 +340,19 @@ def test_what_native_lacks_is_refused_by_name(options: dict, reason: str):
         attemper.attention(double, double, double, backend="native")
     with pytest.raises(BackendError, match="up to 256"):
         attemper.attention(wide, wide, wide, backend="native")
+
+
+@pytest.mark.parametrize("content", [b"not a library", None], ids=["broken", "none for this processor"])
+def test_a_library_that_does_not_serve_this_process_is_told_and_not_raised(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if content is not None:
+        for name in ("avx512", "avx2", "portable"):
+            (tmp_path / f"attemper_native_{name}.so").write_bytes(content)
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    reason = library.why_unusable()
+    assert reason is not None
+    assert ("cannot be loaded" if content else "has no library for a processor") in reason
+    with pytest.raises(BackendError, match="backend='native' cannot serve this call"):
+        library.library()

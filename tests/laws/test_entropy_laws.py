@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -163,10 +163,13 @@ def test_with_bias_and_softcap_the_slope_is_a_covariance(
 
 
 @given(scores=rows())
+@example(scores=torch.tensor([[0.0, 1e-30], [3.0, -2.0]], dtype=torch.float64))
+@example(scores=torch.tensor([[0.0, 1e-45]], dtype=torch.float64))
 def test_cold_rows_have_the_entropy_of_their_ties_and_hot_rows_that_of_all_keys(backend: str, scores: Tensor):
     ties = (scores == scores.max(-1, keepdim=True).values).sum(-1)
     gap = (scores.max(-1, keepdim=True).values - scores).masked_fill(scores == scores.max(-1, keepdim=True).values, 30)
-    cold = of_products(scores, backend, temperature=float(gap.min()) / 60 if float(gap.min()) > 1e-12 else 1e-14)
+    # Cold is what is small beside the smallest gap, however small that is: 0 and 1e-30 are not tied.
+    cold = of_products(scores, backend, temperature=float(gap.min()) / 60)
     close(cold.entropy[0, 0], ties.double().log(), "T -> 0", 1e-9)
     hot = of_products(scores, backend, temperature=1e9)
     close(

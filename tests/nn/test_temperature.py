@@ -224,3 +224,13 @@ def test_a_checkpoint_with_other_heads_or_none_is_refused_by_name():
         nn.LearnedTemperature(4).load_state_dict(nn.LearnedTemperature(3).state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: .log_temperature."):
         nn.LearnedTemperature(4).load_state_dict({})
+
+
+def test_an_infinite_factor_gives_no_nan_to_a_learned_one():
+    learned = nn.LearnedTemperature(1, initial=2.0)
+    query = torch.randn(1, 1, 3, 4)
+    value = (nn.FixedTemperature(float("inf")) * learned)(query)
+    assert torch.isinf(value).all()
+    (1 / value).sum().backward()
+    assert learned.log_temperature.grad is not None
+    assert (learned.log_temperature.grad == 0).all()

@@ -51,7 +51,7 @@ def print_peak() -> None:
             query, key, value, is_causal=shape.causal, enable_gqa=shape.groups != shape.heads, stats="all",
             backend=backend,
         )  # fmt: skip
+        assert result.stats is not None
+        held = [result.output, *(result.stats[name] for name in result.stats)]  # computed as they are read
         highest = resident_bytes("VmHWM")
-    assert result.stats is not None
-    held = [result.output, *(result.stats[name] for name in result.stats)]
     print(highest - before - sum(tensor.numel() * tensor.element_size() for tensor in held))

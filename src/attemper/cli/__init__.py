@@ -11,6 +11,7 @@ import sys
 import typer
 
 from attemper.cli.bench import bench
+from attemper.cli.calibrate import calibrate
 from attemper.cli.doctor import doctor
 from attemper.cli.lab import lab
 from attemper.cli.scan import scan
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("scan")(scan)
+app.command("calibrate")(calibrate)
 app.command("lab")(lab)
 app.command("bench")(bench)
 app.command("doctor")(doctor)

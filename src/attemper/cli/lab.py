@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,23 +23,41 @@ def lab(
     png: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw its charts into a .png file (needs matplotlib).")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where an experiment that trains keeps its runs, to go on with: lab-runs/NAME."
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that train, with a thread each: 2.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of each training run.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds are trained.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Train a few steps only, to see that it works.")] = False,
+    results: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show the results.json of a finished training, train nothing.")
+    ] = None,
 ) -> None:
-    """Small experiments on why attention is scaled and what temperature does. Without a name, lists them."""
-    from attemper.lab import EXPERIMENTS, run
+    """Small experiments on why attention is scaled and what temperature does. Without a name, lists them.
+
+    Those that train models take minutes to an hour; stopped, they go on where they were when called again.
+    """
+    from attemper.lab import EXPERIMENTS, TRAINED, run
 
     if experiment is None:
         if png is not None:
             raise typer.BadParameter("a picture needs the name of an experiment.", param_hint="--png")
-        _list(EXPERIMENTS, as_json)
+        _list(EXPERIMENTS | TRAINED, as_json)
         return
-    if experiment not in EXPERIMENTS:
-        names = ", ".join(EXPERIMENTS)
+    training = {"out": out, "workers": workers, "steps": steps, "seeds": seeds, "quick": quick or None}
+    _check_training(experiment, training, results, seed)
+    if experiment not in EXPERIMENTS | TRAINED:
+        names = ", ".join(EXPERIMENTS | TRAINED)
         raise typer.BadParameter(f"{experiment!r} is none of: {names}.", param_hint="experiment")
     if png is not None:
         from attemper.lab.draw import checked_picture
 
         checked_picture(png)  # told before the experiment runs, not after
-    result = run(experiment, seed=seed)
+    result = _trained(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
     if png is not None:
         from attemper.lab.draw import draw
 
@@ -48,6 +66,29 @@ def lab(
         print(result.to_json(indent=2))
     else:
         _print(result)
+
+
+def _check_training(experiment: str, training: dict[str, Any], results: Path | None, seed: int) -> None:
+    """Options that an experiment does not have are bad usage: they would do nothing."""
+    from attemper.lab import EXPERIMENTS, TRAINED
+
+    given = [f"--{name}" for name, value in (training | {"results": results}).items() if value is not None]
+    if experiment in EXPERIMENTS and given:
+        raise typer.BadParameter(f"{experiment} trains nothing: it has no {', '.join(given)}.", param_hint=given[0])
+    if experiment in TRAINED and seed:
+        raise typer.BadParameter(f"{experiment} runs over several seeds: take --seeds.", param_hint="--seed")
+    if results is not None and len(given) > 1:
+        raise typer.BadParameter("results that are there are shown; nothing else fits.", param_hint="--results")
+
+
+def _trained(experiment: str, training: dict[str, Any], results: Path | None) -> Experiment:
+    from attemper.lab import stored, train
+
+    if results is not None:
+        return stored(experiment, results)
+    given = {name: value for name, value in training.items() if value is not None}
+    out = given.pop("out", Path("lab-runs") / experiment)
+    return train(experiment, out=out, report=lambda line: print(line, file=sys.stderr, flush=True), **given)
 
 
 def _list(experiments: dict[str, str], as_json: bool) -> None:

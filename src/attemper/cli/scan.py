@@ -66,7 +66,7 @@ def scan(
     limits = _limits(limit or [])
     with _usage("--backend"):
         checked(backend, device)
-    words = _read(text)
+    words = read_text(text)
     if html is not None:
         from attemper.report import checked_target
 
@@ -145,8 +145,8 @@ def _usage(option: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _read(text: str | None) -> str:
-    """The text to scan.
+def read_text(text: str | None) -> str:
+    """The text of a ``--text`` option.
 
     Raises:
         InputError: the file is missing, is not text, or cannot be read.

@@ -36,14 +36,16 @@ class HeadRows:
     def scale_(self, factors: Tensor) -> None:
         """Multiplies the features of each head by its factor [heads], in place and off the graph."""
         weight = getattr(self.module, self.weight)
-        each = torch.ones(weight.shape[self.dim], dtype=torch.float32, device=weight.device)
+        # Half-precision weights are multiplied by the exact factor and rounded once, not by a rounded one.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        each = torch.ones(weight.shape[self.dim], dtype=wide, device=weight.device)
         places = self.index.to(weight.device)
-        each[places.flatten()] = factors.to(weight.device, torch.float32).repeat_interleave(places.shape[1])
+        each[places.flatten()] = factors.to(weight.device, wide).repeat_interleave(places.shape[1])
         with torch.no_grad():
-            weight.mul_((each[:, None] if self.dim == 0 else each).to(weight.dtype))
+            weight.copy_(weight * (each[:, None] if self.dim == 0 else each))
             bias = None if self.bias is None else getattr(self.module, self.bias)
             if bias is not None:
-                bias.mul_(each.to(bias.dtype))
+                bias.copy_(bias * each)
 
 
 @dataclass(frozen=True)

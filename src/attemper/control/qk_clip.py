@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from attemper._checks import positive_number
 from attemper.control.projections import Projections, projections_of
 from attemper.errors import InputError
 from attemper.monitor.watch import watch
 from attemper.sites.sharded import is_dtensor
+from attemper.sites.wanted import checked_sites, is_wanted
 from attemper.sites.wrappers import class_name, named, unwrapped
 
 _ADVICE = "MuonClip uses 100."
@@ -60,14 +62,14 @@ class QKClip:
     ) -> None:  # fmt: skip
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
-        self._kept = None if sites is None else tuple(sites)
+        self._wanted = checked_sites("QKClip", sites)
         self._refuse_normalised()
         title = class_name(unwrapped(model))
         self._modules = {own or title: module for module, own in named(model).items()}
         self._projections: dict[str, Projections] = {}
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
-        self._watch = watch(model, rows=rows, sites=self._kept)
+        self._watch = watch(model, rows=rows, sites=self._wanted)
         self._watch.step()  # from now on steps are counted, so that all passes of one are read together
 
     def __enter__(self) -> QKClip:
@@ -93,7 +95,7 @@ class QKClip:
                 processes; nothing was changed then.
         """
         largest = self._largest()
-        found = {name: self._factors(name, logits) for name, logits in largest.items()}
+        found = {name: self._factors(logits) for name, logits in largest.items()}
         clipped = {name: gamma for name, gamma in found.items() if bool((gamma < 1).any())}
         parts = {name: self._found(name, len(gamma)) for name, gamma in clipped.items()}
         for name, gamma in clipped.items():
@@ -129,7 +131,7 @@ class QKClip:
             joined[name] = torch.maximum(joined[name], logits) if name in joined else logits
         return joined
 
-    def _factors(self, name: str, logits: Tensor) -> Tensor:
+    def _factors(self, logits: Tensor) -> Tensor:
         return torch.where(logits > self.threshold, self.threshold / logits, 1.0)
 
     def _found(self, name: str, heads: int) -> Projections:
@@ -140,6 +142,11 @@ class QKClip:
                     f"QKClip: {name} attends with {heads} heads and its query projection has {found.query.heads}."
                 )
             for part in (found.query, found.key):
+                if is_parametrized(part.module, part.weight):
+                    raise InputError(
+                        f"QKClip: the weights of {name} are parametrised (sigma_reparam_ does so) and computed anew at "
+                        "each pass, so that scaling them would do nothing. Use one of the two."
+                    )
                 if is_dtensor(getattr(part.module, part.weight)):
                     raise InputError(
                         f"QKClip: the weights of {name} are split over processes (DTensor), which is not supported."
@@ -149,7 +156,7 @@ class QKClip:
 
     def _refuse_normalised(self) -> None:
         for module, name in named(self.model).items():
-            if self._kept is not None and not any(name == k or name.startswith(f"{k}.") for k in self._kept):
+            if not is_wanted(name, self._wanted):
                 continue
             try:
                 normalised = projections_of(module).normalised

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from attemper import _backends
+from attemper._direct import attention as operator
 from attemper._ops import Arguments
-from attemper._ops import attention as operator
 from attemper.errors import InputError
 from attemper.functional import dense
 from attemper.functional.call import Call, Options, Packing, planned
-from attemper.functional.derive import derived
+from attemper.functional.derive import derived, letters
 from attemper.functional.names import state_fields
 from attemper.functional.sampling import sampled, waits
-from attemper.functional.stats import AttentionOutput, AttentionStats, kept_detached
+from attemper.functional.stats import AttentionOutput, AttentionStats
 
 
 def attention(
@@ -243,7 +243,7 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
     return AttentionOutput(output, stats)
 
 
-def _by_operator(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str, Tensor]]:
     fields = state_fields(call.names)
     packing = call.packing
     output, state, key_mass = operator(
@@ -273,11 +273,9 @@ def _by_operator(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tenso
             rows=call.rows if call.positions is None else None,
         )
     )
-    parts = dict(zip(fields, state.unbind(0), strict=True))
-    values = kept_detached(derived(parts, call.names, call.sink), call.asked)
-    if "key_mass" in call.names:
-        values["key_mass"] = key_mass
-    return output, values, parts
+    parts = letters(fields, state, call.backend == "native")
+    made = {"key_mass": key_mass} if "key_mass" in call.names else None
+    return output, derived(parts, call.names, call.sink, call.asked, made), parts
 
 
 def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from attemper.functional.derive import divided
 from attemper.functional.names import asked_names, with_kept
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _SMALLEST = 1e-30
 """Temperatures below this may overflow the multiplier."""
 TEMPERATURE_ADVICE = (
@@ -299,7 +300,7 @@ def first_true(tokens: Tensor, count: int) -> Tensor:
 
 def _given(query: Tensor, value: Tensor | None) -> _backends.Given:
     size = max(query.shape[3], 0 if value is None else value.shape[3])
-    return _backends.Given(str(query.dtype).removeprefix("torch."), query.device.type, size)
+    return _backends.Given(_NAMES[query.dtype], query.device.type, size)
 
 
 def _features(

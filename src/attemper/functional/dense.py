@@ -17,7 +17,7 @@ from attemper.functional.stats import kept_detached
 
 def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Output, statistics and state of a call; the state follows from the statistics by their definitions."""
-    s, visible = _scores(call)
+    s, visible = scores(call)
     share = _share(call, s, visible)
     p = _reference.weights(s, visible)
     output = call.query.new_empty((*call.query.shape[:3], 0))
@@ -39,7 +39,7 @@ def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
 
 def applied_weights(call: Call) -> Tensor:
     """mass p [B, H, Q, K] in float64."""
-    s, visible = _scores(call)
+    s, visible = scores(call)
     return _reference.weights(s, visible) * _share(call, s, visible)[..., None]
 
 
@@ -52,7 +52,7 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == torch.int64 else value.to(dtype)
 
 
-def _scores(call: Call) -> tuple[Tensor, Tensor]:
+def scores(call: Call) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = call.query.shape
     shape = (batch, heads, queries, call.key.shape[2])
     positions, documents = _positions(call)

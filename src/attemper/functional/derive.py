@@ -9,10 +9,13 @@ sign: ``lse = m + z``, ``H = z + a``, ``effective = 1 / c``, ``max_weight = exp(
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor
+
+from attemper import _direct
 
 State = Mapping[str, Tensor]
 """Letter -> [B, H, Q]."""
@@ -21,49 +24,209 @@ VANISHED = -1000.0
 """exp(VANISHED) is 0: a finite distance for a part that sees nothing, so that 0 times it stays 0."""
 
 
-def derived(state: State, names: Iterable[str], sink: Tensor | None) -> dict[str, Tensor]:
-    """The statistics ``names`` of rows in this state, each [B, H, Q]. ``sink`` [H] or None."""
-    n = state["n"]
-    seen = n > 0
-    maximum, log_total = state["m"], state["z"]
-    lse = maximum + log_total
-    values: dict[str, Tensor] = {"lse": lse, "max_logit": maximum}
-    names = tuple(names)
-    if "mass" in names or "entropy_with_sink" in names:
-        values["mass"] = _mass(lse, seen, sink)
-    if "a" in state:
-        entropy = at_most(log_total + state["a"], log_count(n))
-        values["entropy"] = entropy
-        values["normalized_entropy"] = at_most(entropy / torch.where(n > 1, n, 2.0).log(), torch.ones_like(n))
-        values["mean_logit"] = torch.where(seen, maximum, 0.0) - state["a"]
-        if "entropy_with_sink" in names:
-            values["entropy_with_sink"] = _with_sink(entropy, values["mass"], lse, seen, sink)
-    values["max_weight"] = torch.where(seen, torch.exp(-log_total), 0.0)
-    values["visible_keys"] = values["support_size"] = n.to(torch.int64)
-    for letter, name in (("v", "logit_variance"), ("f", "first_token_mass"), ("t", "mean_distance"), ("g", "gini")):
-        if letter in state:
-            values[name] = state[letter]
-    if "c" in state:
-        values["effective_tokens"] = torch.where(seen, 1.0 / torch.where(seen, state["c"], 1.0), 0.0)
-    return {name: values[name] for name in names if name in values}
+class Letters(Mapping[str, Tensor]):
+    """A state by its letters, from the tensor [F, B, H, Q] of a kernel, which is taken apart when somebody asks."""
+
+    def __init__(self, fields: str, stacked: Tensor, native: bool = False) -> None:
+        """``native``: it is of the native kernels, which can derive statistics from it too."""
+        self._fields = fields
+        self._native = native
+        self._stacked = stacked
+        self._graph = torch.is_grad_enabled()
+        self._parts: tuple[Tensor, ...] | None = None
+
+    def __getitem__(self, letter: str) -> Tensor:
+        place = self._fields.find(letter)
+        if place < 0:
+            raise KeyError(letter)
+        if self._parts is None:
+            with as_made(self._graph):
+                self._parts = self._stacked.unbind(0)
+        return self._parts[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __contains__(self, letter: object) -> bool:
+        return isinstance(letter, str) and letter in self._fields
+
+    def detach(self) -> Letters:
+        """The same state outside the autograd graph."""
+        return Letters(self._fields, self._stacked.detach(), self._native)
+
+    def statistics(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of ``names`` that the native kernels derive at once, without a gradient; by formulas, the same."""
+        return _direct.statistics(self._fields, self._stacked, names) if self._native else {}
 
 
-def _mass(lse: Tensor, seen: Tensor, sink: Tensor | None) -> Tensor:
+def letters(fields: str, stacked: Tensor, native: bool = False) -> State:
+    """The state in ``stacked`` [F, B, H, Q], letter by letter."""
+    if torch.compiler.is_compiling():
+        return dict(zip(fields, stacked.unbind(0), strict=True))
+    return Letters(fields, stacked, native)
+
+
+def as_made(graph: bool) -> AbstractContextManager[object]:
+    """On the autograd graph or off it, as it was decided before; never with tensors of inference mode, which a later
+    graph could not hold.
+    """
+    compiling = torch.compiler.is_compiling()
+    if torch.is_grad_enabled() == graph and (compiling or not torch.is_inference_mode_enabled()):
+        return nullcontext()
+    stack = ExitStack()
+    if not compiling:
+        stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.set_grad_enabled(graph))
+    return stack
+
+
+class Derived(Mapping[str, Tensor]):
+    """The statistics ``names`` of rows in a state, each [B, H, Q], computed when it is asked for and then kept.
+
+    Whenever that is, they are on the autograd graph as they would be had they been computed by whoever made this
+    object; those that are not ``asked`` (kept for merging only) are off it.
+    """
+
+    def __init__(
+        self, state: State, names: Iterable[str], sink: Tensor | None, asked: Iterable[str] | None = None,
+        made: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """``sink`` [H] or None; ``asked``: None for all; ``made``: values that no formula gives (``key_mass``)."""
+        self.names = tuple(names)
+        self._asked = self.names if asked is None else tuple(asked)
+        self._state = state
+        self._parts: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {} if made is None else dict(made)
+        self._sink = sink
+        self._graph = torch.is_grad_enabled()
+        if sink is not None:
+            # Its owner may change it before anybody asks.
+            for name in OF_SINK:
+                if name in self.names:
+                    self[name]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._values:
+            if name not in self.names:
+                raise KeyError(name)
+            value = self._parts.get(name)
+            if value is None:
+                value = self._computed(name)
+            self._values[name] = value if name in self._asked else value.detach()
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def detach(self) -> Derived:
+        """The same statistics outside the autograd graph; none is computed for it."""
+        state = detached(self._state)
+        sink = None if self._sink is None else self._sink.detach()
+        made = {name: value.detach() for name, value in self._values.items()}
+        return Derived(state, self.names, sink, made=made)
+
+    def _computed(self, name: str) -> Tensor:
+        with as_made(self._graph):
+            if isinstance(self._state, Letters) and not self._parts and name not in self._state:
+                self._parts |= self._state.statistics(n for n in self.names if self._sink is None or n not in OF_SINK)
+            return self.part(name)
+
+    def part(self, name: str) -> Tensor:
+        """A letter of the state, a statistic, or a step on the way to one."""
+        if name in self._state:
+            return self._state[name]
+        if name not in self._parts:
+            self._parts[name] = _FORMULAS[name](self.part, self._sink)
+        return self._parts[name]
+
+
+def detached(state: State) -> State:
+    """The same state outside the autograd graph."""
+    return state.detach() if isinstance(state, Letters) else {name: value.detach() for name, value in state.items()}
+
+
+def derived(
+    state: State, names: Iterable[str], sink: Tensor | None, asked: Iterable[str] | None = None,
+    made: Mapping[str, Tensor] | None = None,
+) -> Mapping[str, Tensor]:  # fmt: skip
+    """The statistics ``names`` of rows in this state, as :class:`Derived` gives them; at once in a compiled graph,
+    which leaves out itself what nobody reads.
+    """
+    values = Derived(state, names, sink, asked, made)
+    return {name: values[name] for name in values.names} if torch.compiler.is_compiling() else values
+
+
+Part = Callable[[str], Tensor]
+"""Name -> a letter, a statistic or a step."""
+
+
+def _mass(part: Part, sink: Tensor | None) -> Tensor:
     """Weight applied to values: 1, or sigmoid(lse - sink); 0 where nothing is seen, NaN where a score is not finite."""
-    finite = torch.where(seen, lse, 0.0)
+    seen, lse = part("seen"), part("lse")
+    finite = _where_seen(seen, lse, 0.0)
     if sink is None:
         return torch.where(seen, finite - finite + 1.0, 0.0)
     return torch.where(seen, torch.sigmoid(finite - sink.to(lse.dtype)[:, None]), 0.0)
 
 
-def _with_sink(entropy: Tensor, mass: Tensor, lse: Tensor, seen: Tensor, sink: Tensor | None) -> Tensor:
+def _with_sink(part: Part, sink: Tensor | None) -> Tensor:
     """mass H + h(mass), h the binary entropy: the sink counted as one more outcome."""
+    entropy = part("entropy")
     if sink is None:
         return entropy
+    mass, seen, lse = part("mass"), part("seen"), part("lse")
     gap = torch.where(seen, lse, 0.0) - sink.to(lse.dtype)[:, None]
     log_sigmoid = torch.nn.functional.logsigmoid
     binary = -mass * log_sigmoid(gap) - (1 - mass) * log_sigmoid(-gap)
     return torch.where(seen, mass * entropy + binary, 0.0)
+
+
+def _normalized(part: Part, _: Tensor | None) -> Tensor:
+    n = part("count")
+    return at_most(part("entropy") / n.clamp(min=2.0).log(), n.new_ones(()))
+
+
+def _effective(part: Part, _: Tensor | None) -> Tensor:
+    seen = part("seen")
+    return torch.where(seen, 1.0 / _where_seen(seen, part("c"), 1.0), 0.0)
+
+
+_FORMULAS: dict[str, Callable[[Part, Tensor | None], Tensor]] = {
+    # No gradient ever belongs to a count.
+    "count": lambda part, _: part("n").detach(),
+    "seen": lambda part, _: part("count") > 0,
+    "lse": lambda part, _: part("m") + part("z"),
+    "max_logit": lambda part, _: part("m"),
+    "mass": _mass,
+    "entropy": lambda part, _: at_most(part("z") + part("a"), log_count(part("count"))),
+    "normalized_entropy": _normalized,
+    "entropy_with_sink": _with_sink,
+    "mean_logit": lambda part, _: torch.where(part("seen"), part("m"), 0.0) - part("a"),
+    "max_weight": lambda part, _: torch.where(part("seen"), torch.exp(-part("z")), 0.0),
+    "visible_keys": lambda part, _: part("count").to(torch.int64),
+    "support_size": lambda part, _: part("visible_keys"),
+    "effective_tokens": _effective,
+    "logit_variance": lambda part, _: part("v"),
+    "first_token_mass": lambda part, _: part("f"),
+    "mean_distance": lambda part, _: part("t"),
+    "gini": lambda part, _: part("g"),
+}
+OF_SINK = ("mass", "entropy_with_sink")
+"""Statistics that follow from the sink too."""
+
+
+def _where_seen(seen: Tensor, value: Tensor, other: float) -> Tensor:
+    """``value`` before a second ``where`` that hides what nothing sees: its gradient there would be NaN, not 0."""
+    return torch.where(seen, value, other) if value.requires_grad else value
 
 
 def log_count(n: Tensor) -> Tensor:
@@ -71,15 +234,17 @@ def log_count(n: Tensor) -> Tensor:
     rounding.
     """
     wide = torch.float32 if n.device.type == "mps" else torch.float64
-    exact = torch.where(n > 0, n, 1.0).to(wide).log()
+    exact = n.clamp(min=1.0).to(wide).log()
     rounded = exact.to(n.dtype)
+    below = torch.nextafter(rounded, rounded.new_zeros(()))
     # In the widest type the logarithm itself may have been rounded up: one step down is below it for certain.
-    above = rounded.to(wide) > exact if n.dtype != wide else torch.ones_like(n, dtype=torch.bool)
-    return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+    return below if n.dtype == wide else torch.where(rounded > exact, below, rounded)
 
 
 def at_most(value: Tensor, bound: Tensor) -> Tensor:
     """``value`` cut at ``bound`` without touching its gradient: only rounding ever exceeds it."""
+    if not value.requires_grad:
+        return torch.minimum(value, bound)
     return value - (value - bound).detach().clamp(min=0.0)
 
 

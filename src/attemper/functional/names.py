@@ -38,7 +38,9 @@ def asked_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
     if not isinstance(stats, Iterable):
         raise InputError(f"{where}(stats=...) must be 'all', a name or several names, got {stats!r}.")
     if isinstance(stats, str):
-        asked = set(ONE_PASS) if stats == "all" else {stats}
+        if stats == "all":
+            return ONE_PASS
+        asked = {stats}
     else:
         asked = {part for name in stats for part in (ONE_PASS if name == "all" else (name,))}
     unknown = sorted(str(name) for name in asked if name not in STATISTICS)
@@ -57,10 +59,14 @@ def reading_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
 
 def with_kept(asked: tuple[str, ...]) -> tuple[str, ...]:
     """``asked`` and what any statistics carry along so that partial results merge; nothing if nothing was asked."""
-    return tuple(name for name in STATISTICS if name in asked or (asked and name in KEPT))
+    if not asked or ("lse" in asked and "max_logit" in asked):
+        return asked
+    return tuple(name for name in STATISTICS if name in asked or name in KEPT)
 
 
 def state_fields(names: Iterable[str]) -> str:
     """The letters of the kernel's state that these statistics follow from."""
+    if names is ONE_PASS:
+        return "mznavcf"
     letters = set("mzn").union(*(_FIELDS.get(name, "") for name in names))
     return "".join(letter for letter in _ORDER if letter in letters)

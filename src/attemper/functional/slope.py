@@ -61,7 +61,7 @@ def entropy_slope(
     else:
         divisor = positive_number("entropy_slope(temperature=...)", temperature, _ADVICE, infinite=True)
         x = hidden / divisor
-    return _covariance(x, x if b is None else x + b, visible) / divisor
+    return covariance(x, x if b is None else x + b, visible) / divisor
 
 
 def _fitting(bias: Tensor, y: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _fitting(bias: Tensor, y: Tensor) -> Tensor:
         ) from error
 
 
-def _covariance(x: Tensor, s: Tensor, visible: Tensor) -> Tensor:
+def covariance(x: Tensor, s: Tensor, visible: Tensor) -> Tensor:
     """Cov_p(s, x) under p = softmax(s) of the visible keys, along the last dimension; 0 where there are none."""
     if x.shape[-1] == 0:
         return x.new_zeros(x.shape[:-1])

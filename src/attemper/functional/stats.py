@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.errors import InputError
-from attemper.functional.derive import State, derived, joined_output, merged
+from attemper.functional.derive import Derived, State, derived, detached, joined_output, merged
 from attemper.functional.names import NOT_MERGEABLE, STATISTICS
 
 HISTOGRAM_BINS = 32
@@ -80,8 +80,8 @@ class AttentionStats:
     key_mass: Tensor
 
     def __init__(
-        self, values: dict[str, Tensor], state: State, *, sink: Tensor | None = None, first_tokens: int = 1,
-        asked: tuple[str, ...] = (),
+        self, values: Mapping[str, Tensor], state: State, *, sink: Tensor | None = None, first_tokens: int = 1,
+        asked: tuple[str, ...] = (), names: tuple[str, ...] | None = None,
         keys: int = 0, rows: Tensor | None = None, population: int | None = None, included: Tensor | None = None,
     ) -> None:  # fmt: skip
         self._values = values
@@ -93,25 +93,25 @@ class AttentionStats:
         self._population = population
         self._included = included
         self.rows = rows
-        self.names = tuple(values)
+        self.names = tuple(values) if names is None else names
         self.lower_bounds = ("max_logit",) if rows is not None else ()
 
     def __getattr__(self, name: str) -> Tensor:
         # Only what was not found otherwise arrives here: a statistic, or a mistake.
-        values = self.__dict__.get("_values", {})
-        if name in values:
-            return values[name]
+        names = self.__dict__.get("names", ())
+        if name in names:
+            return self._values[name]
         if name in STATISTICS:
             raise AttributeError(
                 f"{name} was not asked for: pass stats=({name!r},), or stats='all' for all of one pass."
             )
-        raise AttributeError(f"AttentionStats has no attribute {name!r}. Statistics here: {', '.join(values)}.")
+        raise AttributeError(f"AttentionStats has no attribute {name!r}. Statistics here: {', '.join(names)}.")
 
     def __getitem__(self, name: str) -> Tensor:
         return getattr(self, name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._values
+        return name in self.names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -143,19 +143,25 @@ class AttentionStats:
         padding.
         """
         # A sum over all rows cannot leave some out: it is not carried along.
-        values = {name: value for name, value in self._values.items() if name != "key_mass"}
+        names = tuple(name for name in self.names if name != "key_mass")
         included = self._included_rows(rows.to(torch.bool).expand(self.lse.shape))
-        return self._copy(values, self._state, included=included)
+        return self._copy(self._values, self._state, names, included=included)
 
     def detach(self) -> AttentionStats:
         """The same statistics outside the autograd graph."""
-        values = {name: value.detach() for name, value in self._values.items()}
-        return self._copy(values, {letter: value.detach() for letter, value in self._state.items()})
+        values = self._values
+        if isinstance(values, Derived):
+            values = values.detach()
+        else:
+            values = {name: value.detach() for name, value in values.items()}
+        return self._copy(values, detached(self._state), self.names)
 
-    def _copy(self, values: dict[str, Tensor], state: State, included: Tensor | None = None) -> AttentionStats:
+    def _copy(
+        self, values: Mapping[str, Tensor], state: State, names: tuple[str, ...], included: Tensor | None = None
+    ) -> AttentionStats:
         return AttentionStats(
-            values, state, sink=self._sink, first_tokens=self._first_tokens, asked=self._asked, keys=self._keys,
-            rows=self.rows,
+            values, state, sink=self._sink, first_tokens=self._first_tokens, asked=self._asked, names=names,
+            keys=self._keys, rows=self.rows,
             population=self._population, included=self._included if included is None else included,
         )  # fmt: skip
 
@@ -176,7 +182,8 @@ class AttentionStats:
         """
         empty, nonfinite = (_count(rows) for rows in (self.empty, self.nonfinite))
         summaries = {}
-        for name, value in self._values.items():
+        for name in self.names:
+            value = self._values[name]
             rows = torch.ones_like(value, dtype=torch.bool) if name == "key_mass" else self.defined(name)
             summaries[name] = HeadSummary(*_moments(value.detach(), rows), empty, nonfinite)
         return summaries
@@ -225,7 +232,7 @@ class AttentionStats:
 
         sums = {}
         for name in ("entropy", "normalized_entropy", "first_token_mass"):
-            if name in self._values:
+            if name in self.names:
                 rows = by_head(self.defined(name).to(device))
                 value = by_head(self._values[name].detach().to(device, torch.float64))
                 sums[name] = add(torch.where(rows, value, 0.0))
@@ -242,7 +249,7 @@ class AttentionStats:
         state = merged(self._state, other._state)
         sink = self._sink if self._sink is not None else other._sink
         asked = tuple(name for name in self._asked if name in other._asked)
-        values = kept_detached(derived(state, self.names, sink), asked)
+        values = derived(state, self.names, sink, asked)
         return AttentionStats(
             values, state, sink=sink, first_tokens=self._first_tokens, asked=asked,
             keys=self._keys + other._keys, rows=self.rows,

@@ -36,13 +36,15 @@ class Pretrained:
     longest: int
 
 
-def load(source: str, *, device: str = "cpu", dtype: str = "float32") -> Pretrained:
+def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: bool = False) -> Pretrained:
     """The model and tokenizer in a folder or of a hub id, by transformers' auto classes.
+
+    Args:
+        predicts: load it with its head as a causal language model, which gives logits of the next token.
 
     Raises:
         InputError: there is no model, its weights are pickled, damaged or incomplete, it needs code of its own, it
-            reads no
-            text, or it has no tokenizer.
+            reads no text, it has no tokenizer, or it is no causal language model where one is asked for.
         MissingExtraError: transformers is not installed.
     """
     one_of("dtype", dtype, DTYPES)
@@ -52,7 +54,7 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32") -> Pretrai
     except ImportError as error:
         raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with _quiet(transformers):
-        model = _model(transformers, source, getattr(torch, dtype))
+        model = _model(transformers, source, getattr(torch, dtype), predicts)
         tokenizer = _tokenizer(transformers, source)
     return Pretrained(moved(model, device).eval(), tokenizer, _longest(model, tokenizer))
 
@@ -129,18 +131,22 @@ def _check_folder(source: str) -> None:
         raise InputError(f"{source} holds no weights: there is no .safetensors file in it.")
 
 
-def _model(transformers: Any, source: str, dtype: torch.dtype) -> Any:
+def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
     local = os.path.isdir(source)
+    auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
     try:
         # eager: every architecture has it, and no hub kernel is fetched because a config names one.
-        model, info = transformers.AutoModel.from_pretrained(
+        model, info = auto.from_pretrained(
             source, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="eager",
             local_files_only=local, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
         hint = "" if local else " There is no folder of that name here either."
         raise InputError(f"{source} could not be loaded as a model: {_first_line(error)}{hint}") from error
-    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _HEADS_OF_THEIR_OWN))
+    if predicts:
+        _refuse_other_heads(model, source)
+    own = () if predicts else _HEADS_OF_THEIR_OWN
+    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in own))
     wrong = [*missing, *(str(key) for key in info.get("mismatched_keys", ()))]
     if wrong:
         raise InputError(
@@ -155,6 +161,16 @@ def _model(transformers: Any, source: str, dtype: torch.dtype) -> Any:
             "attemper.scan(model, batches)."
         )
     return model
+
+
+def _refuse_other_heads(model: Any, source: str) -> None:
+    """An encoder loads as a causal model, too, and would be judged by tokens that it was never trained to predict."""
+    named = getattr(model.config, "architectures", None) or []
+    if not any(name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in named):
+        raise InputError(
+            f"{source} is no causal language model: its config names {', '.join(named) or 'no architecture'}. Give one "
+            "that predicts the next token."
+        )
 
 
 def _tokenizer(transformers: Any, source: str) -> Any:

@@ -1,13 +1,16 @@
 """Small experiments that show why attention is scaled and what temperature does, on the functions that users call.
 
-One file an experiment, one function of the same name: ``run("scaling", seed=0)`` is ``scaling.scaling(seed=0)``. The
-small model and the text that scans read by default live here, too.
+One file an experiment, one function of the same name: ``run("scaling", seed=0)`` is ``scaling.scaling(seed=0)``. Those
+that train models, for up to an hour, are planned in a file each and run by ``train``; what they found is kept in small
+files of results, which ``stored`` reads. The small model and the text that scans read by default live here, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attemper._checks import one_of
 from attemper.errors import InputError
@@ -26,6 +29,16 @@ EXPERIMENTS: dict[str, str] = {
 }
 """Name -> what it shows."""
 
+TRAINED: dict[str, str] = {
+    "lr-sensitivity": "how much the loss depends on the learning rate, under each way to temper attention",
+    "collapse": "training in which attention collapses, and the same held in five ways",
+    "length": "a model read at eight times its length: temperatures by length, and calibrated ones",
+}
+"""Name -> what it shows, of experiments that train models: minutes to an hour."""
+
+RESULTS = "results.json"
+"""In the folder of an experiment that trains: what its runs came to."""
+
 
 def run(name: str, *, seed: int = 0) -> Experiment:
     """Runs the experiment ``name``: the same seed gives the same result, but for what is measured on this machine.
@@ -34,9 +47,67 @@ def run(name: str, *, seed: int = 0) -> Experiment:
     process.
 
     Raises:
-        InputError: no experiment has this name, or the seed is not an int of at least 0.
+        InputError: no experiment has this name, or the seed is not an int of at least 0; or it trains models, which
+            :func:`train` does.
     """
+    if name in TRAINED:
+        raise InputError(f"lab {name}: it trains models. Take attemper.lab.train({name!r}, out=...).")
     one_of("lab experiment", name, EXPERIMENTS)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"lab {name}: seed must be an int of at least 0, got {seed!r}.")
     return getattr(import_module(f"attemper.lab.{name}"), name)(seed=seed)
+
+
+def train(
+    name: str, *, out: Path, workers: int = 2, steps: int | None = None, seeds: int | None = None, quick: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Experiment:  # fmt: skip
+    """Runs an experiment that trains models, or goes on with it: runs that are in ``out`` are not done again.
+
+    Args:
+        name: of :data:`TRAINED`.
+        out: folder for a file of each run and, at the end, ``results.json``.
+        workers: processes, each with one thread of torch. Their number changes no digit.
+        steps: of each run; None for the experiment's own.
+        seeds: how many; None for the experiment's own.
+        quick: a few steps of a very small model: a look at whether it works, not a result.
+        report: is told a line for each run that is done.
+
+    Raises:
+        InputError: no experiment that trains has this name, a number is not above 0, or the folder cannot be written.
+    """
+    from attemper.lab import runs, summary
+
+    module = _trained(name)
+    given = {
+        key: _counted(name, key, value) for key, value in (("steps", steps), ("seeds", seeds)) if value is not None
+    }
+    planned = module.plan(quick=quick, **given)
+    job = module.QUICK_JOB if quick else module.JOB
+    documents = runs.records(planned, out, job=job, workers=workers, report=report)
+    content = summary.summary(name, len(planned), documents, module.kept)
+    report(f"written: {summary.written(content, out / RESULTS)}")
+    return stored(name, out / RESULTS)
+
+
+def stored(name: str, results: Path) -> Experiment:
+    """An experiment that trains, from a file of results that :func:`train` wrote.
+
+    Raises:
+        InputError: no experiment that trains has this name, or the file is none of its results.
+    """
+    from attemper.lab.summary import read_summary
+
+    module = _trained(name)
+    return module.experiment(read_summary(results, name))
+
+
+def _trained(name: str) -> Any:
+    one_of("lab experiment that trains", name, TRAINED)
+    return import_module(f"attemper.lab.{name.replace('-', '_')}")
+
+
+def _counted(name: str, key: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"lab {name}: {key} must be an int of at least 1, got {value!r}.")
+    return value

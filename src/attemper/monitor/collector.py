@@ -22,6 +22,7 @@ from attemper.sites.observer import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
 from attemper.sites.tap_buffers import TapBuffer
+from attemper.sites.wanted import is_wanted
 from attemper.sites.wrappers import class_name, named, unwrapped
 
 Key = tuple[str, str, str]
@@ -187,7 +188,7 @@ class Collector:
         self._refused |= reasons
 
     def _kept(self, name: str) -> bool:
-        kept = self.wanted is None or any(name == w or name.startswith(f"{w}.") for w in self.wanted)
+        kept = is_wanted(name, self.wanted)
         if not kept:
             self.unwanted.add(name)
         return kept

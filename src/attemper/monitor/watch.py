@@ -28,6 +28,7 @@ from attemper.sites import transformers as registry
 from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
 from attemper.sites.observer import observing
 from attemper.sites.padding import CallContext, entered, tracked
+from attemper.sites.wanted import checked_sites
 from attemper.sites.wrappers import class_name, unwrapped
 
 
@@ -114,7 +115,7 @@ class Watch:
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
-        kept = _checked_sites(sites)
+        kept = checked_sites("watch", sites)
         self._collector = Collector(
             model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self._report
         )
@@ -386,17 +387,6 @@ class Watch:
     def to_pandas(self) -> Any:
         """The latest sample, one row per head."""
         return self.table().to_pandas()
-
-
-def _checked_sites(sites: Any) -> tuple[str, ...] | None:
-    if sites is None:
-        return None
-    if isinstance(sites, str) or not isinstance(sites, Iterable):
-        raise InputError(f"watch(sites=...) must be a list of module or tap names, got {sites!r}: write [{sites!r}].")
-    names = tuple(sites)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"watch(sites=...) must be a list of at least one name, got {list(names)!r}.")
-    return names
 
 
 def _call_of(model: nn.Module) -> FrameType | None:

@@ -13,7 +13,7 @@ from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
 from attemper.functional.names import asked_names
 from attemper.functional.stats import AttentionOutput, AttentionStats
-from attemper.nn.temperature import FixedTemperature, Temperature
+from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
 from attemper.nn.visible import visible_keys
 
 Given = Temperature | float | Tensor | None
@@ -97,13 +97,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if causal and k.shape[2] > key.shape[1]:
             # The keys that add_bias_kv and add_zero_attn append are seen by every query.
             joined, causal = _causal_before(joined, q, key.shape[1], k.shape[2]), False
-        temperature: float | Tensor = 1.0
-        if self.temperature is not None:
-            counts = visible_keys(q, k.shape[2], joined, causal) if _follows_length(self.temperature) else None
-            temperature = self.temperature(q, hidden=query, visible_keys=counts)
-        dropout = self.dropout if self.training else 0.0
-        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "temperature": temperature}
-        heads, stats = attention(q, k, v, dropout_p=dropout, stats=self.stats, **given)
+        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal}
+        given["temperature"] = _temperature(self, q, k.shape[2], joined, causal, query)
+        heads, stats = _attended(self, q, k, v, given)
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
         return output, dense_weights(q, k, **given) if need_weights else stats
 
@@ -196,12 +192,8 @@ class CrossAttention(nn.Module):
             for projection, tensor in ((self.q_proj, query), (self.k_proj, context), (self.v_proj, context))
         )
         mask = context_mask[:, None, None] if context_mask is not None and context_mask.dim() == 2 else context_mask
-        temperature: float | Tensor = 1.0
-        if self.temperature is not None:
-            counts = visible_keys(q, k.shape[2], mask, False) if _follows_length(self.temperature) else None
-            temperature = self.temperature(q, hidden=query, visible_keys=counts)
-        dropout = self.dropout if self.training else 0.0
-        heads, stats = attention(q, k, v, mask, dropout, temperature=temperature, stats=self.stats)
+        given = {"attn_mask": mask, "temperature": _temperature(self, q, k.shape[2], mask, False, query)}
+        heads, stats = _attended(self, q, k, v, given)
         return AttentionOutput(self.out_proj(heads.transpose(1, 2).flatten(2)), stats)
 
 
@@ -209,8 +201,29 @@ def _module(given: Given) -> Temperature | None:
     return given if given is None or isinstance(given, Temperature) else FixedTemperature(given)
 
 
-def _follows_length(temperature: Temperature) -> bool:
-    return any(getattr(part, "follows_length", False) for part in temperature.modules())
+def _temperature(
+    layer: MultiheadAttention | CrossAttention, query: Tensor, keys: int, mask: Tensor | None, causal: bool,
+    hidden: Tensor,
+) -> float | Tensor:  # fmt: skip
+    """The product of a layer's own temperature and of those that it was given later; 1 where it has none."""
+    product: Tensor | None = None
+    for name, part in layer.named_children():
+        if isinstance(part, Temperature) and (name == "temperature" or name.startswith(ADDED)):
+            counts = visible_keys(query, keys, mask, causal) if part.follows("follows_length") else None
+            given = part(query, hidden=hidden, visible_keys=counts)
+            product = given if product is None else times(product, given)
+    return 1.0 if product is None else product
+
+
+def _attended(
+    layer: MultiheadAttention | CrossAttention, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]
+) -> tuple[Tensor, AttentionStats | None]:
+    """([B, H, Q, E], statistics); who acts on this layer's attention takes part."""
+    dropout = layer.dropout if layer.training else 0.0
+    actions = getattr(layer, ACTIONS, None)
+    if actions is None:
+        return attention(q, k, v, dropout_p=dropout, stats=layer.stats, **given)
+    return actions.attended(layer, q, k, v, dropout, given)
 
 
 def _joined_mask(padding: Tensor | None, mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:

@@ -17,6 +17,10 @@ from attemper.functional.length import LAWS, length_temperature
 from attemper.nn.bounded import bounded_exponential
 from attemper.schedules import Schedule
 
+ADDED = "attemper_temperature"
+"""Name, or its beginning, of a temperature that an attention module was given later."""
+ACTIONS = "_attemper_actions"
+"""Attribute of an attention module: what is done to its attention, if anything."""
 FLOOR, CEILING = 0.01, 100.0
 """Bounds of what is learned: below, a float16 softmax is a step; above, every key has the same weight."""
 
@@ -31,6 +35,8 @@ class Temperature(nn.Module):
 
     follows_length = False
     """Whether it must be told how many keys each query sees."""
+    follows_input = False
+    """Whether it must be given the layer's input."""
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
@@ -42,6 +48,10 @@ class Temperature(nn.Module):
             visible_keys: how many keys each query sees, broadcastable to [B, H, Q], for those that follow the length.
         """
         raise NotImplementedError
+
+    def follows(self, what: str) -> bool:
+        """Whether it or a factor of it ``follows_length`` or ``follows_input``."""
+        return any(getattr(part, what, False) for part in self.modules())
 
     def __mul__(self, other: Temperature | float | Tensor) -> ProductTemperature:
         return ProductTemperature([self, other if isinstance(other, Temperature) else FixedTemperature(other)])
@@ -134,6 +144,8 @@ class ConditionalTemperature(Temperature):
     Source:
         Selective self-attention (Zhang et al., arXiv 2411.12892) has temperatures from the query's token.
     """
+
+    follows_input = True
 
     def __init__(
         self, dim: int, num_heads: int = 1, *, pool: str | None = None, initial: float = 1.0, floor: float = FLOOR,
@@ -275,8 +287,15 @@ class ProductTemperature(Temperature):
         parts = [factor(query, hidden=hidden, visible_keys=visible_keys) for factor in self.factors]
         product = parts[0]
         for part in parts[1:]:
-            product = product * part
+            product = times(product, part)
         return product
+
+
+def times(one: Tensor, other: Tensor) -> Tensor:
+    """The product of two temperatures. Where one is infinite it is infinite, and nothing flows back."""
+    infinite = torch.isinf(one) | torch.isinf(other)
+    product = torch.where(infinite, 1.0, one) * torch.where(infinite, 1.0, other)
+    return torch.where(infinite, torch.inf, product)
 
 
 def _per_head(where: str, value: float | Tensor | Iterable[float]) -> Tensor:

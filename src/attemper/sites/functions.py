@@ -117,7 +117,7 @@ def _readable(reader: Callable[..., AttentionCall]) -> Callable[..., AttentionCa
     return read
 
 
-def _sdpa(
+def read_sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -132,7 +132,7 @@ def _sdpa(
     return AttentionCall(q, k, mask, Options(scale=scale, is_causal=is_causal, enable_gqa=enable_gqa))
 
 
-def _multi_head(
+def read_multi_head(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
     in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
     add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None, training: bool = True,
@@ -191,6 +191,6 @@ def _both(one: Tensor | None, two: Tensor) -> Tensor:
 
 
 _READERS: dict[Any, Callable[..., AttentionCall]] = {
-    F.scaled_dot_product_attention: _sdpa,
-    F.multi_head_attention_forward: _multi_head,
+    F.scaled_dot_product_attention: read_sdpa,
+    F.multi_head_attention_forward: read_multi_head,
 }

@@ -7,11 +7,10 @@ None, and padding would be ignored. Windows and chunks are in that mask, so ``sl
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from attemper.errors import InputError, MissingExtraError
 from attemper.functional.attention import executed
 from attemper.functional.call import first_true, planned
 from attemper.sites import functions
+from attemper.sites import registry as lookup
 from attemper.sites.conventions import as_eager, reader_of, understood
 from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, tell, told
+from attemper.sites.registry import NAME
 from attemper.sites.tap import tap_call
 from attemper.sites.wrappers import named
-
-NAME = "attemper"
 
 
 def register() -> None:
@@ -114,11 +113,6 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
     return output
 
 
-_lock = threading.Lock()
-_depth = 0
-_original: list[Callable[..., Any]] = []
-
-
 @contextmanager
 def seen() -> Iterator[None]:
     """Tells the current observers of every registry call, whatever the implementation; its own function still runs.
@@ -126,32 +120,17 @@ def seen() -> Iterator[None]:
     The look-up of the registry is wrapped, and unwrapped when the last look ends; a thread without observers gets
     what it always got.
     """
-    global _depth
-    from transformers import AttentionInterface
-
-    with _lock:
-        _depth += 1
-        if _depth == 1:
-            _original.append(AttentionInterface.get_interface)
-            AttentionInterface.get_interface = _telling(_original[0])
+    lookup.put(lookup.TELLING, _telling)
     try:
         yield
     finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                AttentionInterface.get_interface = _original.pop()
+        lookup.take(lookup.TELLING)
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = original(self, implementation, default)
-        if implementation == NAME or torch.compiler.is_compiling() or not current():
-            return function
-        return _Told(function, as_eager if function is default else reader_of(function, implementation))
-
-    return get_interface
+def _telling(function: Callable[..., Any], implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    if implementation == NAME or torch.compiler.is_compiling() or not current():
+        return function
+    return _Told(function, as_eager if function is default else reader_of(function, implementation))
 
 
 class _Told:

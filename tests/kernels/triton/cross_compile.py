@@ -87,6 +87,8 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     # Triton makes constants of arguments that are 1.
     yield "one of each", Problem(query[:, :1, :1], key[:, :, :1], key[:, :, :1], None, multiplier, fields=every)
     yield "one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, fields=every)
+    row = mask[:, :, :1].to(dtype)
+    yield "one query, bias", Problem(query[:, :, :1], key, key, row, multiplier, offset=4095, **everything)
     yield "packed", Problem(query, key, key, None, multiplier, right=0, packing=Packing(starts, starts), fields=every)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,9 +16,14 @@ from attemper.kernels import triton as kernels
 from attemper.kernels.problem import UNBOUNDED, Problem
 from attemper.kernels.triton.accumulate import BINNED, BINS, COLUMNS, FIELDS, WIDTH, empty_sums
 
+SUMMING = import_module("attemper.kernels.triton.accumulate")
+
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 UP, DOWN = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+
+WHOLE = [0, 1, 2, 11, 12, *range(13, 13 + 64)]
+"""Columns of whole numbers."""
 
 
 def call(**changes: Any) -> tuple[Problem, AttentionStats]:
@@ -59,10 +66,42 @@ def test_the_sums_are_those_that_a_watch_reduces_to():
     kernels.accumulate(problem, UP, sums)
     assert sums.shape == (4, WIDTH) == (4, len(COLUMNS) + BINS * len(BINNED))
     torch.testing.assert_close(sums, want, rtol=2e-6, atol=1e-6)
-    whole = [0, 1, 2, 11, 12, *range(13, 13 + 64)]
-    assert torch.equal(sums[:, whole], want[:, whole])
+    assert torch.equal(sums[:, WHOLE], want[:, WHOLE])
     assert (sums[:, 1] >= 2).all()
     assert sums[1, 2] == 1
+
+
+@pytest.mark.parametrize(("programs", "chunks"), [(1, 1), (8, 2), (16, 4), (72, 18)])
+def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
+    programs: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Chunks of many blocks of rows and of one, one chunk that has none, and more chunks than are added at a time."""
+    monkeypatch.setattr(SUMMING, "PROGRAMS", programs)
+    monkeypatch.setattr(SUMMING, "BLOCK", 8 if chunks > 3 else 32)
+    made: list[Any] = []
+    empty = Tensor.new_empty
+    monkeypatch.setattr(
+        Tensor, "new_empty", lambda self, size, **options: made.append(size) or empty(self, size, **options)
+    )
+    problem, stats = call()
+    sums, want = empty_sums(4, torch.device("cpu")), expected(stats)
+    kernels.accumulate(problem, UP, sums)
+    assert (chunks, 4, WIDTH) in made
+    torch.testing.assert_close(sums, want, rtol=2e-6, atol=1e-6)
+    kernels.accumulate(problem, UP, sums)
+    assert torch.equal(sums[:, WHOLE], 2 * want[:, WHOLE])
+    torch.testing.assert_close(sums[:, 3], want[:, 3], rtol=2e-6, atol=1e-6)
+
+
+def test_a_maximum_below_0_is_kept():
+    """Of chunks that are not there, and of those before, nothing is taken for a maximum of 0."""
+    query = torch.full((1, 1, 3, 8), 1.0)
+    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), fields=FIELDS)
+    sums = empty_sums(1, torch.device("cpu"))
+    kernels.accumulate(problem, UP, sums)
+    kernels.accumulate(replace(problem, multiplier=torch.full((1, 1, 1), 2.0)), UP, sums)
+    assert sums[0, 3] == -8.0
+    assert sums[0, 0] == 6
 
 
 def test_nothing_is_added_while_the_flag_is_down():
@@ -142,7 +181,7 @@ def test_in_a_compiled_graph_the_flag_alone_decides_and_nothing_recompiles():
 
 
 def test_while_the_flag_is_down_no_row_is_measured(monkeypatch: pytest.MonkeyPatch):
-    """Memory of measured rows and sums stay as they were, where zeros would count as rows without keys."""
+    """Memory of measured rows, of chunks and sums stay as they were, where zeros would count as rows without keys."""
     made: list[Tensor] = []
 
     def zeros(self: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -156,5 +195,7 @@ def test_while_the_flag_is_down_no_row_is_measured(monkeypatch: pytest.MonkeyPat
     kernels.accumulate(problem, DOWN, sums)
     states = [tensor for tensor in made if tensor.shape == (len(FIELDS), 2, 4, 70)]
     assert states
-    assert all((state == 0).all() for state in states)
+    chunks = [tensor for tensor in made if tensor.shape[1:] == (4, WIDTH)]
+    assert chunks
+    assert all((tensor == 0).all() for tensor in states + chunks)
     assert torch.equal(sums, before)

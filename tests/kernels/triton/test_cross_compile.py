@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("cross_compile.py")
 
 TARGETS = ["sm_80", "sm_90", "sm_100", "gfx942"]
 FUNCTIONS = {
-    "forward": {"forward_kernel", "split_kernel", "join_kernel", "accumulate_kernel"},
+    "forward": {"forward_kernel", "split_kernel", "join_kernel", "chunk_sums_kernel", "accumulate_kernel"},
     "gradients": {"constants_kernel", "query_gradient_kernel", "key_gradient_kernel", "bias_gradient_kernel"},
 }
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from triton.runtime.errors import OutOfResources
+
+from attemper.sites import tap_buffers
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,3 +180,63 @@ def test_the_best_configuration_is_the_fastest_that_is_right_and_is_compared_wit
     assert not tune.agree(one, one + torch.tensor([2.0, 0.0, 0.0]))
     assert not tune.agree(one, torch.tensor([1.0, 0.0, 100.0]))
     assert not tune.agree(torch.tensor([torch.nan]), torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize("name", ["attention with statistics", "statistics of sampled rows", "tap, flag up and down"])
+def test_a_check_of_graphs_holds_where_kernels_run_again_and_not_where_a_replay_does_nothing(
+    name: str, gpu: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """A stand-in replays: the function again, into the tensors of the first time."""
+    graphs, capturing = import_module("gpu_graphs"), False
+    monkeypatch.setattr(tap_buffers, "capturing", lambda device: capturing)
+    monkeypatch.setattr(tap_buffers, "graphed", lambda device: True)
+
+    def capture(function: Any, replays: bool = True) -> tuple[Any, Any]:
+        nonlocal capturing
+        capturing = True
+        results = function()
+
+        def replay() -> None:
+            found = function() if replays else results
+            for one, two in zip(results, found, strict=True):
+                one.copy_(two)
+
+        return results, replay
+
+    check = graphs.CHECKS[f"graph: {name}"]
+    try:
+        assert check(graphs.Inputs(torch.device("cpu"), torch.float32, 20, 8), capture)
+        assert not check(graphs.Inputs(torch.device("cpu"), torch.float32, 20, 8), partial(capture, replays=False))
+    finally:
+        tap_buffers._buffers.clear()
+        tap_buffers._switches.clear()
+
+
+def test_where_there_is_no_gpu_every_check_of_graphs_is_skipped_by_name(gpu: Any, capsys: pytest.CaptureFixture[str]):
+    rows = list(gpu.replays(torch.device("cpu")))
+    assert [row["feature"] for row in rows] == list(import_module("gpu_graphs").CHECKS)
+    assert all(row["skipped"] == "a CUDA graph needs a GPU" and gpu.right(row) for row in rows)
+    assert capsys.readouterr().out.count("skip  graph: ") == len(rows)
+
+
+def test_a_dry_run_of_the_training_step_goes_every_way_and_reports(tmp_path: Path):
+    path = tmp_path / "train.json"
+    ended = run("--dry-run", "--steps", "1", "--rounds", "1", "--json", str(path), script="gpu_train.py")
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    report = json.loads(path.read_text())
+    assert (report["dry_run"], report["agree"], report["missing"]) == (True, True, {})
+    assert len(report["losses"]) == 6
+    assert all(len(taken) == 1 and taken[0] > 0 for taken in report["milliseconds"].values())
+    assert report["sites_seen"] == {"tap, 128 rows, every step": 1, "tap, all rows, every 50th step": 1}
+    assert [row["at_most"] for row in report["targets"]] == [1.01, 1.005, 1.05, 1.03]
+    assert all(row["rounds"] == 1 for row in report["targets"])
+    assert "A dry run: the times mean nothing." in ended.stdout
+
+
+def test_a_training_step_is_compared_round_by_round(gpu: Any):
+    train = import_module("gpu_train")
+    times = {name: [2.0, 4.0, 8.0] for name in train.WAYS} | {"largest score, every step": [2.2, 4.0, 12.0], "ours": []}
+    rows = {row["what"]: row for row in train.targets(times)}
+    found = rows["largest score, every step / plain"]
+    assert (found["ratio"], found["lowest"], found["highest"], found["at_most"]) == (1.1, 1.0, 1.5, 1.05)
+    assert rows["ours with statistics, every step / ours"]["ratio"] is None

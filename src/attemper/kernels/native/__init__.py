@@ -8,8 +8,6 @@ on shapes alone.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -42,18 +40,13 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
         torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
         for tensor, shape, needed in zip(tensors, shapes, needs, strict=True)
     ]
-    call, held = described(problem, output, state)
-    call.grad_output, call.grad_state = view(upstream.output), grad_state.data_ptr()
-    call.maximum_gradient = int(problem.maximum_gradient)
-    names = ("grad_query", "grad_key", "grad_value", "grad_mask", "grad_multiplier", "grad_sink")
-    for name, grad in zip(names, grads, strict=True):
-        if grad is not None:
-            setattr(call, name, grad.data_ptr())
-    if grads[3] is not None:
-        call.grad_mask_stride = (ctypes.c_int64 * 4)(*view_strides(grads[3]))
+    query, key, value, mask, multiplier, sink = grads
+    places = [0 if grad is None else grad.data_ptr() for grad in grads]
+    mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
+    slots = (*view(upstream.output), grad_state.data_ptr(), *places[:4], *mask_strides, *places[4:])
+    call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))
     run("attemper_backward", call)
     del held
-    query, key, value, mask, multiplier, sink = grads
     if multiplier is not None:
         multiplier = _summed(multiplier, problem.multiplier.shape)
     if sink is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 
 import torch
@@ -43,42 +45,51 @@ class Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def view(tensor: Tensor | None) -> View:
-    """The tensor where it lies, whatever its strides; broadcast dimensions (size 1) get stride 0."""
+# Filling a ctypes structure field by field takes four times as long as packing its slots, which are 8 bytes each.
+_SIZE = ctypes.sizeof(Arguments)
+_BEFORE = Arguments.softcap.offset // 8
+_PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
+_ABSENT = (0,) * 6
+_NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
+
+
+def view(tensor: Tensor | None) -> tuple[int, ...]:
+    """The slots of a ``View``: the tensor where it lies, whatever its strides."""
     if tensor is None or tensor.numel() == 0:
-        return View()
-    strides = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    return View(tensor.data_ptr(), _TYPES[tensor.dtype], (c_int64 * 4)(*strides))
-
-
-def described(problem: Problem, output: Tensor, state: Tensor) -> tuple[Arguments, list[Tensor]]:
-    """The call, and small tensors made for it that must outlive it."""
-    batch, heads, queries, depth = problem.query.shape
-    multiplier = problem.multiplier.detach().to(torch.float32)
-    sink = None if problem.sink is None else problem.sink.detach().to(torch.float32).contiguous()
-    positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
-    first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
-    held = [tensor for tensor in (multiplier, sink, positions, first) if tensor is not None]
-    wanted = [problem.fields.find(letter) for letter in LETTERS]
-    call = Arguments(
-        size=ctypes.sizeof(Arguments),
-        query=view(problem.query), key=view(problem.key), value=view(problem.value), mask=view(problem.mask),
-        multiplier=multiplier.data_ptr(),
-        multiplier_stride=(c_int64 * 3)(*view_strides(multiplier)),
-        sink=None if sink is None else sink.data_ptr(),
-        positions=None if positions is None else positions.data_ptr(),
-        first_keys=None if first is None else first.data_ptr(),
-        first_keys_stride=(c_int64 * 2)(*((0, 0) if first is None else view_strides(first))),
-        batch=batch, heads=heads, groups=problem.key.shape[1], queries=queries, keys=problem.key.shape[2],
-        depth=depth, width=0 if problem.value is None else problem.value.shape[3],
-        left=min(problem.left, 1 << 60), right=min(problem.right, 1 << 60), offset=problem.offset,
-        first_tokens=min(problem.first_tokens, problem.key.shape[2]), softcap=problem.softcap,
-        place=(c_int64 * len(LETTERS))(*wanted),
-        output=view(output), state=state.data_ptr(), threads=torch.get_num_threads(),
-    )  # fmt: skip
-    return call, held
+        return _ABSENT
+    return (tensor.data_ptr(), _TYPES[tensor.dtype], *view_strides(tensor))
 
 
 def view_strides(tensor: Tensor) -> list[int]:
     """Strides in elements, 0 where a dimension has size 1."""
     return [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def described(
+    problem: Problem, output: Tensor, state: Tensor, gradients: Sequence[int] = _NO_GRADIENTS
+) -> tuple[bytes, tuple[Tensor | None, ...]]:
+    """The call as the bytes of an ``Arguments``, and small tensors made for it that must outlive it.
+
+    ``gradients``: the slots from ``grad_output`` on.
+    """
+    query, key, value = problem.query, problem.key, problem.value
+    batch, heads, queries, depth = query.shape
+    groups, keys = key.shape[1:3]
+    multiplier = problem.multiplier.to(torch.float32)
+    sink = None if problem.sink is None else problem.sink.detach().to(torch.float32).contiguous()
+    positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
+    first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
+    call = _PACK.pack(
+        _SIZE,
+        *view(query), *view(key), *view(value), *view(problem.mask),
+        multiplier.data_ptr(), *view_strides(multiplier),
+        0 if sink is None else sink.data_ptr(), 0 if positions is None else positions.data_ptr(),
+        *((0, 0, 0) if first is None else (first.data_ptr(), *view_strides(first))),
+        batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
+        min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
+        problem.softcap,
+        *[problem.fields.find(letter) for letter in LETTERS],
+        *view(output), state.data_ptr(), torch.get_num_threads(),
+        *gradients,
+    )  # fmt: skip
+    return call, (multiplier, sink, positions, first)

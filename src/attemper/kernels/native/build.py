@@ -35,6 +35,8 @@ SETS = {
     "portable": [],
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+    "avx512bf16": ["-march=x86-64-v4", "-mprefer-vector-width=512", "-mavx512bf16"],
+    "amx": ["-march=x86-64-v4", "-mprefer-vector-width=512", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
 SANITIZE = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 

@@ -9,48 +9,67 @@ from pathlib import Path
 import torch
 
 from attemper.errors import BackendError
-from attemper.kernels.native.arguments import Arguments
 
 _FOLDER = Path(__file__).parent
-_BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
+_BUILDS = {"AVX512": ("amx", "avx512bf16", "avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 """What PyTorch says of the processor (ATEN_CPU_CAPABILITY overrides it) -> builds in the order of preference."""
 
 
-@cache
 def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
         BackendError: there is none for this processor, or it cannot be loaded.
     """
+    found = _found()
+    if isinstance(found, str):
+        raise BackendError(f"backend='native' cannot serve this call: {found}. Use backend='blocked' or install again.")
+    return found
+
+
+def why_unusable() -> str | None:
+    """Why the library that is there does not serve this process; None where it does."""
+    found = _found()
+    return found if isinstance(found, str) else None
+
+
+@cache
+def _found() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
-    for build in _BUILDS.get(capability, ("portable",)):
+    for build in builds(capability):
         path = _FOLDER / f"attemper_native_{build}.so"
         if not path.exists():
             continue
         try:
-            return _declared(ctypes.CDLL(str(path)))
-        except OSError as error:
-            raise _unusable(f"its library cannot be loaded ({error})") from None
-    raise _unusable(f"{_FOLDER} has no library for a processor with {capability}")
+            loaded = declared(ctypes.CDLL(str(path)))
+        except (OSError, AttributeError) as error:
+            return f"its library cannot be loaded ({error})"
+        if loaded.attemper_usable():
+            return loaded
+    return f"{_FOLDER} has no library for a processor with {capability}"
 
 
-def _unusable(reason: str) -> BackendError:
-    return BackendError(f"backend='native' cannot serve this call: {reason}. Use backend='blocked' or install again.")
+def builds(capability: str) -> tuple[str, ...]:
+    """Instruction sets to try, the best first; whether the processor has one is asked of its library."""
+    return _BUILDS.get(capability, ("portable",))
 
 
-def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    loaded.attemper_forward.argtypes = (ctypes.POINTER(Arguments),)
-    loaded.attemper_backward.argtypes = (ctypes.POINTER(Arguments),)
+def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its functions."""
+    loaded.attemper_forward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_backward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
+    loaded.attemper_usable.restype = ctypes.c_int
     loaded.attemper_stamp.restype = ctypes.c_char_p
     loaded.attemper_peak_flops.argtypes = (ctypes.c_int64,)
     loaded.attemper_peak_flops.restype = ctypes.c_double
     return loaded
 
 
-def run(name: str, call: Arguments) -> None:
-    """Calls a function of the library; the interpreter's lock is released meanwhile."""
-    wrong = getattr(library(), name)(ctypes.byref(call))
+def run(name: str, call: bytes) -> None:
+    """Calls a function of the library on an ``Arguments`` in bytes; the interpreter's lock is released meanwhile."""
+    wrong = getattr(library(), name)(call)
     if wrong == 2:
         raise MemoryError(f"{name}: no memory for the partial sums")
     assert wrong == 0, f"{name} returned {wrong}: the library and arguments.py differ; rebuild it"

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from attemper.kernels.problem import Gradients, Problem, Upstream
 from attemper.kernels.triton import configs, launch
-from attemper.kernels.triton.accumulate import FIELDS, WIDTH, accumulate_kernel, positions_kernel
+from attemper.kernels.triton.accumulate import FIELDS, add, positions_kernel
 from attemper.kernels.triton.backward import backward as gradients
 from attemper.kernels.triton.configs import Config
 from attemper.kernels.triton.decode import CARRIED, join_kernel, split_kernel
 from attemper.kernels.triton.forward import forward_kernel
-from attemper.kernels.triton.scores import Strided
 from attemper.kernels.triton.softmax import letters
 
 __all__ = ["FIELDS", "accumulate", "backward", "forward", "positions", "winners"]
@@ -79,23 +78,8 @@ def accumulate(
     if state is None:
         state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
     _run(problem, configs.forward(problem), state, state, None, flag, rows)
-    accumulate_kernel[(heads,)](
-        state,
-        Strided(state) if included is None else launch.strided(included.view(torch.uint8)[:, None, None]),
-        state if problem.sink is None else problem.sink,
-        flag,
-        sums,
-        batch,
-        heads,
-        measured,
-        problem.first_tokens,
-        INCLUDED=included is not None,
-        SINK=problem.sink is not None,
-        LETTERS=letters(FIELDS),
-        WIDTH=WIDTH,
-        BLOCK=64,
-        enable_fp_fusion=False,
-    )
+    counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
+    add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(FIELDS))
 
 
 def positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:
@@ -114,18 +98,20 @@ def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, spl
     total, width = batch * heads * rows, output.shape[3]
     parts = query.new_empty((splits, CARRIED, total), dtype=torch.float32)
     outputs = query.new_empty((splits, total, width), dtype=torch.float32)
-    mask, _, _ = launch.mask_of(problem)
+    (mask, _, _), first = launch.mask_of(problem), launch.first_of(problem)
     shared = {"E": width, "BLOCK_E": configs.power_of_two(width)}
     split_kernel[(batch * problem.key.shape[1] * splits,)](
         launch.strided(query),
         launch.strided(problem.key),
         launch.strided(query if value is None else value),
         launch.multiplier_of(problem),
-        mask,
-        launch.first_of(problem),
+        mask._replace(batch=0, head=0, row=0),
+        first._replace(batch=0),
         parts,
         outputs,
-        launch.structure(problem),
+        *mask[1:4],
+        first.batch,
+        *launch.structure(problem),
         problem.key.shape[1],
         problem.repeats,
         splits,
@@ -181,7 +167,7 @@ def _run(
         state,
         state if winner is None else winner,
         state if flag is None else flag,
-        structure,
+        *structure,
         heads,
         problem.repeats,
         problem.first_tokens,

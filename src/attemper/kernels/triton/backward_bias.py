@@ -14,6 +14,7 @@ from attemper.kernels.triton.scores import intervals, rows_of
 from attemper.kernels.triton.slopes import known, score_slopes
 
 
+# Specialised for its lengths: without that it spills registers on sm_80.
 @triton.jit
 def bias_gradient_kernel(
     query, key, value, upstream, multiplier, mask, first, bias_grad, rows, structure,

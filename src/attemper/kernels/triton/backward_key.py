@@ -12,7 +12,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton.scores import VISIBLE, document_of, edge_start, intervals, product, rows_of
+from attemper.kernels.triton.scores import (
+    LENGTHS,
+    VISIBLE,
+    Structure,
+    document_of,
+    edge_start,
+    intervals,
+    product,
+    rows_of,
+)
 from attemper.kernels.triton.slopes import known, score_slopes
 
 
@@ -122,9 +131,10 @@ def _block(
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*LENGTHS, "halvings"])
 def key_gradient_kernel(
-    query, key, value, upstream, multiplier, mask, first, key_grad, value_grad, rows, structure,
+    query, key, value, upstream, multiplier, mask, first, key_grad, value_grad, rows,
+    row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, halvings, first_tokens, softcap,
     LETTERS: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr,
     SINK: tl.constexpr, MAXIMUM: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, POSITIONS: tl.constexpr,
@@ -132,6 +142,7 @@ def key_gradient_kernel(
     BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """KEY, VALUE: which of the two gradients are wanted."""
+    structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
     per_head = tl.cdiv(structure.keys, BLOCK_N)
     groups = heads // repeats
     program = tl.program_id(0)

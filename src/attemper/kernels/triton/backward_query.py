@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton.scores import VISIBLE, blocks, edge_start, intervals, product, rows_of
+from attemper.kernels.triton.scores import LENGTHS, VISIBLE, Structure, blocks, edge_start, intervals, product, rows_of
 from attemper.kernels.triton.slopes import known, score_slopes, without_noise
 
 
@@ -37,9 +37,10 @@ def _block(
     return product((ds * bend).to(keys.dtype), keys, dq)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def query_gradient_kernel(
-    query, key, value, upstream, multiplier, mask, first, query_grad, multiplier_rows, rows, structure,
+    query, key, value, upstream, multiplier, mask, first, query_grad, multiplier_rows, rows,
+    row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, first_tokens, softcap,
     LETTERS: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr,
     SINK: tl.constexpr, MAXIMUM: tl.constexpr, QUERY: tl.constexpr, MULTIPLIER: tl.constexpr,
@@ -48,6 +49,7 @@ def query_gradient_kernel(
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """QUERY, MULTIPLIER: which of the two gradients are wanted."""
+    structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
     per_head = tl.cdiv(structure.rows, BLOCK_M)
     program = tl.program_id(0)
     head = (program // per_head) % heads

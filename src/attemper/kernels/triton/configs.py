@@ -8,6 +8,8 @@ in float16 and bfloat16. Not yet measured on any of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -88,7 +90,13 @@ def power_of_two(number: int) -> int:
 
 def machine() -> str:
     """The row of the tables for the machine that Triton compiles for."""
-    target = triton.runtime.driver.active.get_current_target()
+    driver = triton.runtime.driver.active
+    return _machine_of(driver, driver.get_current_device())
+
+
+@cache
+def _machine_of(driver: Any, device: Any) -> str:
+    target = driver.get_current_target()
     if target.backend == "hip":
         return "amd"
     return "hopper" if target.arch >= 90 else "nvidia"
@@ -102,7 +110,7 @@ def forward(problem: Problem) -> Config:
         table = _STATISTICS if problem.value is None else _FORWARD if len(problem.fields) > 3 else _PLAIN
         width = 0 if problem.value is None else problem.value.shape[3]
         config = chosen(table[machine()], max(problem.query.shape[3], width), problem)
-    return replace(config, rows=_own(problem.tile_rows, config.rows), keys=_own(problem.tile_keys, config.keys))
+    return _as_tested(config, problem)
 
 
 def row_numbers(problem: Problem) -> Config:
@@ -134,7 +142,7 @@ def _of_backward(table: dict[str, dict[int, Config]], problem: Problem) -> Confi
         if problem.query.dtype == torch.float32 and size > 128:
             # Four tiles of the widest rows must fit the shared memory of every machine.
             config = replace(config, rows=16, keys=16)
-    return replace(config, rows=_own(problem.tile_rows, config.rows), keys=_own(problem.tile_keys, config.keys))
+    return _as_tested(config, problem)
 
 
 def splits(problem: Problem) -> int:
@@ -162,6 +170,13 @@ def decode(problem: Problem) -> Config:
     return replace(config, rows=rows, keys=_own(problem.tile_keys, config.keys))
 
 
+def _as_tested(config: Config, problem: Problem) -> Config:
+    """The configuration with the test's own block sizes where it gave any."""
+    if problem.tile_rows is None and problem.tile_keys is None:
+        return config
+    return replace(config, rows=_own(problem.tile_rows, config.rows), keys=_own(problem.tile_keys, config.keys))
+
+
 def _own(given: int | None, chosen: int) -> int:
     """The block size that a test gives, rounded up to one that there is; only the interpreter has ones below 16."""
     if not given:
@@ -172,6 +187,11 @@ def _own(given: int | None, chosen: int) -> int:
 def chosen(sizes: dict[int, Config], size: int, problem: Problem) -> Config:
     """The configuration for a head size: small blocks in float32, and no more rows than there are."""
     config = next(config for largest, config in sizes.items() if size <= largest)
-    if problem.query.dtype == torch.float32:
+    return _fitted(config, problem.query.dtype, power_of_two(problem.query.shape[2]))
+
+
+@cache
+def _fitted(config: Config, dtype: torch.dtype, rows: int) -> Config:
+    if dtype == torch.float32:
         config = replace(config, rows=32, keys=32, warps=8, stages=1)
-    return replace(config, rows=min(config.rows, power_of_two(problem.query.shape[2])))
+    return replace(config, rows=min(config.rows, rows))

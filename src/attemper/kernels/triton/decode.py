@@ -13,21 +13,26 @@ import triton.language as tl
 
 from attemper.kernels.triton import softmax
 from attemper.kernels.triton.forward import _block
-from attemper.kernels.triton.scores import blocks, intervals
+from attemper.kernels.triton.scores import LENGTHS, Strided, Structure, blocks, intervals
 
 CARRIED = 13
 """Numbers that a row carries from one kernel to the other."""
 
 
-# Parts grow in number with the keys: kernels that differ by what divides it would be compiled in the midst of decoding.
-@triton.jit(do_not_specialize=["splits"])
+# Parts, keys and the strides of masks grow while decoding: nothing is compiled for what divides them.
+@triton.jit(do_not_specialize=[*LENGTHS, "splits", "mask_batch", "mask_head", "mask_row", "first_batch"])
 def split_kernel(
-    query, key, value, multiplier, mask, first, parts, outputs, structure,
+    query, key, value, multiplier, mask, first, parts, outputs,
+    mask_batch, mask_head, mask_row, first_batch,
+    row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     groups, repeats, splits, first_tokens, softcap,
     LETTERS: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr,
     POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
+    mask = Strided(mask.pointer, mask_batch, mask_head, mask_row, mask.column)
+    first = Strided(first.pointer, first_batch, 0, 0, first.column)
     program = tl.program_id(0)
     split = program % splits
     group = (program // splits) % groups

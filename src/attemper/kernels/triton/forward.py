@@ -23,7 +23,9 @@ import triton.language as tl
 from attemper.kernels.triton import softmax
 from attemper.kernels.triton.scores import (
     BOOL,
+    LENGTHS,
     VISIBLE,
+    Structure,
     any_seen,
     block_of,
     blocks,
@@ -75,15 +77,17 @@ def _block(
     return rows, out, best
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_kernel(
-    query, key, value, multiplier, mask, first, sink, output, state, winner, flag, structure,
+    query, key, value, multiplier, mask, first, sink, output, state, winner, flag,
+    row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, first_tokens, softcap,
     LETTERS: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr,
     SINK: tl.constexpr, WINNER: tl.constexpr, FLAG: tl.constexpr, GATHER: tl.constexpr, POSITIONS: tl.constexpr,
     PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, EDGE_STAGES: tl.constexpr,
 ):  # fmt: skip
+    structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
     if FLAG:
         if tl.load(flag) == 0:
             return

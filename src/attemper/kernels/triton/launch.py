@@ -18,18 +18,24 @@ FAR = (1 << 30) - 2
 
 def strided(tensor: Tensor) -> Strided:
     """A 4-D tensor as kernels take it; a dimension of size 1 is broadcast."""
-    strides = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return Strided(tensor, *strides)
+    sizes, strides = tensor.shape, tensor.stride()
+    return Strided(
+        tensor,
+        0 if sizes[0] == 1 else strides[0],
+        0 if sizes[1] == 1 else strides[1],
+        0 if sizes[2] == 1 else strides[2],
+        0 if sizes[3] == 1 else strides[3],
+    )
 
 
 def wide(tensors: tuple[Tensor | None, ...], block: int) -> bool:
     """Whether offsets inside a block of rows need 64 bits."""
-    reach = (
-        block * abs(tensor.stride(2)) + tensor.shape[3] * abs(tensor.stride(3))
-        for tensor in tensors
-        if tensor is not None
-    )
-    return max(reach, default=0) >= 1 << 31
+    for tensor in tensors:
+        if tensor is not None:
+            _, _, row, column = tensor.stride()
+            if block * abs(row) + tensor.shape[3] * abs(column) >= 1 << 31:
+                return True
+    return False
 
 
 def structure(problem: Problem) -> Structure:
@@ -102,4 +108,6 @@ def constants(problem: Problem, config: Config) -> dict[str, Any]:
 
 def multiplier_of(problem: Problem) -> Strided:
     """scale / T in float32, with stride 0 where it is broadcast."""
-    return strided(problem.multiplier.to(torch.float32)[..., None])
+    multiplier = problem.multiplier.to(torch.float32)
+    batch, head, row = (0 if size == 1 else by for size, by in zip(multiplier.shape, multiplier.stride(), strict=True))
+    return Strided(multiplier, batch, head, row)

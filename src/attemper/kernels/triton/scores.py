@@ -51,6 +51,11 @@ class Structure(NamedTuple):
     """Halvings that find a document among all."""
 
 
+LENGTHS = ("row_count", "key_count", "left", "right", "offset", "documents", "steps")
+"""The numbers of ``Structure`` as kernels take them: one by one, for those of a tuple are always specialised, and a kernel
+that is specialised for what divides a length is compiled anew in the midst of decoding."""
+
+
 @triton.jit
 def document_of(row, starts, documents, steps):
     """The document that each row stands in, [M]: the number of documents that end at or before it."""

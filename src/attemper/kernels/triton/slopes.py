@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton.scores import product, rows_of, scores, seen
+from attemper.kernels.triton.scores import LENGTHS, Structure, product, rows_of, scores, seen
 from attemper.kernels.triton.softmax import (
     F,
     T,
@@ -127,13 +127,16 @@ def score_slopes(
     return ds, applied, bend
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def constants_kernel(
-    output, upstream, constant, sink_rows, rows, structure, heads,
+    output, upstream, constant, sink_rows, rows,
+    row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
+    heads,
     LETTERS: tl.constexpr, SINK: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """Of every row: what of dS is constant along it, and its part of the sink's gradient, (mass - 1) D."""
+    structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
     per_head = tl.cdiv(structure.rows, BLOCK_M)
     program = tl.program_id(0)
     head = (program // per_head) % heads

@@ -4,7 +4,8 @@
 //              + g_t (distance - t) ] + 1[argmax] (g_m - g_z + g_a),     dP = dO V^T,  D = dO . O
 //     dbias = dS    dx = dS softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = (mass P)^T dO
 //
-// A task is one (batch, key head) and a share of its rows; gradients of keys and values are summed in the task, in order.
+// A task is one (batch, key head) and a share of its rows; gradients of keys and values are summed in the task, in
+// order.
 //
 //     for each chunk of rows                                       packed q, dO and the sum of dq: L2
 //         for each block of KEYS keys                              packed K, K^T, V^T: L2
@@ -13,12 +14,17 @@
 //
 // Few heads: rows are dealt to a fixed number of shares, each with sums of its own, added in order afterwards. A mask's
 // gradient that several heads or samples share is summed by one task. Neither depends on the number of threads.
+//
+// Of bfloat16, s and dP are products of half.h: a score must be the one that forward saw, bit by bit, and both are
+// exact products summed in float32. P and dS are not rounded to bfloat16: the other three products are float32.
 #pragma once
+#include <optional>
+
 #include "forward.h"
 
 namespace attemper {
 
-constexpr int64_t SWEEP = 8 * ROWS;  // rows whose weights meet dO and q in one product
+constexpr int64_t SWEEP = 8 * ROWS;  // rows whose weights meet dO and q in one product; of bfloat16: whole tiles
 constexpr int64_t APART = KEYS + LANES;  // of rows of a square: columns of it would share few sets of L1 at KEYS
 
 // What is constant along a row, and its letters.
@@ -70,8 +76,8 @@ inline Slope slope_of(const Arguments& call, int64_t batch, const Row& row, floa
 
 // P (times mass) over the scores and dS over dP, for one row and keys begin .. begin + n. `top` is the place of the
 // maximum, or -1.
-inline void slope_row(const Arguments& call, int64_t batch, const Row& row, const Slope& of, float* weight, float* slope,
-                      int64_t begin, int64_t n, int64_t top) {
+inline void slope_row(const Arguments& call, int64_t batch, const Row& row, const Slope& of, float* weight,
+                      float* slope, int64_t begin, int64_t n, int64_t top) {
     const Vec least = splat(VANISHED), zero = {};
     const Vec shift = splat(of.bad ? NAN : 0.0f);
     const bool squares = of.a != 0 || of.v != 0;
@@ -99,12 +105,14 @@ inline void slope_row(const Arguments& call, int64_t batch, const Row& row, cons
     }
     if (of.f != 0) {
         for (int64_t key = begin; key < begin + n && key < call.keys; key++) {
-            bool first = call.first_keys ? call.first_keys[batch * call.first_keys_stride[0] + key * call.first_keys_stride[1]]
+            bool first = call.first_keys ? call.first_keys[batch * call.first_keys_stride[0] +
+                                                           key * call.first_keys_stride[1]]
                                          : key < call.first_tokens;
             if (first) slope[key - begin] += of.f;
         }
         number = start;
-        for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) finish(j, load(weight + j), load(slope + j), number);
+        for (int64_t j = 0; j < n; j += LANES, number += float(LANES))
+            finish(j, load(weight + j), load(slope + j), number);
     }
     if (top >= begin && top < begin + n) slope[top - begin] += of.top;
 }
@@ -138,13 +146,18 @@ struct Desk {
     Slope* slope;
     int64_t* top;
     float* best;
+#if defined(ATTEMPER_HALF)
+    bool halves, above_is_half;
+    uint16_t *query_halves, *above_halves, *key_halves, *value_halves, *half_buffer;
+    std::optional<Tiles> tiles;
+#endif
 
     Desk(const Arguments& call, int64_t chunk) {
         const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
         Arena& memory = arena();
         memory.reserve(4 * (2 * LANES + chunk * (depth + 2 * deep + width + wide + 2) + KEYS * (depth + deep + width) +
                             2 * SWEEP * APART + 2 * KEYS + deep + 2 * wide + LINES * (deep + wide)) +
-                       chunk * int64_t(sizeof(Row) + sizeof(Slope) + 8) + 4096);
+                       chunk * int64_t(sizeof(Row) + sizeof(Slope) + 8) + half_bytes(call, chunk) + 4096);
         query_tiles = memory.floats(chunk * depth + LANES), query_lines = memory.floats(chunk * deep);
         above_tiles = memory.floats(chunk * width + LANES), above_lines = memory.floats(chunk * wide);
         query_sum = memory.floats(chunk * deep);
@@ -155,16 +168,128 @@ struct Desk {
         factor = memory.floats(chunk), best = memory.floats(chunk);
         buffer = memory.floats(LINES * (deep + wide));
         rows = memory.things<Row>(chunk), slope = memory.things<Slope>(chunk), top = memory.things<int64_t>(chunk);
+#if defined(ATTEMPER_HALF)
+        halves = takes_halves(call), above_is_half = halves && width && call.grad_output.type == BFLOAT16;
+        if (!halves) return;
+        const int64_t keys_deep = up(depth, STEP), values_deep = up(width, STEP);
+        query_halves = memory.things<uint16_t>(chunk * keys_deep);
+        above_halves = memory.things<uint16_t>(chunk * values_deep);
+        key_halves = memory.things<uint16_t>(KEYS * keys_deep);
+        value_halves = memory.things<uint16_t>(KEYS * values_deep);
+        half_buffer = memory.things<uint16_t>(16 * (keys_deep + values_deep));
+        tiles.emplace();
+#endif
+    }
+
+private:
+    static int64_t half_bytes(const Arguments& call, int64_t chunk) {
+#if defined(ATTEMPER_HALF)
+        return takes_halves(call) ? 2 * (chunk + KEYS + 16) * (up(call.depth, STEP) + up(call.width, STEP)) + 512 : 0;
+#else
+        return (void)call, (void)chunk, 0;
+#endif
     }
 };
 
-// Scores of `count` rows from row `first` of the desk, at [row][APART]; the softcap's slope is left to the caller.
-inline void score_tiles(const Arguments& call, const float* tiles, const float* columns, int64_t size, int64_t first,
-                        int64_t count, const Span& span, float* to) {
-    (void)call;
+// Products of `count` rows from row `first` of the desk with columns, at [row][APART].
+inline void score_tiles(const float* tiles, const float* columns, int64_t size, int64_t first, int64_t count,
+                        const Span& span, float* to) {
     for (int64_t tile = 0; tile < count; tile += ROWS)
         for (int64_t p = span.begin; p < span.end; p += PANEL)
             product<1>(tiles + (first + tile) * size, ROWS, columns + p * size, size, to + tile * APART + p, APART);
+}
+
+#if defined(ATTEMPER_HALF)
+// The same of bfloat16; `factors`: what the rows still lack, or null.
+inline void score_halves(const uint16_t* lines, const uint16_t* columns, int64_t deep, const float* factors,
+                         int64_t first, int64_t count, const Span& span, float* to) {
+    for (int64_t tile = 0; tile < count; tile += TALL)
+        for (int64_t p = span.begin; p < span.end; p += PANEL)
+            half_product<false>(count - tile, lines + (first + tile) * deep, deep, columns + p * deep, COLUMNS * deep,
+                                deep / STEP, to + tile * APART + p, APART);
+    if (!factors) return;
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t p = span.begin; p < span.end; p += LANES) {
+            float* at = to + i * APART + p;
+            store(at, load(at) * factors[first + i]);
+        }
+}
+#endif
+
+// Scores q k^T of rows of the desk, times their multipliers; the softcap and its slope are left to the caller.
+inline void score_rows(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span) {
+#if defined(ATTEMPER_HALF)
+    if (desk.halves)
+        return score_halves(desk.query_halves, desk.key_halves, up(call.depth, STEP), desk.factor, first, count, span,
+                            desk.weights);
+#endif
+    score_tiles(desk.query_tiles, desk.key_columns, call.depth, first, count, span, desk.weights);
+}
+
+// dP = dO V^T of the same rows; zeros where there are no values.
+inline void meet_values(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span) {
+    if (call.width == 0) {
+        std::memset(desk.slopes, 0, size_t(SWEEP * APART) * 4);
+        return;
+    }
+#if defined(ATTEMPER_HALF)
+    if (desk.above_is_half)
+        return score_halves(desk.above_halves, desk.value_halves, up(call.width, STEP), nullptr, first, count, span,
+                            desk.slopes);
+#endif
+    score_tiles(desk.above_tiles, desk.value_columns, call.width, first, count, span, desk.slopes);
+}
+
+// Keys of a block as columns.
+inline void take_key_columns(const Arguments& call, int64_t batch, int64_t group, int64_t block, int64_t seen,
+                             Desk& desk) {
+    const View& key = call.key;
+    const int64_t place = at(key, batch, group, block), padded = up(seen, PANEL);
+#if defined(ATTEMPER_HALF)
+    if (desk.halves) {
+        pack_half_columns(key, place, key.stride[2], key.stride[3], seen, call.depth, padded, desk.half_buffer,
+                          desk.key_halves);
+        return;
+    }
+#endif
+    pack_columns(key, place, key.stride[2], key.stride[3], seen, call.depth, padded, desk.buffer, desk.key_columns);
+}
+
+inline void take_value_columns(const Arguments& call, int64_t batch, int64_t group, int64_t block, int64_t seen,
+                               Desk& desk) {
+    if (call.width == 0) return;
+    const View& value = call.value;
+    const int64_t place = at(value, batch, group, block), padded = up(seen, PANEL);
+#if defined(ATTEMPER_HALF)
+    if (desk.above_is_half) {
+        pack_half_columns(value, place, value.stride[2], value.stride[3], seen, call.width, padded, desk.half_buffer,
+                          desk.value_halves);
+        return;
+    }
+#endif
+    pack_columns(value, place, value.stride[2], value.stride[3], seen, call.width, padded, desk.buffer,
+                 desk.value_columns);
+}
+
+// The chunk's queries and upstream gradients in every form that its products want.
+inline void take_rows(const Arguments& call, int64_t batch, int64_t chunk, int64_t count, Desk& desk) {
+    pack_both(call.query, batch, desk.rows, nullptr, desk.factor, count, call.depth, chunk, desk.buffer,
+              desk.query_tiles, desk.query_lines);
+    if (call.width)
+        pack_both(call.grad_output, batch, desk.rows, desk.slope, nullptr, count, call.width, chunk, desk.buffer,
+                  desk.above_tiles, desk.above_lines);
+#if defined(ATTEMPER_HALF)
+    const auto take = [&](const View& view, int64_t size, uint16_t* to) {
+        const int64_t deep = up(size, STEP);
+        Most most;
+        for (int64_t i = 0; i < count; i++)
+            copy_halves(view, at(view, batch, desk.rows[i].head, desk.rows[i].query), view.stride[3], size, deep,
+                        to + i * deep, most);
+        std::memset(to + count * deep, 0, size_t((up(count, TALL) - count) * deep) * 2);
+    };
+    if (desk.halves) take(call.query, call.depth, desk.query_halves);
+    if (desk.above_is_half) take(call.grad_output, call.width, desk.above_halves);
+#endif
 }
 
 // Where the maximum of each row stands, the lowest index among ties: one more pass over the keys, only for calls that
@@ -175,13 +300,12 @@ inline void find_tops(const Arguments& call, int64_t batch, int64_t group, Desk&
     for (int64_t i = 0; i < count; i++) desk.best[i] = -INFINITY;
     for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
-        pack_columns(call.key, at(call.key, batch, group, block), call.key.stride[2], call.key.stride[3], seen, call.depth,
-                     up(seen, PANEL), desk.buffer, desk.key_columns);
+        take_key_columns(call, batch, group, block, seen, desk);
         for (int64_t first = 0; first < count; first += SWEEP) {
             const int64_t real = count - first < SWEEP ? count - first : SWEEP;
             const Span span(desk.rows + first, real, block, seen);
             if (span.begin >= span.end) continue;
-            score_tiles(call, desk.query_tiles, desk.key_columns, call.depth, first, real, span, desk.weights);
+            score_rows(call, desk, first, real, span);
             for (int64_t i = 0; i < real; i++) {
                 float* s = desk.weights + i * APART + span.begin;
                 const float* bias = biases.row(desk.rows[first + i], block, seen);
@@ -207,30 +331,24 @@ inline void add_mask_gradient(const Arguments& call, int64_t batch, const Row& r
 }
 
 // One block of keys against the rows of the desk.
-inline void backward_block(const Arguments& call, int64_t batch, int64_t group, Desk& desk, int64_t chunk, int64_t count,
-                           int64_t block, float* key_sum, float* value_sum) {
+inline void backward_block(const Arguments& call, int64_t batch, int64_t group, Desk& desk, int64_t chunk,
+                           int64_t count, int64_t block, float* key_sum, float* value_sum) {
     const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
     const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS, padded = up(seen, PANEL);
     float ones[ROWS];
     for (float& one : ones) one = 1.0f;
     const int64_t key_place = at(call.key, batch, group, block);
-    pack_columns(call.key, key_place, call.key.stride[2], call.key.stride[3], seen, depth, padded, desk.buffer,
-                 desk.key_columns);
+    take_key_columns(call, batch, group, block, seen, desk);
+    take_value_columns(call, batch, group, block, seen, desk);
     pack_lines(call.key, key_place, call.key.stride[2], call.key.stride[3], seen, depth, padded, KEYS, desk.key_lines);
-    if (width)
-        pack_columns(call.value, at(call.value, batch, group, block), call.value.stride[2], call.value.stride[3], seen,
-                     width, padded, desk.buffer, desk.value_columns);
     Bias biases(call, batch, desk.bias);
     for (int64_t first = 0; first < count; first += SWEEP) {
         const int64_t real = count - first < SWEEP ? count - first : SWEEP;
         const Span span(desk.rows + first, real, block, seen);
         if (span.begin >= span.end) continue;
         const int64_t n = span.end - span.begin;
-        score_tiles(call, desk.query_tiles, desk.key_columns, depth, first, real, span, desk.weights);
-        if (width)
-            score_tiles(call, desk.above_tiles, desk.value_columns, width, first, real, span, desk.slopes);
-        else
-            std::memset(desk.slopes, 0, size_t(SWEEP * APART) * 4);
+        score_rows(call, desk, first, real, span);
+        meet_values(call, desk, first, real, span);
         for (int64_t i = 0; i < real; i++) {
             const Row& row = desk.rows[first + i];
             float *s = desk.weights + i * APART + span.begin, *ds = desk.slopes + i * APART + span.begin;
@@ -321,11 +439,7 @@ inline void backward_head(const Backward& work, int64_t batch, int64_t group, in
             low = row.low < low ? row.low : low;
             high = row.high > high ? row.high : high;
         }
-        pack_both(call.query, batch, desk.rows, nullptr, desk.factor, count, call.depth, chunk, desk.buffer,
-                  desk.query_tiles, desk.query_lines);
-        if (call.width)
-            pack_both(call.grad_output, batch, desk.rows, desk.slope, nullptr, count, call.width, chunk, desk.buffer,
-                      desk.above_tiles, desk.above_lines);
+        take_rows(call, batch, chunk, count, desk);
         std::memset(desk.query_sum, 0, size_t(chunk * deep) * 4);
         if (tops) find_tops(call, batch, group, desk, count, low, high);
         for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS)

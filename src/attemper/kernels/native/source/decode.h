@@ -1,12 +1,15 @@
 // Forward pass for few rows (decoding): keys and values are read once, where they lie, and not packed.
 //
-// A task is one (batch, key head) and SPLIT keys or more; all query heads that share the key head go together, so that a key is
-// read once for all of them:
+// A task is one (batch, key head) and SPLIT keys or more; all query heads that share the key head go together, so that
+// a key is read once for all of them:
 //
 //     for each block of KEYS keys
 //         scores = q k^T           a key's row from memory, the (scaled) queries in L1
 //         softcap, bias, masks, e = exp(s - m), sums
 //         output += e v            a value's row from memory, the outputs in L1
+//
+// The keys of a block are read in four quarters at once: a processor that reads ahead follows several streams, and has
+// more of memory's rate with four than with one.
 //
 // Parts over different keys are joined in order by the law of rows.h. Where the splits lie depends on the shape only.
 #pragma once
@@ -40,17 +43,19 @@ ATTEMPER_INLINE const float* row_at(const View& view, int64_t place, int64_t ste
     return buffer;
 }
 
-// Asks the caches for a row that the next phase reads, so that memory works while this one computes.
+// Asks the caches for a row that is read SOON. Past the end of a tensor that does nothing.
 ATTEMPER_INLINE void ask_for(const View& view, int64_t place, int64_t n) {
     const int64_t width = view.type == FLOAT32 ? 4 : 2;
     for (int64_t byte = 0; byte < n * width; byte += 64) __builtin_prefetch(view.data + place * width + byte, 0, 2);
 }
 
 constexpr int TOGETHER = 4;  // keys, and rows, of a register tile
+constexpr int64_t SOON = 4;  // rows of keys or values
 
-// Scores of COUNT rows against TOGETHER keys: a key is loaded once for all of them.
+// Scores of COUNT rows against TOGETHER keys, `quarter` apart: a key is loaded once for all of them.
 template <int COUNT>
-ATTEMPER_INLINE void dots(const float* query, const float* const (&key)[TOGETHER], int64_t n, float* to) {
+ATTEMPER_INLINE void dots(const float* query, const float* const (&key)[TOGETHER], int64_t n, int64_t quarter,
+                          float* to) {
     Vec c[COUNT][TOGETHER] = {};
     for (int64_t d = 0; d < n; d += LANES) {
         Vec k[TOGETHER];
@@ -64,12 +69,17 @@ ATTEMPER_INLINE void dots(const float* query, const float* const (&key)[TOGETHER
         }
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < COUNT; i++) lane_sums(c[i][0], c[i][1], c[i][2], c[i][3], to + i * KEYS);
+    for (int i = 0; i < COUNT; i++) {
+        float sums[TOGETHER];
+        lane_sums(c[i][0], c[i][1], c[i][2], c[i][3], sums);
+        for (int t = 0; t < TOGETHER; t++) to[i * KEYS + t * quarter] = sums[t];
+    }
 }
 
 // Outputs of COUNT rows, `n` floats apart, take in TOGETHER weighted values.
 template <int COUNT>
-ATTEMPER_INLINE void add_values(const float* weights, const float* const (&value)[TOGETHER], int64_t n, float* to) {
+ATTEMPER_INLINE void add_values(const float* weights, int64_t quarter, const float* const (&value)[TOGETHER], int64_t n,
+                                float* to) {
     for (int64_t e = 0; e < n; e += LANES) {
         Vec v[TOGETHER];
 #pragma GCC unroll 4
@@ -77,13 +87,15 @@ ATTEMPER_INLINE void add_values(const float* weights, const float* const (&value
 #pragma GCC unroll 4
         for (int i = 0; i < COUNT; i++) {
             const float* w = weights + i * KEYS;
-            const Vec sum = (splat(w[0]) * v[0] + splat(w[1]) * v[1]) + (splat(w[2]) * v[2] + splat(w[3]) * v[3]);
+            const Vec sum = (splat(w[0]) * v[0] + splat(w[quarter]) * v[1]) +
+                            (splat(w[2 * quarter]) * v[2] + splat(w[3 * quarter]) * v[3]);
             store(to + i * n + e, load(to + i * n + e) + sum);
         }
     }
 }
 
-// Calls `with` with the rows in groups of TOGETHER and a last one of 1 to TOGETHER: first row, and how many as a constant.
+// Calls `with` with the rows in groups of TOGETHER and a last one of 1 to TOGETHER: first row, and how many as a
+// constant.
 template <class With>
 ATTEMPER_INLINE void by_rows(int64_t rows, const With& with) {
     int64_t i = 0;
@@ -115,7 +127,8 @@ inline void decode_task(void* context, int64_t task, int64_t) {
     std::memset(output, 0, size_t(work.rows * wide) * 4);
     for (int64_t i = 0; i < work.rows; i++) {
         float* line = queries + i * deep;
-        read_row(call.query, at(call.query, batch, rows[i].head, rows[i].query), call.query.stride[3], call.depth, line);
+        read_row(call.query, at(call.query, batch, rows[i].head, rows[i].query), call.query.stride[3], call.depth,
+                 line);
         const float factor = multiplier_of(call, batch, rows[i]);
         for (int64_t d = 0; d < call.depth; d++) line[d] *= factor;
     }
@@ -124,37 +137,40 @@ inline void decode_task(void* context, int64_t task, int64_t) {
         const Span span(rows, work.rows, block, seen);
         if (span.begin >= span.end) continue;
         const int64_t n = span.end - span.begin, last = span.end < seen ? span.end : seen;
-        for (int64_t j = span.begin; j < last; j += TOGETHER) {
+        const int64_t quarter = n / TOGETHER;
+        for (int64_t j = span.begin; j < span.begin + quarter; j++) {
             const float* key[TOGETHER];
             for (int64_t t = 0; t < TOGETHER; t++) {
-                const int64_t number = block + (j + t < last ? j + t : j);
+                const int64_t number = block + (j + t * quarter < last ? j + t * quarter : span.begin);
                 key[t] = row_at(call.key, at(call.key, batch, group, number), call.key.stride[3], call.depth,
                                 buffer + t * deep);
-                if (call.width) ask_for(call.value, at(call.value, batch, group, number), call.width);
+                ask_for(call.key, at(call.key, batch, group, number + SOON), call.depth);
             }
             by_rows(work.rows, [&](int64_t i, auto count) {
-                dots<decltype(count)::value>(queries + i * deep, key, deep, scores + i * KEYS + j);
+                dots<decltype(count)::value>(queries + i * deep, key, deep, quarter, scores + i * KEYS + j);
             });
         }
         for (int64_t i = 0; i < work.rows; i++) {
             for (int64_t j = last; j < span.end; j++) scores[i * KEYS + j] = 0;
             // Few rows: every score is looked at, so that one that is not finite is told.
             float keep;
-            take_in(call, batch, rows + i, 1, scores + i * KEYS, biases, block, seen, span.begin, n, true, &keep);
+            take_in(call, batch, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
+                    span.begin, n, true, &keep);
             if (keep != 1.0f)
-                for (int64_t e = 0; e < wide; e += LANES) store(output + i * wide + e, load(output + i * wide + e) * keep);
+                for (int64_t e = 0; e < wide; e += LANES)
+                    store(output + i * wide + e, load(output + i * wide + e) * keep);
         }
         if (!call.width) continue;
-        for (int64_t j = span.begin; j < last; j += TOGETHER) {
+        for (int64_t j = span.begin; j < span.begin + quarter; j++) {
             const float* value[TOGETHER];
             for (int64_t t = 0; t < TOGETHER; t++) {
-                const int64_t number = block + (j + t < last ? j + t : j);
+                const int64_t number = block + (j + t * quarter < last ? j + t * quarter : span.begin);
                 value[t] = row_at(call.value, at(call.value, batch, group, number), call.value.stride[3], call.width,
                                   buffer + t * wide);
-                if (number + KEYS < stop) ask_for(call.key, at(call.key, batch, group, number + KEYS), call.depth);
+                ask_for(call.value, at(call.value, batch, group, number + SOON), call.width);
             }
             by_rows(work.rows, [&](int64_t i, auto count) {
-                add_values<decltype(count)::value>(scores + i * KEYS + j, value, wide, output + i * wide);
+                add_values<decltype(count)::value>(scores + i * KEYS + j, quarter, value, wide, output + i * wide);
             });
         }
     }
@@ -180,8 +196,8 @@ inline void join_task(void* context, int64_t head, int64_t) {
         if (!call.width) continue;
         for (int64_t e = 0; e < wide; e += LANES)
             store(line + e, row.count == 0 ? Vec{} : load(line + e) * share);
-        write_row(call.output, at(call.output, head / call.groups, row.head, row.query), call.output.stride[3], call.width,
-                  line);
+        write_row(call.output, at(call.output, head / call.groups, row.head, row.query), call.output.stride[3],
+                  call.width, line);
     }
 }
 

@@ -1,4 +1,5 @@
-// Forward pass over tiles.   s = (scale/T) q.k (+ softcap, bias, masks),  o = sum e^(s-m) v / Z,  and the sums of rows.h
+// Forward pass over tiles.   s = (scale/T) q.k (+ softcap, bias, masks),  o = sum e^(s-m) v / Z,  and the sums of
+// rows.h
 //
 // A task is one (batch, key head, chunk of rows); the query heads that share the key head are more rows.
 //
@@ -72,23 +73,24 @@ inline int64_t at(const View& view, int64_t a, int64_t b, int64_t c) {
     return a * view.stride[0] + b * view.stride[1] + c * view.stride[2];
 }
 
-constexpr int64_t DESK_FLOATS = 98304;  // of a chunk's queries and outputs: they stay in L2
+constexpr int64_t DESK_BYTES = 393216;  // of a chunk's queries and outputs: they stay in L2
 
 // How the rows of a call are cut into tasks: long chunks share the packing of keys, many tasks share the work. A chunk
-// begins at a multiple of ROWS, so that a row's tile and the order of its sums are the same however long chunks are.
+// begins at a multiple of a tile's rows, so that a row's tile and the order of its sums are the same however long
+// chunks are.
 struct Cut {
     int64_t rows;    // per key head: query heads that share it x queries
-    int64_t chunk;   // rows of a task, a multiple of ROWS
+    int64_t chunk;   // rows of a task, a multiple of `tall`
     int64_t chunks;  // per key head
 
-    explicit Cut(const Arguments& call) {
+    Cut(const Arguments& call, int64_t tall, int64_t bytes_per_row) {
         const int64_t heads = call.batch * call.groups, tasks = call.threads > 1 ? 4 * call.threads : 1;
         rows = call.heads / call.groups * call.queries;
-        chunk = DESK_FLOATS / (call.depth + up(call.width, PANEL) + 1) / ROWS * ROWS;
-        while (chunk > 4 * ROWS && heads * ((rows + chunk - 1) / chunk) < tasks) chunk = up(chunk / 2, ROWS);
+        chunk = DESK_BYTES / bytes_per_row / tall * tall;
+        while (chunk > 4 * tall && heads * ((rows + chunk - 1) / chunk) < tasks) chunk = up(chunk / 2, tall);
         chunks = (rows + chunk - 1) / chunk;
         // Equal chunks, so that no task is a remainder.
-        chunk = up((rows + chunks - 1) / chunks, ROWS);
+        chunk = up((rows + chunks - 1) / chunks, tall);
         chunks = (rows + chunk - 1) / chunk;
     }
 };
@@ -122,9 +124,10 @@ ATTEMPER_INLINE void turn_tile(const float* lines, int64_t line, int64_t depth, 
     }
 }
 
-// Queries times their multiplier, tile by tile; rows past `count` are zeros. `lines` holds ROWS * up(depth, LANES), `to`
-// LANES more than the tiles. Returns the largest magnitude.
-inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* lines, float* to) {
+// Queries times their multiplier, tile by tile; rows past `count` are zeros. `lines` holds ROWS * up(depth, LANES),
+// `to` LANES more than the tiles. Returns the largest magnitude.
+inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* lines,
+                          float* to) {
     Ints most = {};
     const int64_t depth = call.depth, wide = up(depth, LANES);
     const bool direct = call.query.type == FLOAT32 && call.query.stride[3] == 1 && depth == wide;
@@ -192,13 +195,25 @@ private:
     int64_t last_ = -1, low_ = -1;
 };
 
+// A tile of scores, one row of `rows` a line; what its rows become goes back into it.
+struct Tile {
+    float* scores;
+    int64_t apart;         // from line to line
+    const float* factors;  // that the scores still lack; null: none
+    uint16_t* halves;      // weights as bfloat16; null: not asked for
+    int64_t halves_apart;
+};
+
+constexpr int64_t MOST_ROWS = ROWS > 32 ? ROWS : 32;  // of a tile
+
 // Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
-// the outputs so far. Rows of scores are KEYS apart. All maxima come first: a row then never waits for its own.
-inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, float* scores, Bias& biases,
+// the outputs so far. All maxima come first: a row then never waits for its own.
+inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, const Tile& tile, Bias& biases,
                     int64_t block, int64_t seen, int64_t begin, int64_t n, bool shaped, float* keep) {
-    float best[ROWS];
+    float best[MOST_ROWS];
     for (int64_t i = 0; i < count; i++) {
-        float* s = scores + i * KEYS + begin;
+        float* s = tile.scores + i * tile.apart + begin;
+        if (tile.factors) best[i] = scale_row(s, n, tile.factors[i]);
         if (shaped) {
             const float* bias = biases.row(rows[i], block, seen);
             Seen found = shape_row(call, rows[i], s, bias ? bias + begin : nullptr, block + begin, n, nullptr);
@@ -206,16 +221,19 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
         } else {
             rows[i].count += n;
         }
-        best[i] = highest(s, n);
+        if (shaped || !tile.factors) best[i] = highest(s, n);
     }
     for (int64_t i = 0; i < count; i++) keep[i] = raise(rows[i], best[i]);
-    const bool moments = call.place[A] >= 0 || call.place[V] >= 0, squares = call.place[C] >= 0;
+    const int parts = (call.place[A] >= 0 || call.place[V] >= 0 ? MOMENTS : 0) | (call.place[C] >= 0 ? SQUARES : 0) |
+                      (call.place[T] >= 0 ? DISTANCE : 0) | (tile.halves ? HALVES : 0);
+    const Weigh tied = weigh_of(parts | TIES), free = weigh_of(parts);
     const bool first = call.place[F] >= 0 && any_first(call, batch, block + begin, n);
     for (int64_t i = 0; i < count; i++) {
-        float* s = scores + i * KEYS + begin;
-        Sums sums = weigh(s, n, base_of(rows[i]), moments, squares);
+        float* s = tile.scores + i * tile.apart + begin;
+        uint16_t* halves = tile.halves ? tile.halves + i * tile.halves_apart + begin : nullptr;
+        Sums sums = (best[i] == rows[i].maximum ? tied : free)(s, n, base_of(rows[i]), block + begin - rows[i].position,
+                                                               halves);
         if (first) sums.first = first_share(call, batch, s, block + begin, n);
-        if (call.place[T] >= 0) sums.distance = distance_share(rows[i], s, block + begin, n);
         add(rows[i], sums);
     }
 }
@@ -229,7 +247,153 @@ inline void prefetch(const View& view, int64_t place, int64_t row_step, int64_t 
             __builtin_prefetch(view.data + (place + i * row_step) * width + byte, 0, 2);
 }
 
+// The two products of a chunk in float32.
+class Floats {
+public:
+    static constexpr int64_t TALL = ROWS;  // rows of a tile
+
+    static int64_t bytes_per_row(const Arguments& call) { return 4 * (call.depth + up(call.width, PANEL) + 1); }
+
+    static int64_t bytes(const Arguments& call, int64_t chunk) {
+        const int64_t depth = call.depth, wide = up(call.width, PANEL);
+        return 4 * (chunk * (depth + wide) + LANES + KEYS * (depth + wide + ROWS) + LINES * up(depth, LANES)) + 1024;
+    }
+
+    Floats(const Arguments& call, Arena& memory, int64_t chunk) : call_(call), wide_(up(call.width, PANEL)) {
+        queries_ = memory.floats(chunk * call.depth + LANES);
+        output = memory.floats(chunk * wide_);
+        keys_ = memory.floats(KEYS * call.depth);
+        values_ = memory.floats(KEYS * wide_);
+        scores_ = memory.floats(ROWS * KEYS);
+        buffer_ = memory.floats(LINES * up(call.depth, LANES));
+    }
+
+    // Returns the largest magnitude.
+    float take_queries(int64_t batch, const Row* rows, int64_t count) {
+        return pack_queries(call_, batch, rows, count, buffer_, queries_);
+    }
+
+    // Keys (the largest magnitude is returned) and values of a block.
+    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
+        const View &key = call_.key, &value = call_.value;
+        const float most = pack_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen,
+                                        call_.depth, up(seen, PANEL), buffer_, keys_);
+        if (call_.width)
+            pack_lines(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, call_.width,
+                       up(seen, PANEL), KEYS, values_);
+        return most;
+    }
+
+    Tile scores(int64_t tile, int64_t, const Span& span) {
+        for (int64_t p = span.begin; p < span.end; p += PANEL)
+            product<1>(queries_ + tile * call_.depth, ROWS, keys_ + p * call_.depth, call_.depth, scores_ + p, KEYS);
+        return Tile{scores_, KEYS, nullptr, nullptr, 0};
+    }
+
+    // output = keep output + weights values
+    void add(int64_t tile, int64_t, const Span& span, const float* keep) {
+        for (int64_t p = 0; p < wide_; p += PANEL)
+            add_product<KEYS>(scores_ + span.begin, 1, values_ + p * KEYS + span.begin * PANEL, span.end - span.begin,
+                              output + tile * wide_ + p, wide_, keep);
+    }
+
+    float* output;  // [row][up(width, PANEL)]
+
+private:
+    const Arguments& call_;
+    int64_t wide_;
+    float *queries_, *keys_, *values_, *scores_, *buffer_;
+};
+
+#if defined(ATTEMPER_HALF)
+// The two products of a chunk of bfloat16: weights are rounded to it before they meet the values; scores, softmax and
+// every sum are float32, the multiplier comes after the product.
+class Halves {
+public:
+    static constexpr int64_t TALL = 32;
+
+    static int64_t bytes_per_row(const Arguments& call) {
+        return 2 * up(call.depth, STEP) + 4 * up(call.width, PANEL) + 4;
+    }
+
+    static int64_t bytes(const Arguments& call, int64_t chunk) {
+        const int64_t deep = up(call.depth, STEP), wide = up(call.width, PANEL);
+        return chunk * (2 * deep + 4 * wide + 4) + 2 * KEYS * (deep + wide) + TALL * (4 * APART_SCORES +
+                                                                                      2 * APART_WEIGHTS) +
+               2 * (16 * deep + 2 * wide) + 1024;
+    }
+
+    Halves(const Arguments& call, Arena& memory, int64_t chunk)
+        : call_(call), deep_(up(call.depth, STEP)), wide_(up(call.width, PANEL)) {
+        queries_ = memory.things<uint16_t>(chunk * deep_);
+        output = memory.floats(chunk * wide_);
+        factors_ = memory.floats(chunk);
+        keys_ = memory.things<uint16_t>(KEYS * deep_);
+        values_ = memory.things<uint16_t>(KEYS * wide_);
+        scores_ = memory.floats(TALL * APART_SCORES);
+        weights_ = memory.things<uint16_t>(TALL * APART_WEIGHTS);
+        buffer_ = memory.things<uint16_t>(16 * deep_ + 2 * wide_);
+        std::memset(weights_, 0, size_t(TALL * APART_WEIGHTS) * 2);
+    }
+
+    float take_queries(int64_t batch, const Row* rows, int64_t count) {
+        Most most;
+        float largest = 1;
+        for (int64_t i = 0; i < count; i++) {
+            copy_halves(call_.query, at(call_.query, batch, rows[i].head, rows[i].query), call_.query.stride[3],
+                        call_.depth, deep_, queries_ + i * deep_, most);
+            factors_[i] = multiplier_of(call_, batch, rows[i]);
+            largest = largest >= std::fabs(factors_[i]) ? largest : std::fabs(factors_[i]);
+        }
+        std::memset(queries_ + count * deep_, 0, size_t((up(count, TALL) - count) * deep_) * 2);
+        return most.value() * largest;
+    }
+
+    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
+        const View &key = call_.key, &value = call_.value;
+        const float most = pack_half_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen,
+                                             call_.depth, up(seen, PANEL), buffer_, keys_);
+        if (call_.width)
+            pack_half_pairs(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, call_.width,
+                            up(seen, PANEL), KEYS, buffer_, values_);
+        return most;
+    }
+
+    Tile scores(int64_t tile, int64_t real, const Span& span) {
+        for (int64_t p = span.begin; p < span.end; p += PANEL)
+            half_product<false>(real, queries_ + tile * deep_, deep_, keys_ + p * deep_, COLUMNS * deep_, deep_ / STEP,
+                                scores_ + p, APART_SCORES);
+        return Tile{scores_, APART_SCORES, factors_ + tile, weights_, APART_WEIGHTS};
+    }
+
+    void add(int64_t tile, int64_t real, const Span& span, const float* keep) {
+        float* to = output + tile * wide_;
+        for (int64_t i = 0; i < real; i++) {
+            if (keep[i] == 1.0f) continue;
+            for (int64_t e = 0; e < wide_; e += LANES) store(to + i * wide_ + e, load(to + i * wide_ + e) * keep[i]);
+        }
+        for (int64_t p = 0; p < wide_; p += PANEL)
+            half_product<true>(real, weights_ + span.begin, APART_WEIGHTS, values_ + p * KEYS + span.begin * COLUMNS,
+                               COLUMNS * KEYS, (span.end - span.begin) / STEP, to + p, wide_);
+    }
+
+    float* output;
+
+private:
+    // Lines of a tile do not share few sets of L1.
+    static constexpr int64_t APART_SCORES = KEYS + LANES, APART_WEIGHTS = KEYS + STEP;
+    const Arguments& call_;
+    int64_t deep_, wide_;
+    uint16_t *queries_, *keys_, *values_, *weights_, *buffer_;
+    float *factors_, *scores_;
+    Tiles tiles_;
+};
+static_assert(PANEL == 32, "a product is 32 columns wide");
+#endif
+
+template <class Products>
 inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
+    constexpr int64_t TALL = Products::TALL;
     // Head by head, so that the keys are still in a cache; late chunks first: under a causal mask they are the longest.
     const int64_t head = task / cut.chunks, first = (cut.chunks - 1 - task % cut.chunks) * cut.chunk;
     const int64_t batch = head / call.groups, group = head % call.groups;
@@ -237,59 +401,47 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     const int64_t depth = call.depth, width = call.width, wide = up(width, PANEL);
 
     Arena& memory = arena();
-    memory.reserve(4 * (cut.chunk * (depth + wide) + LANES + KEYS * (up(depth, PANEL) + wide) + (ROWS + 1) * KEYS +
-                        LINES * up(depth, LANES) + wide) + cut.chunk * int64_t(sizeof(Row)) + 1024);
-    float* queries = memory.floats(cut.chunk * depth + LANES);
-    float* output = memory.floats(cut.chunk * wide);
-    float* keys = memory.floats(KEYS * depth);
-    float* values = memory.floats(KEYS * wide);
-    float* scores = memory.floats(ROWS * KEYS);
-    float* buffer = memory.floats(LINES * up(depth, LANES));
+    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS + cut.chunk * int64_t(sizeof(Row)) + 1024);
+    Products products(call, memory, cut.chunk);
     Bias biases(call, batch, memory.floats(KEYS));
     Row* rows = memory.things<Row>(cut.chunk);
 
     place_rows(call, group, first, count, rows);
-    const float most_query = pack_queries(call, batch, rows, count, buffer, queries);
-    std::memset(output, 0, size_t(cut.chunk * wide) * 4);
+    const float most_query = products.take_queries(batch, rows, count);
+    std::memset(products.output, 0, size_t(cut.chunk * wide) * 4);
     int64_t low = call.keys, high = 0;
     for (int64_t i = 0; i < count; i++) {
         low = rows[i].low < low ? rows[i].low : low;
         high = rows[i].high > high ? rows[i].high : high;
     }
-    const bool float_mask = call.mask.data && call.mask.type != BOOL;
     for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
-        const float most_key = pack_columns(call.key, at(call.key, batch, group, block), call.key.stride[2],
-                                            call.key.stride[3], seen, depth, up(seen, PANEL), buffer, keys);
-        if (width)
-            pack_lines(call.value, at(call.value, batch, group, block), call.value.stride[2], call.value.stride[3], seen,
-                       width, up(seen, PANEL), KEYS, values);
+        const float most_key = products.take_keys(batch, group, block, seen);
         // Keys of the next block: its lines are asked for while this one is computed, a share with every tile.
-        const int64_t later = block + KEYS < high ? (call.keys - block - KEYS < KEYS ? call.keys - block - KEYS : KEYS) : 0;
+        const int64_t later =
+            block + KEYS < high ? (call.keys - block - KEYS < KEYS ? call.keys - block - KEYS : KEYS) : 0;
         const bool finite = double(most_query) * most_key * double(depth) < 8e37;
-        const bool always = !finite || float_mask || call.mask.data || call.softcap > 0;
-        for (int64_t tile = 0; tile < count; tile += ROWS) {
-            const int64_t real = count - tile < ROWS ? count - tile : ROWS;
+        const bool always = !finite || call.mask.data || call.softcap > 0;
+        for (int64_t tile = 0; tile < count; tile += TALL) {
+            const int64_t real = count - tile < TALL ? count - tile : TALL;
             const Span span(rows + tile, real, block, seen);
             if (span.begin >= span.end) continue;
-            const int64_t n = span.end - span.begin;
-            prefetch(call.key, at(call.key, batch, group, block + seen), call.key.stride[2], later, depth, tile / ROWS, up(count, ROWS) / ROWS);
+            const int64_t number = tile / TALL, tiles = up(count, TALL) / TALL;
+            prefetch(call.key, at(call.key, batch, group, block + seen), call.key.stride[2], later, depth, number,
+                     tiles);
             if (width)
-                prefetch(call.value, at(call.value, batch, group, block + seen), call.value.stride[2], later, width, tile / ROWS,
-                         up(count, ROWS) / ROWS);
-            for (int64_t p = span.begin; p < span.end; p += PANEL)
-                product<1>(queries + tile * depth, ROWS, keys + p * depth, depth, scores + p, KEYS);
-            float keep[ROWS] = {};
-            take_in(call, batch, rows + tile, real, scores, biases, block, seen, span.begin, n, always || !span.whole, keep);
-            for (int64_t p = 0; p < wide; p += PANEL)
-                add_product<KEYS>(scores + span.begin, 1, values + p * KEYS + span.begin * PANEL, n,
-                                  output + tile * wide + p, wide, keep);
+                prefetch(call.value, at(call.value, batch, group, block + seen), call.value.stride[2], later, width,
+                         number, tiles);
+            float keep[MOST_ROWS] = {};
+            take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span.begin,
+                    span.end - span.begin, always || !span.whole, keep);
+            products.add(tile, real, span, keep);
         }
     }
     for (int64_t i = 0; i < count; i++) {
         const float share = finish(call, batch, rows[i]);
         if (!width) continue;
-        float* line = output + i * wide;
+        float* line = products.output + i * wide;
         for (int64_t e = 0; e < wide; e += LANES) store(line + e, load(line + e) * share);
         if (rows[i].count == 0) std::memset(line, 0, size_t(wide) * 4);
         write_row(call.output, at(call.output, batch, rows[i].head, rows[i].query), call.output.stride[3], width, line);

@@ -3,6 +3,14 @@
 #include "decode.h"
 #include "pool.h"
 
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__AVX512BF16__)
+#include <cpuid.h>
+#endif
+
 using namespace attemper;
 
 #if !defined(ATTEMPER_STAMP)
@@ -14,14 +22,37 @@ namespace {
 
 enum Wrong : int { FINE = 0, OTHER_LAYOUT = 1, NO_MEMORY = 2 };
 
+bool usable() {
+#if defined(__AVX512BF16__)
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;  // AVX512-BF16
+#endif
+#if defined(__AMX_BF16__)
+    // AMX-BF16, AMX-TILE
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for the whole process
+    constexpr long ASK = 0x1023, TILES = 18;
+    if (syscall(SYS_arch_prctl, ASK, TILES) != 0) return false;
+#endif
+    return true;
+}
+
 struct Forward {
     const Arguments& call;
     Cut cut;
 };
 
+template <class Products>
 void forward_task(void* context, int64_t task, int64_t) {
     auto& work = *static_cast<Forward*>(context);
-    forward_chunk(work.call, work.cut, task);
+    forward_chunk<Products>(work.call, work.cut, task);
+}
+
+template <class Products>
+int forward_with(const Arguments& call) {
+    Forward work{call, Cut(call, Products::TALL, Products::bytes_per_row(call))};
+    run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products>, &work);
+    return FINE;
 }
 
 int decode(const Arguments& call) {
@@ -42,9 +73,10 @@ int decode(const Arguments& call) {
 }
 
 int forward_by_tiles(const Arguments& call) {
-    Forward work{call, Cut(call)};
-    run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task, &work);
-    return FINE;
+#if defined(ATTEMPER_HALF)
+    if (takes_halves(call)) return forward_with<Halves>(call);
+#endif
+    return forward_with<Floats>(call);
 }
 
 int64_t rows_per_key_head(const Arguments& call) { return call.heads / call.groups * call.queries; }
@@ -96,6 +128,10 @@ int backward_of_few(const Arguments& call) {
 
 // Hash of the sources and of the command that built this library (build.py).
 ATTEMPER_EXPORT const char* attemper_stamp() { return ATTEMPER_STAMP; }
+
+// Whether this processor, and the system for this process, let the library compute: what is not told by the name of the
+// set that PyTorch found.
+ATTEMPER_EXPORT int attemper_usable() { return usable(); }
 
 ATTEMPER_EXPORT int64_t attemper_lanes() { return LANES; }
 

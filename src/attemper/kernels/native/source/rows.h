@@ -3,10 +3,11 @@
 //     m' = max(m, block)   t = m - m'   r = exp(t)
 //     Z = r Z + z    A = r (A + t Z) + a    B = r (B + 2 t A + t^2 Z) + b    C = r^2 C + c
 //
-// Sums over a block of at most KEYS keys are float32 vectors, a dozen and more partial sums each; across blocks they are
-// float64. The keys that attain the maximum (e = 1) are counted apart, so that a row that is nearly one-hot keeps what
-// is left of it to full precision.
+// Sums over a block of at most KEYS keys are float32 vectors, a dozen and more partial sums each; across blocks they
+// are float64. The keys that attain the maximum (e = 1) are counted apart, so that a row that is nearly one-hot keeps
+// what is left of it to full precision.
 #pragma once
+#include "half.h"
 #include "pack.h"
 
 namespace attemper {
@@ -73,40 +74,97 @@ inline void join(Row& row, Row other, float& keep, float& take) {
 
 inline float base_of(const Row& row) { return row.maximum == -INFINITY ? 0.0f : row.maximum; }
 
-// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums.
-template <bool MOMENTS, bool SQUARES>
-ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base) {
-    Vec total = {}, ties = {}, first = {}, second = {}, squares = {};
-    const Vec one = splat(1.0f), least = splat(VANISHED);
-    for (int64_t j = 0; j < n; j += LANES) {
-        Vec d = larger(load(s + j) - base, least);
-        Vec e = exp_negative(d);
-        store(s + j, e);
-        Ints below = d < Vec{};
-        Vec rest = bits_as_float(float_as_bits(e) & below);
-        ties += bits_as_float(float_as_bits(one) & ~below);
-        total += rest;
-        if (MOMENTS) {
-            Vec moment = e * d;
-            first += moment;
-            second += moment * d;
-        }
-        if (SQUARES) squares += rest * rest;
+// |i|, from the middle on: distances of keys from a place in their block or at its ends.
+struct Distances {
+    float table[2 * KEYS + LANES];
+    constexpr Distances() : table() {
+        for (int64_t i = 0; i < 2 * KEYS + LANES; i++) table[i] = float(i < KEYS ? KEYS - i : i - KEYS);
     }
+};
+inline constexpr Distances DISTANCES;
+
+// What of a row's block is summed besides the total. The order of the sums does not depend on it.
+enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, TIES = 8, HALVES = 16, PARTS = 32 };
+
+// The least score whose distance to `base` is at least EXP_LOWEST, after rounding, too.
+inline float lowest_of(float base) {
+    const double exact = double(base) + double(EXP_LOWEST);
+    const float near = float(exact);
+    if (!(double(near) < exact)) return near;
+    return from_bits(to_bits(near) + (near > 0 ? 1 : -1));
+}
+
+// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: whether some of them
+// are `base`. HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
+//
+//     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0: sums of what is >= 0
+template <int WHAT>
+inline Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* halves) {
+    Vec total = {}, ties = {}, first = {}, second = {}, squares = {}, distances = {};
+    const Vec one = splat(1.0f), lowest = splat(lowest_of(base)), zero = {}, from = splat(base);
+    const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance);
+    const float* far = DISTANCES.table + KEYS + shift;
+    for (int64_t j = 0; j < n; j += PANEL) {
+        Vec weights[2];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const int64_t at = j + half * LANES;
+            const Vec score = load(s + at);
+            const Mask seen = at_least(score, lowest);
+            const Vec d = subtract_or_zero(seen, score, from);
+            const Vec e = weights[half] = exp_where(seen, d);
+            store(s + at, e);
+            if (WHAT & TIES) {
+                const Mask rest = below(d, zero);
+                ties = add_where(others(rest) & seen, ties, one);
+                total = add_where(rest, total, e);
+                if (WHAT & SQUARES) squares = add_square_where(rest, squares, e);
+            } else {
+                total += e;
+                if (WHAT & SQUARES) squares += e * e;
+            }
+            if (WHAT & MOMENTS) {
+                const Vec moment = e * d;
+                first += moment;
+                second += moment * d;
+            }
+            if (WHAT & DISTANCE) distances += e * load(far + at);
+        }
+#if defined(ATTEMPER_HALF)
+        if (WHAT & HALVES) store_halves(halves + j, weights[0], weights[1]);
+#endif
+    }
+    (void)halves;
     float sum[4];
-    const double top = lane_sum(ties);
-    if (MOMENTS || SQUARES) lane_sums(total, first, second, squares, sum);
+    const double top = WHAT & TIES ? lane_sum(ties) : 0.0f;
+    if (WHAT & (MOMENTS | SQUARES)) lane_sums(total, first, second, squares, sum);
     else sum[0] = lane_sum(total);
     Sums sums;
     sums.total = top + sum[0];
-    if (MOMENTS) sums.first_moment = sum[1], sums.second_moment = sum[2];
-    if (SQUARES) sums.squares = top + sum[3];
+    if (WHAT & MOMENTS) sums.first_moment = sum[1], sums.second_moment = sum[2];
+    if (WHAT & SQUARES) sums.squares = top + sum[3];
+    if (WHAT & DISTANCE) {
+        const int64_t apart = distance - shift;
+        sums.distance = lane_sum(distances) + double(apart < 0 ? -apart : apart) * sums.total;
+    }
     return sums;
 }
 
-inline Sums weigh(float* s, int64_t n, float base, bool moments, bool squares) {
-    if (moments) return squares ? weigh<true, true>(s, n, base) : weigh<true, false>(s, n, base);
-    return squares ? weigh<false, true>(s, n, base) : weigh<false, false>(s, n, base);
+using Weigh = Sums (*)(float* s, int64_t n, float base, int64_t distance, uint16_t* halves);
+
+// weigh<WHAT> for every WHAT.
+template <int... WHAT>
+constexpr Weigh weigh_of(int what, std::integer_sequence<int, WHAT...>) {
+    constexpr Weigh all[] = {weigh<WHAT>...};
+    return all[what];
+}
+
+inline Weigh weigh_of(int what) {
+#if defined(ATTEMPER_HALF)
+    return weigh_of(what, std::make_integer_sequence<int, PARTS>());
+#else
+    return weigh_of(what, std::make_integer_sequence<int, HALVES>());
+#endif
 }
 
 ATTEMPER_INLINE float highest(const float* s, int64_t n) {
@@ -114,6 +172,19 @@ ATTEMPER_INLINE float highest(const float* s, int64_t n) {
     for (int64_t j = 0; j < n; j += PANEL) {
         best = larger(best, load(s + j));
         other = larger(other, load(s + j + LANES));
+    }
+    return lane_max(larger(best, other));
+}
+
+// Scores from products that lack their row's multiplier, in place; returns the highest.
+ATTEMPER_INLINE float scale_row(float* s, int64_t n, float factor) {
+    Vec best = splat(-INFINITY), other = best;
+    for (int64_t j = 0; j < n; j += PANEL) {
+        const Vec low = load(s + j) * factor, high = load(s + j + LANES) * factor;
+        store(s + j, low);
+        store(s + j + LANES, high);
+        best = larger(best, low);
+        other = larger(other, high);
     }
     return lane_max(larger(best, other));
 }

@@ -2,7 +2,8 @@
 //
 //     s = softcap(x) + bias on visible keys, -inf on the others;   softcap(x) = c tanh(x / c)
 //
-// A hidden key's score never matters, whatever it is: NaN there becomes -inf. A visible score that is not finite is told.
+// A hidden key's score never matters, whatever it is: NaN there becomes -inf. A visible score that is not finite is
+// told.
 #pragma once
 #include "rows.h"
 
@@ -92,12 +93,6 @@ inline double first_share(const Arguments& call, int64_t batch, const float* s, 
     int64_t end = call.first_tokens < begin + n ? call.first_tokens : begin + n;
     for (int64_t key = begin; key < end; key++) sum += s[key - begin];
     return sum;
-}
-
-inline double distance_share(const Row& row, const float* s, int64_t begin, int64_t n) {
-    Vec sum = {}, number = lane_numbers() + float(begin - row.position);
-    for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) sum += load(s + j) * magnitude(number);
-    return lane_sum(sum);
 }
 
 }  // namespace attemper

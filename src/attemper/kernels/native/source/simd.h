@@ -3,8 +3,9 @@
 //
 //     exp(d) = 2^n p(r),  n = round(d / log 2),  r = d - n log 2,  p of degree 6, relative error 4e-9
 //
-// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. The polynomials were fitted for this file (weighted least squares on Chebyshev nodes). What is below
-// EXP_LOWEST is exactly 0, so that no result depends on whether the processor keeps denormal numbers.
+// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. The polynomials were fitted for this file
+// (weighted least squares on Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no result depends on
+// whether the processor keeps denormal numbers.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -16,7 +17,7 @@
 namespace attemper {
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 12;
+constexpr int LANES = 16, ROWS = 14;
 #elif defined(__AVX2__)
 constexpr int LANES = 8, ROWS = 6;
 #else
@@ -102,8 +103,28 @@ constexpr float EXP_LOWEST = -87.0f;
 
 constexpr float VANISHED = -88.0f;  // a distance whose exp is 0, finite so that 0 times it is 0
 
-// exp of VANISHED <= d <= 0.
-ATTEMPER_INLINE Vec exp_negative(Vec d) {
+// Which lanes of two vectors compare so; false where one is NaN. What follows takes the lanes that are marked.
+#if defined(__AVX512F__)
+typedef __mmask16 Mask;
+ATTEMPER_INLINE Mask below(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+ATTEMPER_INLINE Mask at_least(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+ATTEMPER_INLINE Mask others(Mask mask) { return Mask(~mask); }
+ATTEMPER_INLINE Vec add_where(Mask mask, Vec a, Vec b) { return _mm512_mask_add_ps(a, mask, a, b); }
+ATTEMPER_INLINE Vec subtract_or_zero(Mask mask, Vec a, Vec b) { return _mm512_maskz_sub_ps(mask, a, b); }
+ATTEMPER_INLINE Vec add_square_where(Mask mask, Vec a, Vec b) { return _mm512_mask3_fmadd_ps(b, b, a, mask); }
+#else
+typedef Ints Mask;
+ATTEMPER_INLINE Mask below(Vec a, Vec b) { return a < b; }
+ATTEMPER_INLINE Mask at_least(Vec a, Vec b) { return a >= b; }
+ATTEMPER_INLINE Mask others(Mask mask) { return ~mask; }
+ATTEMPER_INLINE Vec add_where(Mask mask, Vec a, Vec b) { return a + bits_as_float(float_as_bits(b) & mask); }
+ATTEMPER_INLINE Vec subtract_or_zero(Mask mask, Vec a, Vec b) { return bits_as_float(float_as_bits(a - b) & mask); }
+ATTEMPER_INLINE Vec add_square_where(Mask mask, Vec a, Vec b) { return a + bits_as_float(float_as_bits(b) & mask) * b; }
+#endif
+
+// exp of d <= 0 in the lanes of `mask`, 0 in the others; d is finite in all, and at least EXP_LOWEST in those of
+// `mask`.
+ATTEMPER_INLINE Vec exp_where(Mask mask, Vec d) {
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Vec t = d * 1.44269504f + magic;
     Vec n = t - magic;
@@ -115,9 +136,15 @@ ATTEMPER_INLINE Vec exp_negative(Vec d) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    Ints e = float_as_bits(p) + (float_as_bits(t) << 23);
-    return bits_as_float(e & ~(d < splat(EXP_LOWEST)));
+#if defined(__AVX512F__)
+    return _mm512_maskz_scalef_ps(mask, p, n);
+#else
+    return bits_as_float((float_as_bits(p) + (float_as_bits(t) << 23)) & mask);
+#endif
 }
+
+// exp of VANISHED <= d <= 0.
+ATTEMPER_INLINE Vec exp_negative(Vec d) { return exp_where(at_least(d, splat(EXP_LOWEST)), d); }
 
 // tanh, odd polynomial near 0 and 1 - 2 / (exp(2 |y|) + 1) elsewhere; NaN stays NaN.
 ATTEMPER_INLINE Vec tanh_of(Vec y) {

@@ -1,0 +1,91 @@
+"""The attention operator without PyTorch's dispatcher, where nobody stands between the caller and the native kernels.
+
+On its way through ``torch.library``, in Python, a call costs a few tenths of a millisecond, as much as attention over a
+hundred tokens. Compilers, modes, transforms and tensor subclasses get the operator; results and gradients are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attemper import _backends, _ops
+from attemper._ops import Arguments
+from attemper.kernels.native.library import why_unusable
+from attemper.kernels.native.statistics import statistics as _native_statistics
+
+# Told to the table before the first call, so that "auto" never takes a library that cannot be loaded.
+if (_reason := why_unusable()) is not None:
+    _backends.UNUSABLE["native"] = _reason
+
+
+def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """``_ops.attention``, by the shortest way."""
+    if arguments.kernel != "native" or arguments.cu_seqlens_q is not None or not _alone(arguments):
+        return _ops.attention(arguments)
+    tensors = arguments.differentiable
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return _Attention.apply(*arguments.values())
+    return _computed(arguments)
+
+
+def _computed(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    return _ops._forward(arguments, _ops._whole(arguments))
+
+
+class _Attention(torch.autograd.Function):
+    """The operator's forward and gradient as they are registered."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        results = _computed(Arguments(*args))
+        _ops._setup_context(ctx, args, results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
+        # create_graph: the backward operator itself says that it has no derivative.
+        direct = not torch.is_grad_enabled() and _nobody_listens()
+        return _ops._gradient(ctx, *above, run=_gradients if direct else None)
+
+
+def _gradients(*args: Any) -> list[Tensor]:
+    """The backward operator: the native kernels have nothing to do with PyTorch's precision settings."""
+    arguments = Arguments(*args[: _ops._COUNT])
+    output, state, *above, needs = args[_ops._COUNT :]
+    upstream = _ops.Upstream(*above)
+    return _ops._returned(arguments, _ops._gradients(arguments, _ops._whole(arguments), output, state, upstream, needs))
+
+
+def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+    """Statistics that follow from a state of the native kernels, [F, B, H, Q], by one pass instead of thirty operators:
+    those of ``names`` that it computes. Empty where a gradient is wanted or somebody listens.
+    """
+    if state.requires_grad or not state.is_contiguous() or not (_nobody_listens() and type(state) is Tensor):
+        return {}
+    return _native_statistics(fields, state, names)
+
+
+def _alone(arguments: Arguments) -> bool:
+    return _nobody_listens() and all(type(tensor) in _PLAIN for tensor in arguments.values()[:_TENSORS])
+
+
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+_TENSORS = 8
+"""The first arguments, as far as a call that is not packed has tensors there."""
+
+
+def _nobody_listens() -> bool:
+    """No compiler, tracer, mode (of functions or dispatch), transform of functions or forward differentiation."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+    )

@@ -1,0 +1,200 @@
+"""``attemper calibrate``: temperatures that lower a language model's loss on a text, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attemper.cli.scan import Dtype, read_text
+from attemper.errors import InputError
+
+if TYPE_CHECKING:
+    from attemper.control.calibration import Calibration
+    from attemper.integrations.pretrained import Pretrained
+
+_WINDOW = 512
+"""Tokens, at most, in a window that is not told its length."""
+_SHIPPED_WINDOW = 128
+"""Bytes in one of the text that ships, which is short: enough windows to hold some out."""
+_WANTED = 40
+"""Batches, if the text gives them: enough to hold a dozen out."""
+_MOST = 8
+"""Windows in a batch that is not told its size."""
+
+
+class Per(StrEnum):
+    """What gets a temperature of its own."""
+
+    model = "model"
+    layer = "layer"
+    head = "head"
+
+
+class Method(StrEnum):
+    """How the least loss is searched."""
+
+    gradient = "gradient"
+    grid = "grid"
+
+
+def calibrate(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder or hub id of a causal language model of transformers (safetensors only). Without it, the "
+            "small byte-level language model that ships."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="File to calibrate on, or - for standard input: text like what the model will read, that it was not "
+            "trained on. Without it, the text that ships, which is short."
+        ),
+    ] = None,
+    per: Annotated[Per, typer.Option(help="One temperature for the model, for each layer, or for each head.")] = (
+        Per.model
+    ),
+    method: Annotated[
+        Method, typer.Option(help="By gradient, or by a grid: forward passes only, and more of them.")
+    ] = Method.gradient,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the temperatures: safetensors, for Calibration.load.")
+    ] = None,
+    fold: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write MODEL, the temperatures folded into its weights, and its tokenizer, for plain transformers.",
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens in a window. Without it, 512, or as many as the model reads if those are fewer."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Windows in a batch. Without it, up to 8, so that there are 40 batches.")
+    ] = None,
+    validation: Annotated[float, typer.Option(help="Share of the batches that is held out to judge by.")] = 0.3,
+    seed: Annotated[int, typer.Option(help="Of which batches are held out, and of the interval.")] = 0,
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    """Temperatures that minimise the loss of MODEL on a text, and the held-out loss before and after."""
+    if fold is not None and model is None:
+        raise typer.BadParameter("needs MODEL: the model that ships is none of transformers.", param_hint="--fold")
+    if not 0 < validation < 1:
+        raise typer.BadParameter(f"is a share between 0 and 1, got {validation}.", param_hint="--validation")
+    _check_places(out, fold)
+    words = read_text(text)
+    from rich.console import Console
+
+    import attemper
+
+    loaded: Any
+    if model is None:
+        known = None
+        loaded, windows = _shipped(words, max_length, text is None, device, dtype.value)
+    else:
+        known, windows = _pretrained(model, words, max_length, device, dtype.value)
+        loaded = known.model
+    size = batch_size or max(1, min(_MOST, len(windows) // _WANTED))
+    batches = windows.split(size)
+    # A last batch of fewer windows would count as much as a whole one.
+    batches = batches[:-1] if len(batches) > 1 and len(batches[-1]) < size else batches
+    print(f"{len(batches)} batches of {size} windows of {windows.shape[1]} {_unit(model)}s", file=sys.stderr)
+    found = attemper.calibrate(
+        loaded, batches, _loss, per=per.value, method=method.value, validation=validation, seed=seed
+    )
+    if out is not None:
+        found.save(out)
+    if fold is not None and known is not None:
+        found.fold(loaded)
+        loaded.save_pretrained(fold)
+        known.tokenizer.save_pretrained(fold)
+    if as_json:
+        print(json.dumps(found.to_dict() | {"bits": _bits(found) | {"unit": f"bits/{_unit(model)}"}}, indent=2))
+    else:
+        Console().print(found)
+        print(_sentence(found, _unit(model)))
+
+
+def _loss(model: Any, ids: Any) -> Any:
+    """Mean cross-entropy in nats of the tokens of ``ids`` [B, N] but the first, each given those before it."""
+    import torch.nn.functional as F
+
+    given = model(ids[:, :-1])
+    logits = getattr(given, "logits", given)
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def _shipped(words: str, max_length: int | None, short: bool, device: str, dtype: str) -> tuple[Any, Any]:
+    """The byte-level model that ships, and whole windows [w, n] of the text's bytes."""
+    import torch
+
+    from attemper.integrations.pretrained import moved
+    from attemper.lab import model as lab
+
+    model = lab.load()
+    context = model.config.context
+    if max_length is not None and max_length > context:
+        raise InputError(f"max_length is {max_length} but the model that ships reads at most {context} bytes.")
+    moved(model, device).to(getattr(torch, dtype))
+    ids = lab.encode(words).to(device)
+    return model, lab.windows(ids, max_length or (_SHIPPED_WINDOW if short else context))
+
+
+def _pretrained(source: str, words: str, max_length: int | None, device: str, dtype: str) -> tuple[Pretrained, Any]:
+    """A language model, whole windows [w, n] of the text's tokens."""
+    import torch
+
+    from attemper.integrations import pretrained
+
+    known = pretrained.load(source, device=device, dtype=dtype, predicts=True)
+    batches = pretrained.windows(known, words, max_length=max_length or min(_WINDOW, known.longest), batch_size=1)
+    width = max(batch["input_ids"].shape[1] for batch in batches)
+    whole = [batch["input_ids"] for batch in batches if batch["input_ids"].shape[1] == width]
+    return known, torch.cat(whole)
+
+
+def _check_places(out: Path | None, fold: Path | None) -> None:
+    """A search can take long: what could not be written is told before it."""
+    for place in (out, fold):
+        if place is not None and not place.absolute().parent.is_dir():
+            raise InputError(f"{place.parent} is no folder: make it first.")
+    if fold is not None and fold.is_file():
+        raise InputError(f"{fold} is a file: --fold takes a folder.")
+    if fold is not None and fold.is_dir() and any(fold.iterdir()):
+        raise InputError(f"{fold} is not empty: --fold writes into a folder of its own.")
+
+
+def _unit(model: str | None) -> str:
+    return "byte" if model is None else "token"
+
+
+def _bits(found: Calibration) -> dict[str, Any]:
+    """The losses, in nats a token, in bits."""
+    return {
+        "before": found.before / math.log(2),
+        "after": found.after / math.log(2),
+        "interval": [bound / math.log(2) for bound in found.interval],
+    }
+
+
+def _sentence(found: Calibration, unit: str) -> str:
+    bits = _bits(found)
+    low, high = bits["interval"]
+    change = bits["after"] - bits["before"]
+    return (
+        f"in bits/{unit}: {bits['before']:.4f} -> {bits['after']:.4f} ({change:+.4f}, 95% interval {low:+.4f} to "
+        f"{high:+.4f}); above in nats/{unit}"
+    )

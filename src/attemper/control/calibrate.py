@@ -1,0 +1,267 @@
+"""``attemper.calibrate``: the temperatures of an existing model that minimise a loss on data it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper._checks import one_of, positive_number
+from attemper.control.calibration import Calibration
+from attemper.control.search import by_gradient, by_grid
+from attemper.control.temper import temper
+from attemper.errors import InputError
+from attemper.nn.temperature import Temperature
+from attemper.sites.sharded import is_dtensor
+from attemper.sites.wrappers import unwrapped
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""``loss(model, batch)``: a mean, as a scalar tensor."""
+
+PER = ("model", "layer", "head")
+METHODS = {"gradient": by_gradient, "grid": by_grid}
+LEAST = 8
+"""Batches on each side of the split. The bootstrap's interval of fewer held-out losses is too narrow to be believed."""
+RESAMPLES = 10_000
+
+_GRADIENT_STEPS, _GRID_STEPS = 60, 60
+
+
+def calibrate(
+    model: nn.Module, batches: Iterable[Any], loss: Loss, *, per: str = "model", method: str = "gradient",
+    sites: Iterable[str] | None = None, bounds: tuple[float, float] = (0.25, 4.0), steps: int | None = None,
+    validation: float = 0.3, seed: int = 0,
+) -> Calibration:  # fmt: skip
+    r"""Temperatures that minimise a loss: one for the model, one for each attention layer, or one for each head.
+
+    .. math:: \min_{\log T} \frac{1}{n} \sum_b loss(model_T, b)
+
+    over a part of ``batches``, and judged on the others. Only temperatures move, no weight does; the model is not
+    changed, and comes back in the mode it was in, with its gradients and the random state as they were. Losses are
+    taken in evaluation mode, and what a loss draws at random it draws alike at every temperature.
+
+    ::
+
+        calibration = attemper.calibrate(model, batches, lambda model, batch: model(**batch).loss, per="layer")
+        print(calibration)
+        calibration.fold(model)     # or handle = calibration.apply(model)
+
+    Args:
+        model: as for :func:`attemper.temper`, and neither wrapped nor compiled yet.
+        batches: whatever ``loss`` takes, on the model's device; all are kept in memory. Data that the model was not
+            trained on; batches count alike, whatever their size, so make them of one size.
+        loss: ``loss(model, batch)``, the mean loss as a scalar tensor.
+        per: "model", "layer" or "head". The more temperatures, the more data they need: see ``Calibration.interval``.
+        method: "gradient" (L-BFGS, a forward and a backward pass each step) or "grid" (forward passes only, where a
+            model has no gradient: about 15 for one temperature, 10 to 25 for each of several).
+        sites: names of modules whose attention to calibrate, with all below them; None for all.
+        bounds: of every temperature; must hold 1.
+        steps: passes over the fitting batches at most. None: 60 by gradient, 60 for each temperature by grid.
+        validation: share of the batches that is held out, drawn by ``seed``.
+        seed: of the split, of the bootstrap, and of what the loss draws.
+
+    Returns:
+        ``Calibration``: temperatures, held-out loss before and after, and a 95% interval of their difference. Look at
+        ``.tells`` before using them: data that pass the least count may still be too few to tell.
+
+    Raises:
+        InputError: fewer than 8 batches on either side of the split (told before the model runs); the loss is no finite
+            scalar, or does not depend on the temperatures (then the grid may do); or what ``temper`` raises.
+    """
+    one_of("calibrate(per=...)", per, PER)
+    one_of("calibrate(method=...)", method, METHODS)
+    limits = _checked_bounds(bounds)
+    _refuse_wrapped(model)
+    fitting, held_out = _split(batches, validation, seed)
+    with _still(model), temper(model, temperature=_Searched(), sites=sites) as handle:
+        searched = {name: part for name, part in handle.temperatures.items() if isinstance(part, _Searched)}
+        judged = _Objective(model, loss, held_out, "held-out", seed)
+        before = judged.losses()
+        searched = {name: part for name, part in searched.items() if part.heads}
+        if not searched:
+            raise InputError("calibrate: loss(model, batch) runs none of the model's attention: nothing to temper.")
+        objective = _Objective(model, loss, fitting, "fitting", seed, list(searched.values()), per)
+        most = _steps(steps, method, objective.count)
+        found = METHODS[method](objective, objective.count, limits, most)
+        objective.give(found.logs)
+        after = judged.losses()
+        temperatures = {name: tuple(part.given().double().tolist()) for name, part in searched.items()}
+    return Calibration(
+        temperatures=temperatures, before=_mean(before), after=_mean(after),
+        interval=paired_interval(before, after, seed), per=per, method=method, fitting=len(fitting),
+        held_out=len(held_out), evaluations=objective.evaluations, converged=found.converged, bounds=limits,
+    )  # fmt: skip
+
+
+def paired_interval(before: list[float], after: list[float], seed: int = 0) -> tuple[float, float]:
+    """The 2.5th and 97.5th percentile of the mean of ``after - before`` over 10,000 bootstrap resamples."""
+    change = torch.tensor(after, dtype=torch.float64) - torch.tensor(before, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(change), (RESAMPLES, len(change)), generator=generator)
+    low, high = change[drawn].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+class _Searched(Temperature):
+    """The temperature that a search tries now; notes how many heads it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 0
+        self.now: Tensor | None = None
+
+    def given(self) -> Tensor:
+        return torch.ones(1) if self.now is None else self.now
+
+    def forward(
+        self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
+    ) -> Tensor:
+        self.heads = query.shape[1]
+        return self.given().to(query.device)[None, :, None]
+
+
+class _Objective:
+    """The mean loss over some batches, of log temperatures [count] that are given to sites in their order."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, batches: list[Any], part: str, seed: int,
+        sites: list[_Searched] | None = None, per: str = "model",
+    ) -> None:  # fmt: skip
+        self._model, self._loss, self._batches, self._part, self._seed = model, loss, batches, part, seed
+        self._sites = sites or []
+        widths = [site.heads if per == "head" else 1 for site in self._sites]
+        ends = [sum(widths[: number + 1]) for number in range(len(widths))]
+        self._places = [slice(0, 1) if per == "model" else slice(b - a, b) for a, b in zip(widths, ends, strict=True)]
+        self.count = 1 if per == "model" else sum(widths)
+        self.evaluations = 0
+
+    def give(self, logs: Tensor) -> None:
+        """Tempers the sites."""
+        each = logs.exp().float()
+        for site, place in zip(self._sites, self._places, strict=True):
+            site.now = each[place]
+
+    def value(self, logs: Tensor) -> float:
+        self.evaluations += 1
+        self.give(logs)
+        return _mean(self.losses())
+
+    def slope(self, logs: Tensor) -> tuple[float, Tensor]:
+        self.evaluations += 1
+        total, slope = 0.0, torch.zeros_like(logs)
+        torch.manual_seed(self._seed)
+        for number in range(len(self._batches)):
+            with torch.enable_grad():
+                leaf = logs.detach().clone().requires_grad_()
+                self.give(leaf)
+                value = self._of(number)
+                part = torch.autograd.grad(value, leaf, allow_unused=True)[0] if value.requires_grad else None
+            if part is None:
+                raise InputError(
+                    "calibrate: the loss has no gradient in the temperatures: it was detached, or the model runs "
+                    "without gradients. Let loss(model, batch) return what the model computes, or take method='grid'."
+                )
+            slope += part
+            total += float(value.detach())
+        return total / len(self._batches), slope / len(self._batches)
+
+    @torch.no_grad()
+    def losses(self) -> list[float]:
+        """Of each batch, at the temperatures given last."""
+        torch.manual_seed(self._seed)
+        return [float(self._of(number)) for number in range(len(self._batches))]
+
+    def _of(self, number: int) -> Tensor:
+        value = self._loss(self._model, self._batches[number])
+        if not isinstance(value, Tensor) or value.numel() != 1 or not math.isfinite(float(value.detach())):
+            came = f"{type(value).__name__} {value if not isinstance(value, Tensor) else list(value.shape)}"
+            if isinstance(value, Tensor) and value.numel() == 1:
+                came = f"{float(value.detach())}: narrower bounds= may help, if the model runs without temperatures"
+            raise InputError(
+                f"calibrate: loss(model, batch) must return a finite scalar tensor, got {came} ({self._part} batch "
+                f"{number})."
+            )
+        return value.reshape(())
+
+
+def _split(batches: Iterable[Any], validation: float, seed: int) -> tuple[list[Any], list[Any]]:
+    """Batches to fit on and held-out ones, each in their order."""
+    if isinstance(batches, Tensor | Mapping | str):
+        raise InputError(
+            f"calibrate(batches) must be an iterable of batches, got one {type(batches).__name__}: split it, so that "
+            "some can be held out."
+        )
+    if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 < validation < 1:
+        raise InputError(f"calibrate(validation=...) is a share between 0 and 1, got {validation!r}.")
+    known = list(batches)
+    held = round(validation * len(known))
+    if held < LEAST or len(known) - held < LEAST:
+        needed = _needed(validation)
+        raise InputError(
+            f"calibrate: {len(known)} batches are too few to tell whether a temperature helps: {LEAST} are needed to "
+            f"fit and {LEAST} held out, {needed} at validation={validation:g}. Make them smaller, or take more data."
+        )
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [known[place] for place in sorted(order[held:])], [known[place] for place in sorted(order[:held])]
+
+
+def _needed(validation: float) -> int:
+    count = 2 * LEAST
+    while round(validation * count) < LEAST or count - round(validation * count) < LEAST:
+        count += 1
+    return count
+
+
+def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+    advice = "Give (low, high) with low < 1 < high."
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise InputError(f"calibrate(bounds=...) must be two numbers, got {bounds!r}. {advice}")
+    low, high = (positive_number("calibrate(bounds=...)", bound, advice) for bound in bounds)
+    if not low < 1 < high:
+        raise InputError(f"calibrate(bounds=...) must have 1 between them, got {bounds!r}. {advice}")
+    return low, high
+
+
+def _steps(steps: int | None, method: str, count: int) -> int:
+    if steps is None:
+        return _GRADIENT_STEPS if method == "gradient" else _GRID_STEPS * count
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InputError(f"calibrate(steps=...) must be an int of at least 1, got {steps!r}.")
+    return steps
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"calibrate(model) must be an nn.Module, got {type(model).__name__}.")
+    if unwrapped(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
+        raise InputError(
+            f"calibrate: {type(model).__name__} is wrapped or split over processes, and each process would find "
+            "temperatures of its own: calibrate the model before it is wrapped, in one process."
+        )
+
+
+@contextmanager
+def _still(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode with frozen parameters, and afterwards all as it was, the random state with it."""
+    modes = {part: part.training for part in model.modules()}
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            model.eval()
+            for parameter in learned:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in learned:
+                parameter.requires_grad_(True)
+            for part, mode in modes.items():
+                part.training = mode
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)

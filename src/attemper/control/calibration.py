@@ -1,0 +1,138 @@
+"""The temperatures that a calibration found, and what they are worth on held-out data."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from attemper.control.fold import fold_
+from attemper.control.stored import place, read, write
+from attemper.control.temper import Tempered, temper
+from attemper.errors import InputError
+from attemper.nn.temperature import FixedTemperature
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+_KIND = "attemper-calibration"
+_AT_A_BOUND = 1.02
+"""A ratio to a bound under which a temperature counts as held by it."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What :func:`attemper.calibrate` found. ``print(calibration)`` shows a table.
+
+    Losses are means over the held-out batches, in the unit of the user's loss (nats, for a cross-entropy).
+    """
+
+    temperatures: Mapping[str, tuple[float, ...]]
+    """[heads], or one for all heads, by the name of the attention module; they multiply the model's own."""
+    before: float
+    """Held-out loss of the model as it came."""
+    after: float
+    """Held-out loss with the temperatures."""
+    interval: tuple[float, float]
+    """Of ``after - before``, 95%: bootstrap over held-out batches, paired."""
+    per: str
+    method: str
+    fitting: int
+    """Batches that the temperatures were fitted on."""
+    held_out: int
+    """Batches that they were judged on."""
+    evaluations: int
+    """Passes over the fitting batches that the search took."""
+    converged: bool
+    """Whether the search ended by itself; False if ``steps`` cut it off."""
+    bounds: tuple[float, float]
+
+    @property
+    def tells(self) -> bool:
+        """Whether the held-out batches tell the loss before from the loss after: the interval leaves 0 out."""
+        return self.interval[0] > 0 or self.interval[1] < 0
+
+    @property
+    def at_bounds(self) -> tuple[str, ...]:
+        """Sites with a temperature that is held by a bound of the search: the least loss may lie beyond."""
+        low, high = self.bounds[0] * _AT_A_BOUND, self.bounds[1] / _AT_A_BOUND
+        return tuple(site for site, found in self.temperatures.items() if min(found) < low or max(found) > high)
+
+    def apply(self, model: nn.Module) -> Tempered:
+        """Gives a model these temperatures, as :func:`attemper.temper` does; ``.remove()`` takes them off.
+
+        Raises:
+            InputError: a site is not one of the model, or what ``temper`` raises.
+        """
+        given = {site: FixedTemperature(torch.tensor(found)) for site, found in self.temperatures.items()}
+        return temper(model, temperature=given, sites=tuple(given))
+
+    def fold(self, model: nn.Module) -> None:
+        """Multiplies what makes each head's queries by 1/T, in place: exact, and nothing of ours is left in the model.
+
+        Plain transformers, or an inference engine that reads its checkpoint, then gives what the tempered model gives,
+        but for one rounding of the weights. Into the query projection, its bias with it; in latent attention into both
+        parts of it. Where queries are normalised after their projection, into the gain of that norm, if it has one per
+        head or all heads of the layer have one temperature.
+
+        Call it once: a second call multiplies again. Nothing is changed if it raises.
+
+        Raises:
+            InputError: a site is not one of the model, or has another number of heads; the layout of its projections
+                is not known; a weight is shared with another module, quantised, parametrised, under an adapter or
+                split over processes; or the queries pass something on their way that a factor does not: a norm without
+                a gain that fits, clipping, scores of relative positions.
+        """
+        fold_("Calibration.fold", model, {site: torch.tensor(found) for site, found in self.temperatures.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in JSON's types, schema 1."""
+        return {"schema": 1, **asdict(self), "tells": self.tells, "at_bounds": list(self.at_bounds)}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it as safetensors: to the file, or as ``attemper.safetensors`` into the folder."""
+        about = {name: value for name, value in asdict(self).items() if name != "temperatures"}
+        tensors = {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}
+        return write(path, tensors, _KIND, {**about, "sites": list(tensors)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Reads what ``save`` wrote.
+
+        Raises:
+            InputError: the file is missing, of another kind, or damaged.
+        """
+        tensors, about = read(path, _KIND)
+        sites = about.get("sites")
+        names = {field.name for field in fields(cls)} - {"temperatures"}
+        if not isinstance(sites, list) or set(sites) != set(tensors) or not names <= set(about):
+            raise InputError(f"{place(path)} is damaged: what it tells of its temperatures is not all there.")
+        given: dict[str, Any] = {name: about[name] for name in names}
+        given |= {name: tuple(given[name]) for name in ("interval", "bounds")}
+        return cls(temperatures={site: tuple(tensors[site].tolist()) for site in sites}, **given)
+
+    def table(self) -> RenderableType:
+        """For rich: the temperatures by site, the loss before and after."""
+        from attemper.control.calibration_table import table
+
+        return table(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.table()
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        stream = io.StringIO()
+        Console(file=stream, width=120, color_system=None).print(self)
+        return stream.getvalue().rstrip()

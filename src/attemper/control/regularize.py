@@ -1,0 +1,213 @@
+"""``attemper.regularize``: an entropy loss on the attention of a model that exists, with its exact gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper._checks import one_of
+from attemper.control.chosen import Site, chosen_sites
+from attemper.control.injection import Attached, Ledger, Round, SiteEntry, tie
+from attemper.control.penalties import Penalty
+from attemper.errors import InputError
+from attemper.functional.stats import AttentionStats
+from attemper.sites.acting import actions_of, release
+from attemper.sites.observer import AttentionCall
+
+
+def regularize(
+    model: nn.Module, penalty: Penalty, *, sites: Iterable[str] | None = None, observe: str = "replace"
+) -> Regularizer:
+    r"""Adds a loss on the sharpness of a model's attention to the training of it; the model's code stays as it is.
+
+    .. math:: L + coef \cdot \operatorname{mean}_{sites} \operatorname{mean}_{heads, rows} \varphi(H)
+
+    ::
+
+        penalty = attemper.regularize(model, attemper.EntropyTarget(0.6, coef=0.1, unit="normalized"))
+        for batch in loader:
+            loss = penalty.attach(loss_of(model, batch))    # adds the penalty's value, and its gradient
+            loss.backward()
+            optimizer.step()
+
+    The gradient is put in where each attention output flows back, so that both kinds of activation checkpointing,
+    gradient accumulation, gradient scalers, autocast, DDP and torch.compile (of the model, called before) leave it
+    exact. With ``Trainer``: ``Trainer(..., compute_loss_func=penalty.compute_loss)``.
+
+    Args:
+        model: as for :func:`attemper.temper`. Only modules in training mode count.
+        penalty: :class:`~attemper.EntropyTarget`, ``EntropyBonus``, ``EntropyDiversity`` or ``ZLoss``.
+        sites: names of modules whose attention to regularize, with all below them; None for all.
+        observe: "replace" lets our kernel compute output and statistics in one pass, in place of the model's own, where
+            it can (no attention dropout, no packed documents, not nn.MultiheadAttention); outputs move by rounding.
+            "beside" keeps the model's own, and computes the statistics beside it.
+
+    Returns:
+        A handle with ``.attach(loss)``, ``.value``, ``.step()``, ``.reset()`` and ``.remove()``.
+
+    Raises:
+        InputError: nothing of the model attends in a way that is known, a name of ``sites`` matches nothing, or the
+            model is compiled already.
+
+    Note:
+        Rows count that see a key, of padded sequences too unless the model is called with a 2-D ``attention_mask`` of
+        its own tokens. Under DDP every process takes the mean over its own rows.
+    """
+    if not isinstance(penalty, Penalty):
+        raise InputError(
+            "regularize(penalty) must be attemper.EntropyTarget, EntropyBonus, EntropyDiversity or ZLoss, got "
+            f"{type(penalty).__name__}."
+        )
+    one_of("regularize(observe=...)", observe, ("replace", "beside"))
+    return Regularizer(model, penalty, chosen_sites("regularize", model, sites), observe == "replace")
+
+
+class Regularizer:
+    """What :func:`regularize` gave a model: see there."""
+
+    def __init__(self, model: nn.Module, penalty: Penalty, sites: list[Site], replaces: bool) -> None:
+        self.model, self.penalty = model, penalty
+        self.replaces, self.stats = replaces, penalty.stats
+        self.steps = 0
+        """Optimizer steps, for a schedule."""
+        self._ledger = Ledger("regularize")
+        self._entries = {site.module: SiteEntry(self._ledger, site.name) for site in sites}
+        self._keys = {site.module: self._entries[site.module].key for site in sites}
+        self._goal = torch.tensor(penalty.goal(0), dtype=torch.float64)
+        self._value: Tensor | None = None
+        self._tokens: Tensor | None = None
+        self._sites = sites
+        for site in sites:
+            actions_of(site.module, site.way).listeners.append(self)
+        self._hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the modules that are regularized, in the order of the model."""
+        return tuple(site.name for site in self._sites)
+
+    @property
+    def value(self) -> float:
+        """The penalty of the last attached loss, for logging: ``coef`` times the mean over sites.
+
+        Raises:
+            InputError: no loss was attached yet.
+        """
+        if self._value is None:
+            raise InputError("penalty.value is there after the first penalty.attach(loss).")
+        return float(self._value)
+
+    def attach(self, loss: Tensor) -> Tensor:
+        """``loss`` plus the penalty of all forward passes since the last attach.
+
+        The gradient follows any factor that is put on the result (a scaler's, 1 / accumulation steps).
+
+        Args:
+            loss: a number with a gradient, made of those forward passes.
+
+        Raises:
+            InputError: the loss is no number with a gradient, or no attention ran in training mode since the last
+                attach.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise InputError(
+                f"penalty.attach(loss) needs a tensor of one number with a gradient, got {_described(loss)}."
+            )
+        current, self._ledger.pending = self._ledger.pending, Round()
+        if not current.sites:
+            raise InputError(
+                "penalty.attach(loss): no attention ran in training mode since the last attach. Call model.train(), "
+                "and attach after the forward pass."
+            )
+        values = []
+        for name, counted in current.sites.items():
+            assert counted.sums is not None
+            assert counted.counts is not None
+            values.append(self.penalty.value(counted.sums, counted.counts))
+            share = self.penalty.coef / len(current.sites)
+            current.weights[name] = share * self.penalty.weights(counted.sums, counted.counts)
+        self._value = self.penalty.coef * torch.stack([value.to(loss.device) for value in values]).mean()
+        return Attached.apply(loss, self._value, self._ledger, current)  # pyright: ignore
+
+    def compute_loss(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+        """``Trainer``'s ``compute_loss_func``: the model's own loss, attached."""
+        del labels, num_items_in_batch
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        return self.attach(loss)
+
+    def step(self) -> None:
+        """Goes on by one optimizer step, where the target is scheduled."""
+        self._go_to(self.steps + 1)
+
+    def reset(self) -> None:
+        """Forgets forward passes that were thrown away."""
+        self._ledger.pending, self._ledger.running = Round(), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, for a checkpoint."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            InputError: the state is not one of ``regularize``.
+        """
+        if set(state) != {"steps"}:
+            raise InputError(f"regularize's load_state_dict(state) must have steps, got {sorted(state)}.")
+        self._go_to(int(state["steps"]))
+
+    def remove(self) -> None:
+        """Takes the penalty off the model. May be called again."""
+        self._hook.remove()
+        for site in self._sites:
+            actions = getattr(site.module, "_attemper_actions", None)
+            if actions is not None and self in actions.listeners:
+                actions.listeners.remove(self)
+            release(site.module)
+        self._entries.clear()
+
+    def __enter__(self) -> Regularizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def wants(self, module: nn.Module) -> bool:
+        """Whether this call counts (a ``Listener``'s)."""
+        return module.training
+
+    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+        """Ties an attention output to its statistic (a ``Listener``'s)."""
+        assert stats is not None
+        statistic, values, slope, valid = self.penalty.rows(stats, self._goal)
+        tokens = self._tokens
+        if tokens is not None and tokens.shape == (call.query.shape[0], call.key.shape[2]) == _rows(call.query):
+            valid = valid & tokens[:, None]
+        return tie(output, statistic, values, slope, valid, self._keys[module])
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward pass of the model: which queries are real tokens."""
+        mask = kwargs.get("attention_mask")
+        padding = isinstance(mask, Tensor) and mask.dim() == 2 and not mask.dtype.is_floating_point
+        self._tokens = mask.bool() if padding and isinstance(mask, Tensor) else None
+
+    def _go_to(self, step: int) -> None:
+        self.steps = step
+        self._goal.fill_(self.penalty.goal(step))
+
+
+def _rows(query: Tensor) -> tuple[int, int]:
+    return query.shape[0], query.shape[2]
+
+
+def _described(loss: Any) -> str:
+    if not isinstance(loss, Tensor):
+        return type(loss).__name__
+    return f"{list(loss.shape)}, requires_grad={loss.requires_grad}"

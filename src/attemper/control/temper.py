@@ -1,0 +1,217 @@
+"""``attemper.temper``: a temperature on the attention of a model that exists."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper._checks import one_of
+from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
+from attemper.control.fold import constant, fold_
+from attemper.control.stored import read_temperatures, write_temperatures
+from attemper.errors import InputError
+from attemper.nn.temperature import ADDED, FixedTemperature, ScheduledTemperature, Temperature
+from attemper.sites.acting import actions_of, release
+
+Given = Temperature | float | Tensor
+"""A temperature as it is given: a module, a number, or a tensor [heads]."""
+
+
+def temper(
+    model: nn.Module, *, temperature: Given | Sequence[Given] | Mapping[str, Given] = 1.0, normalizer: str = "softmax",
+    sites: Iterable[str] | None = None,
+) -> Tempered:  # fmt: skip
+    r"""Gives the attention of an existing model a temperature, which multiplies the model's own.
+
+    .. math:: \mathrm{softmax}(\mathrm{softcap}(\tfrac{scale}{T}\, q \cdot k) + bias)
+
+    The model's own attention runs, whatever its kernel, on queries divided by T: the bits stay where T is 1. The
+    temperatures become children of the attention modules (``attemper_temperature``): they are in ``state_dict()``, move
+    and copy with the model, and what is learned is trained by an optimizer that is made afterwards, or gets
+    ``handle.parameters()`` as a group. Right under both kinds of activation checkpointing, gradient accumulation,
+    autocast, DDP and torch.compile, if it is called before them.
+
+    ::
+
+        handle = attemper.temper(model, temperature=attemper.nn.LearnedTemperature(num_heads=8))
+        handle = attemper.temper(model, temperature=attemper.schedules.layerwise(12, 0.8, 1.2))   # one per layer
+        handle.remove()
+
+    Args:
+        model: models of transformers' registry, modules that call ``F.scaled_dot_product_attention``,
+            ``nn.MultiheadAttention``, layers of ``attemper.nn``, and any mixture of them.
+        temperature: a number or a tensor [heads] for every site; a module of ``attemper.nn``, of which each site gets a
+            copy; a list with one of these per site, in the order of the model; or a mapping from names (of modules,
+            for all below them) to them.
+        normalizer: "softmax".
+        sites: names of modules whose attention to temper, with all below them; None for all that are found.
+
+    Returns:
+        A handle with ``.sites``, ``.temperatures``, ``.remove()``, ``.save()`` and ``.load()``; also a context manager.
+
+    Raises:
+        InputError: nothing of the model attends in a way that is known; a name of ``sites`` matches nothing; a list of
+            another length than there are sites; a temperature that is not above 0; or a model that is compiled or
+            wrapped for data-parallel training already.
+
+    Note:
+        Queries of float16 or bfloat16 are rounded once more after the division, which moves entropies by up to 1e-3
+        nats where scores have a standard deviation of 1 (the modules of ``attemper.nn`` do not round). Attention that
+        is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside.
+    """
+    one_of("temper(normalizer=...)", normalizer, ("softmax",))
+    found = chosen_sites("temper", model, sites)
+    each = _each(temperature, found)
+    if any(parameter.requires_grad for part in each.values() for parameter in part.parameters()):
+        refuse_wrapped("temper", model)
+    return Tempered(model, [site for site in found if site.name in each], each)
+
+
+class Tempered:
+    """What :func:`temper` gave a model: see there."""
+
+    def __init__(self, model: nn.Module, sites: list[Site], temperatures: Mapping[str, Temperature]) -> None:
+        self.model = model
+        self.temperatures: dict[str, Temperature] = {}
+        """The temperature of each site, by its name."""
+        self._children: list[tuple[Site, str]] = []
+        for site in sites:
+            self._add(site, temperatures[site.name])
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the tempered modules, in the order of the model."""
+        return tuple(self.temperatures)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What is learned, for an optimizer."""
+        for part in self.temperatures.values():
+            yield from part.parameters()
+
+    def step(self) -> None:
+        """Goes on by one optimizer step, where temperatures are scheduled."""
+        for part in self.temperatures.values():
+            for factor in part.modules():
+                if isinstance(factor, ScheduledTemperature):
+                    factor.step()
+
+    def values(self) -> dict[str, Tensor]:
+        """The temperatures [heads or 1] of each site that has one for every query, by name."""
+        found: dict[str, Tensor] = {}
+        for name, part in self.temperatures.items():
+            value: Any = getattr(part, "value", None)
+            if isinstance(value, Tensor):
+                found[name] = value.detach().clone()
+            elif value is not None:
+                found[name] = value().detach().clone()
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Writes the temperatures as safetensors: into the file, or as ``attemper.safetensors`` into the folder.
+
+        Beside what ``save_pretrained`` writes: plain transformers reads the model without its temperatures.
+        """
+        write_temperatures(path, self.temperatures)
+
+    def load(self, path: str | Path) -> None:
+        """Reads what ``save`` wrote, into a model that was tempered in the same way.
+
+        Raises:
+            InputError: the file is missing or another kind of file, or its sites or numbers of heads are not these.
+        """
+        read_temperatures(path, self.temperatures)
+
+    def fold(self) -> None:
+        """Multiplies what makes each head's queries by 1/T, in place, and takes the temperatures off.
+
+        The model gives what it gave, but for one rounding of the weights, and needs nothing of ours: see
+        :meth:`attemper.Calibration.fold`.
+
+        Raises:
+            InputError: a temperature is scheduled, or follows the length or the input; or what ``Calibration.fold``
+                raises. Nothing is changed then.
+        """
+        found: dict[str, Tensor] = {}
+        for name, part in self.temperatures.items():
+            value = constant(part)
+            if value is None:
+                raise InputError(
+                    f"Tempered.fold: the temperature of {name} ({type(part).__name__}) is not the same for every query "
+                    "for good. Folded are FixedTemperature, LearnedTemperature and products of them."
+                )
+            found[name] = value
+        fold_("Tempered.fold", self.model, found if self._children else {})
+        self.remove()
+
+    def remove(self) -> None:
+        """Takes every temperature off the model, which is what it was. May be called again."""
+        for site, child in self._children:
+            actions = getattr(site.module, "_attemper_actions", None)
+            if actions is not None and child in actions.temperatures:
+                actions.temperatures.remove(child)
+            if hasattr(site.module, child):
+                delattr(site.module, child)
+            release(site.module)
+        self._children.clear()
+
+    def __enter__(self) -> Tempered:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _add(self, site: Site, temperature: Temperature) -> None:
+        actions = actions_of(site.module, site.way)
+        number = len(actions.temperatures) + 1
+        child = ADDED if number == 1 else f"{ADDED}_{number}"
+        weight = next(site.module.parameters(), None)
+        site.module.add_module(child, temperature if weight is None else temperature.to(weight.device))
+        temperature.train(site.module.training)
+        actions.temperatures.append(child)
+        self.temperatures[site.name] = temperature
+        self._children.append((site, child))
+
+
+def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
+    """The temperature of each site; what a mapping does not name gets none."""
+    if isinstance(given, Mapping):
+        return _named(given, sites)
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != len(sites):
+            raise InputError(
+                f"temper(temperature=[...]) has {len(given)} entries and the model {len(sites)} attention sites: "
+                f"{', '.join(site.name for site in sites)}."
+            )
+        return {site.name: _module(part) for site, part in zip(sites, given, strict=True)}
+    return {site.name: _module(given) for site in sites}
+
+
+def _named(given: Mapping[str, Any], sites: list[Site]) -> dict[str, Temperature]:
+    found: dict[str, Temperature] = {}
+    for name, part in given.items():
+        below = [site.name for site in sites if site.name == name or site.name.startswith(f"{name}.")]
+        if not below:
+            raise InputError(
+                f"temper(temperature=...) names {name!r}, which is no attention site. They are: "
+                f"{', '.join(site.name for site in sites)}."
+            )
+        found |= {site: _module(part) for site in below}
+    return found
+
+
+def _module(given: Any) -> Temperature:
+    if isinstance(given, Temperature):
+        return copy.deepcopy(given)
+    if isinstance(given, nn.Module) or not isinstance(given, int | float | Tensor) or isinstance(given, bool):
+        raise InputError(
+            f"temper(temperature=...) must be a number above 0, a tensor [heads] or a module of attemper.nn, got "
+            f"{type(given).__name__}."
+        )
+    return FixedTemperature(given)

@@ -1,0 +1,247 @@
+"""``attemper.Thermostat``: holds the entropy of each head at a target while a model trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper._checks import one_of, positive_number
+from attemper.control.chosen import chosen_sites
+from attemper.control.held import Gauge, Sums
+from attemper.control.temper import Tempered
+from attemper.errors import InputError
+from attemper.nn.temperature import CEILING, FLOOR, Temperature
+from attemper.sites.acting import actions_of, release
+
+Target = float | tuple[float, float] | Callable[[int, int], float]
+_FLAT = 1e-3
+"""Slopes (nats per unit of log T) below this tell nothing of how far to go."""
+
+
+class HeldTemperature(Temperature):
+    """A temperature per head that a thermostat sets; not trained. It has its heads from the first step on."""
+
+    log_temperature: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("log_temperature", torch.zeros(1), persistent=False)
+
+    def forward(
+        self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
+    ) -> Tensor:
+        return self.log_temperature.exp()[None, :, None]
+
+    def value(self) -> Tensor:
+        """[heads or 1] float32."""
+        return self.log_temperature.exp()
+
+    def set(self, logs: Tensor) -> None:
+        """Takes log temperatures [heads]."""
+        self.log_temperature = logs.to(self.log_temperature)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a thermostat found and did at one site in a step; tensors [heads], float64 on the CPU."""
+
+    entropy: Tensor
+    """Mean over rows; NaN where no row counted."""
+    slope: Tensor
+    """dH / d log T, nats (or shares of log n)."""
+    temperature: Tensor
+    """After the step."""
+    bounded: Tensor
+    """Whether the temperature stands at its floor or ceiling: the target may be out of reach."""
+
+
+class Thermostat:
+    r"""Holds each head's (or layer's) entropy at a target, or in a band, by its temperature.
+
+    .. math:: \log T \leftarrow \log T + \mathrm{clip}\left(rate \cdot \frac{\alpha - \bar H}{d\bar H / d \log T},\
+              \pm max\_step\right)
+
+    The slope is exact: the variance of the logits, or, with a bias or a softcap, their covariance with what the
+    temperature divides. Newton's step, damped and bounded: it does not swing. Where a bias makes the entropy fall with
+    temperature the step turns, and where it turns it stands still.
+
+    ::
+
+        thermostat = attemper.Thermostat(model, target_entropy=(0.3, 0.9), unit="normalized")
+        for batch in loader:
+            loss(model, batch).backward()
+            optimizer.step()
+            thermostat.step()
+
+    Args:
+        model: as for :func:`attemper.temper`, before torch.compile. Only modules in training mode are measured.
+        target_entropy: a number, a band (low, high) inside which nothing is done, or a schedule
+            ``(step, total_steps) -> number``.
+        per: "head" or "layer".
+        unit: "nats"; or "normalized" for H / log n with n the keys that a row sees, from 0 to 1.
+        rows: query rows of each sequence that are measured; None for all.
+        rate: share of Newton's step that is taken.
+        max_step: largest change of log T in one step.
+        floor, ceiling: bounds of T.
+        sites: names of modules, with all below them; None for all.
+        total_steps: of the training, for a schedule.
+
+    Raises:
+        InputError: an argument has no meaning; or as :func:`attemper.temper`.
+    """
+
+    def __init__(
+        self, model: nn.Module, target_entropy: Target, *, per: str = "head", unit: str = "nats",
+        rows: int | None = 128, rate: float = 0.5, max_step: float = 0.1, floor: float = FLOOR,
+        ceiling: float = CEILING, sites: Iterable[str] | None = None, total_steps: int | None = None,
+    ) -> None:  # fmt: skip
+        one_of("Thermostat(per=...)", per, ("head", "layer"))
+        one_of("Thermostat(unit=...)", unit, ("nats", "normalized"))
+        self.per, self.unit, self.target, self.total_steps = per, unit, target_entropy, total_steps
+        self.rate = positive_number("Thermostat(rate=...)", rate, "It is the share of Newton's step, up to 1.")
+        self.max_step = positive_number("Thermostat(max_step=...)", max_step, "It bounds the change of log T.")
+        floor, ceiling = (positive_number(f"Thermostat({name}=...)", value, "Temperatures are above 0.")
+                          for name, value in (("floor", floor), ("ceiling", ceiling)))  # fmt: skip
+        if not floor <= 1 <= ceiling:
+            raise InputError(f"Thermostat(floor={floor}, ceiling={ceiling}): they must have 1 between them.")
+        self._logs = math.log(floor), math.log(ceiling)
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            raise InputError(f"Thermostat(rows=...) must be an int of at least 1 or None, got {rows!r}.")
+        self.steps = 0
+        self._band(0)
+        found = chosen_sites("Thermostat", model, sites)
+        self._temperatures = {site.name: HeldTemperature() for site in found}
+        self._tempered = Tempered(model, found, self._temperatures)
+        self._gauges = {site.name: Gauge(f"Thermostat ({site.name})", rows, unit) for site in found}
+        self._sites = found
+        for site in found:
+            actions_of(site.module, site.way).listeners.append(self._gauges[site.name])
+        self.readings: dict[str, Reading] = {}
+        """What the last step found and did, by site."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the modules that are held, in the order of the model."""
+        return tuple(site.name for site in self._sites)
+
+    @property
+    def temperatures(self) -> dict[str, Tensor]:
+        """The temperatures [heads] of each site ([1] before its first step)."""
+        return {name: part.value().detach().clone() for name, part in self._temperatures.items()}
+
+    def step(self) -> dict[str, Reading]:
+        """Goes on by one optimizer step: moves the temperatures by what the forward passes since the last one showed.
+
+        Under torch.distributed every process must call it; they move alike.
+
+        Returns:
+            What was found and done, by site; sites that did not run are left out.
+        """
+        low, high = self._band(self.steps)
+        measured = {name: gauge.sums for name, gauge in self._gauges.items() if gauge.sums is not None}
+        for gauge in self._gauges.values():
+            gauge.sums = None
+        self.readings = {}
+        for name, sums in _of_all_processes(measured).items():
+            self.readings[name] = self._moved(self._temperatures[name], sums, low, high)
+        self.steps += 1
+        return self.readings
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and log temperatures, for a checkpoint."""
+        logs = {name: part.log_temperature.clone() for name, part in self._temperatures.items()}
+        return {"steps": self.steps, "log_temperatures": logs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            InputError: the state is not one of ``Thermostat``, or its sites are not these.
+        """
+        if set(state) != {"steps", "log_temperatures"}:
+            raise InputError(
+                f"Thermostat.load_state_dict(state) must have steps and log_temperatures, got {sorted(state)}."
+            )
+        if set(state["log_temperatures"]) != set(self._temperatures):
+            raise InputError(
+                f"Thermostat.load_state_dict(state) is of other sites: {sorted(state['log_temperatures'])[:4]}, here "
+                f"{sorted(self._temperatures)[:4]}."
+            )
+        for name, logs in state["log_temperatures"].items():
+            self._temperatures[name].set(logs)
+        self.steps = int(state["steps"])
+
+    def close(self) -> None:
+        """Takes temperatures and measuring off the model. May be called again."""
+        for site in self._sites:
+            actions = getattr(site.module, "_attemper_actions", None)
+            gauge = self._gauges[site.name]
+            if actions is not None and gauge in actions.listeners:
+                actions.listeners.remove(gauge)
+            release(site.module)
+        self._tempered.remove()
+
+    def __enter__(self) -> Thermostat:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _band(self, step: int) -> tuple[float, float]:
+        target = self.target
+        if callable(target):
+            if not isinstance(self.total_steps, int) or self.total_steps < 1:
+                raise InputError("Thermostat(target_entropy=schedule) needs total_steps=, those of the training.")
+            target = target(step, self.total_steps)
+        band = tuple(target) if isinstance(target, tuple | list) else (target, target)
+        ceiling = 1.0 if self.unit == "normalized" else math.inf
+        numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in band)
+        if len(band) != 2 or not numbers or not 0 <= band[0] <= band[1] <= ceiling or math.isinf(band[0]):
+            raise InputError(
+                f"Thermostat(target_entropy=...) must be a number or a band (low, high) of at least 0"
+                f"{' and at most 1' if self.unit == 'normalized' else ''}, got {target!r}."
+            )
+        return float(band[0]), float(band[1])
+
+    def _moved(self, part: HeldTemperature, sums: Sums, low: float, high: float) -> Reading:
+        total = sums.total.cpu()
+        rows = total[2]
+        pooled = total if self.per == "head" else total.sum(1, keepdim=True).expand_as(total)
+        entropy, slope = pooled[0] / pooled[2], pooled[1] / pooled[2]
+        wrong = (low - entropy).clamp(min=0) - (entropy - high).clamp(min=0)
+        step = self.rate * wrong / torch.where(slope.abs() > _FLAT, slope, 1.0)
+        # Flat: a row that is one-hot or uniform. Without a bias the way out is known; with one it is not.
+        flat = slope.abs() <= _FLAT
+        step = torch.where(flat, wrong.sign() * self.max_step if sums.monotone else 0.0, step)
+        step = torch.where(torch.isfinite(step), step, 0.0).clamp(-self.max_step, self.max_step)
+        before = part.log_temperature.cpu().double().expand(total.shape[1])
+        logs = (before + step).clamp(*self._logs)
+        part.set(logs)
+        bounded = (logs <= self._logs[0]) | (logs >= self._logs[1])
+        return Reading(torch.where(rows > 0, entropy, math.nan), slope, logs.exp(), bounded)
+
+
+def _of_all_processes(measured: dict[str, Sums]) -> dict[str, Sums]:
+    """The sums of every process together, so that all of them move alike."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return measured
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    mine = {name: (sums.total.cpu(), sums.monotone) for name, sums in measured.items()}
+    distributed.all_gather_object(gathered, mine)
+    joined: dict[str, Sums] = {}
+    for found in gathered:
+        for name, (total, monotone) in found.items():
+            if name in joined:
+                joined[name].add(Sums(total, monotone))
+            else:
+                joined[name] = Sums(total, monotone)
+    return joined

@@ -1,0 +1,44 @@
+"""A comparison as a table in the terminal: the heads that changed most, before and after."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attemper.monitor.compare import STATISTICS, Comparison, HeadChange
+
+_SHOWN = 20
+_TITLES = ("entropy, % of log n", "effective tokens", "max logit", "first token, %")
+_SHARES = ("normalized_entropy", "first_token_mass")
+"""Shown in percent."""
+
+
+def table(comparison: Comparison) -> RenderableType:
+    """The first heads, then the sites that only one of the two has."""
+    heads = comparison.heads
+    parts: list[RenderableType] = [
+        Text.assemble((comparison.before, "bold"), " -> ", (comparison.after, "bold"), f"  {len(heads)} heads")
+    ]
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("site", overflow="fold")
+    grid.add_column("head", justify="right")
+    for title in _TITLES:
+        grid.add_column(title, justify="right", no_wrap=True)
+    modes = {head.mode for head in heads}
+    for head in heads[:_SHOWN]:
+        site = f"{head.site} ({head.mode})" if len(modes) > 1 else head.site
+        grid.add_row(site, str(head.head), *(_cell(head, statistic) for statistic in STATISTICS))
+    parts.append(grid)
+    if len(heads) > _SHOWN:
+        parts.append(Text(f"and {len(heads) - _SHOWN} heads that changed less", style="dim"))
+    for side, names in (("before", comparison.only_before), ("after", comparison.only_after)):
+        parts += [Text.assemble((f"only {side} ", "yellow"), name) for name in names]
+    return Group(*parts)
+
+
+def _cell(head: HeadChange, statistic: str) -> Text:
+    """``before -> after``, darker where nothing changed."""
+    factor = 100.0 if statistic in _SHARES else 1.0
+    before, after = ("-" if value is None else f"{value * factor:.1f}" for value in getattr(head, statistic))
+    return Text(f"{before} -> {after}", style="dim" if before == after else "")

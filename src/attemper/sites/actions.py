@@ -1,0 +1,170 @@
+"""What is done to one attention call of a chosen module: its query is tempered, and who acts on it takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import InputError
+from attemper.functional.attention import attention, executed
+from attemper.functional.call import Options, planned
+from attemper.functional.stats import AttentionStats
+from attemper.nn.temperature import ACTIONS, Temperature, times
+from attemper.nn.visible import visible_keys
+from attemper.sites.observer import AttentionCall, tell
+
+
+class Listener(Protocol):
+    """Who acts on the output of attention calls, or measures them."""
+
+    stats: tuple[str, ...]
+    """Statistics that it needs, with their gradients; none for who reads queries and keys itself."""
+    replaces: bool
+    """Whether our kernel may compute output and statistics at once, in place of the model's own."""
+
+    def wants(self, module: nn.Module) -> bool:
+        """Whether this call of ``module`` concerns it."""
+        ...
+
+    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+        """Takes a call; gives the output on, which it may tie something to."""
+        ...
+
+
+class Actions:
+    """What is done to the attention of one module: names of its temperatures, and who listens.
+
+    A copy or a pickle of the module keeps the temperatures, which are its children, and leaves listeners behind.
+    """
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.temperatures: list[str] = []
+        self.listeners: list[Listener] = []
+        self.original: Any = None
+        """A forward that the module had of its own, not its class's."""
+        self.hidden: Tensor | None = None
+        """The layer's input while its forward runs, where a temperature is conditional on it."""
+        self.met = False
+        """Whether an attention call was met in the forward pass that runs."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"way": self.way, "temperatures": list(self.temperatures), "original": self.original}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, listeners=[], hidden=None, met=False)
+
+    def attended(
+        self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float, given: dict[str, Any]
+    ) -> tuple[Tensor, AttentionStats | None]:
+        """The attention of a layer of ``attemper.nn``, which has its temperatures in ``given`` already."""
+        self.met = True
+        listeners = [listener for listener in self.listeners if listener.wants(layer)]
+        names = tuple(dict.fromkeys([*layer.stats, *_names(listeners)]))  # pyright: ignore[reportGeneralTypeIssues]
+        output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
+        if listeners:
+            options = Options(temperature=given["temperature"], is_causal=given.get("is_causal", False))
+            call = AttentionCall(query, key, given["attn_mask"], options)
+            for listener in listeners:
+                output = listener.take(layer, call, stats, output)
+        return output, stats if layer.stats else None
+
+
+def actions_on(module: nn.Module) -> Actions:
+    """The actions of a module that has some."""
+    return getattr(module, ACTIONS)
+
+
+def _names(listeners: list[Listener]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for listener in listeners for name in listener.stats))
+
+
+def temperatures(module: nn.Module) -> list[Temperature]:
+    """The temperatures that this module's attention was given."""
+    actions: Actions | None = getattr(module, ACTIONS, None)
+    return [] if actions is None else [getattr(module, name) for name in actions.temperatures]
+
+
+def temperature_of(
+    module: nn.Module, query: Tensor, counts: Callable[[], Tensor], hidden: Tensor | None
+) -> Tensor | None:
+    """The product of a module's temperatures, broadcastable to [B, H, Q]; None where it has none."""
+    product: Tensor | None = None
+    for given in temperatures(module):
+        visible = counts() if given.follows("follows_length") else None
+        part = given(query, hidden=hidden, visible_keys=visible)
+        product = part if product is None else times(product, part)
+    return product
+
+
+def tempered(query: Tensor, temperature: Tensor) -> Tensor:
+    """``query`` [B, H, Q, D] divided by ``temperature``, in float32 at least and rounded to the query's type.
+
+    The bits stay where the temperature is 1.
+    """
+    wide = query if query.dtype in (torch.float32, torch.float64) else query.float()
+    return (wide * temperature.to(wide.dtype).reciprocal()[..., None]).to(query.dtype)
+
+
+def acted(
+    module: nn.Module, query: Tensor, value: Tensor | None, dropout: float,
+    read: Callable[[Tensor], AttentionCall], run: Callable[[Tensor], Any],
+    whole: Callable[[Tensor], Any] | None, first: Callable[[Any, Callable[[Tensor], Tensor]], Any],
+) -> Any:  # fmt: skip
+    """One attention call of a module, with what is done to it.
+
+    Args:
+        query: [B, H, Q, D].
+        read: from a query to the whole call.
+        run: the model's own attention of a query.
+        whole: from our output [B, H, Q, E] to what ``run`` returns; None where ours cannot take its place.
+        first: applies a function to the output within what ``run`` returns.
+    """
+    actions = actions_on(module)
+    actions.met = True
+    if actions.temperatures:
+        temperature = temperature_of(module, query, partial(_counts, read, query), actions.hidden)
+        assert temperature is not None
+        query = tempered(query, temperature)
+    listeners = [listener for listener in actions.listeners if listener.wants(module)]
+    if not listeners:
+        return run(query)
+    call = read(query)
+    names = _names(listeners)
+    ours = whole is not None and value is not None and dropout == 0 and call.packing is None
+    if names and ours and all(listener.replaces for listener in listeners):
+        output, stats = computed(module, call, value, names)
+        if not torch.compiler.is_compiling():
+            tell(lambda *_: call, (), {}, module)
+        assert whole is not None
+        result = whole(output)
+    else:
+        result = run(query)
+        stats = computed(module, call, None, names)[1] if names else None
+    for listener in listeners:
+        result = first(result, partial(listener.take, module, call, stats))
+    return result
+
+
+def computed(
+    module: nn.Module, call: AttentionCall, value: Tensor | None, names: tuple[str, ...]
+) -> tuple[Tensor, AttentionStats | None]:
+    options = replace(call.options, stats=names)
+    value = None if value is None else value.to(call.query.dtype)
+    return executed(planned(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
+
+
+def _counts(read: Callable[[Tensor], AttentionCall], query: Tensor) -> Tensor:
+    """How many keys each query of a call sees."""
+    call = read(query)
+    if call.packing is not None or call.options.window_size != (-1, -1):
+        raise InputError(
+            "a temperature that follows the length cannot count the keys of packed documents or of a window that is "
+            "not in the mask: load the model with attn_implementation='sdpa'."
+        )
+    return visible_keys(query, call.key.shape[2], call.mask, call.options.is_causal)

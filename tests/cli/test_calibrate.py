@@ -1,0 +1,76 @@
+"""``attemper calibrate`` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from attemper import Calibration
+from tests import encoder
+from tests.cli.test_cli import Run, checkpoint, one_line, run
+
+tf = pytest.importorskip("transformers")
+__all__ = ["checkpoint", "run"]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A text with something to attend to."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(5, (700,), generator=generator).tolist()
+    path = tmp_path / "words.txt"
+    path.write_text(" ".join(("heads", "attend", "to", "a", "key")[number] for number in drawn), encoding="utf-8")
+    return path
+
+
+def test_without_a_model_the_one_that_ships_is_calibrated_on_the_text_that_ships(run: Run, tmp_path: Path) -> None:
+    ended = run("calibrate", "--out", tmp_path / "found.safetensors")
+    assert ended.code == 0, ended.err
+    assert ended.err == "32 batches of 1 windows of 128 bytes\n"
+    found = Calibration.load(tmp_path / "found.safetensors")
+    assert len(found.temperatures) == 4
+    assert f"{found.before:.4f} -> {found.after:.4f}" in ended.out
+    assert f"in bits/byte: {found.before / math.log(2):.4f} -> {found.after / math.log(2):.4f}" in ended.out
+
+
+def test_json_is_one_document_with_nats_and_bits(run: Run, checkpoint: Path, words: Path) -> None:
+    ended = run("calibrate", checkpoint, "--text", words, "--per", "head", "--max-length", 16, "--json")
+    document = json.loads(ended.out)
+    assert document["per"] == "head"
+    assert [len(found) for found in document["temperatures"].values()] == [2, 2]
+    assert document["bits"]["unit"] == "bits/token"
+    assert document["bits"]["before"] == pytest.approx(document["before"] / math.log(2))
+    assert document["held_out"] >= 8
+
+
+def test_the_folded_folder_is_a_model_of_plain_transformers(
+    run: Run, checkpoint: Path, words: Path, tmp_path: Path
+) -> None:
+    given = ("--text", words, "--max-length", 16, "--method", "grid")
+    ended = run("calibrate", checkpoint, *given, "--fold", tmp_path / "folded", "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    found = Calibration.load(tmp_path)
+    assert found.method == "grid"
+    folded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "folded").eval()
+    plain = tf.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    ids = torch.arange(20)[None] + 100
+    with torch.no_grad(), found.apply(plain):
+        torch.testing.assert_close(folded(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+    assert len(tf.AutoTokenizer.from_pretrained(str(tmp_path / "folded"))) > 1000
+
+
+def test_mistakes_are_one_line_or_bad_usage(run: Run, checkpoint: Path, words: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("too few words", encoding="utf-8")
+    failed = run("calibrate", "--text", short, "--max-length", 4)
+    assert failed.code == 1
+    assert "batches are too few to tell whether a temperature helps" in failed.err
+    one_line(run("calibrate", "--out", tmp_path / "no" / "found.safetensors"), 1, "is no folder: make it first")
+    one_line(run("calibrate", checkpoint, "--fold", tmp_path), 1, "is not empty")
+    one_line(run("calibrate", encoder.folder(), "--text", words), 1, "is no causal language model: its config names")
+    for wrong in (("--per", "token"), ("--method", "anneal"), ("--fold", tmp_path / "new"), ("--validation", 1.5)):
+        assert run("calibrate", *wrong).code == 2

@@ -1,0 +1,352 @@
+"""regularize: the gradient is that of the same penalty from dense float64 weights, whatever training brings."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import attemper
+from attemper import EntropyBonus, EntropyDiversity, EntropyTarget, InputError, ZLoss
+from attemper.lab.model import ByteConfig, ByteModel
+from tests.control.models import built, checkpointed
+
+Terms = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(entropies [B, H, Q], visible keys, valid rows) -> a site's penalty."""
+
+
+def _as_any(value: Any) -> Any:
+    """What a caller without a type checker passes."""
+    return value
+
+
+def _target(entropy: Tensor, visible: Tensor, valid: Tensor) -> Tensor:
+    return ((entropy - 1.0).abs() - 0.05).clamp(min=0).square()[valid].mean()
+
+
+def _normalized(entropy: Tensor, visible: Tensor, valid: Tensor) -> Tensor:
+    valid = valid & (visible > 1)
+    return (entropy / visible.clamp(min=2).log() - 0.5).square()[valid].mean()
+
+
+def _bonus(entropy: Tensor, visible: Tensor, valid: Tensor) -> Tensor:
+    return -entropy[valid].mean()
+
+
+def _diversity(entropy: Tensor, visible: Tensor, valid: Tensor) -> Tensor:
+    means = torch.where(valid, entropy, 0.0).sum((0, 2)) / valid.sum((0, 2))
+    return -means.var(unbiased=False)
+
+
+PENALTIES: dict[str, tuple[Any, float, Terms]] = {
+    "target": (EntropyTarget(1.0, 0.3, tolerance=0.05), 0.3, _target),
+    "normalized": (EntropyTarget(0.5, 0.3, unit="normalized"), 0.3, _normalized),
+    "bonus": (EntropyBonus(0.3), 0.3, _bonus),
+    "diversity": (EntropyDiversity(2.0), 2.0, _diversity),
+}
+
+
+def llama() -> tuple[Any, dict[str, Any]]:
+    model, batch = built("llama")
+    ids = batch["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+    return model.train(), {"input_ids": ids, "attention_mask": mask, "labels": ids, "use_cache": False}
+
+
+def expected(model: Any, batch: dict[str, Any], name: str) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients in float64 from dense weights."""
+    _, coef, terms = PENALTIES[name]
+    twin = copy.deepcopy(model).double()
+    twin.set_attn_implementation("eager")
+    found = twin(**batch, output_attentions=True)
+    loss = found.loss + coef * torch.stack([_of_weights(p, batch, terms) for p in found.attentions]).mean()
+    loss.backward()
+    return loss.item(), {key: p.grad for key, p in twin.named_parameters()}
+
+
+def _of_weights(p: Tensor, batch: dict[str, Any], terms: Terms) -> Tensor:
+    entropy = -torch.where(p > 0, p * p.clamp(min=1e-300).log(), 0.0).sum(-1)
+    tokens = batch["attention_mask"].bool()
+    visible = (tokens[:, None, None] & torch.ones(p.shape[-2:]).tril().bool()).sum(-1).expand(entropy.shape)
+    return terms(entropy, visible, tokens[:, None].expand(entropy.shape))
+
+
+def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    return max(((found[name].double() - grad).norm() / grad.norm()).item() for name, grad in wanted.items())
+
+
+def gradients(model: nn.Module, run: Callable[[], Tensor]) -> tuple[float, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = run()
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("observe", ["replace", "beside"])
+@pytest.mark.parametrize("name", PENALTIES)
+def test_gradients_are_those_of_dense_weights_with_and_without_checkpointing(name: str, observe: str):
+    model, batch = llama()
+    loss, wanted = expected(model, batch, name)
+    _, plain = gradients(model, lambda: model(**batch).loss)
+    assert error(plain, wanted) > 0.01
+    penalty = attemper.regularize(model, PENALTIES[name][0], observe=observe)
+    for reentrant in (None, True, False):
+        checkpointed(model, reentrant)
+        value, found = gradients(model, lambda: penalty.attach(model(**batch).loss))
+        assert abs(value - loss) < 1e-5
+        assert error(found, wanted) < 1e-5
+    penalty.remove()
+    checkpointed(model, None)
+    _, after = gradients(model, lambda: model(**batch).loss)
+    assert all(torch.equal(after[key], grad) for key, grad in plain.items())
+
+
+# torch.compile itself makes an instance of a torch.autograd.Function while it traces one.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("reentrant", [None, False])
+@pytest.mark.parametrize("observe", ["replace", "beside"])
+def test_compiled_it_is_the_same(observe: str, reentrant: bool | None):
+    model, batch = llama()
+    _, wanted = expected(model, batch, "target")
+    checkpointed(model, reentrant)
+    penalty = attemper.regularize(model, PENALTIES["target"][0], observe=observe)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compilations = []
+    for _ in range(3):
+        _, found = gradients(model, lambda: penalty.attach(compiled(**batch).loss))
+        assert error(found, wanted) < 1e-5
+        compilations.append(counter.frame_count)
+    assert len(set(compilations)) == 1
+    ties = [sum("penalised" in str(node.target) for node in graph.graph.nodes) for graph in counter.graphs]
+    # The whole forward pass is one graph; what tells padding before it is another.
+    if reentrant is None:
+        assert [number for number in ties if number] == [2]
+
+
+def test_factors_on_the_loss_and_accumulation_scale_the_penalty_too():
+    model, batch = llama()
+    _, wanted = expected(model, batch, "target")
+    with attemper.regularize(model, PENALTIES["target"][0]) as penalty:
+        model.zero_grad()
+        for _ in range(3):
+            (penalty.attach(model(**batch).loss) * 1024 / 3).backward()
+        found = {name: p.grad / 1024 for name, p in model.named_parameters() if p.grad is not None}
+    assert error(found, wanted) < 1e-5
+
+
+def test_several_forward_passes_of_one_loss_are_one_mean():
+    model, batch = llama()
+    halves = [
+        {key: value[i : i + 1] if isinstance(value, Tensor) else value for key, value in batch.items()} for i in (0, 1)
+    ]
+    _, coef, terms = PENALTIES["target"]
+    twin = copy.deepcopy(model).double()
+    twin.set_attn_implementation("eager")
+    runs = [twin(**half, output_attentions=True) for half in halves]
+    tokens = [half["attention_mask"].bool() for half in halves]
+    sites = []
+    for layer in range(len(runs[0].attentions)):
+        rows = []
+        for run, real in zip(runs, tokens, strict=True):
+            p = run.attentions[layer]
+            entropy = -torch.where(p > 0, p * p.clamp(min=1e-300).log(), 0.0).sum(-1)
+            rows.append(entropy[real[:, None].expand(entropy.shape)])
+        joined = torch.cat(rows)[None, None]
+        sites.append(terms(joined, joined, torch.ones_like(joined).bool()))
+    (runs[0].loss + runs[1].loss + coef * torch.stack(sites).mean()).backward()
+    wanted = {name: p.grad for name, p in twin.named_parameters()}
+    with attemper.regularize(model, PENALTIES["target"][0]) as penalty:
+        _, found = gradients(model, lambda: penalty.attach(model(**halves[0]).loss + model(**halves[1]).loss))
+    assert error(found, wanted) < 1e-5
+
+
+def test_two_penalties_add():
+    model, batch = llama()
+    single = {}
+    for name in ("target", "bonus"):
+        with attemper.regularize(model, PENALTIES[name][0]) as penalty:
+            single[name] = gradients(model, lambda penalty=penalty: penalty.attach(model(**batch).loss))[1]
+    plain = gradients(model, lambda: model(**batch).loss)[1]
+    one = attemper.regularize(model, PENALTIES["target"][0])
+    two = attemper.regularize(model, PENALTIES["bonus"][0])
+    both = gradients(model, lambda: two.attach(one.attach(model(**batch).loss)))[1]
+    wanted = {key: (single["target"][key] + single["bonus"][key] - plain[key]).double() for key in plain}
+    assert error(both, wanted) < 1e-5
+
+
+def test_the_z_loss_is_on_the_log_of_the_sum():
+    torch.manual_seed(0)
+    layer = attemper.nn.MultiheadAttention(16, 2, batch_first=True, stats="lse").train()
+    x = torch.randn(2, 5, 16)
+    with attemper.regularize(layer, ZLoss(0.5)) as penalty:
+        found = gradients(layer, lambda: penalty.attach(layer(x, x, x)[0].sum()))[1]
+        value = penalty.value
+    output, stats = layer(x, x, x)
+    term = 0.5 * attemper.functional.z_loss(stats)
+    assert abs(value - term.item()) < 1e-6
+    wanted = gradients(layer, lambda: output.sum() + term)[1]
+    assert error(found, {name: grad.double() for name, grad in wanted.items()}) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "bert", "vit", "nn.MultiheadAttention", "deepseek_v3"])
+def test_one_pass_and_beside_agree_in_models_of_every_kind(name: str):
+    model, batch = built(name)
+    model.train()
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+
+    def run() -> Tensor:
+        result = model(**batch)
+        return (result if isinstance(result, Tensor) else result[0]).square().mean()
+
+    found = {}
+    for observe in ("replace", "beside"):
+        with attemper.regularize(model, EntropyTarget(0.5, 1.0, unit="normalized"), observe=observe) as penalty:
+            found[observe] = gradients(model, lambda penalty=penalty: penalty.attach(run()))[1]
+    plain = gradients(model, run)[1]
+    wanted = {key: grad.double() for key, grad in found["beside"].items() if grad.norm() > 1e-6}
+    assert error(found["replace"], wanted) < 1e-3
+    assert max((found["beside"][key] - plain[key]).abs().max() for key in plain) > 1e-6
+
+
+def test_a_temperature_that_is_learned_gets_the_penaltys_gradient():
+    torch.manual_seed(0)
+    model = ByteModel(ByteConfig(layers=1, width=32, heads=2)).train()
+    ids = torch.randint(0, 256, (2, 17))
+    handle = attemper.temper(model, temperature=attemper.nn.LearnedTemperature(2))
+    penalty = attemper.regularize(model, EntropyTarget(0.3, 50.0, unit="normalized"))
+    optimizer = torch.optim.Adam(handle.parameters(), lr=0.2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        penalty.attach(model.loss(ids)).backward()
+        optimizer.step()
+    values = next(iter(handle.values().values()))
+    assert (values < 0.5).all()
+
+
+def test_eval_mode_and_removal_leave_the_model_alone():
+    model, batch = llama()
+    model.eval()
+    before = model(**batch).logits
+    penalty = attemper.regularize(model, EntropyBonus())
+    assert torch.equal(model(**batch).logits, before)
+    with pytest.raises(InputError, match=r"model\.train\(\)"):
+        penalty.attach(model(**batch).loss)
+    penalty.remove()
+    penalty.remove()
+    assert torch.equal(model(**batch).logits, before)
+    assert "forward" not in vars(model.model.layers[0].self_attn)
+
+
+def test_the_penalty_is_never_lost_in_silence():
+    model, batch = llama()
+    penalty = attemper.regularize(model, EntropyBonus())
+    with pytest.raises(InputError, match="without the penalty"):
+        model(**batch).loss.backward()
+    penalty.reset()
+    losses = [penalty.attach(model(**batch).loss) for _ in range(2)]
+    with pytest.raises(InputError, match="two attached losses"):
+        (losses[0] + losses[1]).backward()
+    penalty.reset()
+    model(**batch)  # thrown away
+    with pytest.raises(InputError, match="flowed back 1 times"):
+        penalty.attach(model(**batch).loss).backward()
+    penalty.reset()
+    early = model(**batch).loss
+    attached = penalty.attach(early)
+    late = model(**batch).loss
+    del late
+    attached.backward()  # what came after is for the next attach
+    penalty.reset()
+    penalty.attach(model(**batch).loss).backward()
+
+
+def test_frozen_parts_count_and_need_no_gradient():
+    model, batch = llama()
+    model.requires_grad_(False)
+    model.model.layers[1].requires_grad_(True)
+    with attemper.regularize(model, EntropyBonus()) as penalty:
+        penalty.attach(model(**batch).loss).backward()
+    assert model.model.layers[1].self_attn.q_proj.weight.grad is not None
+
+
+def test_a_schedule_moves_the_target_and_is_resumed():
+    def alpha(step: int, total: int) -> float:
+        return 2.0 * step / total
+
+    model, batch = llama()
+    penalty = attemper.regularize(model, EntropyTarget(alpha, 1.0, total_steps=4))
+    values = []
+    for _ in range(3):
+        penalty.attach(model(**batch).loss).backward()
+        values.append(penalty.value)
+        penalty.step()
+    assert len(set(values)) == 3
+    state = penalty.state_dict()
+    penalty.remove()
+    again = attemper.regularize(model, EntropyTarget(alpha, 1.0, total_steps=4))
+    again.load_state_dict(state)
+    assert (again.steps, float(again._goal)) == (3, 1.5)
+    with pytest.raises(InputError, match="must have steps"):
+        again.load_state_dict({})
+
+
+def test_a_copy_leaves_the_penalty_behind():
+    model, batch = llama()
+    attemper.regularize(model, EntropyBonus())
+    twin = copy.deepcopy(model)
+    twin(**batch).loss.backward()
+
+
+def test_memory_does_not_grow():
+    model, batch = llama()
+    penalty = attemper.regularize(model, EntropyBonus())
+    for _ in range(3):
+        penalty.attach(model(**batch).loss).backward()
+    assert penalty._ledger.pending.sites == {}
+    assert penalty._ledger.running is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EntropyTarget(-1.0), "at least 0"),
+        (lambda: EntropyTarget(float("inf")), "finite"),
+        (lambda: EntropyTarget(1.0, float("nan")), "coef"),
+        (lambda: EntropyTarget(1.0, tolerance=-1.0), "tolerance"),
+        (lambda: EntropyTarget(1.0, unit="bits"), "unit"),
+        (lambda: EntropyTarget(lambda step, total: 1.0), "total_steps"),
+        (lambda: attemper.regularize(nn.Linear(2, 2), EntropyBonus()), "no attention"),
+        (
+            lambda: attemper.regularize(ByteModel(ByteConfig(layers=1, width=8, heads=2)), _as_any("entropy")),
+            "EntropyTarget",
+        ),
+        (
+            lambda: attemper.regularize(
+                ByteModel(ByteConfig(layers=1, width=8, heads=2)), EntropyBonus(), observe="above"
+            ),
+            "observe",
+        ),
+    ],
+)
+def test_mistakes_are_told(make: Callable[[], Any], message: str):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_what_is_attached_must_be_a_loss():
+    model, batch = llama()
+    penalty = attemper.regularize(model, EntropyBonus())
+    loss = model(**batch).loss
+    for wrong in (1.0, loss.detach(), torch.ones(2, requires_grad=True)):
+        with pytest.raises(InputError, match="one number with a gradient"):
+            penalty.attach(_as_any(wrong))
+    with pytest.raises(InputError, match=r"after the first penalty\.attach"):
+        _ = penalty.value

@@ -1,0 +1,366 @@
+"""temper: the bits stay at 1, other temperatures act as query weights divided by them, in every way in and under all
+that training brings.
+"""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import attemper
+from attemper import InputError
+from attemper.control.projections import projections_of
+from attemper.lab.model import ByteConfig, ByteModel
+from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature
+from tests.control.models import BUILD, built, checkpointed
+
+WITHIN_REACH = [name for name in BUILD if name not in ("bloom",)]
+IDS = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+def small(**options: Any) -> ByteModel:
+    torch.manual_seed(0)
+    return ByteModel(ByteConfig(layers=2, width=32, heads=2, **options)).eval()
+
+
+def registered(name: str) -> tuple[Any, dict[str, Any]]:
+    """A transformers model."""
+    return built(name)
+
+
+def entropies(scan: Any) -> torch.Tensor:
+    """Of the heads of the first site."""
+    return torch.tensor([head.entropy_nats for head in scan.sites[0].heads])
+
+
+def output(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        result = model(**batch)
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+@pytest.mark.parametrize("name", [name for name in WITHIN_REACH if "Multihead" not in name])
+def test_at_1_and_after_removal_the_bits_stay(name: str):
+    model, batch = built(name)
+    before, keys = output(model, batch), list(model.state_dict())
+    handle = attemper.temper(model, temperature=1.0)
+    assert len(handle.sites) >= 1
+    assert torch.equal(output(model, batch), before)
+    handle.remove()
+    assert torch.equal(output(model, batch), before)
+    handle.remove()
+    assert list(model.state_dict()) == keys
+    assert all("forward" not in vars(part) and "_attemper_actions" not in vars(part) for part in model.modules())
+
+
+@pytest.mark.parametrize("name", [name for name in WITHIN_REACH if "Multihead" in name])
+def test_nn_multihead_attention_keeps_its_bits_where_gradients_are_on(name: str):
+    model, batch = built(name)
+    plain, fast = model(**batch), output(model, batch)
+    with attemper.temper(model, temperature=1.0):
+        assert torch.equal(model(**batch), plain)
+        # Its fast path for inference computes in another order.
+        torch.testing.assert_close(output(model, batch), fast, rtol=0, atol=2e-6)
+    assert torch.equal(output(model, batch), fast)
+
+
+@pytest.mark.parametrize("name", [name for name in WITHIN_REACH if "deepseek" not in name])
+def test_a_temperature_per_head_is_query_weights_divided_by_it(name: str):
+    model, batch = built(name)
+    other = copy.deepcopy(model)
+    temperature = torch.tensor([0.5, 1.0, 1.7, 3.0])
+    with torch.no_grad():
+        sites = list(attemper.temper(other).sites)
+        for site in sites:
+            query = projections_of(other.get_submodule(site) if site in dict(other.named_modules()) else other).query
+            query.scale_(1 / temperature)
+    before = output(model, batch)
+    with attemper.temper(model, temperature=temperature):
+        found = output(model, batch)
+    error, effect = ((found - one).abs().max() for one in (output(other, batch), before))
+    assert error < 0.01 * effect
+    assert error < 2e-5
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "attemper"])
+def test_every_implementation_of_the_registry(implementation: str):
+    import attemper.integrations.transformers
+
+    model, batch = registered("llama")
+    with attemper.temper(model, temperature=2.0):
+        expected = output(model, batch)
+        model.set_attn_implementation(implementation)
+        torch.testing.assert_close(output(model, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scan_and_a_watch_see_what_was_tempered():
+    model = small()
+    plain = entropies(attemper.scan(model, [IDS]))
+    with attemper.temper(model, temperature=torch.tensor([4.0, 0.25])):
+        for found in (attemper.scan(model, [IDS]), _watched(model)):
+            moved = entropies(found) - plain
+            assert moved[0] > 0.01
+            assert moved[1] < -0.01
+    llama, batch = registered("llama")
+    before = entropies(attemper.scan(llama, [batch]))
+    with attemper.temper(llama, temperature=3.0):
+        assert (entropies(attemper.scan(llama, [batch])) > before).all()
+
+
+def _watched(model: nn.Module) -> Any:
+    with attemper.watch(model) as watch:
+        model(IDS)
+    return watch.table()
+
+
+def test_copies_and_pickles_keep_their_temperatures_by_themselves():
+    for model, run in ((small(), lambda m: m(IDS)), (built("llama")[0], lambda m: m(**built("llama")[1])[0])):
+        handle = attemper.temper(model, temperature=LearnedTemperature(1, initial=2.0))
+        expected = run(model)
+        copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        handle.remove()
+        for twin in (copied, pickled):
+            assert torch.equal(run(twin), expected)
+        parameters = dict(copied.named_parameters())
+        run(copied).sum().backward()
+        assert all(p.grad is not None for name, p in parameters.items() if "attemper" in name)
+
+
+def test_temperatures_multiply():
+    model = small()
+    with attemper.temper(model, temperature=2.0):
+        once = model(IDS)
+        with attemper.temper(model, temperature=3.0):
+            both = model(IDS)
+        assert torch.equal(model(IDS), once)
+    with attemper.temper(model, temperature=6.0):
+        torch.testing.assert_close(model(IDS), both)
+
+
+def test_a_list_is_one_per_site_and_a_mapping_by_name():
+    model = small()
+    handle = attemper.temper(model, temperature=attemper.schedules.layerwise(2, 0.5, 2.0))
+    assert [value.item() for value in handle.values().values()] == [0.5, 2.0]
+    handle.remove()
+    handle = attemper.temper(model, temperature={"blocks.1": torch.tensor([2.0, 3.0])})
+    assert handle.sites == ("blocks.1.attention",)
+    assert handle.values()["blocks.1.attention"].tolist() == [2.0, 3.0]
+
+
+def test_sites_choose():
+    model = small()
+    assert attemper.temper(model, temperature=2.0, sites=["blocks.1"]).sites == ("blocks.1.attention",)
+
+
+def _gradients(model: nn.Module, run: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    run().square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["fixed", "learned", "conditional", "length", "product"])
+def test_each_kind_under_checkpointing_and_compile(kind: str):
+    model, batch = registered("llama")
+    size = model.config.hidden_size
+    temperature = {
+        "fixed": FixedTemperature(1.5),
+        "learned": LearnedTemperature(4, initial=1.5),
+        "conditional": ConditionalTemperature(size, 4, initial=1.5),
+        "length": LengthTemperature(4),
+        "product": LengthTemperature(4) * LearnedTemperature(4),
+    }[kind]
+    attemper.temper(model, temperature=temperature)
+    model.train()
+    batch = {name: value for name, value in batch.items() if name != "labels"}
+    expected = _gradients(model, lambda: model(**batch, use_cache=False)[0])
+    names = [name for name in expected if "attemper" in name]
+    assert len(names) == {"fixed": 0, "learned": 2, "conditional": 4, "length": 0, "product": 2}[kind]
+    assert all(expected[name].abs().max() > 0 for name in names)
+    for reentrant in (True, False):
+        checkpointed(model, reentrant)
+        found = _gradients(model, lambda: model(**batch, use_cache=False)[0])
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+    checkpointed(model, None)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = _gradients(model, lambda: compiled(**batch, use_cache=False)[0])
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_that_calls_sdpa_compiles_into_one_graph_once():
+    model = small()
+    attemper.temper(model, temperature=LearnedTemperature(2, initial=1.5))
+    expected = model(IDS)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(IDS), expected)
+    assert counter.frame_count == 1
+
+
+def test_autocast_keeps_the_bits_at_1():
+    model = small()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = model(IDS)
+        with attemper.temper(model, temperature=1.0):
+            assert torch.equal(model(IDS), before)
+
+
+def test_an_optimizer_trains_what_is_learned():
+    model = small()
+    handle = attemper.temper(model, temperature=LearnedTemperature(2))
+    optimizer = torch.optim.SGD(handle.parameters(), lr=1.0)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model.loss(IDS)
+        loss.backward()
+        optimizer.step()
+    values = torch.stack(list(handle.values().values()))
+    assert (values - 1).abs().max() > 1e-4
+
+
+def test_a_scheduled_temperature_follows_its_steps():
+    model = small()
+    schedule = attemper.schedules.constant(1.0)
+    handle = attemper.temper(model, temperature=attemper.nn.ScheduledTemperature(schedule, 10))
+    handle.step()
+    for part in handle.temperatures.values():
+        assert isinstance(part, attemper.nn.ScheduledTemperature)
+        assert int(part.steps) == 1
+
+
+def test_saved_beside_the_model_and_loaded(tmp_path: Any):
+    model = small()
+    handle = attemper.temper(model, temperature=LearnedTemperature(2, initial=2.5))
+    handle.save(tmp_path)
+    assert (tmp_path / "attemper.safetensors").is_file()
+    other = small()
+    twin = attemper.temper(other, temperature=LearnedTemperature(2))
+    twin.load(tmp_path)
+    assert torch.equal(other(IDS), model(IDS))
+    third = attemper.temper(small(), temperature=LearnedTemperature(1))
+    with pytest.raises(InputError, match="number of heads"):
+        third.load(tmp_path)
+    with pytest.raises(InputError, match="other sites"):
+        attemper.temper(small(), temperature=LearnedTemperature(2), sites=["blocks.0"]).load(tmp_path)
+    (tmp_path / "attemper.safetensors").write_bytes(b"garbage")
+    with pytest.raises(InputError, match="cannot be read"):
+        twin.load(tmp_path)
+    with pytest.raises(InputError, match="no file"):
+        twin.load(tmp_path / "nothing")
+
+
+def test_a_checkpoint_of_the_whole_model_carries_them():
+    model = small()
+    attemper.temper(model, temperature=LearnedTemperature(2, initial=2.5))
+    other = small()
+    attemper.temper(other, temperature=LearnedTemperature(2))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(IDS), model(IDS))
+    with pytest.raises(RuntimeError, match="attemper_temperature"):
+        other.load_state_dict(small().state_dict())
+
+
+def test_transformers_own_fast_path_is_not_taken_past_a_temperature():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        plain = encoder(x)
+        with attemper.temper(encoder, temperature=1.0):
+            torch.testing.assert_close(encoder(x), plain, rtol=0, atol=2e-6)
+        with attemper.temper(encoder, temperature=torch.tensor([0.1, 5.0])):
+            assert (encoder(x) - plain).abs().max() > 1e-2
+        assert torch.equal(encoder(x), plain)
+
+
+def test_our_own_layers():
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16)
+    layer = attemper.nn.MultiheadAttention(16, 2, batch_first=True, temperature=2.0, stats="entropy").eval()
+    plain, stats = layer(x, x, x)
+    with attemper.temper(layer, temperature=0.5):
+        _, sharper = layer(x, x, x)
+        assert (sharper.entropy <= stats.entropy + 1e-6).all()
+    assert torch.equal(layer(x, x, x)[0], plain)
+    cross = attemper.nn.CrossAttention(16, num_heads=2, stats="entropy")
+    one = cross(x, x).stats.entropy
+    with attemper.temper(cross, temperature=float("inf")):
+        torch.testing.assert_close(cross(x, x).stats.entropy, torch.full_like(one, 5.0).log())
+
+
+MISTAKES = [
+    ({"temperature": 0.0}, "above 0"),
+    ({"temperature": float("nan")}, "above 0"),
+    ({"temperature": -1.0}, "above 0"),
+    ({"temperature": True}, "must be a number above 0"),
+    ({"temperature": "hot"}, "must be a number above 0"),
+    ({"temperature": nn.Linear(2, 2)}, "module of attemper.nn"),
+    ({"temperature": [1.0]}, "has 1 entries and the model 2"),
+    ({"temperature": {"blocks.7": 2.0}}, "no attention site"),
+    ({"sites": ["blocks.7"]}, "matches no attention"),
+    ({"sites": "blocks.0"}, "must be a list"),
+    ({"normalizer": "entmin"}, "normalizer"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), MISTAKES)
+def test_mistakes_are_told_and_nothing_is_changed(given: dict[str, Any], message: str):
+    model = small()
+    with pytest.raises(InputError, match=message):
+        attemper.temper(model, **given)
+    assert not any("attemper" in name for name, _ in model.named_modules())
+
+
+def test_another_number_of_heads_is_told_when_it_runs():
+    model = small()
+    attemper.temper(model, temperature=torch.tensor([1.0, 2.0, 3.0]))
+    with pytest.raises(InputError, match="has 3 temperatures and the query 2 heads"):
+        model(IDS)
+
+
+def _compiled(model: Any) -> Any:
+    return torch.compile(model, backend="aot_eager")
+
+
+def test_models_out_of_reach_are_told():
+    with pytest.raises(InputError, match="found no attention"):
+        attemper.temper(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="by hand"):
+        attemper.temper(built("bloom")[0])
+    with pytest.raises(InputError, match="before compiling"):
+        attemper.temper(_compiled(small()))
+    block, batch = built("nn.MultiheadAttention")
+    attemper.temper(block, temperature=ConditionalTemperature(48, 4))
+    with pytest.raises(InputError, match=r"attemper\.nn\.MultiheadAttention"):
+        block(**batch)
+
+
+def test_learned_temperatures_must_come_before_data_parallel_wrappers():
+    wrapped = nn.DataParallel(small())
+    with pytest.raises(InputError, match="before it is wrapped"):
+        attemper.temper(wrapped, temperature=LearnedTemperature())
+    assert attemper.temper(wrapped, temperature=2.0).sites == ("blocks.0.attention", "blocks.1.attention")
+
+
+class Odd(nn.Module):
+    """Its code names SDPA, and does not call it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 100:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return x
+
+
+def test_attention_that_is_never_met_is_an_error():
+    odd = Odd()
+    attemper.temper(odd, temperature=2.0)
+    with pytest.raises(InputError, match="was not met"):
+        odd(torch.zeros(1, 2, 3, 4))

@@ -1,0 +1,62 @@
+"""The experiment on collapse: its plan, and tables that say who held and who ended lower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attemper.lab import train
+from attemper.lab.collapse import SETTING, experiment, plan
+from attemper.lab.interventions import INTERVENTIONS
+from tests.lab.printed import rows
+
+
+def test_the_plan_has_three_seeds_of_one_setting():
+    runs = plan()
+    assert len(runs) == 3 * len(INTERVENTIONS)
+    assert [run.intervention for run in runs[: len(INTERVENTIONS)]] == list(INTERVENTIONS)
+    assert {run.changed(intervention="plain", seed=0) for run in runs} == {SETTING}
+
+
+def row(name: str, seed: int, loss: float | None, entropies: list[float]) -> dict[str, Any]:
+    curve = {
+        "steps": list(range(0, 200, 10)), "losses": [5.0] * 10 + [3.0] * 5 + [2.5] * 5, "gradient_norms": [1.0] * 20,
+        "max_logits": [50.0] * 20, "least_entropies": [0.5] * 20,
+    }  # fmt: skip
+    record = {
+        "held_out": loss, "held_out_at_start": 5.5, "diverged_at": None, "branches": {}, "curve": curve,
+        "signs": {"entropy": 10 if min(entropies) < 0.05 else None}, "training": loss, "largest_logit": 50.0 + seed,
+        "last_entropies": entropies,
+    }  # fmt: skip
+    return {"run": {"intervention": name, "seed": seed, "rate": 0.03, "steps": 300}, "record": record}
+
+
+RUNS = [
+    row("plain", 0, 2.8, [0.3, 0.01]), row("plain", 1, 3.0, [0.3, 0.03]), row("QK-norm", 0, 2.3, [0.5, 0.4]),
+    row("QK-norm", 1, 2.4, [0.5, 0.4]), row("QKClip", 0, 2.2, [0.2, 0.1]), row("QKClip", 1, None, [0.2, 0.04]),
+]  # fmt: skip
+
+
+def test_losses_and_entropies_stand_side_by_side_and_the_baseline_is_compared():
+    table = experiment({"planned": 9, "runs": RUNS}).tables[0]
+    assert rows(table)[0] == ("plain", 2.9, 2.8, 3.0, 0.02, "2 of 2", 51.0)
+    assert rows(table)[1] == ("QK-norm", 2.35, 2.3, 2.4, 0.4, "0 of 2", 51.0)
+    assert rows(table)[2] == ("QKClip", 3.85, 2.2, 5.5, 0.07, "1 of 2", 51.0)
+    assert "Best first: QK-norm 2.350, plain 2.900, QKClip 3.850. No layer ended under 0.05 with: QK-norm." in table.see
+    assert "A lower loss than QK-norm, the baseline: nothing of ours." in table.see
+    assert table.see.endswith("3 of the 9 runs are still to be done.")
+    better = experiment({"planned": 2, "runs": [RUNS[2], RUNS[4]]}).tables[0]
+    assert "the baseline: QKClip." in better.see
+    assert "still to be done" not in better.see
+
+
+def test_each_layer_is_a_mean_over_seeds_and_a_stuck_loss_has_no_fall():
+    found = experiment({"planned": 6, "runs": RUNS})
+    assert rows(found.tables[1])[0] == ("plain", 0.3, 0.02)
+    assert rows(found.tables[2])[0] == ("plain", 0, 2.8, 0.5, 0.01, 10)
+    assert [chart.series[0].name for chart in found.charts] == ["plain"] * 3
+
+
+def test_a_quick_run_ends_with_tables_of_every_intervention(tmp_path: Path):
+    found = train("collapse", out=tmp_path, workers=1, quick=True)
+    assert found.tables[0].column("intervention") == tuple(INTERVENTIONS)

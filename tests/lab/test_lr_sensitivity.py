@@ -1,0 +1,159 @@
+"""The experiment on learning rates: its plan, its definition of sensitivity, and tables that say what runs came to."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attemper.lab import lr_sensitivity as lab
+from attemper.lab import stored, train
+from attemper.lab.interventions import BRANCHES, INTERVENTIONS
+from attemper.lab.lr_sensitivity import RATES, experiment, plan, sensitivity
+from attemper.lab.summary import thinned
+from tests.lab.printed import rows
+
+
+def test_sensitivity_is_the_mean_loss_over_the_best_and_no_run_counts_as_worse_than_untrained():
+    assert sensitivity([2.0, 2.0, 2.0], 5.0) == 0.0
+    assert sensitivity([2.0, 3.0], 5.0) == pytest.approx(0.5)
+    assert sensitivity([2.0, 9.0], 5.0) == sensitivity([2.0, None], 5.0) == pytest.approx(1.5)
+
+
+def test_the_plan_has_one_seed_of_everything_first_and_branches_plain_runs_only():
+    runs = plan()
+    assert len(runs) == len(RATES) * len(INTERVENTIONS) * 2
+    assert len(set(runs)) == len(runs)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    assert {run.steps for run in runs} == {600}
+    assert all((run.config.layers, run.config.heads) == (4, 4) for run in runs)
+    assert {run.intervention for run in runs if run.branch} == {"plain"}
+    assert {run.steps for run in plan(steps=7, seeds=1)} == {7}
+
+
+LOSSES = {
+    "plain": {1e-3: 2.0, 3e-3: 1.9, 1e-2: 2.3, 3e-2: 2.6},
+    "QK-norm": {1e-3: 2.1, 3e-3: 2.0, 1e-2: 2.1, 3e-2: 2.2},
+    "QKClip": {1e-3: 2.0, 3e-3: 1.9, 1e-2: 2.0, 3e-2: 2.0},
+}
+
+
+def numbers(loss: float | None, signs: dict[str, int | None]) -> dict[str, Any]:
+    return {
+        "held_out": loss, "diverged_at": None, "signs": signs, "training": loss, "largest_logit": 120.0,
+        "last_entropies": [0.3, 0.02],
+    }  # fmt: skip
+
+
+def row(name: str, rate: float, seed: int, loss: float | None) -> dict[str, Any]:
+    signs = {"max logit": 40 if rate > 5e-3 else None, "entropy": 60 if rate > 2e-2 else None}
+    record = numbers(loss, signs | {"gradient norm": None, "loss": None})
+    ends = zip(BRANCHES, ((loss or 6.0) - 0.1, (loss or 6.0) + 0.05), strict=True)
+    branches = {branch: numbers(end, {}) for branch, end in ends} if name == "plain" and rate > 5e-3 else {}
+    curve = {
+        "steps": [0, 10], "losses": [5.5, 3.0], "gradient_norms": [1.0, 1.0], "max_logits": [4.0, 120.0],
+        "least_entropies": [0.9, 0.02],
+    }  # fmt: skip
+    return {
+        "run": {"intervention": name, "rate": rate, "seed": seed, "steps": 600},
+        "record": record | {"held_out_at_start": 5.5, "branches": branches, "curve": curve},
+    }
+
+
+def content(seeds: int = 2, planned: int = 24, **changed: Any) -> dict[str, Any]:
+    runs = [
+        row(name, rate, seed, loss + 0.1 * seed)
+        for seed in range(seeds) for name, losses in LOSSES.items() for rate, loss in losses.items()
+    ]  # fmt: skip
+    return {"planned": planned, "runs": runs} | changed
+
+
+def test_losses_are_means_over_seeds_and_the_baseline_is_compared_by_name():
+    table = experiment(content()).tables[0]
+    assert rows(table)[0] == ("plain", 2.05, 1.95, 2.35, 2.65, 1.95, 0.3)
+    assert rows(table)[1] == ("QK-norm", 2.15, 2.05, 2.15, 2.25, 2.05, 0.1)
+    assert rows(table)[2][-1] == 0.075
+    assert "Means over 2 seeds. QK-norm is the baseline: sensitivity 0.100, best loss 2.050." in table.see
+    assert "Less sensitive than it: QKClip (0.075); a lower best loss: QKClip (1.950)" in table.see
+    assert table.see.endswith("a lower loss at 0.03: QKClip (2.050).")
+
+
+def test_what_does_not_beat_the_baseline_is_said_plainly():
+    runs = [
+        row(name, rate, 0, LOSSES["QK-norm"][rate] + (name == "QKClip"))
+        for name in ("QK-norm", "QKClip")
+        for rate in RATES
+    ]
+    see = experiment(content(runs=runs)).tables[0].see
+    assert "Less sensitive than it: nothing of ours; a lower best loss: nothing of ours;" in see
+
+
+def test_runs_that_are_missing_are_counted_and_give_no_sensitivity():
+    runs = [one for one in content()["runs"] if one["run"]["seed"] == 0 or one["run"]["rate"] < 2e-2]
+    table = experiment(content(runs=runs, planned=24)).tables[0]
+    assert table.see.endswith("3 of the 24 runs are still to be done.")
+    assert rows(table)[1][-2:] == (2.05, 0.1)
+    some = [one for one in content(1)["runs"] if one["run"]["rate"] == 1e-3 or one["run"]["intervention"] == "plain"]
+    table = experiment(content(runs=some)).tables[0]
+    assert rows(table)[1] == ("QK-norm", 2.1, None, None, None, 2.1, None)
+    assert "the baseline, has not run at every rate yet" in table.see
+
+
+def test_a_run_that_diverged_counts_as_untrained():
+    runs = [
+        row(name, rate, 0, None if rate == 3e-2 else loss)
+        for name, losses in LOSSES.items()
+        for rate, loss in losses.items()
+    ]
+    table = experiment(content(runs=runs)).tables[0]
+    assert rows(table)[0][4] == 5.5
+
+
+def test_branches_stand_side_by_side_and_gains_are_counted():
+    table = experiment(content(1)).tables[2]
+    assert rows(table) == [(1e-2, 0, 40, 2.3, 2.2, 2.35), (3e-2, 0, 40, 2.6, 2.5, 2.65)]
+    assert "learning rate / 3 ended lower in 2 of 2, by 0.100 nats on average" in table.see
+    assert "QKClip from there ended lower in 0 of 2, by -0.050 nats on average" in table.see
+
+
+def test_signs_are_those_of_plain_runs_and_what_was_silent_is_counted():
+    table = experiment(content(1)).tables[3]
+    assert len(table.rows) == 4
+    assert rows(table)[3][:6] == (3e-2, 0, 40, 60, None, None)
+    assert "max logit gave a sign in 2, entropy gave a sign in 1, gradient norm gave a sign in 0" in table.see
+    assert "max logit was earlier in 1 of 1" in table.see
+
+
+def test_a_curve_keeps_about_thirty_points_the_mean_loss_and_the_largest_gradient():
+    curve = {
+        "measured": list(range(0, 600, 10)), "losses": [float(step) for step in range(600)],
+        "gradient_norms": [1.0] * 305 + [7.0] + [1.0] * 294, "max_logits": [float(step) for step in range(60)],
+        "entropies": [[0.5, 0.1 + step / 100] for step in range(60)],
+    }  # fmt: skip
+    thin = thinned(curve)
+    assert thin["steps"] == list(range(0, 600, 20))
+    assert thin["losses"][1] == pytest.approx(sum(range(1, 21)) / 20)
+    assert [step for step, norm in zip(thin["steps"], thin["gradient_norms"], strict=True) if norm > 1] == [320]
+    assert thin["max_logits"][:3] == [0.0, 2.0, 4.0]
+    assert thin["least_entropies"][1] == 0.12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    train("lr-sensitivity", out=out, workers=1, quick=True)
+    return out
+
+
+def test_a_quick_run_ends_with_tables_of_every_intervention_and_a_file_that_gives_them_again(folder: Path):
+    found = stored("lr-sensitivity", folder / "results.json")
+    assert found.tables[0].column("intervention") == tuple(INTERVENTIONS)
+    assert all(math.isfinite(value) for line in rows(found.tables[0]) for value in line[1:])
+    lines: list[str] = []
+    again = train("lr-sensitivity", out=folder, workers=1, quick=True, report=lines.append)
+    count = len(plan(quick=True))
+    assert lines[0] == f"{count} of {count} runs are in {folder}"
+    assert again == found
+    assert lab.plan(quick=True)[0].steps < 20

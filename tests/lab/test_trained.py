@@ -1,0 +1,91 @@
+"""Experiments that train: a registry of their own, arguments that are checked, and pages that show their results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from attemper import lab
+from attemper.errors import InputError
+from attemper.lab import EXPERIMENTS, TRAINED, stored, train
+from attemper.lab.summary import read_summary, written
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "lab"
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    """``scripts/lab_pages.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("lab_pages", ROOT / "scripts" / "lab_pages.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_page_shows_the_tables_and_the_figure_of_its_results(script: ModuleType, name: str):
+    pytest.importorskip("matplotlib")
+    assert script.differences(name) == []
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_page_names_its_command_its_results_and_where_they_were_measured(name: str):
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    assert f"\n    attemper lab {name} --workers 2\n" in text
+    assert f"](results/{name}.json)" in text
+    assert f"]({name}.png)" in text
+    content = read_summary(PAGES / "results" / f"{name}.json", name)
+    for environment in content["environments"]:
+        assert f"Python {environment['python']}, torch {environment['torch']}" in text
+    assert f"{len(content['runs'])} of {content['planned']} runs" in text
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_results_are_small_and_hold_no_place_of_a_machine(name: str):
+    text = (PAGES / "results" / f"{name}.json").read_text("utf-8")
+    assert len(text) < 250_000
+    assert not re.search(r"/(home|root|tmp|work|Users)/", text)
+
+
+def test_experiments_that_train_are_not_those_that_run_in_seconds():
+    assert not set(TRAINED) & set(EXPERIMENTS)
+    with pytest.raises(InputError, match=r"lab length: it trains models. Take attemper.lab.train\('length', out=...\)"):
+        lab.run("length")
+
+
+def test_an_unknown_name_lists_those_that_train(tmp_path: Path):
+    for call in (lambda: train("scaling", out=tmp_path), lambda: stored("scaling", tmp_path / "x")):
+        with pytest.raises(InputError, match=r"lab experiment that trains.*'lr-sensitivity', 'collapse', 'length'"):
+            call()
+
+
+ANYTHING: Any = 1.5
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"seeds": ANYTHING}, {"steps": True}])
+def test_numbers_that_are_none_are_refused(given: dict[str, Any], tmp_path: Path):
+    with pytest.raises(InputError, match=f"lab length: {next(iter(given))} must be an int of at least 1, got"):
+        train("length", out=tmp_path, **given)
+
+
+def test_a_file_of_results_has_a_line_for_each_run_and_comes_back_the_same(tmp_path: Path):
+    content = {"schema": 1, "experiment": "length", "planned": 2, "runs": [{"run": {"a": 1}}, {"run": {"a": None}}]}
+    path = written(content, tmp_path / "results.json")
+    assert json.loads(path.read_text("utf-8")) == content == read_summary(path, "length")
+    assert '{"run": {"a": 1}},\n{"run": {"a": null}}\n' in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "experiment": "length"}', '{"schema": 1}'])
+def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputError, match=r"Name (one|a file) that `attemper lab length --out FOLDER` wrote"):
+        stored("length", tmp_path / "x.json")

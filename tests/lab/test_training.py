@@ -1,0 +1,160 @@
+"""Training runs: the protocol, the same bits again, interventions that act, and branches from the alarm."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from attemper.errors import InputError
+from attemper.lab import interventions, training
+from attemper.lab.interventions import BRANCHES, INTERVENTIONS, Control, configured
+from attemper.lab.training import Run, adamw, held_out_loss, held_out_windows, one_step, started, trained
+from tests.lab.small import CONFIG, corpus, small
+
+
+def test_the_rate_rises_to_its_peak_and_falls_to_nearly_nothing():
+    run = Run(rate=1.0, steps=100, warmup=0.1)
+    rates = [run.learning_rate(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[99] < 1e-3
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert Run(rate=1.0, steps=100, warmup=0.0).learning_rate(0) == 1.0
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-1])
+def test_a_step_at_the_peak_takes_the_same_share_off_a_matrix_whatever_the_rate(rate: float):
+    model = started(small())[0].model
+    run = small(rate=rate, decay=0.125)
+    before = model.blocks[0].attention.q_proj.weight.detach().clone()  # type: ignore[union-attr]
+    gain = model.norm.weight.detach().clone()
+    optimizer = adamw(model, run)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert model.blocks[0].attention.q_proj.weight.detach() == pytest.approx(0.875 * before, rel=1e-6)  # type: ignore[union-attr]
+    assert torch.equal(model.norm.weight, gain)
+
+
+def test_a_run_learns_and_gives_the_same_bits_again():
+    record = trained(small(steps=60, rate=1e-2), corpus())
+    assert record["held_out"] < 0.9 * record["held_out_at_start"]
+    assert record["diverged_at"] is None
+    assert record["branches"] == {}
+    curve = record["curve"]
+    assert curve["measured"] == list(range(0, 60, 3))
+    assert len(curve["losses"]) == len(curve["gradient_norms"]) == 60
+    assert len(curve["max_logits"]) == len(curve["entropies"]) == 20
+    assert all(0 < value <= 1 for layers in curve["entropies"] for value in layers)
+    assert json.dumps(record) == json.dumps(trained(small(steps=60, rate=1e-2), corpus()))
+
+
+def test_measured_logits_and_entropies_are_those_of_the_batch_that_was_trained_on():
+    run = small()
+    state, _ = started(run)
+    batch = training.drawn_windows(corpus().training, run.batch, 17, 1)[:, :-1]
+    layer: Any = state.model.blocks[0]
+    with torch.no_grad():
+        x = layer.attention_norm(state.model.embedding(batch))
+        rotation = training_rotation(16)
+        query, key = (
+            rotated(projection(x).unflatten(-1, (2, 8)).transpose(1, 2).double(), *rotation)
+            for projection in (layer.attention.q_proj, layer.attention.k_proj)
+        )
+        scores = (query @ key.mT / math.sqrt(8)).masked_fill(torch.ones(16, 16).triu(1).bool(), -math.inf)
+        p = scores.softmax(-1)
+        entropy = -torch.xlogy(p, p).sum(-1)[..., 1:] / torch.arange(2, 17).log()
+    record = trained(run.changed(steps=1), corpus())
+    assert record["curve"]["entropies"][0][0] == pytest.approx(entropy.mean().item(), abs=1e-5)
+    assert record["curve"]["max_logits"][0] >= scores.max().item() - 1e-5
+
+
+def training_rotation(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    from attemper.lab.model import rotary
+
+    cos, sin = rotary(length, 8, torch.device("cpu"))
+    return cos.double(), sin.double()
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Of this test: pairs (i, i + 4) as complex numbers."""
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos, sin)
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+@pytest.mark.parametrize("name", INTERVENTIONS)
+def test_every_intervention_trains_and_starts_from_the_same_loss_or_says_why_not(name: str):
+    record = trained(small(intervention=name, rate=1e-2), corpus())
+    plain = trained(small(rate=1e-2), corpus())
+    assert len(record["curve"]["losses"]) == 8
+    assert record["held_out"] < record["held_out_at_start"]
+    assert record["held_out_at_start"] == pytest.approx(plain["held_out_at_start"], rel=1e-2)
+
+
+def test_qk_norm_is_a_configuration_and_an_unknown_name_lists_the_known():
+    assert configured(CONFIG, "QK-norm").qk_norm
+    assert configured(CONFIG, "QKClip") == CONFIG
+    with pytest.raises(InputError, match=r"intervention must be one of 'plain', 'QK-norm', .*; got 'nothing'"):
+        configured(CONFIG, "nothing")
+
+
+def test_clipping_holds_what_would_pass_the_threshold(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(interventions, "THRESHOLD", 2.0)
+    clipped = trained(small(intervention="QKClip", rate=3e-2, steps=30), corpus())
+    plain = trained(small(rate=3e-2, steps=30), corpus())
+    assert max(plain["curve"]["max_logits"]) > 4
+    assert max(clipped["curve"]["max_logits"][3:]) < 0.75 * max(plain["curve"]["max_logits"])
+
+
+@pytest.fixture
+def alarmed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for module in (interventions, training):
+        monkeypatch.setattr(module, "THRESHOLD", 5.0)
+    return trained(small(rate=6e-2, steps=24, branch=True), corpus())
+
+
+def test_branches_go_on_from_the_alarm_with_the_same_past_and_another_future(alarmed: dict[str, Any]):
+    assert list(alarmed["branches"]) == list(BRANCHES)
+    curve = alarmed["curve"]
+    alarm = next(step for step, logit in zip(curve["measured"], curve["max_logits"], strict=True) if logit > 5.0)
+    assert 0 < alarm < 20
+    for name, branch in alarmed["branches"].items():
+        losses = branch["curve"]["losses"]
+        assert len(losses) == 24, name
+        # The step after the alarm still has the weights and the bytes of the unchanged run.
+        assert losses[: alarm + 2] == curve["losses"][: alarm + 2], name
+        assert losses[alarm + 3 :] != curve["losses"][alarm + 3 :], name
+    assert max(alarmed["branches"][BRANCHES[1]]["curve"]["max_logits"][-3:]) < max(curve["max_logits"][-3:])
+
+
+def test_a_branch_leaves_the_unchanged_run_as_it_would_be_without(alarmed: dict[str, Any]):
+    assert alarmed["curve"] == trained(small(rate=6e-2, steps=24), corpus())["curve"]
+
+
+def test_a_run_whose_loss_is_no_number_ends_there_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    def broken(model: Any, total_steps: int) -> Control:
+        def step() -> None:
+            with torch.no_grad():
+                model.norm.weight.fill_(math.nan)
+
+        return Control(step=step)
+
+    monkeypatch.setitem(INTERVENTIONS, "plain", broken)
+    record = trained(small(), corpus())
+    assert (record["diverged_at"], record["held_out"]) == (1, None)
+    assert record["signs"]["loss"] == 1
+
+
+def test_a_step_leaves_the_model_in_training_and_held_out_text_does_not_train_it():
+    run = small()
+    state, control = started(run)
+    assert one_step(run, corpus(), state, control)
+    before = [parameter.detach().clone() for parameter in state.model.parameters()]
+    held_out_loss(state.model, held_out_windows(run, corpus()))
+    assert state.model.training
+    assert all(torch.equal(one, other) for one, other in zip(before, state.model.parameters(), strict=True))

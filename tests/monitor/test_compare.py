@@ -1,0 +1,149 @@
+"""Two scans head by head: differences, their order, what has no partner, mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import attemper
+from attemper import InputError, MissingExtraError
+from attemper.monitor.compare import STATISTICS, Comparison, compare
+from attemper.records import Reading
+from tests.monitor.tiny_models import TINY, inputs
+
+
+def scans() -> tuple[attemper.Scan, attemper.Scan]:
+    """A tiny Llama, and the same with the queries of one head of its second layer ten times as long."""
+    model = TINY["llama"].build().eval()
+    batch = inputs("decoder", None)
+    before = attemper.scan(model, [batch])
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[24:36] *= 10  # head 2 of size 12
+    return before, attemper.scan(model, [batch])
+
+
+def test_the_head_that_changed_comes_first_with_its_differences():
+    before, after = scans()
+    comparison = compare(before, after)
+    assert isinstance(comparison, Comparison)
+    assert (comparison.before, comparison.after) == ("LlamaForCausalLM", "LlamaForCausalLM")
+    assert len(comparison.heads) == 8
+    assert comparison.only_before == comparison.only_after == ()
+    first = comparison.heads[0]
+    assert (first.site, first.kind, first.mode, first.head) == ("model.layers.1.self_attn", "self", "eval", 2)
+    old, new = (scan.sites[1].heads[2] for scan in (before, after))
+    for statistic in STATISTICS:
+        one, other = getattr(old, statistic), getattr(new, statistic)
+        assert getattr(first, statistic) == (one, other)
+        assert first.change(statistic) == pytest.approx(other - one, abs=0)
+    assert first.change("normalized_entropy") < 0 < first.change("max_logit")  # type: ignore[operator]
+    for head in comparison.heads[1:]:
+        assert [head.change(statistic) for statistic in STATISTICS] == [0, 0, 0, 0]
+
+
+def changed(reading: Reading, site: int, head: int, **numbers: float | None) -> Reading:
+    heads = list(reading.sites[site].heads)
+    heads[head] = dataclasses.replace(heads[head], **numbers)  # type: ignore[arg-type]
+    sites = list(reading.sites)
+    sites[site] = dataclasses.replace(sites[site], heads=tuple(heads))
+    return dataclasses.replace(reading, sites=tuple(sites))
+
+
+def test_heads_are_in_order_of_what_they_changed_and_missing_numbers_come_first():
+    before = scans()[0].reading
+    entropy = before.sites[0].heads[1].normalized_entropy
+    assert entropy is not None
+    after = changed(before, 0, 1, normalized_entropy=entropy - 0.2, max_logit=None)
+    after = changed(after, 1, 3, normalized_entropy=(before.sites[1].heads[3].normalized_entropy or 0) + 0.1)
+    after = changed(after, 0, 0, first_token_mass=0.9)
+    after = changed(after, 1, 0, normalized_entropy=None)
+    comparison = compare(before, after)
+    found = [(head.site[13:14], head.head) for head in comparison.heads[:4]]
+    assert found == [("1", 0), ("0", 1), ("1", 3), ("0", 0)]
+    assert comparison.heads[0].change("normalized_entropy") is None
+    assert comparison.heads[1].change("normalized_entropy") == pytest.approx(-0.2)
+    assert [head.head for head in comparison.largest("max_logit", 1)] == [1]
+    assert [head.head for head in comparison.largest("first_token_mass", 1)] == [0]
+    with pytest.raises(InputError, match=r"largest\(statistic\) must be one of normalized_entropy, .* got 'gini'"):
+        comparison.largest("gini")
+
+
+def test_scans_readings_documents_and_files_compare_the_same(tmp_path: Path):
+    before, after = scans()
+    wanted = compare(before, after).to_dict()
+    paths = [tmp_path / name for name in ("before.json", "after.json")]
+    for path, scan in zip(paths, (before, after), strict=True):
+        path.write_text(scan.to_json(), "utf-8")
+    assert compare(before.reading, after.to_dict()).to_dict() == wanted
+    assert compare(paths[0], str(paths[1])).to_dict() == wanted
+    assert json.loads(attemper.compare(before, after).to_json(2)) == wanted
+    one = wanted["heads"][0]["max_logit"]
+    assert one["change"] == one["after"] - one["before"]
+
+
+def test_sites_without_a_partner_are_listed():
+    before, after = (scan.reading for scan in scans())
+    renamed = dataclasses.replace(after.sites[1], name="model.layers.9.self_attn")
+    trained = dataclasses.replace(after.sites[0], mode="train")
+    comparison = compare(before, dataclasses.replace(after, sites=(*after.sites[:1], renamed, trained)))
+    assert len(comparison.heads) == 4
+    assert comparison.only_before == ("model.layers.1.self_attn",)
+    assert comparison.only_after == ("model.layers.9.self_attn", "model.layers.0.self_attn")
+    assert repr(comparison).endswith("4 heads, 3 sites on one side only)")
+    assert "only after model.layers.9.self_attn" in str(comparison)
+
+
+def test_it_prints_a_table_of_the_largest_changes():
+    before, after = scans()
+    text = str(compare(before, after))
+    lines = text.splitlines()
+    assert lines[0] == "LlamaForCausalLM -> LlamaForCausalLM  8 heads"
+    assert lines[2].split()[:2] == ["model.layers.1.self_attn", "2"]
+    old, new = (scan.sites[1].heads[2] for scan in (before, after))
+    assert f"{old.max_logit:.1f} -> {new.max_logit:.1f}" in lines[2]
+    assert f"{old.normalized_entropy * 100:.1f} -> {new.normalized_entropy * 100:.1f}" in lines[2]  # type: ignore[operator]
+    many = changed(before.reading, 0, 0, max_logit=None)
+    sites = [dataclasses.replace(many.sites[0], name=f"layer.{place}") for place in range(9)]
+    long = dataclasses.replace(many, sites=tuple(sites))
+    file = io.StringIO()
+    Console(file=file, width=60).print(compare(long, long))
+    assert "and 16 heads that changed less" in file.getvalue()
+    assert "- -> -" in file.getvalue()
+
+
+def test_to_pandas_has_a_row_for_each_head(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pandas")
+    comparison = compare(*scans())
+    frame = comparison.to_pandas()
+    assert list(frame["head"]) == [head.head for head in comparison.heads]
+    assert list(frame.columns[:4]) == ["site", "kind", "mode", "head"]
+    assert list(frame["max_logit_change"]) == [head.change("max_logit") for head in comparison.heads]
+    assert list(frame["effective_tokens_after"]) == [head.effective_tokens[1] for head in comparison.heads]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"Comparison\.to_pandas needs the package pandas"):
+        comparison.to_pandas()
+
+
+def test_mistakes_are_told(tmp_path: Path):
+    before, after = (scan.reading for scan in scans())
+    fewer = dataclasses.replace(after.sites[0], heads=after.sites[0].heads[:3])
+    with pytest.raises(InputError, match=r"model\.layers\.0\.self_attn has 4 heads before and 3 after"):
+        compare(before, dataclasses.replace(after, sites=(fewer,)))
+    other = dataclasses.replace(after.sites[0], name="encoder")
+    with pytest.raises(InputError, match=r"no site in common. Before: model.* After: encoder \(eval\)\."):
+        compare(before, dataclasses.replace(after, sites=(other,)))
+    with pytest.raises(InputError, match=r"compare\(after\) must be a Scan, its reading, or .* got int"):
+        compare(before, 3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"compare\(before\): a scan of schema 7, and this version reads 1"):
+        compare(before.to_dict() | {"schema": 7}, after)
+    with pytest.raises(InputError, match=r"compare\(before\): .*nowhere.json' is no file with a scan in it"):
+        compare(tmp_path / "nowhere.json", after)
+    with pytest.raises(InputError, match=r"compare\(after\): its sites are not those of a scan: KeyError\('kind'\)"):
+        compare(before, before.to_dict() | {"sites": [{"name": "x"}]})
