@@ -19,6 +19,7 @@ from attemper.cli.scan import TEXT
 from attemper.control.calibrate import paired_interval
 from attemper.control.search import by_gradient, by_grid
 from attemper.lab import model as lab
+from attemper.lab.corpus import drawn_windows, standard_library
 from tests.control.models import BUILD, built
 from tests.monitor.tiny_models import TINY, inputs
 
@@ -161,6 +162,17 @@ def test_temperatures_per_head_lower_the_held_out_loss():
     sharp = calibrate(shipped(1.7), text(), loss, per="head", steps=12)
     assert [len(found) for found in sharp.temperatures.values()] == [4] * 4
     assert sharp.interval[1] < 0
+
+
+@pytest.mark.slow
+def test_on_text_like_its_own_the_shipped_model_wants_no_temperature_and_the_scaled_one_its_factor():
+    windows = drawn_windows(standard_library().held_out, 96, 129, seed=0).split(2)
+    plain, sharp = (calibrate(shipped(scale), windows, loss) for scale in (1.0, 1.7))
+    (one,), (two,) = (next(iter(found.temperatures.values())) for found in (plain, sharp))
+    assert one == pytest.approx(1.0, abs=0.02)
+    assert two / one == pytest.approx(1.7, rel=0.005)
+    assert abs(plain.after - plain.before) < 1e-3
+    assert sharp.tells
 
 
 def test_the_losses_are_those_of_the_model_before_and_after():

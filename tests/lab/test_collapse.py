@@ -43,7 +43,7 @@ def test_losses_and_entropies_stand_side_by_side_and_the_baseline_is_compared():
     assert rows(table)[1] == ("QK-norm", 2.35, 2.3, 2.4, 0.4, "0 of 2", 51.0)
     assert rows(table)[2] == ("QKClip", 3.85, 2.2, 5.5, 0.07, "1 of 2", 51.0)
     assert "Best first: QK-norm 2.350, plain 2.900, QKClip 3.850. No layer ended under 0.05 with: QK-norm." in table.see
-    assert "A lower loss than QK-norm, the baseline: nothing of ours." in table.see
+    assert "Of ours, a lower loss than QK-norm, the baseline: nothing." in table.see
     assert table.see.endswith("3 of the 9 runs are still to be done.")
     better = experiment({"planned": 2, "runs": [RUNS[2], RUNS[4]]}).tables[0]
     assert "the baseline: QKClip." in better.see

@@ -12,7 +12,7 @@ import torch
 from attemper.lab import lengthened, train
 from attemper.lab.length import PLAIN, experiment, interval, plan
 from attemper.lab.lengthened import calibrated, entropies, entropy_matched, evenly, factors_of_ways, judged, scaled
-from attemper.lab.model import ByteConfig, ByteModel
+from attemper.lab.model import ByteConfig, ByteModel, windows
 from tests.lab.printed import rows
 
 CONFIG = ByteConfig(layers=2, heads=2, width=16, context=16, positions="none")
@@ -113,9 +113,11 @@ def test_losses_by_place_and_by_window_have_one_mean(model: ByteModel):
 
 
 def test_windows_lie_evenly_and_never_overlap():
-    found = evenly(torch.arange(1000), 10, 4)
-    assert found[:, 0].tolist() == [0, 250, 500, 750]
-    assert len(evenly(torch.arange(25), 10, 4)) == 2
+    apart = windows(torch.arange(1000), 10)
+    assert evenly(apart, 4)[:, 0].tolist() == [0, 250, 500, 750]
+    fit, test = evenly(apart[0::2], 50), evenly(apart[1::2], 50)
+    assert not set(fit.flatten().tolist()) & set(test.flatten().tolist())
+    assert len(evenly(apart[:2], 4)) == 2
 
 
 def test_a_bootstrap_interval_holds_the_mean_and_shrinks_with_more_windows():
@@ -146,6 +148,7 @@ def test_gains_are_paired_and_what_an_interval_leaves_out_is_named():
     assert rows(table)[1][:3] == ("better", 2.867, 0.1333)
     assert "interval that leaves 0 out: better; worse: worse." in table.see
     assert table.see.endswith("In windows of 128 bytes its loss is 2.100 nats.")
+    assert experiment({"planned": 3, "runs": runs}).tables[0].see.endswith("1 of the 3 runs are still to be done.")
     assert table.title == "trained at 128 bytes, read at 256"
     assert rows(found.tables[2]) == [("better", seed, 0.7, 1.4, 1.05) for seed in (0, 1)]
 

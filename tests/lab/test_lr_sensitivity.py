@@ -75,8 +75,10 @@ def test_losses_are_means_over_seeds_and_the_baseline_is_compared_by_name():
     assert rows(table)[0] == ("plain", 2.05, 1.95, 2.35, 2.65, 1.95, 0.3)
     assert rows(table)[1] == ("QK-norm", 2.15, 2.05, 2.15, 2.25, 2.05, 0.1)
     assert rows(table)[2][-1] == 0.075
-    assert "Means over 2 seeds. QK-norm is the baseline: sensitivity 0.100, best loss 2.050." in table.see
-    assert "Less sensitive than it: QKClip (0.075); a lower best loss: QKClip (1.950)" in table.see
+    assert (
+        "Means over 2 seeds. QK-norm is the baseline: sensitivity 0.100, best loss 2.050, 2.250 at 0.03." in table.see
+    )
+    assert "Of ours, less sensitive: QKClip (0.075); a lower best loss: QKClip (1.950)" in table.see
     assert table.see.endswith("a lower loss at 0.03: QKClip (2.050).")
 
 
@@ -87,7 +89,7 @@ def test_what_does_not_beat_the_baseline_is_said_plainly():
         for rate in RATES
     ]
     see = experiment(content(runs=runs)).tables[0].see
-    assert "Less sensitive than it: nothing of ours; a lower best loss: nothing of ours;" in see
+    assert "Of ours, less sensitive: nothing; a lower best loss: nothing; a lower loss at 0.03: nothing." in see
 
 
 def test_runs_that_are_missing_are_counted_and_give_no_sensitivity():
@@ -97,8 +99,13 @@ def test_runs_that_are_missing_are_counted_and_give_no_sensitivity():
     assert rows(table)[1][-2:] == (2.05, 0.1)
     some = [one for one in content(1)["runs"] if one["run"]["rate"] == 1e-3 or one["run"]["intervention"] == "plain"]
     table = experiment(content(runs=some)).tables[0]
-    assert rows(table)[1] == ("QK-norm", 2.1, None, None, None, 2.1, None)
+    assert rows(table)[1] == ("QK-norm", 2.1, None, None, None, None, None)
     assert "the baseline, has not run at every rate yet" in table.see
+
+
+def test_at_the_highest_rate_those_are_compared_too_that_have_not_run_at_every_rate():
+    runs = [one for one in content(1)["runs"] if one["run"]["intervention"] != "QKClip" or one["run"]["rate"] == 3e-2]
+    assert "best loss: nothing; a lower loss at 0.03: QKClip (2.000)." in experiment(content(runs=runs)).tables[0].see
 
 
 def test_a_run_that_diverged_counts_as_untrained():

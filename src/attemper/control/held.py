@@ -15,7 +15,7 @@ from attemper.functional.call_slope import is_monotone, slope_of
 from attemper.functional.sampling import sampled
 from attemper.functional.stats import AttentionStats
 from attemper.sites.observer import AttentionCall
-from attemper.sites.tap import LIBRARY, in_backward
+from attemper.sites.tap import LIBRARY, in_backward, token
 
 _ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int site,
     float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
@@ -63,7 +63,7 @@ class Gauge:
         tensors = (call.query, call.key, call.mask, options.sink_logits, given if isinstance(given, Tensor) else None)
         detached = [None if tensor is None else tensor.detach() for tensor in tensors]
         torch.ops.attemper.entropy_and_slope(
-            _token(str(call.query.device)), *detached, self.key, scale, options.is_causal,
+            token(str(call.query.device)), *detached, self.key, scale, options.is_causal,
             options.causal_alignment == "bottom-right", left, right, options.softcap, options.enable_gqa,
         )  # fmt: skip
         return output
@@ -93,15 +93,6 @@ class Gauge:
 
 _keys = count(1)
 _gauges: WeakValueDictionary[int, Gauge] = WeakValueDictionary()
-_TOKENS: dict[torch.device, Tensor] = {}
-
-
-@torch.compiler.assume_constant_result
-def _token(device: str) -> Tensor:
-    place = torch.device(device)
-    if place not in _TOKENS:
-        _TOKENS[place] = torch.zeros(1, device=place)
-    return _TOKENS[place]
 
 
 @torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")

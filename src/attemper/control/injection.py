@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import InputError
-from attemper.sites.tap import LIBRARY, in_backward
+from attemper.sites.tap import LIBRARY, in_backward, token
 
 LIBRARY.define(
     "penalised(Tensor(a!) token, Tensor values, Tensor counts, int site, bool tied) -> ()",
@@ -122,7 +122,6 @@ class SiteEntry:
 
 _keys = count(1)
 _entries: WeakValueDictionary[int, SiteEntry] = WeakValueDictionary()
-_TOKENS: dict[torch.device, Tensor] = {}
 
 
 def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid: Tensor, key: int) -> Tensor:
@@ -138,18 +137,10 @@ def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid:
     shown = torch.where(valid, values.detach(), 0.0)
     rows = valid.expand(shown.shape).sum((0, 2)).to(torch.float64)
     tied = statistic.requires_grad or not torch.is_grad_enabled()
-    torch.ops.attemper.penalised(_token(str(output.device)), shown.to(torch.float64).sum((0, 2)), rows, key, tied)
+    torch.ops.attemper.penalised(token(str(output.device)), shown.to(torch.float64).sum((0, 2)), rows, key, tied)
     if not statistic.requires_grad:
         return output
     return _Tie.apply(output, statistic, torch.where(valid, slope.detach(), 0.0), key)  # pyright: ignore
-
-
-@torch.compiler.assume_constant_result
-def _token(device: str) -> Tensor:
-    place = torch.device(device)
-    if place not in _TOKENS:
-        _TOKENS[place] = torch.zeros(1, device=place)
-    return _TOKENS[place]
 
 
 @torch.library.impl(LIBRARY, "penalised", "CompositeExplicitAutograd")

@@ -15,7 +15,7 @@ from attemper.control.injection import Attached, Ledger, Round, SiteEntry, tie
 from attemper.control.penalties import Penalty
 from attemper.errors import InputError
 from attemper.functional.stats import AttentionStats
-from attemper.sites.acting import actions_of, release
+from attemper.sites.acting import listen, unlisten
 from attemper.sites.observer import AttentionCall
 
 
@@ -82,7 +82,7 @@ class Regularizer:
         self._tokens: Tensor | None = None
         self._sites = sites
         for site in sites:
-            actions_of(site.module, site.way).listeners.append(self)
+            listen(site.module, site.way, self)
         self._hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
 
     @property
@@ -165,10 +165,7 @@ class Regularizer:
         """Takes the penalty off the model. May be called again."""
         self._hook.remove()
         for site in self._sites:
-            actions = getattr(site.module, "_attemper_actions", None)
-            if actions is not None and self in actions.listeners:
-                actions.listeners.remove(self)
-            release(site.module)
+            unlisten(site.module, self)
         self._entries.clear()
 
     def __enter__(self) -> Regularizer:

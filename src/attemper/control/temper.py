@@ -15,7 +15,7 @@ from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.stored import read_temperatures, write_temperatures
 from attemper.errors import InputError
-from attemper.nn.temperature import ADDED, FixedTemperature, ScheduledTemperature, Temperature
+from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, ScheduledTemperature, Temperature
 from attemper.sites.acting import actions_of, release
 
 Given = Temperature | float | Tensor
@@ -151,7 +151,7 @@ class Tempered:
     def remove(self) -> None:
         """Takes every temperature off the model, which is what it was. May be called again."""
         for site, child in self._children:
-            actions = getattr(site.module, "_attemper_actions", None)
+            actions = getattr(site.module, ACTIONS, None)
             if actions is not None and child in actions.temperatures:
                 actions.temperatures.remove(child)
             if hasattr(site.module, child):

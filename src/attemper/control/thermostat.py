@@ -17,7 +17,7 @@ from attemper.control.held import Gauge, Sums
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
 from attemper.nn.temperature import CEILING, FLOOR, Temperature
-from attemper.sites.acting import actions_of, release
+from attemper.sites.acting import listen, unlisten
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
 _FLAT = 1e-3
@@ -121,7 +121,7 @@ class Thermostat:
         self._gauges = {site.name: Gauge(f"Thermostat ({site.name})", rows, unit) for site in found}
         self._sites = found
         for site in found:
-            actions_of(site.module, site.way).listeners.append(self._gauges[site.name])
+            listen(site.module, site.way, self._gauges[site.name])
         self.readings: dict[str, Reading] = {}
         """What the last step found and did, by site."""
 
@@ -180,11 +180,7 @@ class Thermostat:
     def close(self) -> None:
         """Takes temperatures and measuring off the model. May be called again."""
         for site in self._sites:
-            actions = getattr(site.module, "_attemper_actions", None)
-            gauge = self._gauges[site.name]
-            if actions is not None and gauge in actions.listeners:
-                actions.listeners.remove(gauge)
-            release(site.module)
+            unlisten(site.module, self._gauges[site.name])
         self._tempered.remove()
 
     def __enter__(self) -> Thermostat:

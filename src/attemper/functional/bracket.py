@@ -40,6 +40,10 @@ class Rows(NamedTuple):
         """Over the valid rows of each group, [G]; 0 where there are none."""
         return torch.where(self.valid, values, 0.0).sum(1) / self.valid.sum(1).clamp(min=1)
 
+    def next_score(self) -> Tensor:
+        """The largest score below each row's maximum, relative to it; -inf where all are tied. [G, M]."""
+        return torch.where(self.visible & (self.below < 0), self.below, -math.inf).amax(-1)
+
     def most(self, values: Tensor) -> Tensor:
         return torch.where(self.valid, values, -math.inf).amax(1)
 
@@ -81,7 +85,7 @@ def bracketed(scores: Tensor, target: Tensor, tolerance: float) -> Found:
 
 def _limits(rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor, tolerance: float) -> Found:
     """The answers for targets at or beyond the limits, without a search."""
-    gap = torch.where(rows.visible & (rows.below < 0), rows.below, -math.inf).amax(-1)
+    gap = rows.next_score()
     least = torch.where(rows.valid & gap.isfinite(), -gap, math.inf).amin(1)
     sharp = torch.where(least.isfinite(), least / VANISHED, 1.0)
     high = target >= (lowest + highest) / 2
@@ -102,7 +106,7 @@ def _bounds(rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor) -> tupl
     spread = rows.mean(rows.below.amin(-1).square())
     low = (8 * deficit / spread).sqrt()
     rho = excess[:, None] / (2 * (1 + torch.log1p(1 / excess[:, None]) + rows.log_keys))
-    gap = -torch.where(rows.visible & (rows.below < 0), rows.below, -math.inf).amax(-1)
+    gap = -rows.next_score()
     others = (counts - ties).clamp(min=1)
     high = rows.most(torch.where(gap.isfinite(), ((others / (ties * rho)).log() / gap).clamp(min=0), 0.0))
     high = torch.maximum(high, low * 1.0001)

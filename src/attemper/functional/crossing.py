@@ -68,7 +68,7 @@ def _strange(bias: Tensor, visible: Tensor) -> Tensor:
 def _grid(rows: Rows, bias: Tensor) -> Tensor:
     """[GRID, G] of log beta, ascending; 0 (T = 1) lies inside."""
     width = bias.amax(-1) - bias.amin(-1)
-    gap = torch.where(rows.visible & (rows.below < 0), -rows.below, math.inf).amin(-1)
+    gap = -rows.next_score()
     sharp = rows.most(torch.where(gap.isfinite(), (VANISHED + width) / gap, 1.0)).clamp(min=2.0)
     spread = rows.most(-rows.below.amin(-1))
     flat = torch.where(spread > 0, 1e-8 / spread, 0.5).clamp(max=0.5)

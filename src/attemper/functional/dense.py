@@ -53,6 +53,7 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def scores(call: Call) -> tuple[Tensor, Tensor]:
+    """Scores [B, H, Q, K] in float64, and which keys each row sees."""
     batch, heads, queries, _ = call.query.shape
     shape = (batch, heads, queries, call.key.shape[2])
     positions, documents = _positions(call)

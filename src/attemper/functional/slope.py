@@ -47,7 +47,7 @@ def entropy_slope(
         True
     """
     y = _floating("entropy_slope", "scores", scores)
-    b = None if bias is None else _keys_last("entropy_slope", _fitting(bias, y), dim)
+    b = None if bias is None else _keys_last("entropy_slope", fitting_bias("entropy_slope", bias, y).to(y.dtype), dim)
     y = _keys_last("entropy_slope", y, dim)
     visible = y != -math.inf
     if b is not None:
@@ -64,14 +64,17 @@ def entropy_slope(
     return covariance(x, x if b is None else x + b, visible) / divisor
 
 
-def _fitting(bias: Tensor, y: Tensor) -> Tensor:
-    """``bias`` in the type and shape of the scores ``y``."""
-    b = _floating("entropy_slope", "bias", bias).to(y.dtype)
+def fitting_bias(where: str, bias: Tensor, scores: Tensor) -> Tensor:
+    """``bias`` in the shape of the scores.
+
+    Raises:
+        InputError: it is not floating, or does not fit.
+    """
     try:
-        return b.expand(y.shape)
+        return _floating(where, "bias", bias).expand(scores.shape)
     except RuntimeError as error:
         raise InputError(
-            f"entropy_slope(bias) must be broadcastable to the scores {list(y.shape)}, got {list(bias.shape)}."
+            f"{where}(bias) must be broadcastable to the scores {list(scores.shape)}, got {list(bias.shape)}."
         ) from error
 
 

@@ -13,6 +13,7 @@ from attemper.errors import InputError
 from attemper.functional.bracket import bracketed
 from attemper.functional.crossing import crossed
 from attemper.functional.measures import _floating, _keys_last
+from attemper.functional.slope import fitting_bias
 
 TOLERANCE = 1e-7
 """How near the entropy comes to its target, in nats."""
@@ -74,7 +75,7 @@ def temperature_for_entropy(
     y = _keys_last(where, _floating(where, "scores", scores.detach() if isinstance(scores, Tensor) else scores), dim)
     axes = _row_axes(mean_over, scores.dim(), dim)
     wide = _double(y)
-    logits = None if bias is None else _double(_keys_last(where, _expanded(bias, scores), dim))
+    logits = None if bias is None else _double(_keys_last(where, fitting_bias(where, bias, scores).detach(), dim))
     shape = [1 if axis in axes else size for axis, size in enumerate(y.shape[:-1])]
     goal = _double(_targets(target, shape, y.device)).reshape(-1)
     if y.shape[-1] == 0:
@@ -92,17 +93,6 @@ def _type(part: Tensor, scores: Tensor) -> torch.dtype:
 def _double(tensor: Tensor) -> Tensor:
     """In float64; on the CPU where the device has none."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def _expanded(bias: Tensor, scores: Tensor) -> Tensor:
-    bias = _floating("temperature_for_entropy", "bias", bias).detach()
-    try:
-        return bias.expand(scores.shape)
-    except RuntimeError as error:
-        raise InputError(
-            f"temperature_for_entropy(bias) must be broadcastable to the scores {list(scores.shape)}, got "
-            f"{list(bias.shape)}."
-        ) from error
 
 
 def _targets(target: float | Tensor, shape: list[int], device: torch.device) -> Tensor:

@@ -99,8 +99,8 @@ def _verdict(runs: Rows) -> str:
     ranked = ", ".join(f"{name} {means[name]:.3f}" for name in sorted(means, key=lambda name: means[name]))
     better = [name for name in means if name not in (PLAIN, BASELINE) and means[name] < means.get(BASELINE, 0.0)]
     return (
-        f"Best first: {ranked}. No layer ended under {COLLAPSED:g} with: {', '.join(held) or 'none'}. A lower loss "
-        f"than {BASELINE}, the baseline: {', '.join(better) or 'nothing of ours'}. Entropy is normalised; logits are "
+        f"Best first: {ranked}. No layer ended under {COLLAPSED:g} with: {', '.join(held) or 'none'}. Of ours, a lower "
+        f"loss than {BASELINE}, the baseline: {', '.join(better) or 'nothing'}. Entropy is normalised; logits are "
         "the largest of the run."
     )
 

@@ -91,9 +91,11 @@ def _losses(content: Mapping[str, Any]) -> Table:
             (way, *map(_digits, (loss, *((None,) * 3 if way == PLAIN else (fmean(gains), low, high)), entropy)))
         )
     home = fmean(row["record"]["at_home"] for row in runs)
+    missing = content["planned"] - len(runs)
+    unfinished = f" {missing} of the {content['planned']} runs are still to be done." if missing else ""
     return Table(
         title=f"trained at {config['context']} bytes, read at {read}",
-        see=_verdict(rows) + f" In windows of {config['context']} bytes its loss is {home:.3f} nats.",
+        see=_verdict(rows) + f" In windows of {config['context']} bytes its loss is {home:.3f} nats." + unfinished,
         columns=(
             Column("way"), Column("held-out loss", "nats"), Column("less than plain", "nats"), Column("from"),
             Column("to"), Column("mean entropy", "nats"),

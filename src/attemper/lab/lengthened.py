@@ -25,11 +25,11 @@ from attemper.nn import LengthTemperature
 
 READ = 1024
 """Bytes that are read at once."""
-TESTED, CALIBRATED, MATCHED = 48, 12, 4
+TESTED, CALIBRATED, MATCHED = 64, 16, 4
 """Windows that losses are measured on, that temperatures are calibrated on, and that entropies are matched on."""
 BUCKET = 128
 """Places in a window whose losses are averaged, for a curve over places."""
-EVALUATIONS = 12
+EVALUATIONS = 16
 """Of the loss, at most, that a calibration may take (L-BFGS)."""
 HALVINGS = 8
 """Of the interval that an entropy's temperature is searched in."""
@@ -43,16 +43,14 @@ def read_at_length(run: Run, corpus: Corpus, read: int = READ) -> dict[str, Any]
     """Trains one run, then reads held-out text in windows of ``read`` bytes under each way: its record, for JSON.
 
     ``{"at_home": loss in windows of the trained length, "ways": {way: {"losses": [windows], "by_place": [buckets],
-    "temperatures": [layers][heads] or None, "entropy_nats": float}}}``. Calibration sees the first half of the
-    held-out bytes, losses are of the second.
+    "temperatures": [layers][heads] or None, "entropy_nats": float}}}``. The windows that calibration sees and those
+    that losses are of lie between one another: of the same files, and with no byte in common.
     """
     state, _ = started(run)
     advance(run, corpus, state, Control(), None)
     model = state.model.eval().requires_grad_(False)
-    half = len(corpus.held_out) // 2
-    fit, test = (evenly(part.long(), read + 1, count) for part, count in (
-        (corpus.held_out[:half], CALIBRATED), (corpus.held_out[half:], TESTED),
-    ))  # fmt: skip
+    apart = windows(corpus.held_out, read + 1)
+    fit, test = (evenly(apart[place::2].long(), count) for place, count in ((0, CALIBRATED), (1, TESTED)))
     ways = factors_of_ways(model, fit, read, run.config.context)
     return {
         "at_home": held_out_loss(model, held_out_windows(run, corpus)),
@@ -67,9 +65,8 @@ def read_quickly(run: Run, corpus: Corpus) -> dict[str, Any]:
     )
 
 
-def evenly(ids: Tensor, length: int, count: int) -> Tensor:
-    """At most ``count`` windows [count, length] of ``ids`` [n], side by side or further apart."""
-    found = windows(ids, length)
+def evenly(found: Tensor, count: int) -> Tensor:
+    """At most ``count`` of the windows [w, n], the same number apart."""
     return found[:: max(1, len(found) // count)][:count]
 
 

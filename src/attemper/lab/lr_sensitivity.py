@@ -7,7 +7,7 @@ saved, from the first alarm on, by a lower rate and by clipping.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -112,9 +112,10 @@ def _losses(content: Mapping[str, Any]) -> Table:
     for name in _names(runs):
         losses = [_mean_loss(runs, name, rate) for rate in rates]
         known = [loss for loss in losses if loss is not None]
+        best = min(known) if len(known) == len(rates) else None
         found = sensitivities(runs, name)
         mean = fmean(found.values()) if found else None
-        rows.append((name, *(_digits(loss) for loss in losses), _digits(min(known)), _digits(mean)))
+        rows.append((name, *(_digits(loss) for loss in losses), _digits(best), _digits(mean)))
     missing = content["planned"] - len(runs)
     unfinished = f" {missing} of the {content['planned']} runs are still to be done." if missing else ""
     return Table(
@@ -129,21 +130,19 @@ def _losses(content: Mapping[str, Any]) -> Table:
 
 
 def _verdict(runs: Rows) -> str:
-    """What beat the baseline, by name, in both respects; of what ran at every rate."""
+    """What beat the baseline: in sensitivity and best loss of what ran at every rate, and at the highest rate."""
     rates = _rates(runs)
     found = {name: list(sensitivities(runs, name).values()) for name in _names(runs)}
-    steadiness = {name: fmean(each) for name, each in found.items() if each}
-    best = {
-        name: min(_mean_loss(runs, name, rate) or 0.0 for rate in rates) for name in steadiness
-    }  # each has run at every rate
-    if BASELINE not in steadiness:
+    if not found.get(BASELINE):
         return f"Means over seeds. {BASELINE}, the baseline, has not run at every rate yet: no comparison."
-    ours = [name for name in steadiness if name not in ("plain", BASELINE)]
+    steadiness = {name: fmean(each) for name, each in found.items() if each}
+    at = {name: {rate: _mean_loss(runs, name, rate) for rate in rates} for name in found}
+    best = {name: min(loss for loss in at[name].values() if loss is not None) for name in steadiness}
+    last = {name: loss for name in found if (loss := at[name][rates[-1]]) is not None}
     return (
         f"Means over {_count(found[BASELINE])}. {BASELINE} is the baseline: sensitivity {steadiness[BASELINE]:.3f}, "
-        f"best loss {best[BASELINE]:.3f}. Less sensitive than it: {_beaten(ours, steadiness)}; a lower best loss: "
-        f"{_beaten(ours, best)}; a lower loss at {rates[-1]:g}: "
-        f"{_beaten(ours, {name: _mean_loss(runs, name, rates[-1]) or 0.0 for name in steadiness})}."
+        f"best loss {best[BASELINE]:.3f}, {last[BASELINE]:.3f} at {rates[-1]:g}. Of ours, less sensitive: "
+        f"{_beaten(steadiness)}; a lower best loss: {_beaten(best)}; a lower loss at {rates[-1]:g}: {_beaten(last)}."
     )
 
 
@@ -151,9 +150,11 @@ def _count(seeds: Sequence[float]) -> str:
     return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
 
 
-def _beaten(names: Iterable[str], values: Mapping[str, float]) -> str:
-    better = [f"{name} ({values[name]:.3f})" for name in names if values[name] < values[BASELINE]]
-    return ", ".join(better) or "nothing of ours"
+def _beaten(values: Mapping[str, float]) -> str:
+    """Those of ours whose value is below the baseline's."""
+    ours = [name for name in values if name not in ("plain", BASELINE)]
+    better = [f"{name} ({values[name]:.3f})" for name in ours if values[name] < values[BASELINE]]
+    return ", ".join(better) or "nothing"
 
 
 def _by_seed(runs: Rows) -> Table:

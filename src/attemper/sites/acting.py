@@ -17,7 +17,7 @@ from attemper.nn.temperature import ACTIONS
 from attemper.sites import callers
 from attemper.sites.acting_functions import ActingMode
 from attemper.sites.acting_registry import RegistryActions
-from attemper.sites.actions import Actions, actions_on, temperatures
+from attemper.sites.actions import Actions, Listener, actions_on, temperatures
 
 
 def actions_of(module: nn.Module, way: str) -> Actions:
@@ -31,6 +31,19 @@ def actions_of(module: nn.Module, way: str) -> Actions:
         # nn.TransformerEncoderLayer's fast path calls no forward of its parts; a hook turns it off.
         module.register_forward_pre_hook(_INERT)
     return actions
+
+
+def listen(module: nn.Module, way: str, listener: Listener) -> None:
+    """Tells ``listener`` of the attention calls of a module, until ``unlisten``."""
+    actions_of(module, way).listeners.append(listener)
+
+
+def unlisten(module: nn.Module, listener: Listener) -> None:
+    """Tells it no more. May be called again."""
+    actions: Actions | None = getattr(module, ACTIONS, None)
+    if actions is not None and listener in actions.listeners:
+        actions.listeners.remove(listener)
+    release(module)
 
 
 def release(module: nn.Module) -> None:

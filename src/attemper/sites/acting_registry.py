@@ -68,4 +68,5 @@ def _of_registry(output: Tensor) -> tuple[Tensor, None]:
 
 
 def first_of_tuple(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A result whose first entry is the output, with ``function`` applied to that."""
     return (function(result[0]), *result[1:])

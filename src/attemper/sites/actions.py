@@ -154,6 +154,7 @@ def acted(
 def computed(
     module: nn.Module, call: AttentionCall, value: Tensor | None, names: tuple[str, ...]
 ) -> tuple[Tensor, AttentionStats | None]:
+    """Output and statistics of a call by our kernel; without values the statistics alone."""
     options = replace(call.options, stats=names)
     value = None if value is None else value.to(call.query.dtype)
     return executed(planned(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))

@@ -122,6 +122,7 @@ def read_sdpa(
     dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> AttentionCall:  # fmt: skip
+    """``F.scaled_dot_product_attention``'s arguments as a call."""
     heads = heads_of(module)
     if not enable_gqa:
         # Leading axes broadcast before they are read as batch and heads.
@@ -141,6 +142,7 @@ def read_multi_head(
     v_proj_weight: Tensor | None = None, static_k: Tensor | None = None, static_v: Tensor | None = None,
     average_attn_weights: bool = True, is_causal: bool = False,
 ) -> AttentionCall:  # fmt: skip
+    """``F.multi_head_attention_forward``'s arguments as a call: queries and keys are projected anew."""
     if bias_k is not None or add_zero_attn or static_k is not None:
         raise UnsupportedCallError(module, "it adds keys of its own (add_bias_kv, add_zero_attn or static_k)")
     if in_proj_weight is not None and not use_separate_proj_weight:

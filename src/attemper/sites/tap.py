@@ -130,7 +130,7 @@ def _call(
     if _may_be_captured() and tap_buffers.graphed(query.device):
         ready = _prepared(name, module, place, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
         operator = torch.ops.attemper.tap_into if ready else operator
-    operator(_token(place), *detached, name, module, scale, is_causal, bottom_right, window[0], window[1], softcap, gqa)
+    operator(token(place), *detached, name, module, scale, is_causal, bottom_right, window[0], window[1], softcap, gqa)
 
 
 def _may_be_captured() -> bool:
@@ -148,7 +148,8 @@ def _prepared(name: str, module: int, device: str, dtype: str, size: int, heads:
 
 
 @torch.compiler.assume_constant_result
-def _token(device: str) -> Tensor:
+def token(device: str) -> Tensor:
+    """What operators without a result claim to write on a device."""
     place = torch.device(device)
     if place not in _TOKENS:
         _TOKENS[place] = torch.zeros(1, device=place)

@@ -57,10 +57,10 @@ layer.temp_net[2].bias.data.zero_()
     ),
     here=Step(
         Text(
-            "The module is not in this version, its attention is: a temperature of any shape up to [B, H, Q] goes "
-            "into `attention`. Predict it from each query alone and keep it above a floor.",
-            "这个模块当前版本尚未提供，但它的注意力可以：任何能广播到 [B, H, Q] 的温度都可以传给 `attention`。请只"
-            "由每个 query 自己来预测温度，并设一个下限。",
+            "A temperature of any shape up to [B, H, Q] goes into `attention`; here theirs does. "
+            "`attemper.nn.ConditionalTemperature` predicts it from each query alone, between a floor and a ceiling.",
+            "任何能广播到 [B, H, Q] 的温度都可以传给 `attention`，这里传入的就是它的温度。"
+            "`attemper.nn.ConditionalTemperature` 只由每个 query 自己来预测温度，并限制在上下限之间。",
         ),
         """\
 q, k, v = (p(x).view(1, 6, 4, 4).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -76,6 +76,7 @@ LAYERWISE = Case(
     name="000_layerwise_schedule",
     title=Text("`LayerwiseTemperatureSchedule`", "`LayerwiseTemperatureSchedule`"),
     verdict=Text("linear and exponential are right; the u is upside down", "linear 和 exp 正确；u 型上下颠倒"),
+    line="schedules.layerwise(...)",
     steps=(
         Step(
             Text(
@@ -92,7 +93,18 @@ for pattern in ("linear", "u", "exp", "no such pattern"):
 """,
         ),
     ),
-    here=None,
+    here=Step(
+        Text(
+            "Linear, u and exponential as described; `attemper.temper(model, temperature=[...])` takes such a list, "
+            "one for each layer:",
+            "linear、u 和 exponential 都与文字描述一致；`attemper.temper(model, temperature=[...])` 接受这样的列表，"
+            "每层一个温度：",
+        ),
+        """\
+for shape in ("linear", "u", "exponential"):
+    print(shape, [round(T, 4) for T in attemper.schedules.layerwise(5, 0.5, 1.0, shape)])
+""",
+    ),
 )
 
 REGULARIZED = Case(
@@ -158,8 +170,9 @@ print(f"their cross-entropy {losses['task_loss'].item():.4f}, the model's {outpu
     here=Step(
         Text(
             "The entropy comes out of the attention itself, with an exact gradient and no n x n tensor kept. "
-            "Regularising a whole model is not in this version.",
-            "熵由注意力本身给出，梯度精确，也不保留 n x n 的张量。对整个模型做正则化，当前版本尚未提供。",
+            "A whole model takes `attemper.regularize(model, attemper.EntropyBonus(0.01))`: the mean over its layers.",
+            "熵由注意力本身给出，梯度精确，也不保留 n x n 的张量。整个模型用 "
+            "`attemper.regularize(model, attemper.EntropyBonus(0.01))`：取各层的平均。",
         ),
         """\
 q, k, v = torch.randn(3, 2, 4, 6, 8).unbind()
@@ -173,6 +186,7 @@ SCHEDULE = Case(
     name="000_entropy_schedule",
     title=Text("`EntropySchedule`", "`EntropySchedule`"),
     verdict=Text("starts at 0; its cosine runs backwards", "从 0 开始；余弦方向反了"),
+    line="schedules.warmup_anneal(...)",
     steps=(
         Step(
             Text(
@@ -207,10 +221,17 @@ for kind in ("curriculum", "contrastive"):
     ),
     here=Step(
         Text(
-            "Schedules are not in this version. A temperature of 0 is refused instead of giving NaN:",
-            "温度调度当前版本尚未提供。温度为 0 会被拒绝，而不是算出 NaN：",
+            "As described, from 1 instead of 0; it drives `nn.ScheduledTemperature`, and as an entropy "
+            "`EntropyTarget` and `Thermostat`. A temperature of 0 is refused instead of giving NaN:",
+            "与文字描述一致，但从 1 而不是 0 开始；它可以驱动 `nn.ScheduledTemperature`，当作熵时也可以驱动 "
+            "`EntropyTarget` 和 `Thermostat`。温度为 0 会被拒绝，而不是算出 NaN：",
         ),
-        "functional.softmax(torch.tensor([1.0, 2.0]), temperature=0.0)\n",
+        """\
+schedule = attemper.schedules.warmup_anneal(2.0, 0.1)
+for step in (0, 5, 10, 55, 100):
+    print(step, round(schedule(step, 100), 4))
+functional.softmax(torch.tensor([1.0, 2.0]), temperature=0.0)
+""",
     ),
 )
 

@@ -11,6 +11,7 @@ CROSS = Case(
         "penalty right; the output projection uses the diagonal of its matrices only",
         "惩罚项正确；输出投影只用到矩阵的对角线",
     ),
+    line='attention(..., stats=("entropy",))',
     steps=(
         Step(
             Text(
@@ -43,9 +44,12 @@ print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol
     ),
     here=Step(
         Text(
-            "The layer is not in this version. The penalty of any attention is one line, and exact: no 1e-7 in "
-            "the logarithm.",
-            "这个层当前版本尚未提供。任意注意力的惩罚项只需一行，而且是精确的：对数里没有 1e-7。",
+            "In Keras 3 the layer is `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`, on "
+            "torch, jax or tensorflow, with the matrix product and masks; in PyTorch `attemper.nn.CrossAttention`. The "
+            "penalty of any attention is one line, and exact: no 1e-7 in the logarithm.",
+            "在 Keras 3 里，这个层是 `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`，后端"
+            "可用 torch、jax 或 tensorflow，用的是真正的矩阵乘法，也支持掩码；在 PyTorch 里是 "
+            "`attemper.nn.CrossAttention`。任意注意力的惩罚项只需一行，而且是精确的：对数里没有 1e-7。",
         ),
         """\
 q = torch.einsum("abc, cde->adbe", Q, layer.qdk)  # [B, heads, queries, 16]
@@ -60,6 +64,7 @@ FIT = Case(
     name="002_fit",
     title=Text("`fit`", "`fit`"),
     verdict=Text("trains; never prints its loss", "能训练；但从不打印损失"),
+    line="regularize(model, penalty)",
     builds_on=("002_cross_attention",),
     steps=(
         Step(
@@ -81,14 +86,17 @@ print("loss" % 0.5)
         ),
     ),
     here=Step(
-        Text("In PyTorch the penalty goes into the loss as it is:", "在 PyTorch 里，惩罚项直接加进损失即可："),
+        Text(
+            "In Keras 3 `fit` adds the layer's loss by itself. In PyTorch a penalty is attached to the loss of any "
+            "model:",
+            "在 Keras 3 里，`fit` 会自己加上这个层的损失。在 PyTorch 里，惩罚项可以挂到任何模型的损失上：",
+        ),
         """\
-q, k, v = torch.randn(3, 1, 3, 4, 16).unbind()
-q.requires_grad_()
-output, stats = attemper.attention(q, k, v, stats=("entropy",))
-loss = output.square().mean() + (stats.entropy - 0.2).square().mean()
-loss.backward()
-print(q.grad.isfinite().all())
+layer = attemper.nn.CrossAttention(16, num_heads=4)
+penalty = attemper.regularize(layer, attemper.EntropyTarget(0.2, coef=1.0))
+output, _ = layer(torch.rand(1, 4, 16), torch.rand(1, 6, 16))
+penalty.attach(output.square().mean()).backward()
+print(layer.q_proj.weight.grad.isfinite().all(), penalty.value > 0)
 """,
     ),
 )
@@ -97,6 +105,7 @@ MODEL = Case(
     name="002_model",
     title=Text("`model` and 1,000 steps", "`model` 与 1000 步训练"),
     verdict=Text("ends at a mean entropy of 0.19, alpha being 0.2", "训练后平均熵 0.19，alpha 为 0.2"),
+    line="nn.CrossAttention(...)",
     builds_on=("002_cross_attention", "002_fit"),
     slow=True,
     steps=(
@@ -115,7 +124,30 @@ print(tuple(entropy.shape), f"{entropy.mean().item():.2f}, {(entropy - 0.2).abs(
 """,
         ),
     ),
-    here=None,
+    here=Step(
+        Text(
+            "The same in PyTorch, whole in [examples/entropy_target.py](../../examples/entropy_target.py), and in "
+            "Keras in [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py). With an optimizer "
+            "that forgets its first, steep steps every row comes to the target:",
+            "同样的事在 PyTorch 里这样做，完整代码见 [examples/entropy_target.py](../../examples/entropy_target.py)；"
+            "Keras 版见 [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py)。用一个会忘掉最初"
+            "几步陡峭梯度的优化器，每一行都到达目标：",
+        ),
+        """\
+query, context, labels = torch.rand(1, 4, 16), torch.rand(1, 6, 16), torch.tensor([[0.0, 1.0]])
+layer = attemper.nn.CrossAttention(16, num_heads=3, head_dim=16, stats=("entropy",))
+classify = torch.nn.Linear(64, 2)
+optimizer = torch.optim.Adam([*layer.parameters(), *classify.parameters()], lr=0.01, betas=(0.9, 0.99))
+for step in range(1000):
+    output, stats = layer(query, context)
+    logits = classify((output + query).flatten(1))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    optimizer.zero_grad()
+    (loss + functional.entropy_target(stats, 0.2)).backward()
+    optimizer.step()
+print((stats.entropy - 0.2).abs().mean().item() <= 0.02)
+""",
+    ),
 )
 
 WEIGHTS = Case(

@@ -199,9 +199,10 @@ for step in range(4):
     ),
     here=Step(
         Text(
-            "The module is not in this version. A tensor temperature is differentiated; as the exponential of a "
-            "parameter it stays above 0.",
-            "这个模块当前版本尚未提供。温度可以是张量并参与求导；写成参数的指数，就始终大于 0。",
+            "A tensor temperature is differentiated; as the exponential of a parameter it stays above 0, which is what "
+            "`attemper.nn.LearnedTemperature` does, within bounds, for an attention layer.",
+            "温度可以是张量并参与求导；写成参数的指数，就始终大于 0。`attemper.nn.LearnedTemperature` 对注意力层就是这"
+            "样做的，并限制在上下限之间。",
         ),
         """\
 log_temperature = torch.zeros((), requires_grad=True)

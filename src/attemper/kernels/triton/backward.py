@@ -184,7 +184,7 @@ def _key_gradients(
 def _bias_gradient(problem: Problem, upstream: Upstream, rows: Rows) -> Tensor:
     """[shape of the mask] float32; a dimension that was broadcast is summed inside the kernel."""
     assert problem.mask is not None
-    config = configs.query_gradient(problem)
+    config = configs.bias_gradient(problem)
     batch, heads, count, _ = problem.query.shape
     mask_batch, mask_heads, mask_rows, keys = problem.mask.shape
     all_rows = mask_rows == 1 and count > 1

@@ -119,8 +119,15 @@ def row_numbers(problem: Problem) -> Config:
 
 
 def query_gradient(problem: Problem) -> Config:
-    """Of the kernel that holds rows and sweeps over keys (and of the bias, whose programs hold both)."""
+    """Of the kernel that holds rows and sweeps over keys."""
     return _of_backward(_MASKED_QUERY_GRADIENT if _masked(problem) else _QUERY_GRADIENT, problem)
+
+
+def bias_gradient(problem: Problem) -> Config:
+    """Of the kernel of the bias, whose programs hold rows and keys."""
+    config = query_gradient(problem)
+    # With eight warps, which sixteen rows do not need, a register spills on sm_90.
+    return replace(config, warps=min(config.warps, 4)) if config.rows <= 16 else config
 
 
 def key_gradient(problem: Problem) -> Config:

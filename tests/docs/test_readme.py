@@ -1,0 +1,45 @@
+"""What README.md says of acting on a model runs as it stands, on a small model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attemper
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+
+
+def blocks(title: str) -> list[str]:
+    section = README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    """What the section takes for granted."""
+    tf = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "intermediate_size": 64}
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=50, **sizes)).train()
+    batches = [{"input_ids": ids, "labels": ids} for ids in torch.randint(50, (16, 1, 12))]
+    return {
+        "attemper": attemper, "model": model, "batches": batches, "held_out": batches * 2, "loader": batches[:2],
+        "loss_of": lambda model, batch: model(**batch).loss, "scan": attemper.scan(model, batches[:2]),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "x": torch.randn(2, 6, 512), "loss": torch.zeros(()),
+    }  # fmt: skip
+
+
+def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code = blocks("Acting on it")
+    assert len(code) == 5
+    assert "integrations.keras" in code[-1], "it runs in tests/integrations/test_keras.py"
+    for block in code[:-1]:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["penalty"].value > 0
+    assert names["thermostat"].steps == names["clip"].steps == 2
+    assert len(names["calibration"].temperatures) == 1
+    assert "entropy, % of log n" in capsys.readouterr().out

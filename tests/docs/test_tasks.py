@@ -1,0 +1,129 @@
+"""The code of each page of docs/tasks runs as it stands, and gives what its page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "tasks"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = (
+    "my-loss-spikes", "long-context-is-diffuse", "sharpen-a-retrieval-head", "calibrate-after-extending-context",
+    "hold-entropy-while-training",
+)  # fmt: skip
+ADVICE = "recommended-temperatures"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From a page's name to the names that its blocks define."""
+    monkeypatch.chdir(tmp_path)
+
+    def names_of(page: str) -> dict[str, Any]:
+        text = (PAGES / f"{page}.md").read_text("utf-8")
+        names: dict[str, Any] = {"__name__": page}
+        for match in BLOCK.finditer(text):
+            line = text[: match.start(1)].count("\n")
+            exec(compile("\n" * line + match[1], f"docs/tasks/{page}.md", "exec"), names)
+        return names
+
+    return names_of
+
+
+def largest_logit(scan: Any) -> float:
+    return max(head.max_logit for site in scan.sites for head in site.heads)
+
+
+def test_my_loss_spikes(run: Any) -> None:
+    names = run("my-loss-spikes")
+    assert names["calm"] == []
+    assert {alarm.site for alarm in names["rung"]} == {"blocks.1.attention"}
+    assert set(names["clipped"])
+    assert largest_logit(names["scan"]) < 105, "1343 before; the optimizer moved the weights after they were measured"
+    assert not any("parametrizations" in name for name, _ in names["model"].named_parameters())
+    assert set(names["readings"]) == {"blocks.0.attention", "blocks.1.attention"}
+    assert set(names["saved"]) == {"steps", "log_temperatures"}
+    assert "normalise" in names["refused"]
+    assert {group["lr"] for group in names["optimizer"].param_groups} == {1e-3 / 3}
+
+
+def test_long_context_is_diffuse(run: Any) -> None:
+    names = run("long-context-is-diffuse")
+    curves = [head.by_visible_keys for site in names["scan"].sites for head in site.heads]
+    assert len(curves) == 16
+    assert {curve[-1].first for curve in curves} == {256}
+    assert set(names["found"]) == {"plain", "log", "yarn", "llama4"}
+    assert len(set(names["found"].values())) == 4
+    assert names["calibration"].per == "model"
+
+
+def test_sharpen_a_retrieval_head(run: Any) -> None:
+    names = run("sharpen-a-retrieval-head")
+    place = (names["site"], names["head"])
+    assert place[0] == "blocks.3.attention"
+    assert names["missed"][place] > 0
+    assert names["best"] < 1
+    assert names["tempered"][1] < names["plain"][1], "what was found on some texts helps on others"
+    assert (names["changed"].site, names["changed"].head) == place
+    assert names["changed"].change("normalized_entropy") < 0
+    torch.testing.assert_close(torch.stack(names["folded"]), torch.stack(names["tempered"]), rtol=1e-5, atol=0)
+    assert not any("attemper" in name for name in names["model"].state_dict())
+
+
+def test_calibrate_after_extending_context(run: Any) -> None:
+    names = run("calibrate-after-extending-context")
+    assert names["again"] == names["calibration"]
+    assert len(names["calibration"].temperatures) == 4
+    assert names["difference"] < 1e-4
+    assert not any("attemper" in name for name in names["folded"].state_dict())
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:.gradient_checkpointing_enable.:FutureWarning", "ignore:'pin_memory' argument"
+)
+def test_hold_entropy_while_training(run: Any) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    names = run("hold-entropy-while-training")
+    assert names["trained"].global_step == 2
+    assert names["scheduled"].goal(names["steps"]) == pytest.approx(0.5)
+    for site, reading in names["history"][-1].items():
+        held = torch.stack([readings[site].entropy for readings in names["history"][-12:]]).mean(0)
+        assert (held - 0.7).abs().max() < 0.02
+        assert (names["history"][0][site].entropy - 0.7).abs().max() > 0.1
+        assert not reading.bounded.any()
+    assert not any("attemper" in name for name in names["model"].state_dict())
+
+
+def test_every_page_is_listed_and_run() -> None:
+    assert {path.stem for path in PAGES.glob("*.md")} == {*RUN, ADVICE}
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    assert all(f"](tasks/{page}.md)" in index for page in (*RUN, ADVICE))
+
+
+@pytest.mark.parametrize("page", [*RUN, ADVICE])
+def test_every_link_leads_to_a_file(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", (PAGES / f"{page}.md").read_text("utf-8")):
+        assert (PAGES / target).exists(), target
+
+
+def test_the_table_of_advice_cites_the_numbers_of_the_lab() -> None:
+    """Its numbers stand in the page that they are said to be of, for the temperature of the row."""
+    page = (ROOT / "docs" / "lab" / "temperature.md").read_text("utf-8")
+    measured = page.split("\ntemperatures that are advised")[1].split("└")[0]
+    rows = {
+        tuple(cell.strip() for cell in line.strip("│").split("│")[:2]): line
+        for line in measured.split("\n") if line.count("│") == 6
+    }  # fmt: skip
+    cited = re.findall(r"\| ([\d.]+) \| (\d+)% \| (\d+)% \|", (PAGES / f"{ADVICE}.md").read_text("utf-8"))
+    assert len(cited) >= 5
+    for temperature, random_rows, shipped in cited:
+        lines = [line for (_, value), line in rows.items() if value == temperature]
+        assert lines, temperature
+        found = [float(cell) for cell in lines[0].strip("│").split("│")[2:]]
+        assert (f"{found[0]:.0f}", f"{found[2]:.0f}") == (random_rows, shipped)
