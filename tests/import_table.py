@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
+MAY_IMPORT["__main__"] = {"cli"}
 FACADE = "attemper"
 """The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -326,3 +328,9 @@ def test_help_names_every_verb(run: Run) -> None:
     assert ended.code == 0
     assert "scan" in ended.out
     assert "doctor" in ended.out
+
+
+def test_the_package_runs_as_a_module() -> None:
+    ended = subprocess.run([sys.executable, "-m", "attemper", "--help"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert "calibrate" in ended.stdout

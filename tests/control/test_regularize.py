@@ -350,3 +350,37 @@ def test_what_is_attached_must_be_a_loss():
             penalty.attach(_as_any(wrong))
     with pytest.raises(InputError, match=r"after the first penalty\.attach"):
         _ = penalty.value
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_trainer_takes_it_as_its_loss(accumulation: int, tmp_path: Any):
+    """One optimizer step of plain gradient descent moves weights by the gradient of loss and penalty, once."""
+    tf = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    model, batch = llama()
+    model.config.use_cache = False
+    rows = [{"input_ids": ids, "labels": ids} for ids in batch["input_ids"]]
+    whole = {key: value for key, value in batch.items() if key != "attention_mask"}
+    twin = copy.deepcopy(model)
+    with attemper.regularize(twin, EntropyBonus(0.3)) as penalty:
+        wanted = gradients(twin, lambda: penalty.attach(twin(**whole).loss))[1]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    penalty = attemper.regularize(model, EntropyBonus(0.3))
+    trainer = tf.Trainer(
+        model, tf.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=len(rows) // accumulation, max_steps=1, learning_rate=1.0,
+            gradient_accumulation_steps=accumulation, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant",
+            report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, weight_decay=0.0,
+        ),
+        train_dataset=rows, compute_loss_func=penalty.compute_loss,
+    )  # fmt: skip
+    trainer.train()
+    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    assert error(moved, {name: grad.double() for name, grad in wanted.items()}) < 2e-3
+
+
+def test_without_a_loss_to_be_had_it_says_so():
+    model = ByteModel(ByteConfig(layers=1, width=8, heads=2)).train()
+    penalty = attemper.regularize(model, EntropyBonus())
+    with pytest.raises(InputError, match="found no loss"):
+        penalty.compute_loss({"logits": model(torch.zeros(1, 4, dtype=torch.int64))}, None)

@@ -17,6 +17,7 @@ from attemper.errors import InputError
 from attemper.functional.stats import AttentionStats
 from attemper.sites.acting import listen, unlisten
 from attemper.sites.observer import AttentionCall
+from attemper.sites.wrappers import unwrapped
 
 
 def regularize(
@@ -101,13 +102,15 @@ class Regularizer:
             raise InputError("penalty.value is there after the first penalty.attach(loss).")
         return float(self._value)
 
-    def attach(self, loss: Tensor) -> Tensor:
+    def attach(self, loss: Tensor, *, share: float | Tensor = 1.0) -> Tensor:
         """``loss`` plus the penalty of all forward passes since the last attach.
 
         The gradient follows any factor that is put on the result (a scaler's, 1 / accumulation steps).
 
         Args:
             loss: a number with a gradient, made of those forward passes.
+            share: what the penalty counts here: the part of an optimizer step that these passes are, where the loss is
+                a sum over the parts that nothing divides any more.
 
         Raises:
             InputError: the loss is no number with a gradient, or no attention ran in training mode since the last
@@ -128,16 +131,27 @@ class Regularizer:
             assert counted.sums is not None
             assert counted.counts is not None
             values.append(self.penalty.value(counted.sums, counted.counts))
-            share = self.penalty.coef / len(current.sites)
-            current.weights[name] = share * self.penalty.weights(counted.sums, counted.counts)
-        self._value = self.penalty.coef * torch.stack([value.to(loss.device) for value in values]).mean()
+            worth = share * self.penalty.coef / len(current.sites)
+            current.weights[name] = worth * self.penalty.weights(counted.sums, counted.counts)
+        self._value = share * self.penalty.coef * torch.stack([value.to(loss.device) for value in values]).mean()
         return Attached.apply(loss, self._value, self._ledger, current)  # pyright: ignore
 
     def compute_loss(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
-        """``Trainer``'s ``compute_loss_func``: the model's own loss, attached."""
-        del labels, num_items_in_batch
-        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
-        return self.attach(loss)
+        """``Trainer``'s ``compute_loss_func``: the model's own loss, attached.
+
+        ``Trainer`` keeps the labels from the model and divides by the tokens of a whole optimizer step: the loss is
+        then the model's ``loss_function``, and the penalty counts by this batch's share of those tokens.
+
+        Raises:
+            InputError: the outputs hold no loss, and the model has no ``loss_function`` of transformers to make one.
+        """
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        if loss is None:
+            loss = _own_loss(unwrapped(self.model), outputs, labels, num_items_in_batch)
+        share: Any = 1.0
+        if num_items_in_batch is not None and isinstance(labels, Tensor):
+            share = _targets(unwrapped(self.model), labels) / num_items_in_batch
+        return self.attach(loss, share=share)
 
     def step(self) -> None:
         """Goes on by one optimizer step, where the target is scheduled."""
@@ -198,6 +212,26 @@ class Regularizer:
     def _go_to(self, step: int) -> None:
         self.steps = step
         self._goal.fill_(self.penalty.goal(step))
+
+
+def _targets(model: Any, labels: Tensor) -> Tensor:
+    """How many of the labels the loss of a transformers model counts: a causal one leaves the first of a row out."""
+    causal = getattr(getattr(model, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+    shifted = causal and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return ((labels[..., 1:] if shifted else labels) != -100).sum()
+
+
+def _own_loss(model: Any, outputs: Any, labels: Any, num_items_in_batch: Any) -> Tensor:
+    """A transformers model's loss of labels that it was not given."""
+    function, config = getattr(model, "loss_function", None), getattr(model, "config", None)
+    if not callable(function) or labels is None or not isinstance(outputs, dict) or "logits" not in outputs:
+        raise InputError(
+            f"penalty.compute_loss found no loss in what {type(model).__name__} returned, and cannot compute one: "
+            "write a function that returns penalty.attach(your_loss) and give Trainer that."
+        )
+    size = getattr(config, "vocab_size", None)
+    more = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+    return function(logits=outputs["logits"], labels=labels, vocab_size=size, **more)  # pyright: ignore
 
 
 def _rows(query: Tensor) -> tuple[int, int]:
