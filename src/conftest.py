@@ -1,7 +1,8 @@
-"""Doctests are looked for in every module; those of the Triton kernels can only be imported where Triton is."""
+"""Doctests are looked for in every module; some can only be imported where a package of theirs is."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("triton") else ["attemper/kernels/triton/*"]
+_NEEDS = {"triton": "attemper/kernels/triton/*", "keras": "attemper/integrations/keras.py"}
+collect_ignore_glob = [path for package, path in _NEEDS.items() if find_spec(package) is None]
