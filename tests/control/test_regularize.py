@@ -384,3 +384,62 @@ def test_without_a_loss_to_be_had_it_says_so():
     penalty = attemper.regularize(model, EntropyBonus())
     with pytest.raises(InputError, match="found no loss"):
         penalty.compute_loss({"logits": model(torch.zeros(1, 4, dtype=torch.int64))}, None)
+
+
+def test_padding_is_read_however_the_mask_is_passed():
+    model, batch = llama()
+    penalty = attemper.regularize(model, EntropyBonus())
+    counts = []
+    for call in (
+        lambda: model(batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False),
+        lambda: model(batch["input_ids"], batch["attention_mask"], use_cache=False),
+        lambda: model(batch["input_ids"], use_cache=False),
+    ):
+        call()
+        first = next(iter(penalty._ledger.pending.sites.values()))
+        assert first.counts is not None
+        counts.append(int(first.counts[0]))
+        penalty.reset()
+    padded = int((batch["attention_mask"] == 0).sum())
+    assert counts == [batch["input_ids"].numel() - padded] * 2 + [batch["input_ids"].numel()]
+
+
+def test_an_encoder_decoder_has_a_mask_of_its_own_for_each_side():
+    tf = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = tf.BartConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, dropout=0.0,
+    )  # fmt: skip
+    model = tf.BartModel(config).train()
+    penalty = attemper.regularize(model, EntropyBonus())
+    ids, mask = torch.randint(3, 50, (2, 8)), torch.ones(2, 8, dtype=torch.long)
+    mask[0, 5:] = 0
+    other = torch.ones(2, 8, dtype=torch.long)
+    other[1, 7:] = 0
+    model(ids, attention_mask=mask, decoder_input_ids=ids, decoder_attention_mask=other)
+    sites = penalty._ledger.pending.sites
+    counted = {name: int(found.counts[0]) for name, found in sites.items() if found.counts is not None}
+    assert counted == {
+        "encoder.layers.0.self_attn": 13, "decoder.layers.0.self_attn": 15, "decoder.layers.0.encoder_attn": 15,
+    }  # fmt: skip
+
+
+def test_one_key_head_for_all_without_a_word_is_computed_as_torch_does():
+    class Shared(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x[:, :1], x[:, :1])
+
+    x = torch.randn(2, 4, 5, 4, requires_grad=True)
+    shared = Shared().train()
+    with attemper.regularize(shared, EntropyBonus()) as penalty:
+        penalty.attach(shared(x).sum()).backward()
+    assert x.grad is not None
+
+
+def test_removed_between_attach_and_backward_it_says_nothing():
+    model, batch = llama()
+    penalty = attemper.regularize(model, EntropyBonus())
+    loss = penalty.attach(model(**batch).loss)
+    penalty.remove()
+    loss.backward()

@@ -4,6 +4,8 @@ that training brings.
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +16,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import attemper
 from attemper import InputError
 from attemper.control.projections import projections_of
-from attemper.lab.model import ByteConfig, ByteModel
+from attemper.functional.call import Options
+from attemper.lab.model import Attention, ByteConfig, ByteModel
 from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature
+from attemper.sites.actions import _counts, tempered
+from attemper.sites.observer import AttentionCall
+from attemper.sites.wrappers import Wrapper
 from tests.control.models import BUILD, built, checkpointed
 
 WITHIN_REACH = [name for name in BUILD if name not in ("bloom",)]
@@ -343,8 +349,10 @@ def test_models_out_of_reach_are_told():
         block(**batch)
 
 
-def test_learned_temperatures_must_come_before_data_parallel_wrappers():
-    wrapped = nn.DataParallel(small())
+def test_wrappers_for_data_parallel_training_come_afterwards():
+    with pytest.raises(InputError, match="copies of the model"):
+        attemper.temper(nn.DataParallel(small()), temperature=2.0)
+    wrapped = Wrapper(small())
     with pytest.raises(InputError, match="before it is wrapped"):
         attemper.temper(wrapped, temperature=LearnedTemperature())
     assert attemper.temper(wrapped, temperature=2.0).sites == ("blocks.0.attention", "blocks.1.attention")
@@ -364,3 +372,75 @@ def test_attention_that_is_never_met_is_an_error():
     attemper.temper(odd, temperature=2.0)
     with pytest.raises(InputError, match="was not met"):
         odd(torch.zeros(1, 2, 3, 4))
+
+
+def test_handles_come_and_go_in_any_order():
+    model = small()
+    before = model(IDS)
+    with attemper.temper(model, temperature=15.0):
+        wanted = model(IDS)
+    one = attemper.temper(model, temperature=2.0)
+    two = attemper.temper(model, temperature=3.0)
+    one.remove()
+    three = attemper.temper(model, temperature=5.0)
+    torch.testing.assert_close(model(IDS), wanted)
+    two.remove()
+    three.remove()
+    assert torch.equal(model(IDS), before)
+
+
+def test_threads_do_not_disturb_each_other():
+    model = small()
+    attemper.temper(model, temperature=ConditionalTemperature(32, 2, initial=1.5))
+    expected = model(IDS)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model(IDS), range(24)))
+    assert all(torch.equal(one, expected) for one in found)
+
+
+def test_a_forward_that_somebody_wrapped_afterwards_stays_theirs():
+    model = small()
+    before = model(IDS)
+    handle = attemper.temper(model, temperature=2.0)
+    attention = model.get_submodule("blocks.0.attention")
+    inner, calls = attention.forward, []
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return inner(*args, **kwargs)
+
+    attention.forward = wrapper
+    handle.remove()
+    assert torch.equal(model(IDS), before)
+    assert calls == [1]
+
+
+class Derived(Attention):
+    """Attends in what it inherits."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_attention_that_is_inherited_is_found():
+    model = small()
+    model.get_submodule("blocks.1").attention = Derived(model.config)
+    assert attemper.temper(model, temperature=2.0).sites == ("blocks.0.attention", "blocks.1.attention")
+
+
+def test_a_query_of_a_cache_sees_all_keys_under_flashs_alignment():
+    call = AttentionCall(
+        torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 50, 4),
+        options=Options(is_causal=True, causal_alignment="bottom-right"),
+    )  # fmt: skip
+    assert _counts(lambda _: call, call.query).flatten().tolist() == [48, 49, 50]
+    mask = torch.ones(1, 1, 1, 50, dtype=torch.bool)
+    mask[..., :10] = False
+    padded = replace(call, mask=mask)
+    assert _counts(lambda _: padded, call.query).flatten().tolist() == [38, 39, 40]
+
+
+def test_a_small_temperature_leaves_no_nan_in_half_precision():
+    query = torch.full((1, 1, 2, 4), 100.0, dtype=torch.float16)
+    found = tempered(query, torch.tensor(1e-4).view(1, 1, 1))
+    assert torch.isfinite(found).all()

@@ -1,5 +1,6 @@
 """Thermostat: entropies come to their target and stay, without a swing; bands, schedules, biases, checkpoints."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attemper
 from attemper import InputError
+from attemper.functional.call import Options, planned
+from attemper.functional.call_slope import slope_of
 from attemper.lab.model import ByteConfig, ByteModel
 from tests.control.models import built, checkpointed
 
@@ -218,3 +221,55 @@ def test_mistakes_are_told(given: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         attemper.Thermostat(model, **given)
     assert not any("attemper" in name for name, _ in model.named_modules())
+
+
+class OneHot(nn.Module):
+    """Rows that see one key above all others, under a mask that is added."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = torch.full((1, 1, 6, 1), 40.0)
+        key = torch.arange(6.0).view(1, 1, 6, 1)
+        return nn.functional.scaled_dot_product_attention(query, key, key, self.mask, scale=1.0) * x
+
+
+def test_a_collapsed_head_is_rescued_whatever_the_type_of_its_mask():
+    hidden = torch.ones(6, 6).triu(1).bool()
+    added = torch.zeros(6, 6).masked_fill(hidden, torch.finfo(torch.float32).min)
+    for mask in (~hidden, added):
+        model = OneHot(mask).train()
+        with attemper.Thermostat(model, target_entropy=1.0, rows=None, max_step=0.5) as thermostat:
+            readings = held(model, torch.ones(1), thermostat, 40)
+        torch.testing.assert_close(readings[-1]["OneHot"].entropy, torch.tensor([1.0]).double(), rtol=0, atol=1e-3)
+
+
+def test_slopes_of_rows_that_a_kernel_picks_are_those_rows():
+    query, key = torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 4)
+    bias = torch.randn(1, 1, 9, 9)
+    options = Options(is_causal=True, stats=("entropy", "logit_variance"), backend="blocked")
+    whole = planned("test", query, key, None, bias, options)
+    every = slope_of(whole, torch.zeros(2, 2, 9))
+    rows = torch.tensor([1, 4, 8])
+    found = slope_of(replace(whole, rows=rows), torch.zeros(2, 2, 3))
+    torch.testing.assert_close(found, every[..., rows])
+
+
+def test_half_precision_keeps_the_steps_of_the_thermostat():
+    model = small().bfloat16()
+    with attemper.Thermostat(model, target_entropy=0.6, unit="normalized", max_step=1e-4, rows=None) as thermostat:
+        held(model, IDS, thermostat, 20)
+        logs = thermostat.state_dict()["log_temperatures"]["blocks.0.attention"]
+    torch.testing.assert_close(logs, torch.full((2,), -20e-4).double())
+
+
+def test_another_number_of_heads_in_a_checkpoint_is_told():
+    model = small()
+    with attemper.Thermostat(model, target_entropy=1.0) as thermostat:
+        held(model, IDS, thermostat, 1)
+        state = thermostat.state_dict()
+        state["log_temperatures"]["blocks.0.attention"] = torch.zeros(3)
+        with pytest.raises(InputError, match=r"has 2 heads, and \[3\]"):
+            thermostat.load_state_dict(state)

@@ -34,6 +34,11 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> l
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"{where}(model) must be an nn.Module, got {type(model).__name__}.")
+    if isinstance(model, nn.DataParallel):
+        raise InputError(
+            f"{where}: nn.DataParallel runs copies of the model, which would act on the original. Take "
+            "DistributedDataParallel, or the model inside."
+        )
     wanted = checked_sites(where, sites)
     compiled = compiled_parts(model)
     if compiled:

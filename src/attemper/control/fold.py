@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attemper.control.chosen import Site, chosen_sites
 from attemper.control.projections import HeadRows, Projections, projections_of
 from attemper.errors import InputError
+from attemper.functional.call import DTYPES
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
 from attemper.sites.sharded import is_dtensor
 
@@ -104,7 +105,7 @@ class _GainFold:
             for name, parameter in self.norm.named_parameters(recurse=False):
                 offset = self.offset if name == "weight" else 0.0
                 factors = self.factors.to(parameter.device)
-                parameter.copy_((parameter + offset) * factors - offset)
+                parameter.copy_((parameter.double() + offset) * factors - offset)
 
 
 def _folds(where: str, site: Site, temperature: Tensor) -> Sequence[_RowFold | _GainFold]:
@@ -137,7 +138,7 @@ def _check_rows(where: str, site: Site, rows: HeadRows) -> None:
             f"{where}: the weights of {site.name} are split over processes (DTensor), which is not supported: fold "
             "before the model is split."
         )
-    if weight is None or not weight.is_floating_point() or hasattr(rows.module, "base_layer"):
+    if weight is None or weight.dtype not in DTYPES or hasattr(rows.module, "base_layer"):
         raise InputError(
             f"{where}: the query projection of {site.name} is a {type(rows.module).__name__}, whose weight is "
             "quantised, parametrised or has an adapter: multiplying it would not multiply the queries. Merge adapters, "

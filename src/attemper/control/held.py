@@ -71,7 +71,7 @@ class Gauge:
     @torch.no_grad()
     def measure(self, call: AttentionCall) -> None:
         options = replace(call.options, stats=("entropy", "logit_variance", "visible_keys"))
-        mask = None if call.mask is None else call.mask.detach()
+        mask = None if call.mask is None else as_visible(call.mask.detach())
         plan = planned(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)
         if self.rows is not None:
             plan = sampled(self.where, plan, self.rows, self.generator)
@@ -89,6 +89,14 @@ class Gauge:
             self.sums = found
         else:
             self.sums.add(found)
+
+
+def as_visible(mask: Tensor) -> Tensor:
+    """A mask that is added and only hides, as a bool one: then it is no bias, and entropy only rises with T."""
+    if not mask.is_floating_point():
+        return mask
+    hides = mask <= torch.finfo(mask.dtype).min / 2
+    return ~hides if bool(((mask == 0) | hides).all()) else mask
 
 
 _keys = count(1)

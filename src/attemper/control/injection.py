@@ -63,6 +63,8 @@ class Ledger:
         self.where = where
         self.pending = Round()
         self.running: Round | None = None
+        self.removed = False
+        """Whether the penalty was taken off the model: what is missing then is missing on purpose."""
 
     def add(self, name: str, values: Tensor, counts: Tensor, tied: bool) -> None:
         self.running = None  # left behind by a backward pass that did not end
@@ -101,13 +103,13 @@ class Ledger:
             for name, counted in current.sites.items()
             if counted.ties != current.ran.get(name, 0)
         }
-        if missed:
+        if missed and not self.removed:
             name, (ties, ran) = next(iter(missed.items()))
             raise InputError(
                 f"{self.where}: {name} was called {ties} times and its gradient flowed back {ran} times "
                 f"({len(missed)} sites in all), so the penalty's gradient is not whole. If a part of the model is not "
                 "in the loss, or runs without gradients, leave it out with sites= or put it in eval mode; after a "
-                "forward pass that is thrown away call penalty.reset()."
+                "forward pass that raised or is thrown away call penalty.reset()."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -55,8 +56,9 @@ def regularize(
             model is compiled already.
 
     Note:
-        Rows count that see a key, of padded sequences too unless the model is called with a 2-D ``attention_mask`` of
-        its own tokens. Under DDP every process takes the mean over its own rows.
+        Rows count that see a key, of padded sequences too unless the model is called with an ``attention_mask``
+        [B, N] of ints or bools (and, of an encoder-decoder, a ``decoder_attention_mask``). What runs in place of an
+        eager attention returns no weights. Under DDP every process takes the mean over its own rows.
     """
     if not isinstance(penalty, Penalty):
         raise InputError(
@@ -80,11 +82,14 @@ class Regularizer:
         self._keys = {site.module: self._entries[site.module].key for site in sites}
         self._goal = torch.tensor(penalty.goal(0), dtype=torch.float64)
         self._value: Tensor | None = None
-        self._tokens: Tensor | None = None
+        self._tokens: dict[str, Tensor] = {}
+        whole = unwrapped(model)
+        self._places = {name: place for place, name in enumerate(inspect.signature(whole.forward).parameters)}
+        self._two_sided = bool(getattr(getattr(whole, "config", None), "is_encoder_decoder", False))
         self._sites = sites
         for site in sites:
             listen(site.module, site.way, self)
-        self._hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(_Begins(self), with_kwargs=True)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -131,8 +136,9 @@ class Regularizer:
             assert counted.sums is not None
             assert counted.counts is not None
             values.append(self.penalty.value(counted.sums, counted.counts))
-            worth = share * self.penalty.coef / len(current.sites)
-            current.weights[name] = worth * self.penalty.weights(counted.sums, counted.counts)
+            worth = self.penalty.coef / len(current.sites) * self.penalty.weights(counted.sums, counted.counts)
+            current.weights[name] = worth * (share.to(worth.device) if isinstance(share, Tensor) else share)
+        share = share.to(loss.device) if isinstance(share, Tensor) else share
         self._value = share * self.penalty.coef * torch.stack([value.to(loss.device) for value in values]).mean()
         return Attached.apply(loss, self._value, self._ledger, current)  # pyright: ignore
 
@@ -178,6 +184,7 @@ class Regularizer:
     def remove(self) -> None:
         """Takes the penalty off the model. May be called again."""
         self._hook.remove()
+        self._ledger.removed = True
         for site in self._sites:
             unlisten(site.module, self)
         self._entries.clear()
@@ -198,16 +205,29 @@ class Regularizer:
         """Ties an attention output to its statistic (a ``Listener``'s)."""
         assert stats is not None
         statistic, values, slope, valid = self.penalty.rows(stats, self._goal)
-        tokens = self._tokens
-        if tokens is not None and tokens.shape == (call.query.shape[0], call.key.shape[2]) == _rows(call.query):
+        tokens = self._real(self._entries[module].name, call)
+        if tokens is not None:
             valid = valid & tokens[:, None]
         return tie(output, statistic, values, slope, valid, self._keys[module])
 
-    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward pass of the model: which queries are real tokens."""
-        mask = kwargs.get("attention_mask")
-        padding = isinstance(mask, Tensor) and mask.dim() == 2 and not mask.dtype.is_floating_point
-        self._tokens = mask.bool() if padding and isinstance(mask, Tensor) else None
+    def _real(self, name: str, call: AttentionCall) -> Tensor | None:
+        """Which queries of a call are real tokens [B, Q], where the model was told."""
+        rows = (call.query.shape[0], call.query.shape[2])
+        if self._two_sided and "decoder" in name.split("."):
+            tokens = self._tokens.get("decoder_attention_mask")
+            return tokens if tokens is not None and tokens.shape == rows else None
+        tokens = self._tokens.get("attention_mask")
+        own = rows == (call.query.shape[0], call.key.shape[2])
+        return tokens if own and tokens is not None and tokens.shape == rows else None
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward pass of the model: which tokens are real."""
+        self._tokens = {}
+        for name in ("attention_mask", "decoder_attention_mask"):
+            place = self._places.get(name, len(args))
+            mask = kwargs.get(name, args[place] if place < len(args) else None)
+            if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.dtype.is_floating_point:
+                self._tokens[name] = mask.bool()
 
     def _go_to(self, step: int) -> None:
         self.steps = step
@@ -234,8 +254,18 @@ def _own_loss(model: Any, outputs: Any, labels: Any, num_items_in_batch: Any) ->
     return function(logits=outputs["logits"], labels=labels, vocab_size=size, **more)  # pyright: ignore
 
 
-def _rows(query: Tensor) -> tuple[int, int]:
-    return query.shape[0], query.shape[2]
+class _Begins:
+    """The hook that tells a penalty of a forward pass; a copy of the model carries one that does nothing."""
+
+    def __init__(self, owner: Regularizer | None) -> None:
+        self._owner = owner
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._owner is not None:
+            self._owner._begin(args, kwargs)
+
+    def __reduce__(self) -> tuple[type[_Begins], tuple[None]]:
+        return _Begins, (None,)
 
 
 def _described(loss: Any) -> str:

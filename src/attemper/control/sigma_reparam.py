@@ -13,7 +13,8 @@ from attemper._checks import one_of, positive_number
 from attemper.control.linear_blocks import WHICH, LinearWeight, linear_weights
 from attemper.errors import InputError
 from attemper.sites.sharded import is_dtensor
-from attemper.sites.wrappers import class_name, unwrapped
+from attemper.sites.wanted import checked_sites, is_wanted
+from attemper.sites.wrappers import class_name, named, unwrapped
 
 _FIRST_STEPS = 100
 """Of power iteration at most, before training."""
@@ -205,7 +206,7 @@ def sigma_reparam_(
             f"sigma_reparam_(model) is a {class_name(model)} around the model: apply it to the model first, then "
             "compile or wrap."
         )
-    weights = linear_weights(model, which, None if sites is None else tuple(sites))
+    weights = linear_weights(model, which, _known(model, sites))
     _refuse(model, weights)
     return SigmaReparam(model, weights, [SpectralScale(weight, gamma) for weight in weights])
 
@@ -245,3 +246,12 @@ def _columns_of_length_1(matrix: Tensor) -> Tensor:
 
 def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+def _known(model: nn.Module, sites: Iterable[str] | None) -> tuple[str, ...] | None:
+    wanted = checked_sites("sigma_reparam_", sites)
+    names = named(model).values()
+    for name in wanted or ():
+        if not any(is_wanted(own, (name,)) for own in names):
+            raise InputError(f"sigma_reparam_(sites=[{name!r}]) names no module of the model.")
+    return wanted

@@ -154,7 +154,7 @@ class Tempered:
             actions = getattr(site.module, ACTIONS, None)
             if actions is not None and child in actions.temperatures:
                 actions.temperatures.remove(child)
-            if hasattr(site.module, child):
+            if getattr(site.module, child, None) is self.temperatures[site.name]:
                 delattr(site.module, child)
             release(site.module)
         self._children.clear()
@@ -169,8 +169,9 @@ class Tempered:
 
     def _add(self, site: Site, temperature: Temperature) -> None:
         actions = actions_of(site.module, site.way)
-        number = len(actions.temperatures) + 1
-        child = ADDED if number == 1 else f"{ADDED}_{number}"
+        names = (ADDED, *(f"{ADDED}_{number}" for number in range(2, len(actions.temperatures) + 3)))
+        # Another one may have been removed before: the first name that is free.
+        child = next(name for name in names if not hasattr(site.module, name))
         weight = next(site.module.parameters(), None)
         site.module.add_module(child, temperature if weight is None else temperature.to(weight.device))
         temperature.train(site.module.training)

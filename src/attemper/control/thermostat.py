@@ -16,7 +16,7 @@ from attemper.control.chosen import chosen_sites
 from attemper.control.held import Gauge, Sums
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
-from attemper.nn.temperature import CEILING, FLOOR, Temperature
+from attemper.nn.temperature import CEILING, FLOOR, Temperature, fits
 from attemper.sites.acting import listen, unlisten
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
@@ -32,11 +32,14 @@ class HeldTemperature(Temperature):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("log_temperature", torch.zeros(1), persistent=False)
+        self.logs = torch.zeros(1, dtype=torch.float64)
+        """The same as the thermostat set them: a model in half precision rounds the buffer."""
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
-        return self.log_temperature.exp()[None, :, None]
+        fits("Thermostat", self.log_temperature, query)
+        return self.log_temperature.float().exp()[None, :, None]
 
     def value(self) -> Tensor:
         """[heads or 1] float32."""
@@ -44,7 +47,8 @@ class HeldTemperature(Temperature):
 
     def set(self, logs: Tensor) -> None:
         """Takes log temperatures [heads]."""
-        self.log_temperature = logs.to(self.log_temperature)
+        self.logs = logs.detach().double().cpu()
+        self.log_temperature = self.logs.to(self.log_temperature)
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Thermostat:
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and log temperatures, for a checkpoint."""
-        logs = {name: part.log_temperature.clone() for name, part in self._temperatures.items()}
+        logs = {name: part.logs.clone() for name, part in self._temperatures.items()}
         return {"steps": self.steps, "log_temperatures": logs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,6 +177,12 @@ class Thermostat:
                 f"Thermostat.load_state_dict(state) is of other sites: {sorted(state['log_temperatures'])[:4]}, here "
                 f"{sorted(self._temperatures)[:4]}."
             )
+        for name, logs in state["log_temperatures"].items():
+            here = len(self._temperatures[name].logs)
+            if logs.dim() != 1 or (1 not in (here, len(logs)) and here != len(logs)):
+                raise InputError(
+                    f"Thermostat.load_state_dict(state): {name} has {here} heads, and {list(logs.shape)} there."
+                )
         for name, logs in state["log_temperatures"].items():
             self._temperatures[name].set(logs)
         self.steps = int(state["steps"])
@@ -218,7 +228,7 @@ class Thermostat:
         flat = slope.abs() <= _FLAT
         step = torch.where(flat, wrong.sign() * self.max_step if sums.monotone else 0.0, step)
         step = torch.where(torch.isfinite(step), step, 0.0).clamp(-self.max_step, self.max_step)
-        before = part.log_temperature.cpu().double().expand(total.shape[1])
+        before = part.logs.expand(total.shape[1])
         logs = (before + step).clamp(*self._logs)
         part.set(logs)
         bounded = (logs <= self._logs[0]) | (logs >= self._logs[1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from attemper import _reference
 from attemper.functional import dense
 from attemper.functional.call import Call
+from attemper.functional.sampling import picked
 from attemper.functional.slope import covariance
 
 
@@ -28,6 +29,8 @@ def slope_of(call: Call, variance: Tensor) -> Tensor:
     """
     if is_monotone(call):
         return variance
+    if call.rows is not None and call.positions is None:
+        call = picked(call, call.rows)  # the kernel took these rows as it loaded them
     parts = [_dense(_sequence(call, index)) for index in range(call.query.shape[0])]
     return torch.cat(parts).to(variance.dtype) if parts else variance
 

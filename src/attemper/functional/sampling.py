@@ -27,6 +27,11 @@ def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None
     if gathers(call):
         # The kernel takes these rows as it loads them, each at its own place.
         return replace(call, rows=positions)
+    return picked(call, positions)
+
+
+def picked(call: Call, positions: Tensor) -> Call:
+    """The call on these rows of its queries, [rows], each at its own place among the keys."""
     places, packing = _places(call, positions)
 
     def chosen(tensor: Tensor | None) -> Tensor | None:

@@ -192,14 +192,15 @@ def _sites(side: str, document: Mapping[str, Any]) -> dict[Key, list[Mapping[str
 
 
 def _changes(key: Key, before: list[Mapping[str, Any]], after: list[Mapping[str, Any]]) -> list[HeadChange]:
-    if len(before) != len(after):
+    others = {head["head"]: head for head in after}
+    if {head["head"] for head in before} != set(others):
         raise InputError(
             f"compare: {key[0]} has {len(before)} heads before and {len(after)} after: head by head there is nothing "
             "to compare. The two must be of the same architecture."
         )
     return [
         HeadChange(*key, one["head"], **{name: (one[name], other[name]) for name in STATISTICS})
-        for one, other in zip(before, after, strict=True)
+        for one, other in ((head, others[head["head"]]) for head in before)
     ]
 
 

@@ -126,7 +126,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         batch, before = k.shape[0], k.shape[2]
         if self.bias_k is not None and self.bias_v is not None:
             extra = [
-                bias.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for bias in (self.bias_k, self.bias_v)
+                bias.to(k.dtype).view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1)
+                for bias in (self.bias_k, self.bias_v)
             ]
             k, v = torch.cat((k, extra[0]), 2), torch.cat((v, extra[1]), 2)
         if self.add_zero_attn:

@@ -80,7 +80,7 @@ class FixedTemperature(Temperature):
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
-        _fits("FixedTemperature", self.value, query)
+        fits("FixedTemperature", self.value, query)
         return self.value[None, :, None]
 
     def extra_repr(self) -> str:
@@ -114,7 +114,7 @@ class LearnedTemperature(Temperature):
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
-        _fits("LearnedTemperature", self.log_temperature, query)
+        fits("LearnedTemperature", self.log_temperature, query)
         return self.value()[None, :, None]
 
     def value(self) -> Tensor:
@@ -173,7 +173,7 @@ class ConditionalTemperature(Temperature):
         want = (query.shape[0], query.shape[2], self.projection.in_features)
         if tuple(hidden.shape) != want:
             raise InputError(f"ConditionalTemperature(hidden=...) must be {list(want)}, got {list(hidden.shape)}.")
-        _fits("ConditionalTemperature", self.projection.bias, query)
+        fits("ConditionalTemperature", self.projection.bias, query)
         given = hidden.mean(1, keepdim=True) if self.pool == "mean" else hidden
         logs = self.projection(given.to(self.projection.weight.dtype)).transpose(1, 2)
         return bounded_exponential(logs.float(), self.floor, self.ceiling)
@@ -323,7 +323,7 @@ def _bounds(where: str, initial: float, floor: float, ceiling: float) -> tuple[f
     return float(floor), float(ceiling)
 
 
-def _fits(where: str, per_head: Tensor, query: Tensor) -> None:
+def fits(where: str, per_head: Tensor, query: Tensor) -> None:
     """One temperature, or as many as the query has heads."""
     if query.dim() != 4:
         raise InputError(f"{where} is called with a query [B, H, Q, D], got {list(query.shape)}.")

@@ -27,7 +27,7 @@ def actions_of(module: nn.Module, way: str) -> Actions:
         actions = RegistryActions(way) if way == callers.REGISTRY else Actions(way)
         actions.original = module.__dict__.get("forward")
         setattr(module, ACTIONS, actions)
-        module.forward = partial(_forward, module)
+        actions.forward = module.forward = partial(_forward, module)
         # nn.TransformerEncoderLayer's fast path calls no forward of its parts; a hook turns it off.
         module.register_forward_pre_hook(_INERT)
     return actions
@@ -51,10 +51,13 @@ def release(module: nn.Module) -> None:
     actions: Actions | None = getattr(module, ACTIONS, None)
     if actions is None or actions.temperatures or actions.listeners:
         return
-    delattr(module, ACTIONS)
-    del module.forward
-    if actions.original is not None:
-        module.forward = actions.original
+    ours = module.__dict__.get("forward")
+    if ours is actions.forward or (isinstance(ours, partial) and ours.func is _forward):
+        delattr(module, ACTIONS)
+        del module.forward
+        if actions.original is not None:
+            module.forward = actions.original
+    # Somebody wrapped ours: it stays, and passes through.
     for key, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, _Inert):
             del module._forward_pre_hooks[key]
@@ -75,9 +78,10 @@ _INERT = _Inert()
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     actions = actions_on(module)
     run = partial(type(module).forward, module) if actions.original is None else actions.original
-    if any(part.follows("follows_input") for part in temperatures(module)):
-        actions.hidden = _input(args, kwargs)
-    actions.met = False
+    if not actions.temperatures and not actions.listeners:
+        return run(*args, **kwargs)
+    conditional = any(part.follows("follows_input") for part in temperatures(module))
+    frame = actions.enter(_input(args, kwargs) if conditional else None)
     try:
         if actions.way in (callers.SDPA, callers.TORCH):
             with ActingMode(module):
@@ -85,13 +89,13 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         else:
             result = run(*args, **kwargs)
     finally:
-        actions.hidden = None
-    if not actions.met:
+        actions.leave_frame()
+    met, frame.met = frame.met, False  # a checkpoint that is traced leaves things as they were
+    if not met:
         raise InputError(
             f"{type(module).__name__}: its attention was not met in a forward pass, so that nothing was done to it. It "
             "may attend in other ways than its code tells; leave it out with sites=."
         )
-    actions.met = False
     return result
 
 

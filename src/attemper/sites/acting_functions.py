@@ -53,6 +53,7 @@ def _scaled_dot_product(
         )
 
     plain = query.dim() == 4 and key.dim() == 4 and value.dim() == 4 and key.shape[0] == query.shape[0]
+    plain = plain and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
     # SDPA's own rounding under autocast, and its result's type there.
     whole = (lambda output: output) if plain and not torch.is_autocast_enabled(query.device.type) else None
     return acted(module, four_dimensional(query, heads), value, dropout_p, read, run, whole, _itself)
@@ -66,7 +67,7 @@ def _multi_head(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``nn.MultiheadAttention``: the temperature of each head goes into the rows of the query projection."""
     given = dict(zip(_MULTI_HEAD_NAMES, args, strict=False)) | kwargs
     actions = actions_on(module)
-    actions.met = True
+    actions.frame().met = True
     if actions.temperatures:
         given = _with_tempered_projection(module, given)
     result = F.multi_head_attention_forward(**given)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +37,16 @@ class Listener(Protocol):
         ...
 
 
+@dataclass
+class Frame:
+    """One forward pass of a module."""
+
+    hidden: Tensor | None = None
+    """The layer's input, where a temperature is conditional on it."""
+    met: bool = False
+    """Whether an attention call was met."""
+
+
 class Actions:
     """What is done to the attention of one module: names of its temperatures, and who listens.
 
@@ -48,22 +59,50 @@ class Actions:
         self.listeners: list[Listener] = []
         self.original: Any = None
         """A forward that the module had of its own, not its class's."""
-        self.hidden: Tensor | None = None
-        """The layer's input while its forward runs, where a temperature is conditional on it."""
-        self.met = False
-        """Whether an attention call was met in the forward pass that runs."""
+        self.forward: Any = None
+        """Ours, that stands in its place."""
+        self._traced = Frame()
+        self._frames = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"way": self.way, "temperatures": list(self.temperatures), "original": self.original}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, listeners=[], hidden=None, met=False)
+        self.__dict__.update(state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local())
+
+    def enter(self, hidden: Tensor | None) -> Frame:
+        """Begins a forward pass of the module, in this thread."""
+        if torch.compiler.is_compiling():
+            self._traced.hidden, self._traced.met = hidden, False
+            return self._traced
+        frame = Frame(hidden)
+        self._stack().append(frame)
+        return frame
+
+    def leave_frame(self) -> None:
+        """Ends it."""
+        if torch.compiler.is_compiling():
+            self._traced.hidden = None
+        else:
+            self._stack().pop()
+
+    def frame(self) -> Frame:
+        """The forward pass that runs; a stand-in where the attention runs outside of one."""
+        if torch.compiler.is_compiling():
+            return self._traced
+        stack = self._stack()
+        return stack[-1] if stack else Frame()
+
+    def _stack(self) -> list[Frame]:
+        if not hasattr(self._frames, "stack"):
+            self._frames.stack = []
+        return self._frames.stack
 
     def attended(
         self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float, given: dict[str, Any]
     ) -> tuple[Tensor, AttentionStats | None]:
         """The attention of a layer of ``attemper.nn``, which has its temperatures in ``given`` already."""
-        self.met = True
+        self.frame().met = True
         listeners = [listener for listener in self.listeners if listener.wants(layer)]
         names = tuple(dict.fromkeys([*layer.stats, *_names(listeners)]))  # pyright: ignore[reportGeneralTypeIssues]
         output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
@@ -108,7 +147,12 @@ def tempered(query: Tensor, temperature: Tensor) -> Tensor:
     The bits stay where the temperature is 1.
     """
     wide = query if query.dtype in (torch.float32, torch.float64) else query.float()
-    return (wide * temperature.to(wide.dtype).reciprocal()[..., None]).to(query.dtype)
+    divided = wide * temperature.to(wide.dtype).reciprocal()[..., None]
+    if query.dtype == torch.float16:
+        # The largest number there is stands for what would be infinite there, and NaN once it met a key.
+        largest = torch.finfo(query.dtype).max
+        divided = divided.clamp(-largest, largest)
+    return divided.to(query.dtype)
 
 
 def acted(
@@ -126,9 +170,10 @@ def acted(
         first: applies a function to the output within what ``run`` returns.
     """
     actions = actions_on(module)
-    actions.met = True
+    frame = actions.frame()
+    frame.met = True
     if actions.temperatures:
-        temperature = temperature_of(module, query, partial(_counts, read, query), actions.hidden)
+        temperature = temperature_of(module, query, partial(_counts, read, query), frame.hidden)
         assert temperature is not None
         query = tempered(query, temperature)
     listeners = [listener for listener in actions.listeners if listener.wants(module)]
@@ -168,4 +213,6 @@ def _counts(read: Callable[[Tensor], AttentionCall], query: Tensor) -> Tensor:
             "a temperature that follows the length cannot count the keys of packed documents or of a window that is "
             "not in the mask: load the model with attn_implementation='sdpa'."
         )
-    return visible_keys(query, call.key.shape[2], call.mask, call.options.is_causal)
+    keys = call.key.shape[2]
+    offset = keys - query.shape[2] if call.options.causal_alignment == "bottom-right" else 0
+    return visible_keys(query, keys, call.mask, call.options.is_causal, offset)

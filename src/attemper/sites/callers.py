@@ -68,8 +68,15 @@ def _of_class(kind: type) -> str | None:
             continue
         functions |= {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
     own = {name: function for name, function in functions.items() if not _is_foreign(function)}
-    start = own.get("forward") or own.get("__call__")
-    return None if start is None else _of_function(start, own, _DEPTH, set())
+    name = "forward" if "forward" in own else "__call__"
+    for base in kind.__mro__:
+        start = vars(base).get(name)
+        if not isinstance(start, FunctionType) or _is_foreign(start):
+            continue
+        way = _of_function(start, own, _DEPTH, set())
+        if way is not None or "super" not in _names(start.__code__):
+            return way
+    return None
 
 
 def _of_function(

@@ -22,7 +22,7 @@ TELLING, ACTING = 0, 1
 _wraps: list[Wrap | None] = [None, None]
 _counts = [0, 0]
 """How often each was put."""
-_lock = threading.Lock()
+_lock = threading.RLock()  # a model may be collected, and let go, while its thread holds it
 _original: list[Callable[..., Any]] = []
 
 
