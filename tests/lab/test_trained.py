@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -18,17 +17,6 @@ from attemper.lab.summary import read_summary, written
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
-
-
-@pytest.fixture
-def script() -> ModuleType:
-    """``scripts/lab_pages.py`` as a module."""
-    spec = importlib.util.spec_from_file_location("lab_pages", ROOT / "scripts" / "lab_pages.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", TRAINED)
