@@ -22,6 +22,7 @@ from torch import Tensor
 from attemper.errors import BackendError
 from attemper.kernels.blocked import backward, forward
 from attemper.kernels.precision import exact
+from attemper.kernels.problem import ROW_NORMALIZERS as ROW_NORMALIZERS
 from attemper.kernels.problem import UNBOUNDED, Gradients, Packing, Problem, Upstream
 from attemper.kernels.sums import COLUMNS as COLUMNS
 from attemper.kernels.sums import FIELDS
@@ -34,7 +35,7 @@ from attemper.kernels.sums import joined as joined
 _COMMON = """Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor multiplier, Tensor? sink, Tensor? positions,
     Tensor? first_keys, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, int left, int right, bool
     bottom_right, float softcap, float dropout_p, SymInt first_tokens, str fields, bool key_mass, bool
-    maximum_gradient, int[] tile, str kernel, Tensor? rows"""
+    maximum_gradient, int[] tile, str kernel, Tensor? rows, str normalizer, float number"""
 _RESULTS = "Tensor output, Tensor state, Tensor key_mass"
 _UPSTREAM = "Tensor grad_output, Tensor grad_state, Tensor grad_key_mass, bool[] needs"
 
@@ -84,6 +85,8 @@ class Arguments:
     """Which kernel computes it ("blocked", "native", "triton"): a compiled graph keeps the choice made for it."""
     rows: Tensor | None = None
     """[R] int: the rows of the query to compute, taken as they are loaded; for triton, without a gradient."""
+    normalizer: str = "softmax"
+    number: float = 0.0
 
     def values(self) -> tuple[Any, ...]:
         """The arguments as the operator takes them."""
@@ -265,11 +268,14 @@ def _gradient(
 
 def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Arguments:
     """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
-    assert arguments.fields.startswith("mzn")
-    wanted = arguments if state else replace(arguments, fields="mzn", maximum_gradient=False)
+    least = "mzn" if arguments.normalizer == "softmax" else "mnx"
+    assert arguments.fields.startswith(least)
+    wanted = arguments if state else replace(arguments, fields=least, maximum_gradient=False)
     wanted = wanted if key_mass else replace(wanted, key_mass=False)
     # Dropout is drawn tile by tile, and tiles that hold whole rows are cut otherwise.
-    whole, needed = (call.key_mass or "g" in call.fields for call in (arguments, wanted))
+    whole, needed = (
+        call.key_mass or "g" in call.fields or call.normalizer != "softmax" for call in (arguments, wanted)
+    )
     return arguments if arguments.dropout_p > 0 and whole != needed else wanted
 
 
@@ -362,6 +368,8 @@ def _whole(arguments: Arguments) -> Problem:
         key_mass=arguments.key_mass,
         maximum_gradient=arguments.maximum_gradient,
         packing=packing,
+        normalizer=arguments.normalizer,
+        number=arguments.number,
         **tile,
     )
 

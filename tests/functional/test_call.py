@@ -78,7 +78,7 @@ TENSORS = {
 OPTIONS = {
     "unknown normalizer": (
         {"normalizer": "softmin"},
-        r"attention\(normalizer=\.\.\.\) must be 'softmax' in this version, got 'softmin'",
+        r"attention\(normalizer=\.\.\.\) must be one of 'softmax', .*'entmax15', or an object of .*got 'softmin'",
     ),
     "unknown alignment": (
         {"causal_alignment": "center"},

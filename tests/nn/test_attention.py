@@ -9,7 +9,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, nn
-from attemper.nn.visible import visible_keys
+from attemper.functional.visible import visible_keys
 
 B, Q, K, E, H = 2, 5, 7, 12, 3
 

@@ -9,9 +9,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper.errors import InputError
 from attemper.functional.attention import executed
 from attemper.functional.call import Options, planned
 from attemper.functional.call_slope import is_monotone, slope_of
+from attemper.functional.normalization import normalization
 from attemper.functional.sampling import sampled
 from attemper.functional.stats import AttentionStats
 from attemper.sites.observer import AttentionCall
@@ -51,6 +53,11 @@ class Gauge:
         return module.training
 
     def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+        if normalization(self.where, call.options.normalizer).kind != "softmax":
+            raise InputError(
+                f"{self.where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by "
+                "another map: leave it out with sites=."
+            )
         if call.packing is not None:
             if not in_backward():
                 self.measure(call)

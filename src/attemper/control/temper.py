@@ -10,27 +10,41 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper._checks import one_of
 from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.stored import read_temperatures, write_temperatures
 from attemper.errors import InputError
+from attemper.functional.normalization import normalization
+from attemper.nn.normalizers import (
+    Entmax15,
+    Normalizer,
+    ScalableSoftmax,
+    Sigmoid,
+    Softmax,
+    SoftmaxPlusOne,
+    Sparsemax,
+)
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, ScheduledTemperature, Temperature
+from attemper.sites import callers
 from attemper.sites.acting import actions_of, release
 
+ADDED_NORMALIZER = "attemper_normalizer"
+"""Name, or its beginning, of a map that an attention module was given."""
 Given = Temperature | float | Tensor
 """A temperature as it is given: a module, a number, or a tensor [heads]."""
 
 
 def temper(
-    model: nn.Module, *, temperature: Given | Sequence[Given] | Mapping[str, Given] = 1.0, normalizer: str = "softmax",
-    sites: Iterable[str] | None = None,
+    model: nn.Module, *, temperature: Given | Sequence[Given] | Mapping[str, Given] | None = None,
+    normalizer: str | Normalizer | None = None, sites: Iterable[str] | None = None,
 ) -> Tempered:  # fmt: skip
-    r"""Gives the attention of an existing model a temperature, which multiplies the model's own.
+    r"""Gives the attention of an existing model a temperature, which multiplies the model's own; or another map from
+    scores to weights.
 
     .. math:: \mathrm{softmax}(\mathrm{softcap}(\tfrac{scale}{T}\, q \cdot k) + bias)
 
-    The model's own attention runs, whatever its kernel, on queries divided by T: the bits stay where T is 1. The
+    With a temperature alone the model's own attention runs, whatever its kernel, on queries divided by T: the bits stay
+    where T is 1. With a ``normalizer`` ours takes its place (within 1e-5 of softmax, where that is the normalizer). The
     temperatures become children of the attention modules (``attemper_temperature``): they are in ``state_dict()``, move
     and copy with the model, and what is learned is trained by an optimizer that is made afterwards, or gets
     ``handle.parameters()`` as a group. Right under both kinds of activation checkpointing, gradient accumulation,
@@ -47,8 +61,11 @@ def temper(
             ``nn.MultiheadAttention``, layers of ``attemper.nn``, and any mixture of them.
         temperature: a number or a tensor [heads] for every site; a module of ``attemper.nn``, of which each site gets a
             copy; a list with one of these per site, in the order of the model; or a mapping from names (of modules,
-            for all below them) to them.
-        normalizer: "softmax".
+            for all below them) to them. None for 1.
+        normalizer: a name ("entmax15", "sparsemax", ...) or a module of ``attemper.nn`` (``TopK(64)``,
+            ``Entmax(1.3, learned=True)``), of which each site gets a copy, its child ``attemper_normalizer``; None to
+            leave the model's own attention where it is. A model was trained with softmax: what another map does to its
+            loss is for you to measure, or to train.
         sites: names of modules whose attention to temper, with all below them; None for all that are found.
 
     Returns:
@@ -56,41 +73,58 @@ def temper(
 
     Raises:
         InputError: nothing of the model attends in a way that is known; a name of ``sites`` matches nothing; a list of
-            another length than there are sites; a temperature that is not above 0; or a model that is compiled or
-            wrapped for data-parallel training already.
+            another length than there are sites; a temperature that is not above 0; an unknown normalizer, or one for
+            ``nn.MultiheadAttention``; or a model that is compiled or wrapped for data-parallel training already.
 
     Note:
         Queries of float16 or bfloat16 are rounded once more after the division, which moves entropies by up to 1e-3
         nats where scores have a standard deviation of 1 (the modules of ``attemper.nn`` do not round). Attention that
         is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside.
     """
-    one_of("temper(normalizer=...)", normalizer, ("softmax",))
+    chosen = None if normalizer is None else _normalizer(normalizer)
     found = chosen_sites("temper", model, sites)
-    each = _each(temperature, found)
-    if any(parameter.requires_grad for part in each.values() for parameter in part.parameters()):
+    if chosen is not None:
+        _refuse_torch_layers(found)
+    each = (
+        {} if temperature is None and chosen is not None else _each(1.0 if temperature is None else temperature, found)
+    )
+    parts = [*each.values(), *([] if chosen is None else [chosen])]
+    if any(parameter.requires_grad for part in parts for parameter in part.parameters()):
         refuse_wrapped("temper", model)
-    return Tempered(model, [site for site in found if site.name in each], each)
+    return Tempered(model, found, each, chosen)
 
 
 class Tempered:
     """What :func:`temper` gave a model: see there."""
 
-    def __init__(self, model: nn.Module, sites: list[Site], temperatures: Mapping[str, Temperature]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: list[Site],
+        temperatures: Mapping[str, Temperature],
+        normalizer: Normalizer | None = None,
+    ) -> None:
         self.model = model
-        self.temperatures: dict[str, Temperature] = {}
-        """The temperature of each site, by its name."""
-        self._children: list[tuple[Site, str]] = []
+        self.temperatures: dict[str, Temperature] = dict(temperatures)
+        """The temperature of each site that got one, by its name."""
+        self.normalizers: dict[str, Normalizer] = {}
+        """The map of each site that got one, by its name."""
+        self._children: list[tuple[Site, str, nn.Module]] = []
         for site in sites:
-            self._add(site, temperatures[site.name])
+            if site.name in temperatures:
+                self._add(site, ADDED, temperatures[site.name])
+            if normalizer is not None:
+                self.normalizers[site.name] = copy.deepcopy(normalizer)
+                self._add(site, ADDED_NORMALIZER, self.normalizers[site.name])
 
     @property
     def sites(self) -> tuple[str, ...]:
         """Names of the tempered modules, in the order of the model."""
-        return tuple(self.temperatures)
+        return tuple(dict.fromkeys((*self.temperatures, *self.normalizers)))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What is learned, for an optimizer."""
-        for part in self.temperatures.values():
+        for part in (*self.temperatures.values(), *self.normalizers.values()):
             yield from part.parameters()
 
     def step(self) -> None:
@@ -112,11 +146,12 @@ class Tempered:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Writes the temperatures as safetensors: into the file, or as ``attemper.safetensors`` into the folder.
+        """Writes the temperatures, and what normalizers learn, as safetensors: into the file, or as
+        ``attemper.safetensors`` into the folder.
 
         Beside what ``save_pretrained`` writes: plain transformers reads the model without its temperatures.
         """
-        write_temperatures(path, self.temperatures)
+        write_temperatures(path, self._parts())
 
     def load(self, path: str | Path) -> None:
         """Reads what ``save`` wrote, into a model that was tempered in the same way.
@@ -124,7 +159,7 @@ class Tempered:
         Raises:
             InputError: the file is missing or another kind of file, or its sites or numbers of heads are not these.
         """
-        read_temperatures(path, self.temperatures)
+        read_temperatures(path, self._parts())
 
     def fold(self) -> None:
         """Multiplies what makes each head's queries by 1/T, in place, and takes the temperatures off.
@@ -136,6 +171,8 @@ class Tempered:
             InputError: a temperature is scheduled, or follows the length or the input; or what ``Calibration.fold``
                 raises. Nothing is changed then.
         """
+        if self.normalizers:
+            raise InputError("Tempered.fold: another map than softmax cannot be folded into weights.")
         found: dict[str, Tensor] = {}
         for name, part in self.temperatures.items():
             value = constant(part)
@@ -149,12 +186,13 @@ class Tempered:
         self.remove()
 
     def remove(self) -> None:
-        """Takes every temperature off the model, which is what it was. May be called again."""
-        for site, child in self._children:
+        """Takes every temperature and normalizer off the model, which is what it was. May be called again."""
+        for site, child, part in self._children:
             actions = getattr(site.module, ACTIONS, None)
-            if actions is not None and child in actions.temperatures:
-                actions.temperatures.remove(child)
-            if getattr(site.module, child, None) is self.temperatures[site.name]:
+            for names in () if actions is None else (actions.temperatures, actions.normalizers):
+                if child in names:
+                    names.remove(child)
+            if getattr(site.module, child, None) is part:
                 delattr(site.module, child)
             release(site.module)
         self._children.clear()
@@ -167,17 +205,45 @@ class Tempered:
     ) -> None:
         self.remove()
 
-    def _add(self, site: Site, temperature: Temperature) -> None:
+    def _parts(self) -> dict[str, nn.Module]:
+        return {**self.temperatures, **{f"{site}.normalizer": part for site, part in self.normalizers.items()}}
+
+    def _add(self, site: Site, beginning: str, part: Temperature | Normalizer) -> None:
         actions = actions_of(site.module, site.way)
-        names = (ADDED, *(f"{ADDED}_{number}" for number in range(2, len(actions.temperatures) + 3)))
+        names = actions.temperatures if isinstance(part, Temperature) else actions.normalizers
+        free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
         # Another one may have been removed before: the first name that is free.
-        child = next(name for name in names if not hasattr(site.module, name))
+        child = next(name for name in free if not hasattr(site.module, name))
         weight = next(site.module.parameters(), None)
-        site.module.add_module(child, temperature if weight is None else temperature.to(weight.device))
-        temperature.train(site.module.training)
-        actions.temperatures.append(child)
-        self.temperatures[site.name] = temperature
-        self._children.append((site, child))
+        site.module.add_module(child, part if weight is None else part.to(weight.device))
+        part.train(site.module.training)
+        names.append(child)
+        self._children.append((site, child, part))
+
+
+def _normalizer(given: Any) -> Normalizer:
+    """The module that is meant.
+
+    Raises:
+        InputError: it is no name and no module of a map.
+    """
+    if isinstance(given, Normalizer):
+        return given
+    meant = normalization("temper", given).kind
+    return {
+        "softmax": Softmax, "softmax_plus_one": SoftmaxPlusOne, "scalable_softmax": ScalableSoftmax, "sigmoid": Sigmoid,
+        "sparsemax": Sparsemax, "entmax15": Entmax15,
+    }[meant]()  # fmt: skip
+
+
+def _refuse_torch_layers(sites: list[Site]) -> None:
+    refused = [site.name for site in sites if site.way == callers.TORCH]
+    if refused:
+        raise InputError(
+            f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "
+            "another map: put attemper.nn.MultiheadAttention(..., normalizer=...) there, which loads its weights, or "
+            "leave it out with sites=."
+        )
 
 
 def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:

@@ -1,6 +1,7 @@
 """Functions of tensors: attention with statistics, and measures of scores and weights."""
 
 from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
+from attemper.functional.entmax import entmax, entmax15, entmax_iterations, sparsemax
 from attemper.functional.information import (
     RateDistortion,
     kl_to_uniform,
@@ -9,6 +10,7 @@ from attemper.functional.information import (
     rate_distortion,
 )
 from attemper.functional.length import length_temperature
+from attemper.functional.linear import LinearOutput, LinearState, linear_attention
 from attemper.functional.losses import entropy_bonus, entropy_diversity, entropy_target, z_loss
 from attemper.functional.measures import (
     effective_tokens,
@@ -21,14 +23,18 @@ from attemper.functional.measures import (
     softmax_jacobian,
     statistics,
 )
+from attemper.functional.normalizers import scalable_softmax, sigmoid, softmax_plus_one, softmax_with_sink
 from attemper.functional.slope import entropy_slope
 from attemper.functional.solve import SolvedTemperature, temperature_for_entropy
 from attemper.functional.stats import AttentionOutput, AttentionStats, HeadSummary, VisibleKeyCurve
+from attemper.functional.truncated import threshold_softmax, topk_softmax
 
 __all__ = [
     "AttentionOutput",
     "AttentionStats",
     "HeadSummary",
+    "LinearOutput",
+    "LinearState",
     "RateDistortion",
     "SolvedTemperature",
     "VisibleKeyCurve",
@@ -36,6 +42,9 @@ __all__ = [
     "attention_statistics",
     "dense_weights",
     "effective_tokens",
+    "entmax",
+    "entmax15",
+    "entmax_iterations",
     "entropy",
     "entropy_bonus",
     "entropy_diversity",
@@ -45,15 +54,23 @@ __all__ = [
     "gini",
     "kl_to_uniform",
     "length_temperature",
+    "linear_attention",
     "logit_variance",
     "max_weight",
     "mutual_information",
     "pac_bayes_bound",
     "rate_distortion",
+    "scalable_softmax",
+    "sigmoid",
     "softmax",
     "softmax_jacobian",
+    "softmax_plus_one",
+    "softmax_with_sink",
+    "sparsemax",
     "statistics",
     "temperature_for_entropy",
+    "threshold_softmax",
+    "topk_softmax",
     "varlen_attention",
     "z_loss",
 ]

@@ -16,7 +16,7 @@ from attemper.errors import InputError
 from attemper.functional import dense
 from attemper.functional.call import Call, Options, Packing, planned
 from attemper.functional.derive import derived, letters
-from attemper.functional.names import state_fields
+from attemper.functional.names import row_fields, state_fields
 from attemper.functional.sampling import sampled, waits
 from attemper.functional.stats import AttentionOutput, AttentionStats
 
@@ -49,7 +49,11 @@ def attention(
         scale: multiplies q.k; None for 1/sqrt(D).
         temperature: divides q.k (not bias, not sink): a number above 0 (inf for uniform), or a tensor broadcastable to
             [B, H, Q], differentiable. A number is checked, a tensor is not (that would sync the device).
-        normalizer: "softmax".
+        normalizer: how scores become weights: "softmax", "softmax_plus_one", "scalable_softmax", "sigmoid",
+            "sparsemax", "entmax15", or an object of ``attemper.nn`` (``TopK(k)``, ``Threshold(min_weight)``,
+            ``Entmax(alpha)``, ``Sigmoid(bias)``, ``Sink(num_heads)``, ``ScalableSoftmax(s)``), whose learned parts are
+            differentiated. ``functional`` has them on scores. Where it is not softmax, statistics are of the weights
+            renormalised to sum 1, ``mass`` is their sum, and ``lse`` is missing.
         causal_alignment: where the diagonal stands when Q != K: "top-left" as PyTorch, "bottom-right" as flash-
             attention.
         window_size: (left, right) visible keys beside the diagonal; -1 for no limit.
@@ -238,13 +242,14 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
     stats = AttentionStats(
         values, state, sink=call.sink, first_tokens=call.first_tokens, asked=call.asked,
         keys=call.key.shape[2], rows=call.rows,
-        population=population,
+        population=population, normalizer=call.normalizer,
     )  # fmt: skip
     return AttentionOutput(output, stats)
 
 
 def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str, Tensor]]:
-    fields = state_fields(call.names)
+    softmax = call.normalizer == "softmax"
+    fields = state_fields(call.names) if softmax else row_fields(call.names)
     packing = call.packing
     output, state, key_mass = operator(
         Arguments(
@@ -253,7 +258,7 @@ def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str,
             value=call.value,
             mask=call.mask,
             multiplier=call.multiplier,
-            sink=call.sink,
+            sink=call.sink if softmax else call.per_head,
             positions=call.positions,
             first_keys=call.first_keys,
             cu_seqlens_q=None if packing is None else packing.cu_seqlens_q,
@@ -271,11 +276,13 @@ def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str,
             kernel=call.backend,
             # Rows that have places of their own were picked before.
             rows=call.rows if call.positions is None else None,
+            normalizer=call.normalizer,
+            number=call.number,
         )
     )
-    parts = letters(fields, state, call.backend == "native")
+    parts = letters(fields, state, call.backend == "native" and softmax)
     made = {"key_mass": key_mass} if "key_mass" in call.names else None
-    return output, derived(parts, call.names, call.sink, call.asked, made), parts
+    return output, derived(parts, call.names, call.sink, call.asked, made, call.normalizer), parts
 
 
 def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:

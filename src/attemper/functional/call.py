@@ -12,10 +12,12 @@ from torch import Tensor
 
 from attemper import _backends
 from attemper._checks import one_of, positive_number
-from attemper._ops import UNBOUNDED
+from attemper._ops import ROW_NORMALIZERS, UNBOUNDED
 from attemper.errors import InputError
 from attemper.functional.derive import divided
-from attemper.functional.names import asked_names, with_kept
+from attemper.functional.names import asked_names, row_names, with_kept
+from attemper.functional.normalization import Normalization, normalization, per_head
+from attemper.functional.visible import Structure, structured_visible_keys
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
@@ -84,6 +86,11 @@ class Call:
     """
     packing: Packing | None
     backend: str
+    normalizer: str = "softmax"
+    """"softmax", or a map that is computed on whole rows."""
+    number: float = 0.0
+    per_head: Tensor | None = None
+    """[H], bias of "sigmoid" or alpha of "entmax"."""
 
 
 def checked_backend(name: str, device: str | None) -> None:
@@ -103,12 +110,15 @@ def planned(
     """
     _check_tensors(where, query, key, value, options.enable_gqa)
     shape = (*query.shape[:3], key.shape[2])
-    if options.normalizer != "softmax":
-        raise InputError(f"{where}(normalizer=...) must be 'softmax' in this version, got {options.normalizer!r}.")
+    chosen = normalization(where, options.normalizer)
+    whole_rows = chosen.kind in ROW_NORMALIZERS
     alignment = one_of(f"{where}(causal_alignment=...)", options.causal_alignment, ("top-left", "bottom-right"))
     left, right = _window(where, options)
-    asked = asked_names(where, options.stats)
-    names = with_kept(asked)
+    if whole_rows:
+        asked = names = row_names(where, options.stats, chosen.kind)
+    else:
+        asked = asked_names(where, options.stats)
+        names = with_kept(asked)
     mask = None if mask is None else _mask(where, mask, shape)
     if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
         raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
@@ -116,17 +126,25 @@ def planned(
     if softcap is not None:
         softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
     features = _features(options, mask, names, packing, left, right)
+    if whole_rows:
+        features |= {"normalizer"}
+    multiplier = _multiplier(where, query, options)
+    bottom_right = alignment == "bottom-right"
+    if chosen.kind == "scalable_softmax":
+        offsets = None if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
+        counts = structured_visible_keys(query, shape[3], mask, Structure(left, right, bottom_right, offsets))
+        multiplier = _scaled(where, multiplier, chosen, counts, query)
     backend = _backends.resolve(options.backend, features, _given(query, value))
     return Call(
         query=query,
         key=key,
         value=value,
         mask=mask,
-        multiplier=_multiplier(where, query, options),
-        sink=_sink(where, query, options.sink_logits),
+        multiplier=multiplier,
+        sink=_joined_sink(where, query, options.sink_logits, chosen),
         left=left,
         right=right,
-        bottom_right=alignment == "bottom-right",
+        bottom_right=bottom_right,
         softcap=softcap,
         dropout_p=_dropout(where, options.dropout_p),
         asked=asked,
@@ -137,6 +155,9 @@ def planned(
         rows=None,
         packing=packing,
         backend=backend.name,
+        normalizer=chosen.kind if whole_rows else "softmax",
+        number=chosen.number,
+        per_head=_parameter(where, query, chosen) if whole_rows else None,
     )
 
 
@@ -277,6 +298,35 @@ def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
             f"{where}(sink_logits=...) must be a floating tensor [heads] = [{query.shape[1]}], got {came}."
         )
     return sink
+
+
+def _joined_sink(where: str, query: Tensor, sink: Tensor | None, chosen: Normalization) -> Tensor | None:
+    """The logit that takes weight and gives no value: of ``sink_logits``, of the normalizer, or of both together."""
+    own = _sink(where, query, sink)
+    if own is not None and chosen.kind in ROW_NORMALIZERS:
+        raise InputError(f"{where}(sink_logits=...) is a logit of softmax; normalizer={chosen.kind!r} has no sink.")
+    if chosen.kind == "softmax_plus_one":
+        given = query.new_zeros(query.shape[1], dtype=torch.promote_types(query.dtype, torch.float32))
+    elif chosen.kind == "sink":
+        assert chosen.per_head is not None
+        given = per_head(where, "the sink's logit", chosen.per_head, query)
+    else:
+        return own
+    return given if own is None else torch.logaddexp(own.to(given.dtype), given)
+
+
+def _parameter(where: str, query: Tensor, chosen: Normalization) -> Tensor | None:
+    """What a map of whole rows has per head, [H]."""
+    if chosen.per_head is None:
+        return None
+    return per_head(where, "alpha" if chosen.kind == "entmax" else "bias", chosen.per_head, query).contiguous()
+
+
+def _scaled(where: str, multiplier: Tensor, chosen: Normalization, counts: Tensor, query: Tensor) -> Tensor:
+    """Scalable softmax is a row multiplier: s log n, n the visible keys of the row."""
+    assert chosen.per_head is not None
+    s = per_head(where, "s", chosen.per_head, query)
+    return multiplier * (s[:, None] * counts.clamp(min=1).to(s.dtype).log()).to(multiplier.dtype)
 
 
 def _dropout(where: str, dropout_p: float) -> float:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper import _reference
+from attemper import _reference, _reference_maps
 from attemper._ops import UNBOUNDED
 from attemper.functional.call import Call
 from attemper.functional.derive import at_most, log_count
@@ -17,6 +17,8 @@ from attemper.functional.stats import kept_detached
 
 def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Output, statistics and state of a call; the state follows from the statistics by their definitions."""
+    if call.normalizer != "softmax":
+        return _by_rows(call)
     s, visible = scores(call)
     share = _share(call, s, visible)
     p = _reference.weights(s, visible)
@@ -37,9 +39,31 @@ def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     return output, values, {letter: value.to(dtype) for letter, value in _state(call, measures).items()}
 
 
+def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """``computed`` for the maps that are not softmax."""
+    s, visible = scores(call)
+    w = _reference_maps.weights(s, visible, call.normalizer, call.number, call.per_head)
+    output = call.query.new_empty((*call.query.shape[:3], 0))
+    if call.value is not None:
+        output = _reference_maps.output(w, call.value, call.dropout_p).to(call.query.dtype)
+    dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    smallest = torch.finfo(dtype).tiny
+    measures = _reference_maps.statistics(s, visible, w, _first(call), _distance(call), smallest)
+    n = measures["visible_keys"]()
+    values = {name: _rounded(measures[name](), dtype) for name in call.names}
+    if "entropy" in values:
+        values["entropy"] = at_most(values["entropy"], log_count(n.to(dtype)))
+    if "normalized_entropy" in values:
+        values["normalized_entropy"] = at_most(values["normalized_entropy"], torch.ones((), dtype=dtype))
+    state = {"m": measures["max_logit"](), "n": n, "w": measures["mass"]()}
+    return output, values, {letter: value.to(dtype) for letter, value in state.items()}
+
+
 def applied_weights(call: Call) -> Tensor:
     """mass p [B, H, Q, K] in float64."""
     s, visible = scores(call)
+    if call.normalizer != "softmax":
+        return _reference_maps.weights(s, visible, call.normalizer, call.number, call.per_head)
     return _reference.weights(s, visible) * _share(call, s, visible)[..., None]
 
 

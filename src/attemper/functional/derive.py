@@ -92,15 +92,18 @@ class Derived(Mapping[str, Tensor]):
 
     def __init__(
         self, state: State, names: Iterable[str], sink: Tensor | None, asked: Iterable[str] | None = None,
-        made: Mapping[str, Tensor] | None = None,
+        made: Mapping[str, Tensor] | None = None, normalizer: str = "softmax",
     ) -> None:  # fmt: skip
-        """``sink`` [H] or None; ``asked``: None for all; ``made``: values that no formula gives (``key_mass``)."""
+        """``sink`` [H] or None; ``asked``: None for all; ``made``: values that no formula gives (``key_mass``);
+        ``normalizer``: what the weights come from.
+        """
         self.names = tuple(names)
         self._asked = self.names if asked is None else tuple(asked)
         self._state = state
         self._parts: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {} if made is None else dict(made)
         self._sink = sink
+        self._normalizer = normalizer
         self._graph = torch.is_grad_enabled()
         if sink is not None:
             # Its owner may change it before anybody asks.
@@ -132,7 +135,7 @@ class Derived(Mapping[str, Tensor]):
         state = detached(self._state)
         sink = None if self._sink is None else self._sink.detach()
         made = {name: value.detach() for name, value in self._values.items()}
-        return Derived(state, self.names, sink, made=made)
+        return Derived(state, self.names, sink, made=made, normalizer=self._normalizer)
 
     def _computed(self, name: str) -> Tensor:
         with as_made(self._graph):
@@ -145,7 +148,8 @@ class Derived(Mapping[str, Tensor]):
         if name in self._state:
             return self._state[name]
         if name not in self._parts:
-            self._parts[name] = _FORMULAS[name](self.part, self._sink)
+            formulas = _FORMULAS if self._normalizer == "softmax" else _ROW_FORMULAS
+            self._parts[name] = formulas[name](self.part, self._sink)
         return self._parts[name]
 
 
@@ -156,17 +160,20 @@ def detached(state: State) -> State:
 
 def derived(
     state: State, names: Iterable[str], sink: Tensor | None, asked: Iterable[str] | None = None,
-    made: Mapping[str, Tensor] | None = None,
+    made: Mapping[str, Tensor] | None = None, normalizer: str = "softmax",
 ) -> Mapping[str, Tensor]:  # fmt: skip
     """The statistics ``names`` of rows in this state, as :class:`Derived` gives them; at once in a compiled graph,
     which leaves out itself what nobody reads.
     """
-    values = Derived(state, names, sink, asked, made)
+    values = Derived(state, names, sink, asked, made, normalizer)
     return {name: values[name] for name in values.names} if torch.compiler.is_compiling() else values
 
 
 Part = Callable[[str], Tensor]
 """Name -> a letter, a statistic or a step."""
+
+Formulas = Mapping[str, Callable[[Part, Tensor | None], Tensor]]
+"""Statistic or step -> how it follows from others."""
 
 
 def _mass(part: Part, sink: Tensor | None) -> Tensor:
@@ -200,7 +207,12 @@ def _effective(part: Part, _: Tensor | None) -> Tensor:
     return torch.where(seen, 1.0 / _where_seen(seen, part("c"), 1.0), 0.0)
 
 
-_FORMULAS: dict[str, Callable[[Part, Tensor | None], Tensor]] = {
+def _whole_number(value: Tensor) -> Tensor:
+    """A count as int64: 0 where a row has none."""
+    return value.detach().nan_to_num(0.0).to(torch.int64)
+
+
+_FORMULAS: Formulas = {
     # No gradient ever belongs to a count.
     "count": lambda part, _: part("n").detach(),
     "seen": lambda part, _: part("count") > 0,
@@ -220,6 +232,27 @@ _FORMULAS: dict[str, Callable[[Part, Tensor | None], Tensor]] = {
     "mean_distance": lambda part, _: part("t"),
     "gini": lambda part, _: part("g"),
 }
+_ROW_FORMULAS: Formulas = {
+    "count": lambda part, _: part("n").detach(),
+    "seen": lambda part, _: part("count") > 0,
+    "max_logit": lambda part, _: part("m"),
+    "mass": lambda part, _: part("w"),
+    "entropy": lambda part, _: at_most(part("h"), log_count(part("count"))),
+    "normalized_entropy": _normalized,
+    # A sigmoid may leave no weight at all: nothing is a mean then.
+    "mean_logit": lambda part, _: torch.where(part("w") == 0, 0.0, part("m") - part("a")),
+    "max_weight": lambda part, _: part("p"),
+    "visible_keys": lambda part, _: part("count").to(torch.int64),
+    "support_size": lambda part, _: _whole_number(part("s")),
+    "effective_tokens": lambda part, _: torch.where(
+        part("c") == 0, 0.0, 1.0 / torch.where(part("c") == 0, 1.0, part("c"))
+    ),
+    "logit_variance": lambda part, _: part("v"),
+    "first_token_mass": lambda part, _: part("f"),
+    "mean_distance": lambda part, _: part("t"),
+    "gini": lambda part, _: part("g"),
+}
+"""Of the maps that are computed on whole rows, whose kernels leave the statistics themselves (docs/design/0008)."""
 OF_SINK = ("mass", "entropy_with_sink")
 """Statistics that follow from the sink too."""
 

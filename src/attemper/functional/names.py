@@ -17,6 +17,12 @@ BY_NAME = ("support_size", "entropy_with_sink", "mean_distance", "gini", "key_ma
 
 STATISTICS = ONE_PASS + BY_NAME
 
+ROW_ONE_PASS = tuple("support_size" if name == "lse" else name for name in ONE_PASS)
+"""What "all" means where a normalizer is not softmax: ``lse`` belongs to softmax alone."""
+
+OF_SOFTMAX = ("lse", "entropy_with_sink")
+"""What no other normalizer has."""
+
 KEPT = ("lse", "max_logit")
 """Always there, so that partial results can merge."""
 
@@ -32,17 +38,23 @@ _FIELDS = {
 
 _ORDER = "mznavcftg"
 
+_ROW_FIELDS = {
+    "entropy": "h", "normalized_entropy": "h", "effective_tokens": "c", "max_weight": "p", "mean_logit": "aw",
+    "logit_variance": "v", "mass": "w", "first_token_mass": "f", "support_size": "s", "mean_distance": "t", "gini": "g",
+}  # fmt: skip
+_ROW_ORDER = "mnxwspahvcftg"
 
-def asked_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
-    """The statistics meant by ``"all"``, one name or several, in the order of ``STATISTICS``."""
+
+def asked_names(where: str, stats: str | Iterable[str], one_pass: tuple[str, ...] = ONE_PASS) -> tuple[str, ...]:
+    """The statistics meant by ``"all"`` (``one_pass``), one name or several, in the order of ``STATISTICS``."""
     if not isinstance(stats, Iterable):
         raise InputError(f"{where}(stats=...) must be 'all', a name or several names, got {stats!r}.")
     if isinstance(stats, str):
         if stats == "all":
-            return ONE_PASS
+            return one_pass
         asked = {stats}
     else:
-        asked = {part for name in stats for part in (ONE_PASS if name == "all" else (name,))}
+        asked = {part for name in stats for part in (one_pass if name == "all" else (name,))}
     unknown = sorted(str(name) for name in asked if name not in STATISTICS)
     if unknown:
         raise InputError(
@@ -50,6 +62,25 @@ def asked_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
             f"{', '.join(STATISTICS)}."
         )
     return tuple(name for name in STATISTICS if name in asked)
+
+
+def row_names(where: str, stats: str | Iterable[str], normalizer: str) -> tuple[str, ...]:
+    """``asked_names`` where ``normalizer`` is not softmax."""
+    asked = asked_names(where, stats, ROW_ONE_PASS)
+    if refused := [name for name in asked if name in OF_SOFTMAX]:
+        raise InputError(
+            f"{where}(stats=...): {', '.join(refused)} belongs to softmax; normalizer={normalizer!r} has none. Leave "
+            "it out, or pass 'all' for what there is."
+        )
+    return asked
+
+
+def those_of(names: tuple[str, ...], normalizer: str) -> tuple[str, ...]:
+    """``names`` of a reading as far as ``normalizer`` has them, with ``support_size`` where that is not softmax."""
+    if normalizer == "softmax" or not names:
+        return names
+    kept = {*names, "support_size"} - {*OF_SOFTMAX}
+    return tuple(name for name in STATISTICS if name in kept)
 
 
 def reading_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
@@ -70,3 +101,10 @@ def state_fields(names: Iterable[str]) -> str:
         return "mznavcf"
     letters = set("mzn").union(*(_FIELDS.get(name, "") for name in names))
     return "".join(letter for letter in _ORDER if letter in letters)
+
+
+def row_fields(names: Iterable[str]) -> str:
+    """``state_fields`` where the normalizer is not softmax (docs/design/0008)."""
+    # Whether a row has any weight decides about the rest.
+    letters = set("mnxw" if tuple(names) else "mnx").union(*(_ROW_FIELDS.get(name, "") for name in names))
+    return "".join(letter for letter in _ROW_ORDER if letter in letters)

@@ -56,7 +56,7 @@ def picked(call: Call, positions: Tensor) -> Call:
 
 def gathers(call: Call) -> bool:
     """Whether the kernel itself picks rows: Triton's, which has no gradient there."""
-    tensors = (call.query, call.key, call.mask, call.multiplier, call.sink)
+    tensors = (call.query, call.key, call.mask, call.multiplier, call.sink, call.per_head)
     graph = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return call.backend == "triton" and not graph
 

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from attemper.errors import InputError
 from attemper.functional.derive import Derived, State, derived, detached, joined_output, merged
-from attemper.functional.names import NOT_MERGEABLE, STATISTICS
+from attemper.functional.names import NOT_MERGEABLE, OF_SOFTMAX, STATISTICS
 
 HISTOGRAM_BINS = 32
+_OF_SCORES = ("max_logit", "visible_keys", "mass", "support_size")
+"""Defined where no key has weight, too."""
 BUCKETS = 32
 
 
@@ -58,6 +60,8 @@ class AttentionStats:
 
     Attributes:
         names: the statistics it holds.
+        normalizer: "softmax" (also with a sink or a scale), or the map that the weights come from; ``lse`` belongs to
+            softmax, and only softmax merges.
         rows: positions of the measured rows [Q] when they are a sample (``attention_statistics(rows=)``), else None.
         lower_bounds: names whose maximum is only a lower bound, because rows were sampled.
     """
@@ -83,6 +87,7 @@ class AttentionStats:
         self, values: Mapping[str, Tensor], state: State, *, sink: Tensor | None = None, first_tokens: int = 1,
         asked: tuple[str, ...] = (), names: tuple[str, ...] | None = None,
         keys: int = 0, rows: Tensor | None = None, population: int | None = None, included: Tensor | None = None,
+        normalizer: str = "softmax",
     ) -> None:  # fmt: skip
         self._values = values
         self._state = state
@@ -92,6 +97,7 @@ class AttentionStats:
         self._keys = keys
         self._population = population
         self._included = included
+        self.normalizer = normalizer
         self.rows = rows
         self.names = tuple(values) if names is None else names
         self.lower_bounds = ("max_logit",) if rows is not None else ()
@@ -101,6 +107,8 @@ class AttentionStats:
         names = self.__dict__.get("names", ())
         if name in names:
             return self._values[name]
+        if name in OF_SOFTMAX and self.__dict__.get("normalizer", "softmax") != "softmax":
+            raise AttributeError(f"{name} belongs to softmax: weights of {self.normalizer} have none.")
         if name in STATISTICS:
             raise AttributeError(
                 f"{name} was not asked for: pass stats=({name!r},), or stats='all' for all of one pass."
@@ -118,12 +126,12 @@ class AttentionStats:
 
     def __repr__(self) -> str:
         sampled = "" if self.rows is None else f", {len(self.rows)} of {self._population} rows, max_logit a lower bound"
-        return f"AttentionStats({', '.join(self.names)}; rows {list(self.lse.shape)}{sampled})"
+        return f"AttentionStats({', '.join(self.names)}; rows {list(self.shape)}{sampled})"
 
     @property
     def valid(self) -> Tensor:
         """[B, H, Q] bool: the row sees a key, every visible score is finite, and ``where`` has not left it out."""
-        return self._included_rows(torch.isfinite(self.lse))
+        return self._included_rows(torch.isfinite(self._level))
 
     @property
     def empty(self) -> Tensor:
@@ -133,7 +141,21 @@ class AttentionStats:
     @property
     def nonfinite(self) -> Tensor:
         """[B, H, Q] bool: a visible score of the row is not finite."""
-        return self._included_rows((self._state["n"] > 0) & ~torch.isfinite(self.lse))
+        return self._included_rows((self._state["n"] > 0) & ~torch.isfinite(self._level))
+
+    @property
+    def shape(self) -> torch.Size:
+        """[B, H, Q]: the rows."""
+        return self._state["n"].shape
+
+    @property
+    def device(self) -> torch.device:
+        return self._state["n"].device
+
+    @property
+    def _level(self) -> Tensor:
+        """[B, H, Q]: finite where the row sees keys and every visible score is finite."""
+        return self.lse if self.normalizer == "softmax" else self._state["m"]
 
     def _included_rows(self, rows: Tensor) -> Tensor:
         return rows if self._included is None else rows & self._included
@@ -144,7 +166,7 @@ class AttentionStats:
         """
         # A sum over all rows cannot leave some out: it is not carried along.
         names = tuple(name for name in self.names if name != "key_mass")
-        included = self._included_rows(rows.to(torch.bool).expand(self.lse.shape))
+        included = self._included_rows(rows.to(torch.bool).expand(self.shape))
         return self._copy(self._values, self._state, names, included=included)
 
     def detach(self) -> AttentionStats:
@@ -163,6 +185,7 @@ class AttentionStats:
             values, state, sink=self._sink, first_tokens=self._first_tokens, asked=self._asked, names=names,
             keys=self._keys, rows=self.rows,
             population=self._population, included=self._included if included is None else included,
+            normalizer=self.normalizer,
         )  # fmt: skip
 
     def defined(self, name: str) -> Tensor:
@@ -170,10 +193,16 @@ class AttentionStats:
         example).
         """
         if name == "normalized_entropy":
-            return self.valid & (self._state["n"] > 1)
+            return self.valid & (self._state["n"] > 1) & self._weighs
         if name == "first_token_mass":
-            return self.valid & (self._state["n"] > self._first_tokens)
-        return self.valid
+            return self.valid & (self._state["n"] > self._first_tokens) & self._weighs
+        return self.valid if name in _OF_SCORES else self.valid & self._weighs
+
+    @property
+    def _weighs(self) -> Tensor:
+        """[B, H, Q] bool: some key has weight. Sigmoids may all vanish: nothing is a mean under such weights."""
+        mass = self._state.get("w")
+        return self._state["n"] > 0 if mass is None else mass > 0
 
     def per_head(self) -> dict[str, HeadSummary]:
         """Name -> mean, std, min, max, count, empty, nonfinite over the rows of each head, each [H], float64.
@@ -206,7 +235,7 @@ class AttentionStats:
 
     def histogram(self) -> Tensor:
         """[H, 32] int64: valid rows by normalised entropy, in 32 equal bins of [0, 1]. Adds up over parts."""
-        heads = self.lse.shape[1]
+        heads = self.shape[1]
         rows = self.defined("normalized_entropy")
         bins = (
             (self.normalized_entropy.detach() * HISTOGRAM_BINS)
@@ -223,7 +252,7 @@ class AttentionStats:
 
         Sums of those that were asked for; all but the edges add up over parts.
         """
-        device = _reduction_device(self.lse)
+        device = _reduction_device(self._state["n"])
         n = by_head(self._state["n"].to(device, torch.int64))
         bucket = (n.clamp(min=1).to(torch.float64).log2() + 1e-12).floor().to(torch.int64).clamp(max=BUCKETS - 1)
 
@@ -283,6 +312,12 @@ class AttentionOutput(NamedTuple):
 
 
 def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
+    for part in (one, two):
+        if part.normalizer != "softmax":
+            raise InputError(
+                f"merge: weights of {part.normalizer} over some keys do not determine those over all. Only softmax "
+                "merges: compute it in one call."
+            )
     if one.names != two.names:
         raise InputError(f"merge needs the same statistics in both parts, got {one.names} and {two.names}.")
     refused = [name for name in one.names if name in NOT_MERGEABLE]

@@ -10,6 +10,9 @@ from torch import Tensor
 UNBOUNDED = 1 << 62
 """A window side without a limit."""
 
+ROW_NORMALIZERS = ("sigmoid", "sparsemax", "entmax15", "entmax", "topk", "threshold")
+"""Maps that are computed on whole rows (docs/design/0008), by kernels of their own. Their state begins with "mnx"."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -23,7 +26,9 @@ class Problem:
     multiplier: Tensor
     """scale / T, [B|1, H|1, Q|1], float32 (float64 for float64)."""
     sink: Tensor | None = None
-    """[H]: one more logit per head that takes weight and gives no value."""
+    """[H], what is given per head: under softmax one more logit that takes weight and gives no value; the bias of
+    "sigmoid"; alpha of "entmax".
+    """
     positions: Tensor | None = None
     """[Q], ascending: where the rows stand among all queries; None for 0, 1, 2, ... On the CPU for ``blocked``."""
     first_keys: Tensor | None = None
@@ -46,6 +51,10 @@ class Problem:
     tile_rows: int | None = None
     tile_keys: int | None = None
     tile_elements: int | None = None
+    normalizer: str = "softmax"
+    """The map from scores to weights: "softmax", or one of ``ROW_NORMALIZERS``."""
+    number: float = 0.0
+    """k of "topk", the smallest weight of "threshold"."""
 
     @property
     def repeats(self) -> int:
@@ -63,8 +72,10 @@ class Problem:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether a tile must hold all keys of its rows at once (gini sorts them; key_mass needs their sum)."""
-        return self.key_mass or "g" in self.fields
+        """Whether a tile must hold all keys of its rows at once (gini sorts them; key_mass needs their sum; a threshold
+        is found on them).
+        """
+        return self.key_mass or "g" in self.fields or self.normalizer != "softmax"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from attemper.errors import BackendError, InputError
 from attemper.functional.accumulated import Accumulated, accumulated, accumulates
 from attemper.functional.attention import executed, prepared
 from attemper.functional.call import Call, first_true
+from attemper.functional.names import those_of
+from attemper.functional.normalization import map_of
 from attemper.functional.stats import AttentionStats
 from attemper.monitor.reduction import SiteReduction
 from attemper.monitor.tapped import TappedSums
@@ -44,7 +46,7 @@ class Taken:
     @property
     def rows(self) -> Tensor:
         """A tensor [B, H, Q] of the measured rows."""
-        return self.found.lse if isinstance(self.found, AttentionStats) else self.found.state[0]
+        return self.found.max_logit if isinstance(self.found, AttentionStats) else self.found.state[0]
 
 
 @dataclass(frozen=True)
@@ -143,10 +145,11 @@ class Collector:
         if tokens is not None and tokens.shape[0] == call.query.shape[0]:
             first = first_true(tokens, 1)
         try:
+            stats = those_of(self.stats, map_of(call.options.normalizer))
             plan = prepared(
                 call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach(),
-                replace(call.options, stats=self.stats, backend=self.backend), packing=call.packing, first_keys=first,
-                rows=self.rows, generator=self.generator,
+                replace(call.options, stats=stats, backend=self.backend),
+                packing=call.packing, first_keys=first, rows=self.rows, generator=self.generator,
             )  # fmt: skip
             kind = self._kind(module, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
@@ -160,7 +163,7 @@ class Collector:
     def observe(self, module: nn.Module, stats: AttentionStats, keys: int, backend: str) -> None:
         if not self._kept(self.name_of(module)):
             return
-        kind, shape = self._kind(module, keys), (*stats.lse.shape, keys)
+        kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self._real(kind, shape, stats.rows, None)
         found = stats.detach() if real is None else _where(stats, real).detach()
         self._stage(module, found, kind, shape, real, reason, backend)
@@ -336,7 +339,7 @@ def measured(call: Call, real: Tensor | None, queries: int) -> AttentionStats | 
 
 
 def _where(stats: AttentionStats, real: Tensor) -> AttentionStats:
-    return stats.where(_chosen(real.to(stats.lse.device), stats.rows)[:, None])
+    return stats.where(_chosen(real.to(stats.device), stats.rows)[:, None])
 
 
 def _chosen(real: Tensor, rows: Tensor | None) -> Tensor:

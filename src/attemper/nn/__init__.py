@@ -1,7 +1,23 @@
-"""Modules that hold options of attention: temperatures in every form, and attention layers that take them."""
+"""Modules that hold options of attention: temperatures in every form, maps from scores to weights, and attention layers
+that take them.
+"""
 
 from attemper.nn.attention import CrossAttention, MultiheadAttention
 from attemper.nn.bounded import bounded_exponential
+from attemper.nn.linear import LinearAttention
+from attemper.nn.normalizers import (
+    Entmax,
+    Entmax15,
+    Normalizer,
+    ScalableSoftmax,
+    Sigmoid,
+    Sink,
+    Softmax,
+    SoftmaxPlusOne,
+    Sparsemax,
+    Threshold,
+    TopK,
+)
 from attemper.nn.temperature import (
     ConditionalTemperature,
     FixedTemperature,
@@ -15,12 +31,24 @@ from attemper.nn.temperature import (
 __all__ = [
     "ConditionalTemperature",
     "CrossAttention",
+    "Entmax",
+    "Entmax15",
     "FixedTemperature",
     "LearnedTemperature",
     "LengthTemperature",
+    "LinearAttention",
     "MultiheadAttention",
+    "Normalizer",
     "ProductTemperature",
+    "ScalableSoftmax",
     "ScheduledTemperature",
+    "Sigmoid",
+    "Sink",
+    "Softmax",
+    "SoftmaxPlusOne",
+    "Sparsemax",
     "Temperature",
+    "Threshold",
+    "TopK",
     "bounded_exponential",
 ]

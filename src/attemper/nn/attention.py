@@ -11,16 +11,19 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
-from attemper.functional.names import asked_names
+from attemper.functional.names import asked_names, row_names
+from attemper.functional.normalization import map_of, normalization
 from attemper.functional.stats import AttentionOutput, AttentionStats
+from attemper.functional.visible import visible_keys
+from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
-from attemper.nn.visible import visible_keys
 
 Given = Temperature | float | Tensor | None
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """``torch.nn.MultiheadAttention`` with ``temperature=`` and ``stats=``: the same arguments, parameters and result.
+    """``torch.nn.MultiheadAttention`` with ``temperature=``, ``normalizer=`` and ``stats=``: the same arguments,
+    parameters and result.
 
     A checkpoint of torch's module loads into it (a learned temperature is the only new parameter). No n x n weights are
     held unless ``need_weights`` asks for them; they are those before dropout. A query that sees no key gives the output
@@ -31,6 +34,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             torch's.
         temperature: a module of ``attemper.nn``, a number, a tensor [heads], or None for 1. One that is conditional on
             the input is given the query's input [B, Q, embed_dim].
+        normalizer: a name or a module of ``attemper.nn``, as in :func:`attemper.attention`.
         stats: names of statistics to return, or "all".
 
     Raises:
@@ -38,12 +42,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, *args: Any, temperature: Given = None, stats: str | Iterable[str] = (),
-        **kwargs: Any,
+        self, embed_dim: int, num_heads: int, *args: Any, temperature: Given = None,
+        normalizer: str | Normalizer = "softmax", stats: str | Iterable[str] = (), **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         self.temperature = _module(temperature)
-        self.stats = asked_names("MultiheadAttention", stats)
+        self.normalizer = _normalizer("MultiheadAttention", normalizer)
+        self.stats = _names("MultiheadAttention", stats, normalizer)
 
     def forward(  # type: ignore[override]
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
@@ -97,7 +102,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if causal and k.shape[2] > key.shape[1]:
             # The keys that add_bias_kv and add_zero_attn append are seen by every query.
             joined, causal = _causal_before(joined, q, key.shape[1], k.shape[2]), False
-        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal}
+        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "normalizer": self.normalizer}
         given["temperature"] = _temperature(self, q, k.shape[2], joined, causal, query)
         heads, stats = _attended(self, q, k, v, given)
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -146,6 +151,7 @@ class CrossAttention(nn.Module):
         num_heads: must divide ``dim``.
         head_dim: size of a head; None for ``dim / num_heads``.
         temperature: a module of ``attemper.nn``, a number, a tensor [heads], or None for 1.
+        normalizer: a name or a module of ``attemper.nn``, as in :func:`attemper.attention`.
         stats: names of statistics to return, or "all".
         dropout: of the weights, in training.
         bias: of the projections.
@@ -156,7 +162,8 @@ class CrossAttention(nn.Module):
 
     def __init__(
         self, dim: int, context_dim: int | None = None, num_heads: int = 8, *, head_dim: int | None = None,
-        temperature: Given = None, stats: str | Iterable[str] = (), dropout: float = 0.0, bias: bool = True,
+        temperature: Given = None, normalizer: str | Normalizer = "softmax", stats: str | Iterable[str] = (),
+        dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         if head_dim is None and dim % num_heads:
@@ -168,7 +175,8 @@ class CrossAttention(nn.Module):
         self.v_proj = nn.Linear(context_dim or dim, size, bias=bias)
         self.out_proj = nn.Linear(size, dim, bias=bias)
         self.temperature = _module(temperature)
-        self.stats = asked_names("CrossAttention", stats)
+        self.normalizer = _normalizer("CrossAttention", normalizer)
+        self.stats = _names("CrossAttention", stats, normalizer)
 
     def forward(self, query: Tensor, context: Tensor, context_mask: Tensor | None = None) -> AttentionOutput:
         """
@@ -193,13 +201,26 @@ class CrossAttention(nn.Module):
             for projection, tensor in ((self.q_proj, query), (self.k_proj, context), (self.v_proj, context))
         )
         mask = context_mask[:, None, None] if context_mask is not None and context_mask.dim() == 2 else context_mask
-        given = {"attn_mask": mask, "temperature": _temperature(self, q, k.shape[2], mask, False, query)}
+        temperature = _temperature(self, q, k.shape[2], mask, False, query)
+        given = {"attn_mask": mask, "temperature": temperature, "normalizer": self.normalizer}
         heads, stats = _attended(self, q, k, v, given)
         return AttentionOutput(self.out_proj(heads.transpose(1, 2).flatten(2)), stats)
 
 
 def _module(given: Given) -> Temperature | None:
     return given if given is None or isinstance(given, Temperature) else FixedTemperature(given)
+
+
+def _names(where: str, stats: str | Iterable[str], normalizer: str | Normalizer) -> tuple[str, ...]:
+    """The statistics asked for, as far as the map has them."""
+    kind = map_of(normalizer)
+    return asked_names(where, stats) if kind == "softmax" else row_names(where, stats, kind)
+
+
+def _normalizer(where: str, given: str | Normalizer) -> str | Normalizer:
+    """As it was given, once it is known to be one."""
+    normalization(where, given)
+    return given
 
 
 def _temperature(

@@ -49,15 +49,15 @@ def unlisten(module: nn.Module, listener: Listener) -> None:
 def release(module: nn.Module) -> None:
     """Gives a module its own forward back when nothing is done to its attention any more."""
     actions: Actions | None = getattr(module, ACTIONS, None)
-    if actions is None or actions.temperatures or actions.listeners:
+    if actions is None or not actions.idle:
         return
     ours = module.__dict__.get("forward")
-    if ours is actions.forward or (isinstance(ours, partial) and ours.func is _forward):
-        delattr(module, ACTIONS)
-        del module.forward
-        if actions.original is not None:
-            module.forward = actions.original
-    # Somebody wrapped ours: it stays, and passes through.
+    if ours is not actions.forward and not (isinstance(ours, partial) and ours.func is _forward):
+        return  # Somebody wrapped ours: it stays, and passes through until it is acted on again.
+    delattr(module, ACTIONS)
+    del module.forward
+    if actions.original is not None:
+        module.forward = actions.original
     for key, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, _Inert):
             del module._forward_pre_hooks[key]
@@ -78,7 +78,7 @@ _INERT = _Inert()
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     actions = actions_on(module)
     run = partial(type(module).forward, module) if actions.original is None else actions.original
-    if not actions.temperatures and not actions.listeners:
+    if actions.idle:
         return run(*args, **kwargs)
     conditional = any(part.follows("follows_input") for part in temperatures(module))
     frame = actions.enter(_input(args, kwargs) if conditional else None)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import InputError
 from attemper.sites.acting_registry import first_of_tuple
-from attemper.sites.actions import acted, actions_on, computed, temperature_of, temperatures
+from attemper.sites.actions import acted, actions_on, computed, normalizer_of, temperature_of, temperatures
 from attemper.sites.functions import read_multi_head, read_sdpa
 from attemper.sites.observer import AttentionCall
 from attemper.sites.shapes import four_dimensional, heads_of
@@ -54,8 +54,9 @@ def _scaled_dot_product(
 
     plain = query.dim() == 4 and key.dim() == 4 and value.dim() == 4 and key.shape[0] == query.shape[0]
     plain = plain and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
-    # SDPA's own rounding under autocast, and its result's type there.
-    whole = (lambda output: output) if plain and not torch.is_autocast_enabled(query.device.type) else None
+    # SDPA's own rounding under autocast, and its result's type there; another map rounds as its call was read.
+    ours = normalizer_of(module) is not None or not torch.is_autocast_enabled(query.device.type)
+    whole = (lambda output: output) if plain and ours else None
     return acted(module, four_dimensional(query, heads), value, dropout_p, read, run, whole, _itself)
 
 

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from attemper.errors import InputError
 from attemper.functional.attention import attention, executed
 from attemper.functional.call import Options, planned
+from attemper.functional.names import those_of
+from attemper.functional.normalization import map_of
 from attemper.functional.stats import AttentionStats
+from attemper.functional.visible import visible_keys
+from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
-from attemper.nn.visible import visible_keys
 from attemper.sites.observer import AttentionCall, tell
 
 
@@ -56,6 +59,8 @@ class Actions:
     def __init__(self, way: str) -> None:
         self.way = way
         self.temperatures: list[str] = []
+        self.normalizers: list[str] = []
+        """Names of maps that replace softmax; the last is the one."""
         self.listeners: list[Listener] = []
         self.original: Any = None
         """A forward that the module had of its own, not its class's."""
@@ -65,7 +70,13 @@ class Actions:
         self._frames = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"way": self.way, "temperatures": list(self.temperatures), "original": self.original}
+        kept = {name: list(getattr(self, name)) for name in ("temperatures", "normalizers")}
+        return {"way": self.way, "original": self.original, **kept}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is done."""
+        return not self.temperatures and not self.normalizers and not self.listeners
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local())
@@ -104,10 +115,15 @@ class Actions:
         """The attention of a layer of ``attemper.nn``, which has its temperatures in ``given`` already."""
         self.frame().met = True
         listeners = [listener for listener in self.listeners if listener.wants(layer)]
-        names = tuple(dict.fromkeys([*layer.stats, *_names(listeners)]))  # pyright: ignore[reportGeneralTypeIssues]
+        given["normalizer"] = normalizer_of(layer) or given["normalizer"]
+        own: Any = layer.stats
+        names = tuple(dict.fromkeys([*those_of(own, map_of(given["normalizer"])), *_names(listeners)]))
         output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
         if listeners:
-            options = Options(temperature=given["temperature"], is_causal=given.get("is_causal", False))
+            options = Options(
+                temperature=given["temperature"], normalizer=given["normalizer"],
+                is_causal=given.get("is_causal", False),
+            )  # fmt: skip
             call = AttentionCall(query, key, given["attn_mask"], options)
             for listener in listeners:
                 output = listener.take(layer, call, stats, output)
@@ -127,6 +143,12 @@ def temperatures(module: nn.Module) -> list[Temperature]:
     """The temperatures that this module's attention was given."""
     actions: Actions | None = getattr(module, ACTIONS, None)
     return [] if actions is None else [getattr(module, name) for name in actions.temperatures]
+
+
+def normalizer_of(module: nn.Module) -> Normalizer | None:
+    """The map that this module's attention was given in place of softmax."""
+    actions: Actions | None = getattr(module, ACTIONS, None)
+    return getattr(module, actions.normalizers[-1]) if actions is not None and actions.normalizers else None
 
 
 def temperature_of(
@@ -177,10 +199,16 @@ def acted(
         assert temperature is not None
         query = tempered(query, temperature)
     listeners = [listener for listener in actions.listeners if listener.wants(module)]
-    if not listeners:
+    normalizer = normalizer_of(module)
+    if not listeners and normalizer is None:
         return run(query)
     call = read(query)
     names = _names(listeners)
+    if normalizer is not None:
+        call, result, stats = _normalized(module, call, value, dropout, normalizer, names, whole)
+        for listener in listeners:
+            result = first(result, partial(listener.take, module, call, stats))
+        return result
     ours = whole is not None and value is not None and dropout == 0 and call.packing is None
     if names and ours and all(listener.replaces for listener in listeners):
         output, stats = computed(module, call, value, names)
@@ -196,11 +224,29 @@ def acted(
     return result
 
 
+def _normalized(
+    module: nn.Module, call: AttentionCall, value: Tensor | None, dropout: float, normalizer: Normalizer,
+    names: tuple[str, ...], whole: Callable[[Tensor], Any] | None,
+) -> tuple[AttentionCall, Any, AttentionStats | None]:  # fmt: skip
+    """A call by our kernel with another map than softmax: the call, its result and its statistics."""
+    if whole is None or value is None or call.packing is not None:
+        raise InputError(
+            f"{type(module).__name__}: temper(normalizer=...) takes the place of attention of [batch, heads, tokens, "
+            "size] without packed documents; leave this module out with sites=, or load the model with "
+            "attn_implementation='sdpa'."
+        )
+    call = replace(call, options=replace(call.options, normalizer=normalizer))
+    output, stats = computed(module, call, value, names, dropout)
+    if not torch.compiler.is_compiling():
+        tell(lambda *_: call, (), {}, module)
+    return call, whole(output), stats
+
+
 def computed(
-    module: nn.Module, call: AttentionCall, value: Tensor | None, names: tuple[str, ...]
+    module: nn.Module, call: AttentionCall, value: Tensor | None, names: tuple[str, ...], dropout: float = 0.0
 ) -> tuple[Tensor, AttentionStats | None]:
     """Output and statistics of a call by our kernel; without values the statistics alone."""
-    options = replace(call.options, stats=names)
+    options = replace(call.options, stats=names, dropout_p=dropout)
     value = None if value is None else value.to(call.query.dtype)
     return executed(planned(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.functional.call import Options
-from attemper.sites import other_packages
+from attemper.sites import other_packages, own_functions
 from attemper.sites.autocast import rounded
 from attemper.sites.block_mask import dense as block_mask_of
 from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
@@ -184,6 +184,8 @@ def _torch_varlen_out(module: nn.Module, out: Tensor, *args: Any, **kwargs: Any)
 
 
 _FUNCTIONS: tuple[tuple[str, str, Reader], ...] = (
+    ("attemper.functional.attention", "attention", _by_place(own_functions.attention)),
+    ("attemper.functional.attention", "varlen_attention", _by_place(own_functions.varlen_attention)),
     ("torch.nn.attention.flex_attention", "flex_attention", _by_place(_flex)),
     ("torch.nn.attention.varlen", "varlen_attn", _by_place(_torch_varlen)),
     ("torch.nn.attention.varlen", "varlen_attn_out", _by_place(_torch_varlen_out)),

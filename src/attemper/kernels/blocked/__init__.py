@@ -22,7 +22,24 @@ Backward recomputes d from q, k and m; no weight is ever kept. With X = d + a an
 Memory: one chunk of keys and values in float32, about five tiles, and the gradients. Weights of n x n never exist.
 """
 
-from attemper.kernels.blocked.backward import backward
-from attemper.kernels.blocked.forward import forward
+from __future__ import annotations
+
+from torch import Tensor
+
+from attemper.kernels.blocked import backward as _softmax_backward
+from attemper.kernels.blocked import forward as _softmax_forward
+from attemper.kernels.blocked import rows as _rows
+from attemper.kernels.problem import Gradients, Problem, Upstream
 
 __all__ = ["backward", "forward"]
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K]; what was not asked has size 0."""
+    return _softmax_forward.forward(problem) if problem.normalizer == "softmax" else _rows.forward(problem)
+
+
+def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
+    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
+    kernel = _softmax_backward if problem.normalizer == "softmax" else _rows
+    return kernel.backward(problem, output, state, upstream, needs)

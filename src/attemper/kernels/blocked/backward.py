@@ -34,15 +34,15 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
             for place, (needed, tensor) in enumerate(zip(needs, tensors, strict=True))
         )
     )
-    above = _silence_empty_rows(problem, state, upstream)
+    above = silence_empty_rows(problem, state, upstream)
     dot = (above.output.to(problem.compute_dtype) * output).sum(-1)
     careful = not surely_finite(problem)
-    held: _Held | None = None
+    held: Held | None = None
     for index, (tile, key, value) in enumerate(tiles(problem)):
         if held is None or held.place != (tile.batches, tile.groups):
             if held is not None:
                 held.write(grads)
-            held = _Held((tile.batches, tile.groups), key, value if grads.value is not None else None)
+            held = Held((tile.batches, tile.groups), key, value if grads.value is not None else None)
         rows = _RowTerms(problem, tile, state, above, dot)
         query, multiplier = query_tile(problem, tile)
         query_grad = _sweep(problem, rows, query * multiplier, key, value, careful, index, grads, held)
@@ -52,7 +52,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     return grads
 
 
-def _silence_empty_rows(problem: Problem, state: Tensor, upstream: Upstream) -> Upstream:
+def silence_empty_rows(problem: Problem, state: Tensor, upstream: Upstream) -> Upstream:
     """Every gradient of a row that sees nothing is exactly 0, whatever comes from above (inf times 0 would be NaN)."""
     empty = state[problem.fields.index("n")] == 0
     return Upstream(
@@ -60,7 +60,7 @@ def _silence_empty_rows(problem: Problem, state: Tensor, upstream: Upstream) -> 
     )
 
 
-class _Held:
+class Held:
     """Key and value gradients of the chunk that is being swept, in the compute type; rounded once when written."""
 
     def __init__(self, place: tuple[slice, slice], key: Tensor, value: Tensor | None) -> None:
@@ -119,7 +119,7 @@ class _RowTerms:
 
 def _sweep(
     problem: Problem, rows: _RowTerms, query: Tensor, key: Tensor, value: Tensor | None, careful: bool, index: int,
-    grads: Gradients, held: _Held,
+    grads: Gradients, held: Held,
 ) -> Tensor:  # fmt: skip
     """Adds a tile to the gradients of keys, values and mask; returns the gradient of the scaled query."""
     query_grad = torch.zeros_like(query)
@@ -166,7 +166,7 @@ def _winner(problem: Problem, rows: _RowTerms, query: Tensor, key: Tensor, caref
 
 
 def _value_slope(
-    problem: Problem, rows: _RowTerms, weights: Tensor, value: Tensor, low: int, high: int, index: int, held: _Held
+    problem: Problem, rows: _RowTerms, weights: Tensor, value: Tensor, low: int, high: int, index: int, held: Held
 ) -> Tensor:
     """mass dP of a block; adds the block's part of the value gradient."""
     applied = weights if rows.mass is None else weights * rows.mass
@@ -192,7 +192,7 @@ def _add_statistics(
         mean = (tile.grid(weights) * upstream).sum(-1, keepdim=True)
         tile.grid(slope).add_(upstream - mean)
     if "g" in grad:
-        slope += _gini_slope(weights, rows.state["n"], grad["g"])
+        slope += gini_slope(weights, rows.state["n"], grad["g"])
     if "a" in grad:
         # -g_a X + g_v (X^2 + 2 X) = X * line, with X = d + a
         x = d.add_(rows.state["a"])
@@ -200,7 +200,7 @@ def _add_statistics(
         slope.addcmul_(x, line.expand_as(x))
 
 
-def _gini_slope(weights: Tensor, count: Tensor, grad: Tensor) -> Tensor:
+def gini_slope(weights: Tensor, count: Tensor, grad: Tensor) -> Tensor:
     order = weights.argsort(dim=-1, stable=True)
     rank = torch.zeros_like(weights).scatter_(-1, order, gini_rank(count, weights.shape[-1]).expand_as(weights))
     return grad * (rank - (rank * weights).sum(-1, keepdim=True))

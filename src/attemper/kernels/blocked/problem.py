@@ -108,7 +108,7 @@ def row_positions(problem: Problem, tile: Tile) -> Tensor:
 
 def _key_range(problem: Problem, rows: slice) -> tuple[int, int]:
     keys = problem.key.shape[2]
-    if problem.whole_rows:
+    if problem.key_mass or "g" in problem.fields:
         return 0, keys
     first, last = row_bounds(problem, rows)
     low = min(max(0, first - problem.left), keys)

@@ -1,0 +1,281 @@
+"""Linear attention: weights that are products of features, so that keys can be summed before queries meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attemper.errors import InputError
+from attemper.functional import linear_chunks, linear_exponential
+from attemper.functional.call import DTYPES
+from attemper.functional.feature_maps import FeatureMap, checked_map, elu_plus_one, given_features
+from attemper.functional.linear_exponential import Sums
+
+_WHERE = "linear_attention"
+_PART_ROWS = 8192
+"""Rows of a part of a causal call: 2 MB of float32 for each tensor of 64 features."""
+
+
+class LinearState(NamedTuple):
+    """All that later queries need of earlier keys, whatever their number. G key heads, F features; float32 or float64.
+
+    A subset or another order of sequences: ``LinearState(*(part[picked] for part in state))``; to cut the gradient,
+    ``LinearState(*(part.detach() for part in state))``. It belongs to the feature map that it was made with.
+    """
+
+    values: Tensor
+    """[B, G, F, E]: the sum of phi(k) v over the keys, times e^-shift."""
+    keys: Tensor
+    """[B, G, F]: the sum of phi(k), times e^-shift."""
+    shift: Tensor
+    """[B, G, F]: for the map "exp" the largest k of each feature (-inf before the first key), 0 for the others."""
+
+
+class LinearOutput(NamedTuple):
+    """What :func:`linear_attention` returns."""
+
+    output: Tensor
+    """[B, H, Q, E], in the type of the query."""
+    state: LinearState
+    """With every key of the call, for the next one."""
+    valid: Tensor
+    """[B, H, Q] bool: False where the denominator is 0 (the output is 0 there) or not a finite number."""
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, feature_map: FeatureMap = "elu", is_causal: bool = False,
+    mask: Tensor | None = None, state: LinearState | None = None, enable_gqa: bool = False,
+    chunk_size: int | None = None,
+) -> LinearOutput:  # fmt: skip
+    r"""Attention whose weights are products of features: time and memory grow as the number of tokens, not its square.
+
+    .. math:: o_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j)\, v_j}{\sum_j \phi(q_i) \cdot \phi(k_j)}
+
+    over the keys j that row i sees. There is no scale and no temperature: multiply q or k.
+
+    ======== =====================================================================================
+    "elu"    phi(x) = elu(x) + 1
+    "relu"   phi(x) = max(x, 0)
+    "exp"    phi(x) = e^x per feature. What would overflow cancels before it is computed: any size of q and k is fine
+    callable phi(x) -> [B, heads, tokens, F], none negative; called on q and on k as they came, in their type
+    ======== =====================================================================================
+
+    A negative feature is refused. To look for one is to wait for the device, so it is done on the CPU only, outside
+    ``torch.compile``; elsewhere negative features become NaN, and the rows that see them are not valid.
+
+    Args:
+        q: [B, H, Q, D]; float16, bfloat16, float32 or float64.
+        k: [B, G, K, D]; H is a multiple of G, and ``enable_gqa`` says that this is meant.
+        v: [B, G, K, E].
+        feature_map: a name of the table, or a function.
+        is_causal: row i sees the keys up to i, and all of ``state``; needs Q = K.
+        mask: [B, K] bool, True for keys that are seen, False for padding. Whatever a hidden key or value holds, NaN
+            too, reaches nothing.
+        state: of the call before: its keys are seen by every row.
+        enable_gqa: query heads share key heads.
+        chunk_size: keys of a chunk of the causal form (rounded up to a power of 2 for "exp"); None for a good size.
+            It changes time and memory, and results by rounding only.
+
+    Returns:
+        ``LinearOutput(output [B, H, Q, E], state, valid [B, H, Q])``. Sums are float32 at least, also under autocast. A
+        sequence in parts, each with the state of the one before, gives what it gives whole. First and second
+        derivatives are exact, through the state too. A row whose denominator is 0 (it sees no key, or features that
+        are all 0) gives 0, gradients of exactly 0, and is not valid. A NaN in a *value* of the same chunk that comes
+        later reaches a row, as in :func:`attemper.attention`.
+
+    Raises:
+        InputError: an argument has no meaning here, or a feature is negative.
+
+    Source:
+        Katharopoulos et al. 2020, "Transformers are RNNs".
+
+    Example:
+        >>> x = torch.ones(1, 1, 3, 2)
+        >>> v = torch.tensor([[[[3.0], [6.0], [0.0]]]])
+        >>> linear_attention(x, x, v, is_causal=True).output.flatten()
+        tensor([3.0000, 4.5000, 3.0000])
+    """
+    checked_map(_WHERE, feature_map)
+    _check_tensors(q, k, v, mask, enable_gqa)
+    _check_causal(q, k, is_causal, chunk_size)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    hidden = None if mask is None else ~mask[:, None, :, None]
+    rows, keys = (q, k) if isinstance(feature_map, str) else _given_features(q, k, feature_map, hidden, dtype)
+    name = feature_map if isinstance(feature_map, str) else None
+    sums = _before(state, keys, v.shape[3], name, dtype)
+    size = _part_size(q, chunk_size) if is_causal and q.shape[2] > 1 else None
+    outputs: list[Tensor] = []
+    valids: list[Tensor] = []
+    # A function is called under the caller's autocast, above; the sums are not made under it.
+    with _without_autocast(q.device.type):
+        for part in _parts(rows, keys, v, hidden, size):
+            output, valid, sums = _of_part(*part, sums, name, size is not None, chunk_size)
+            outputs.append(output.to(q.dtype))
+            valids.append(valid)
+    output, valid = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in (outputs, valids))
+    return LinearOutput(output, _state(sums), valid)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Products in the type of their tensors; a device without autocast (meta) needs nothing."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def _part_size(q: Tensor, chunk_size: int | None) -> int:
+    """Tokens that are worked on at once: what fits a cache. A graph that is compiled has one part."""
+    batch, heads, tokens, _ = q.shape
+    if torch.compiler.is_compiling():
+        return tokens
+    chunk = chunk_size or linear_chunks.CHUNK
+    return -(-_PART_ROWS // (chunk * max(batch * heads, 1))) * chunk
+
+
+def _parts(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, size: int | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """q, k, v and hidden in parts of ``size`` tokens, or whole."""
+    if size is None or size >= k.shape[2]:
+        return iter([(q, k, v, hidden)])
+    pieces = [tensor.split(size, 2) for tensor in (q, k, v)]
+    count = len(pieces[0])
+    return zip(*pieces, [None] * count if hidden is None else hidden.split(size, 2), strict=True)
+
+
+def _of_part(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, before: Sums, name: str | None, causal: bool,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor, Sums]:  # fmt: skip
+    """Output [B, H, Q, E] and valid [B, H, Q] of some tokens after ``before``; the sums with their keys."""
+    dtype = before.sums.dtype
+    rows, keys = _features(q, k, hidden, name, dtype)
+    values = F.pad(v.to(dtype), (0, 1), value=1.0)
+    values = values if hidden is None else values.masked_fill(hidden, 0)
+    rows = rows.unflatten(1, (k.shape[1], q.shape[1] // max(k.shape[1], 1)))
+    if name == "exp":
+        if causal:
+            found, after = linear_exponential.causal(rows, keys, values, before, chunk_size)
+        else:
+            found, after = linear_exponential.over_all(rows, keys, values, before)
+    else:
+        if causal:
+            found, sums = linear_chunks.causal(rows, keys, values, before.sums, chunk_size)
+        else:
+            found, sums = linear_chunks.over_all(rows, keys, values, before.sums)
+        after = Sums(sums, before.shift)
+    return *_quotient(found.flatten(1, 2)), after
+
+
+def _features(
+    q: Tensor, k: Tensor, hidden: Tensor | None, name: str | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Features of rows and keys, those of hidden keys 0; for "exp" their logarithms; without a name they are given."""
+    nothing = -torch.inf if name == "exp" else 0
+    # What a hidden key holds has no part in the gradient either, so it goes before the map.
+    q, k = q.to(dtype), k.to(dtype) if hidden is None else k.to(dtype).masked_fill(hidden, nothing)
+    if name == "relu":
+        return q.relu(), k.relu()
+    if name == "elu":
+        keys = elu_plus_one(k)
+        return elu_plus_one(q), keys if hidden is None else keys.masked_fill(hidden, 0)
+    return q, k
+
+
+def _given_features(
+    q: Tensor, k: Tensor, feature_map: Callable[[Tensor], Tensor], hidden: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What the caller's function makes of rows and keys. In place of a hidden key it is given 0."""
+    rows = given_features(_WHERE, feature_map, q, dtype)
+    keys = given_features(_WHERE, feature_map, k if hidden is None else k.masked_fill(hidden, 0), dtype)
+    if rows.shape[3] != keys.shape[3] or not rows.shape[3]:
+        raise InputError(
+            f"{_WHERE}: the feature map gives {rows.shape[3]} features of q and {keys.shape[3]} of k; their products "
+            "need the same number, at least 1."
+        )
+    return rows, keys
+
+
+def _before(state: LinearState | None, keys: Tensor, size: int, name: str | None, dtype: torch.dtype) -> Sums:
+    """The state that the call starts from."""
+    batch, groups, _, count = keys.shape
+    if state is None:
+        shift = keys.new_full((batch, groups, count), -torch.inf if name == "exp" else 0.0, dtype=dtype)
+        return Sums(keys.new_zeros(batch, groups, count, size + 1, dtype=dtype), shift)
+    shapes = ((batch, groups, count, size), (batch, groups, count), (batch, groups, count))
+    if not isinstance(state, tuple) or len(state) != 3 or not all(isinstance(part, Tensor) for part in state):
+        raise InputError(
+            f"{_WHERE}(state=...) must be the state that the call before returned, a LinearState; got "
+            f"{type(state).__name__}."
+        )
+    for name, part, shape in zip(LinearState._fields, state, shapes, strict=True):
+        if tuple(part.shape) != shape or part.dtype != dtype or part.device != keys.device:
+            raise InputError(
+                f"{_WHERE}(state=...): {name} must be {list(shape)}, {dtype}, on {keys.device}, got "
+                f"{list(part.shape)}, {part.dtype}, on {part.device}. A state goes on with the batch, the key heads, "
+                "the sizes, the type and the feature map that it was made with."
+            )
+    state = LinearState(*state)
+    return Sums(torch.cat((state.values, state.keys[..., None]), -1), state.shift.detach())
+
+
+def _state(after: Sums) -> LinearState:
+    """Copies: a state must not keep the sums of every chunk alive."""
+    parts = (after.sums[..., :-1], after.sums[..., -1], after.shift)
+    return LinearState(*(part.clone(memory_format=torch.contiguous_format) for part in parts))
+
+
+def _quotient(found: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerators by denominators, 0 where there is nothing to divide by, and which rows are valid."""
+    denominator = found[..., -1]
+    # By inf: 0 where there is nothing to divide by, and no gradient, whatever rounding left in the numerator.
+    output = found[..., :-1] / denominator.masked_fill(denominator == 0, torch.inf)[..., None]
+    return output, (denominator > 0) & denominator.isfinite()
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4:
+            came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InputError(f"{_WHERE}({name}) must be a tensor [batch, heads, tokens, size], got {came}.")
+        if tensor.dtype not in DTYPES:
+            raise InputError(f"{_WHERE}({name}) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise InputError(
+                f"{_WHERE}: q is {q.dtype} on {q.device} but {name} is {tensor.dtype} on {tensor.device}. Bring them "
+                "to one type and device."
+            )
+    batch, heads, _, size = q.shape
+    groups, tokens = k.shape[1:3]
+    if k.shape[0] != batch or k.shape[3] != size or size == 0 or v.shape[:3] != k.shape[:3]:
+        raise InputError(
+            f"{_WHERE}: k must be [{batch}, heads, keys, {size}] and v the same but for its last size, to match q "
+            f"{list(q.shape)} (at least one feature); got k {list(k.shape)} and v {list(v.shape)}."
+        )
+    if heads != groups and (groups == 0 or heads % groups != 0 or not enable_gqa):
+        raise InputError(
+            f"{_WHERE}: q has {heads} heads and k {groups}. Query heads share key heads only if the first is a "
+            "multiple of the second, and if enable_gqa=True says that it is meant."
+        )
+    if mask is not None and (
+        not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) != (batch, tokens)
+    ):
+        came = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(
+            f"{_WHERE}(mask=...) must be a bool tensor [batch, keys] = {[batch, tokens]}, True for keys that are seen, "
+            f"got {came}. Keys are summed before any query meets them: a mask that differs from query to query cannot "
+            "be honoured; is_causal can."
+        )
+
+
+def _check_causal(q: Tensor, k: Tensor, is_causal: bool, chunk_size: int | None) -> None:
+    if is_causal and q.shape[2] != k.shape[2]:
+        raise InputError(
+            f"{_WHERE}(is_causal=True) needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}. To decode, "
+            "pass the new tokens alone and the state of the call before."
+        )
+    if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
+        raise InputError(f"{_WHERE}(chunk_size=...) must be an int of at least 1 or None, got {chunk_size!r}.")

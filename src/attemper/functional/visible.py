@@ -1,0 +1,79 @@
+"""How many keys each query sees, from the masks alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper._ops import UNBOUNDED
+
+
+class Structure(NamedTuple):
+    """Which keys a place sees without a mask: ``left`` and ``right`` of its diagonal, in its document when packed."""
+
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
+    bottom_right: bool = False
+    offsets: tuple[Tensor, Tensor] | None = None
+    """Where documents start among queries and keys, [documents + 1] each; None for one sequence."""
+
+
+def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, offset: int = 0) -> Tensor:
+    """[B or 1, H or 1, Q] int64, of attention with this mask (bool: True = visible; floating: added) and causality.
+
+    Args:
+        query: [B, H, Q, D].
+        keys: K.
+        mask: broadcastable to [B, H, Q, K], four dimensions, or None.
+        causal: keys up to the query's own place.
+        offset: the place of the first query among the keys.
+    """
+    places = torch.arange(query.shape[2], device=query.device) + offset
+    if mask is None and not causal:
+        return torch.full((1, 1, query.shape[2]), keys, device=query.device)
+    return _counted(mask, keys, None, (places + 1).clamp(0, keys) if causal else None)
+
+
+def structured_visible_keys(query: Tensor, keys: int, mask: Tensor | None, structure: Structure) -> Tensor:
+    """``visible_keys`` under windows, either alignment and packed documents."""
+    queries, device = query.shape[2], query.device
+    places = torch.arange(queries, device=device)
+    length: int | Tensor = keys
+    if structure.offsets is not None:
+        starts_q, starts_k = (starts.to(device, torch.int64) for starts in structure.offsets)
+        document = torch.searchsorted(starts_q, places, right=True) - 1
+        length = starts_k.diff()[document]
+        places = places - starts_q[document]
+        if structure.bottom_right:
+            places = places + (starts_k.diff() - starts_q.diff())[document]
+    elif structure.bottom_right:
+        places = places + (keys - queries)
+    end = torch.as_tensor(length, device=device).expand(queries)
+    zero = torch.zeros_like(end)
+    low = (places - structure.left).clamp(zero, end) if structure.left < UNBOUNDED else zero
+    high = (places + structure.right + 1).clamp(zero, end) if structure.right < UNBOUNDED else end
+    return _counted(mask, keys, low, torch.maximum(low, high))
+
+
+def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """Visible keys of the mask from ``low`` up to before ``high`` [Q]; None for the first and the last."""
+    if mask is None:
+        assert high is not None
+        return (high if low is None else high - low)[None, None]
+    mask = mask[(None,) * (4 - mask.dim())]
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = seen.expand(*seen.shape[:3], keys)
+    if high is None:
+        return seen.sum(-1)
+    counts = torch.nn.functional.pad(seen.cumsum(-1), (1, 0))
+    upto = _at(counts, high)
+    return upto if low is None else upto - _at(counts, low)
+
+
+def _at(counts: Tensor, places: Tensor) -> Tensor:
+    """``counts`` [b, h, q or 1, K + 1] at one place of each row, [Q]."""
+    if counts.shape[2] == 1:
+        return counts[:, :, 0, places]
+    return counts.gather(-1, places[:, None].expand(*counts.shape[:3], 1))[..., 0]

@@ -1,0 +1,110 @@
+r"""entmax of any alpha, by a bracketed Newton iteration on the logarithm of the largest weight.
+
+With a = alpha - 1, d_j <= 0 the score relative to the row's maximum, q the largest weight and y = log q::
+
+    p_j = q [1 - rho_j]+^(1/a)     rho_j = a |d_j| q^-a     S(y) = sum p_j = 1     dS/dy = V = sum p_j / (1 - rho_j)
+
+S rises with y; with c keys tied at the maximum among n, y lies between -log n and -log c. Newton's step is that of S^a
+as a function of q^a, for a <= 1 the convex function of ``newton.py``::
+
+    y <- y + log(1 - (S - S^(1-a)) / V) / a
+
+so from the right it is monotone there. For a > 1 a weight leaves 0 with infinite slope: a step that leaves the bracket,
+or two that do not halve it, give way to halving. Where a key's weight hangs on less than the last digit of y, it is
+what the other keys leave: the result lies between the weights at the two ends of the last bracket.
+
+In float64, whatever the scores: for a = 2, the root of a rounding of 1e-7 would be 3e-4. Differences of powers are
+written by expm1 and log1p, so that alpha may come as close to 1 as it likes; alpha = 1 is softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST = 200
+"""Evaluations after which a row would be given up. Halving alone needs about 60."""
+
+
+class _Rows(NamedTuple):
+    far: Tensor
+    """a |d_j|, [rows, n]; inf where hidden."""
+    a: Tensor
+    """[rows, 1]."""
+
+    def at(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """p_j and 1 - rho_j at y, [rows, 1]."""
+        # Finite, so that 0 times it stays 0: what overflows there is far beyond the support.
+        scale = torch.exp(-self.a * y).clamp(max=torch.finfo(y.dtype).max)
+        rho = (self.far * scale).clamp(max=1)
+        return torch.exp(y + torch.log1p(-rho) / self.a), 1 - rho
+
+
+class _Bracket(NamedTuple):
+    low: Tensor
+    high: Tensor
+    evaluations: Tensor
+
+
+def entmax(below: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [rows, n] and how often S was evaluated, [rows] int64.
+
+    ``below`` [rows, n]: scores relative to the maximum of their row, -inf where hidden, at least one of them 0.
+    ``alpha``: a number, or [rows]; NaN for a row where it is not a finite number of at least 1.
+    """
+    wide = torch.float32 if below.device.type == "mps" else torch.float64
+    d = below.to(wide)
+    a = (alpha.to(wide) - 1)[:, None] if isinstance(alpha, Tensor) else d.new_full((len(d), 1), alpha - 1)
+    solvable = (a > 0) & a.isfinite()
+    rows = _Rows(torch.where(solvable, a, 1.0) * -d, torch.where(solvable, a, 1.0))
+    bracket = _solved(rows, ties=(d == 0).sum(-1, keepdim=True), visible=(d != -math.inf).sum(-1, keepdim=True))
+    p = torch.where(solvable, _between(rows, bracket), math.nan)
+    if bool((a == 0).any()):
+        p = torch.where(a == 0, torch.softmax(d, -1), p)
+    return p.to(below.dtype), torch.where(solvable, bracket.evaluations, 0)[:, 0]
+
+
+def _solved(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
+    """The ends of the last bracket, or twice the same y where S is 1 there."""
+    dtype, a = rows.a.dtype, rows.a
+    low, high = -visible.to(dtype).log(), -ties.to(dtype).log()
+    y, evaluations = high, torch.zeros_like(ties)
+    going = torch.ones_like(ties, dtype=torch.bool)
+    eps = torch.finfo(dtype).eps
+    fine = 4 * eps * low.abs().clamp(min=1)
+    width, before = (high - low), torch.full_like(y, math.inf)
+    for count in range(MOST):
+        p, rest = rows.at(y)
+        total = p.sum(-1, keepdim=True)
+        evaluations = evaluations + going
+        hit = going & ((total - 1).abs() <= 4 * eps)
+        above = total > 1
+        low = torch.where(hit | (going & ~above), y, low)
+        high = torch.where(hit | (going & above), y, high)
+        going = going & ~hit & (high - low > 4 * fine)
+        if not bool(going.any()):
+            break
+        logarithm = total.log()
+        rise = torch.where(rest > 0, p / rest, 0.0).sum(-1, keepdim=True)
+        step = torch.log1p(torch.expm1(-a * logarithm) * total / rise) / a
+        # A step shorter than the digits of y goes a little further: it closes the bracket from the other side.
+        step = torch.where(step.abs() < fine, torch.copysign(2 * fine, step), step)
+        halve = ~((y + step > low) & (y + step < high))
+        if count % 2:
+            halve |= (high - low > width / 2) & (logarithm.abs() > before / 2)
+            width, before = high - low, logarithm.abs()
+        y = torch.where(going, torch.where(halve, (low + high) / 2, y + step), y)
+    return _Bracket(low, high, evaluations)
+
+
+def _between(rows: _Rows, bracket: _Bracket) -> Tensor:
+    """Weights of sum 1, each between those at the two ends."""
+    low, high = rows.at(bracket.low)[0], rows.at(bracket.high)[0]
+    least, most = low.sum(-1, keepdim=True), high.sum(-1, keepdim=True)
+    gap = torch.where(most > least, most - least, 1.0)
+    share = torch.where(most > least, (1 - least) / gap, 0.0).clamp(0, 1)
+    p = low + share * (high - low)
+    return p / p.sum(-1, keepdim=True)

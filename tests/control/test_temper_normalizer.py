@@ -1,0 +1,206 @@
+"""``temper(normalizer=...)``: another map from scores to weights in a model that exists."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper import nn as maps
+from attemper.errors import InputError
+
+
+class Attending(nn.Module):
+    """Two layers that call ``F.scaled_dot_product_attention``."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+            self.drop = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            dropout = self.drop if self.training else 0.0
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).transpose(1, 2).flatten(2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([self.Layer(), self.Layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def by_hand(model: Attending, x: Tensor, function: Any) -> Tensor:
+    for layer in model.layers:
+        q, k, v = layer.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        scores = q @ k.transpose(-1, -2) / 8**0.5
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+        x = x + (function(scores) @ v).transpose(1, 2).flatten(2)
+    return x
+
+
+MAPS = {
+    "sparsemax": maps.Sparsemax(),
+    "entmax15": maps.Entmax15(),
+    "softmax_plus_one": maps.SoftmaxPlusOne(),
+    "scalable_softmax": maps.ScalableSoftmax(),
+    "sigmoid": maps.Sigmoid(),
+    "softmax": maps.Softmax(),
+}
+GIVEN = [*MAPS, maps.TopK(3), maps.Threshold(0.2), maps.Entmax(1.3), maps.Sink(2), maps.Sigmoid(-1.0)]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_the_model_attends_by_the_map_and_is_what_it_was_afterwards(given: Any):
+    model, x = Attending(), torch.randn(2, 9, 16)
+    before = model(x)
+    handle = attemper.temper(model, normalizer=given)
+    want = by_hand(model, x, MAPS.get(given, given) if isinstance(given, str) else given)
+    assert torch.allclose(model(x), want, atol=2e-6)
+    assert handle.sites == ("layers.0", "layers.1")
+    handle.remove()
+    assert torch.equal(model(x), before)
+    assert not [name for name in model.state_dict() if "attemper" in name]
+
+
+def test_a_temperature_and_a_map_act_together():
+    model, x = Attending(), torch.randn(2, 9, 16)
+    with attemper.temper(model, temperature=0.5, normalizer="sparsemax"):
+        want = by_hand(model, x, lambda scores: maps.Sparsemax()(scores, temperature=0.5))
+        assert torch.allclose(model(x), want, atol=2e-6)
+
+
+def test_each_site_learns_its_own_alpha_which_is_saved_with_the_model(tmp_path: Any):
+    model, x = Attending(), torch.randn(2, 9, 16)
+    handle = attemper.temper(model, normalizer=maps.Entmax(1.5, learned=True, num_heads=2))
+    parameters = list(handle.parameters())
+    assert [tuple(parameter.shape) for parameter in parameters] == [(2,), (2,)]
+    model(x).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().min() > 0 for parameter in parameters)
+    torch.optim.SGD(parameters, 1e-2).step()
+    assert "layers.0.attemper_normalizer.log_excess" in model.state_dict()
+    moved = model(x)
+    handle.save(tmp_path)
+    other = copy.deepcopy(model)
+    assert torch.equal(other(x), moved)
+    torch.optim.SGD(parameters, 1.0).step()
+    assert not torch.equal(model(x), moved)
+    handle.load(tmp_path)
+    assert torch.equal(model(x), moved)
+
+
+def test_statistics_of_a_watch_are_those_of_the_map():
+    model, x = Attending(), torch.randn(2, 9, 16)
+    attemper.temper(model, normalizer=maps.TopK(2), sites=["layers.1"])
+    with attemper.watch(model) as watch:
+        model(x)
+    plain, top = watch.table().sites
+    assert plain.heads[0].effective_tokens is not None
+    assert plain.heads[0].effective_tokens > 2
+    assert top.heads[0].effective_tokens is not None
+    assert top.heads[0].effective_tokens <= 2
+
+
+def test_a_penalty_has_the_gradient_of_the_maps_entropy():
+    model, x = Attending().double(), torch.randn(2, 9, 16, dtype=torch.float64)
+    attemper.temper(model, normalizer="entmax15", sites=["layers.0"])
+    penalty = attemper.regularize(model, attemper.EntropyTarget(0.3, 1.0), sites=["layers.0"])
+    model.train()
+    loss = penalty.attach(model(x).sum() * 0)
+    loss.backward()
+    layer: Any = model.layers[0]
+    got = layer.qkv.weight.grad.clone()
+    weight = layer.qkv.weight.detach().clone().requires_grad_()
+    q, k, _ = F.linear(x, weight, layer.qkv.bias).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    entropy = attemper.functional.entropy_of(maps.Entmax15()(scores))
+    ((entropy - 0.3) ** 2).mean().backward()
+    assert weight.grad is not None
+    assert torch.allclose(got, weight.grad, rtol=1e-5, atol=1e-9)
+
+
+def test_dropout_is_the_models():
+    model, x = Attending().train(), torch.randn(2, 9, 16)
+    for layer in model.layers:
+        layer.drop = 0.5
+    attemper.temper(model, normalizer="sparsemax")
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_a_thermostat_refuses_another_map():
+    model, x = Attending().train(), torch.randn(2, 9, 16)
+    attemper.temper(model, normalizer="sparsemax")
+    attemper.Thermostat(model, target_entropy=0.5)
+    with pytest.raises(InputError, match="steers by the slope of softmax's entropy, and Layer attends by another map"):
+        model(x)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(InputError, match=r"is torch's nn.MultiheadAttention, which has no place for another map"):
+        attemper.temper(nn.TransformerEncoderLayer(16, 2, 16), normalizer="entmax15")
+    with pytest.raises(InputError, match=r"temper\(normalizer=\.\.\.\) must be one of 'softmax'.*got 'entmax'"):
+        attemper.temper(Attending(), normalizer="entmax")
+    handle = attemper.temper(Attending(), normalizer="entmax15")
+    with pytest.raises(InputError, match="another map than softmax cannot be folded"):
+        handle.fold()
+
+
+def test_a_layer_of_ours_takes_another_map_and_gives_it_back():
+    layer, x = maps.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16)
+    before = layer(x, x, x, need_weights=False)[0]
+    other = maps.MultiheadAttention(16, 2, batch_first=True, normalizer="sparsemax")
+    other.load_state_dict(layer.state_dict())
+    with attemper.temper(layer, normalizer="sparsemax"):
+        assert torch.equal(layer(x, x, x, need_weights=False)[0], other(x, x, x, need_weights=False)[0])
+    assert torch.equal(layer(x, x, x, need_weights=False)[0], before)
+
+
+def test_a_module_whose_forward_somebody_wrapped_can_be_tempered_again():
+    model, x = Attending(), torch.randn(2, 9, 16)
+    before = model(x)
+    handle = attemper.temper(model, temperature=0.5)
+    layer: Any = model.layers[0]
+    inner = layer.forward
+    layer.forward = lambda *args: inner(*args)
+    handle.remove()
+    assert torch.equal(model(x), before)
+    again = attemper.temper(model, temperature=0.5)
+    assert not torch.equal(model(x), before)
+    again.remove()
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_models_of_transformers_registry_attend_by_the_map(implementation: str):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+    ids = torch.randint(0, 64, (2, 12))
+    padding = torch.ones_like(ids)
+    padding[1, :5] = 0
+    real = padding.bool()
+    before = model(ids, attention_mask=padding).logits
+    with attemper.temper(model, normalizer="softmax"):
+        assert (model(ids, attention_mask=padding).logits - before)[real].abs().max() < 1e-5
+    with attemper.temper(model, normalizer=maps.TopK(4096)):
+        assert (model(ids, attention_mask=padding).logits - before)[real].abs().max() < 1e-5
+    with attemper.temper(model, normalizer="sparsemax"), attemper.watch(model, stats="support_size") as watch:
+        changed = model(ids, attention_mask=padding).logits
+    assert (changed - before)[real].abs().max() > 1e-4
+    assert all(site.heads[0].mass == pytest.approx(1, abs=1e-6) for site in watch.table().sites)
+    assert torch.equal(model(ids, attention_mask=padding).logits, before)

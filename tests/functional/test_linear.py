@@ -1,0 +1,298 @@
+"""Linear attention held against its quadratic form and its recurrence in float64: maps, masks, chunks, parts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given as cases
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attemper.functional import LinearState, linear, linear_attention
+from tests.functional.linear_oracle import MAPS, assert_within, given, levels_where_asked, quadratic, recurrent  # noqa: F401
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+few = settings(max_examples=25, deadline=None)
+
+
+def tensors(
+    queries: int, keys: int | None = None, *, heads: int = 4, groups: int = 4, size: int = 5, values: int = 3,
+    dtype: torch.dtype = torch.float32, spread: float = 1.5,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    keys = queries if keys is None else keys
+    q, k = (torch.randn(2, h, n, size) * spread for h, n in ((heads, queries), (groups, keys)))
+    return q.to(dtype), k.to(dtype), torch.randn(2, groups, keys, values).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_it_is_the_quadratic_form(name: str, causal: bool, dtype: torch.dtype):
+    q, k, v = tensors(150, dtype=dtype)
+    # Keys of which each is larger than the one before move a running maximum at every step.
+    k = k.sort(2).values
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=causal)
+    assert got.output.dtype == dtype
+    assert got.state.values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert got.valid.shape == q.shape[:3]
+    if name != "softplus" or dtype == torch.float32 or dtype == torch.float64:
+        # A function is given q and k as they came, and rounds as their type does.
+        assert_within(got.output, q, k, v, name, causal=causal)
+    else:
+        close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+        torch.testing.assert_close(
+            got.output.double(), quadratic(q, k, v, name, causal=causal), rtol=0, atol=close * float(v.abs().max())
+        )
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_it_is_the_recurrence_token_by_token(name: str):
+    q, k, v = tensors(40, dtype=torch.float64)
+    want = recurrent(q, k, v, name)
+    torch.testing.assert_close(linear_attention(q, k, v, feature_map=given(name), is_causal=True).output, want)
+    state, rows = None, []
+    for i in range(40):
+        row, state, _ = linear_attention(
+            *(part[:, :, i : i + 1] for part in (q, k, v)), feature_map=given(name), is_causal=True, state=state
+        )
+        rows.append(row)
+    torch.testing.assert_close(torch.cat(rows, 2), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 7, 16, 64, 100, 1000])
+@pytest.mark.parametrize("name", MAPS)
+def test_the_size_of_a_chunk_changes_nothing(name: str, chunk_size: int):
+    q, k, v = tensors(100, dtype=torch.float64)
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=True, chunk_size=chunk_size)
+    want = quadratic(q, k, v, name, causal=True)
+    torch.testing.assert_close(got.output, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_long_sequence_is_worked_on_in_parts_that_do_not_show(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(linear, "_PART_ROWS", 1)
+    q, k, v = tensors(100, dtype=torch.float64)
+    mask = torch.rand(2, 100) < 0.8
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=True, mask=mask, chunk_size=6)
+    want = quadratic(q, k, v, name, causal=True, mask=mask)
+    torch.testing.assert_close(got.output, want, rtol=1e-12, atol=1e-12)
+    monkeypatch.undo()
+    whole = linear_attention(q, k, v, feature_map=given(name), is_causal=True, mask=mask, chunk_size=6)
+    assert torch.equal(got.valid, whole.valid)
+    for one, two in zip(got.state, whole.state, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("name", MAPS)
+def test_query_heads_share_key_heads(name: str, groups: int, causal: bool):
+    q, k, v = tensors(37, heads=6, groups=groups)
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=causal, enable_gqa=True, chunk_size=8)
+    assert got.state.values.shape == (2, groups, 5, 3)
+    assert_within(got.output, q, k, v, name, causal=causal)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_queries_and_keys_may_differ_in_number(name: str):
+    q, k, v = tensors(3, 50)
+    got = linear_attention(q, k, v, feature_map=given(name))
+    assert_within(got.output, q, k, v, name)
+    single = linear_attention(q[:, :, :1], k[:, :, :1], v[:, :, :1], feature_map=given(name), is_causal=True)
+    assert_within(single.output, q[:, :, :1], k[:, :, :1], v[:, :, :1], name)
+
+
+@pytest.mark.parametrize("cuts", [(0, 60), (0, 1, 2, 60), (0, 13, 13, 50, 60)])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_sequence_in_parts_is_the_whole(name: str, cuts: tuple[int, ...]):
+    q, k, v = tensors(60, heads=4, groups=2)
+    mask = torch.rand(2, 60) < 0.7
+    options: dict[str, Any] = {"feature_map": given(name), "is_causal": True, "enable_gqa": True, "chunk_size": 8}
+    whole = linear_attention(q, k, v, mask=mask, **options)
+    state, rows, valid = None, [], []
+    for start, end in pairwise(cuts):
+        part = (tensor[:, :, start:end] for tensor in (q, k, v))
+        output, state, sees = linear_attention(*part, mask=mask[:, start:end], state=state, **options)
+        rows.append(output)
+        valid.append(sees)
+    assert_within(torch.cat(rows, 2), q, k, v, name, causal=True, mask=mask)
+    assert torch.equal(torch.cat(valid, 2), whole.valid)
+    assert isinstance(state, LinearState)
+    for one, two in zip(state, whole.state, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_keys_in_parts_are_all_keys(name: str):
+    q, k, v = tensors(4, 30)
+    state = linear_attention(q[:, :, :0], k[:, :, :11], v[:, :, :11], feature_map=given(name)).state
+    got = linear_attention(q, k[:, :, 11:], v[:, :, 11:], feature_map=given(name), state=state)
+    assert_within(got.output, q, k, v, name)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_state_goes_on_with_some_of_its_sequences(name: str):
+    q, k, v = tensors(9)
+    options: dict[str, Any] = {"feature_map": given(name), "is_causal": True}
+    state = linear_attention(*(part[:, :, :8] for part in (q, k, v)), **options).state
+    picked = torch.tensor([1, 1, 0])
+    again = LinearState(*(part[picked] for part in state))
+    last = linear_attention(*(part[picked, :, 8:] for part in (q, k, v)), state=again, **options).output
+    torch.testing.assert_close(last, linear_attention(q, k, v, **options).output[picked, :, 8:])
+
+
+def test_a_state_holds_its_own_memory():
+    q, k, v = tensors(512)
+    for name in ("elu", "exp"):
+        state = linear_attention(q, k, v, feature_map=name, is_causal=True, chunk_size=16).state
+        for part in state:
+            assert part.untyped_storage().nbytes() == part.numel() * 4, "no other chunk's sums stay alive with it"
+
+
+@pytest.mark.parametrize("larger", [1.0, 90.0, 1e4])
+@pytest.mark.parametrize("name", MAPS)
+def test_the_future_changes_nothing(name: str, larger: float):
+    q, k, v = tensors(50)
+    options: dict[str, Any] = {"feature_map": given(name), "is_causal": True, "chunk_size": 16}
+    before = linear_attention(q, k, v, **options).output
+    for place in (1, 7, 16, 33, 49):
+        other_q, other_k, other_v = (tensor.clone() for tensor in (q, k, v))
+        for other in (other_q, other_k, other_v):
+            other[:, :, place:] = torch.randn_like(other[:, :, place:]) + larger
+        after = linear_attention(other_q, other_k, other_v, **options).output
+        if name == "exp":
+            # One maximum for a part, or several: it cancels, but for rounding.
+            torch.testing.assert_close(before[:, :, :place], after[:, :, :place], rtol=1e-6, atol=2e-6)
+        else:
+            assert torch.equal(before[:, :, :place], after[:, :, :place])
+        assert not torch.equal(before[:, :, place], after[:, :, place])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_padding_is_not_there(name: str, causal: bool, side: str):
+    q, k, v = tensors(30)
+    real = slice(12, 30) if side == "left" else slice(0, 18)
+    mask = torch.zeros(2, 30, dtype=torch.bool)
+    mask[:, real] = True
+    for tensor in (k, v):
+        tensor[:, :, ~mask[0]] = torch.nan
+    options: dict[str, Any] = {"feature_map": given(name), "is_causal": causal, "chunk_size": 8}
+    got = linear_attention(q, k, v, mask=mask, **options)
+    alone = linear_attention(*(tensor[:, :, real] for tensor in (q, k, v)), **options)
+    torch.testing.assert_close(got.output[:, :, real], alone.output)
+    for one, two in zip(got.state, alone.state, strict=True):
+        torch.testing.assert_close(one, two)
+    if causal and side == "left":
+        assert not got.valid[:, :, :12].any(), "they see nothing"
+        assert (got.output[:, :, :12] == 0).all()
+    else:
+        assert torch.equal(got.valid[:, :, real], alone.valid)
+        assert got.valid[:, :, real].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_sequence_that_sees_nothing_is_0_beside_one_that_sees(name: str, causal: bool):
+    q, k, v = (tensor.requires_grad_() for tensor in tensors(20))
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    full = linear_attention(q, k, v, feature_map=given(name), is_causal=causal, mask=mask)
+    mask[1] = False
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=causal, mask=mask)
+    assert torch.equal(got.output[0], full.output[0])
+    assert full.valid[0].any()
+    assert not got.valid[1].any()
+    assert (got.output[1] == 0).all()
+    got.output.square().sum().backward()
+    for tensor in (q, k, v):
+        assert tensor.grad is not None
+        assert (tensor.grad[1] == 0).all()
+        assert torch.isfinite(tensor.grad[0]).all()
+        assert (tensor.grad[0] != 0).any()
+    after = linear_attention(q, k, v, feature_map=given(name), is_causal=causal, state=got.state)
+    assert torch.isfinite(after.output).all(), "a state without keys is a state to go on from"
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 5), (2, 0, 0, 5), (2, 4, 4, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_empty_tensors_give_empty_results(name: str, causal: bool, shape: tuple[int, int, int, int]):
+    batch, heads, groups, tokens = shape
+    q, k, v = (torch.zeros(batch, h, tokens, 3) for h in (heads, groups, groups))
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=causal)
+    assert got.output.shape == (batch, heads, tokens, 3)
+    assert got.valid.shape == (batch, heads, tokens)
+    assert got.state.values.shape == (batch, groups, 3, 3)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_no_key_at_all_is_0_and_not_valid(name: str):
+    q, k, v = tensors(4, 0)
+    got = linear_attention(q, k, v, feature_map=given(name))
+    assert (got.output == 0).all()
+    assert not got.valid.any()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_other_layouts_are_the_contiguous_copy(name: str):
+    q, k, v = tensors(33)
+    want = linear_attention(q, k, v, feature_map=given(name), is_causal=True)
+    packed = torch.stack((q, k), 3).transpose(1, 2).contiguous().transpose(1, 2)
+    strided = torch.empty(2, 4, 33, 6)[..., ::2].copy_(v)
+    got = linear_attention(packed[:, :, :, 0], packed[:, :, :, 1], strided, feature_map=given(name), is_causal=True)
+    torch.testing.assert_close(got.output, want.output, rtol=1e-6, atol=1e-6)
+    wide = (tensor[:1].expand(2, -1, -1, -1) for tensor in (q, k, v))
+    got = linear_attention(*wide, feature_map=given(name), is_causal=True)
+    torch.testing.assert_close(got.output[1], want.output[0], rtol=1e-6, atol=1e-6)
+
+
+@few
+@cases(seed=st.integers(0, 2**31), keys=st.integers(1, 40), name=st.sampled_from(("elu", "relu", "exp", "softplus")))
+def test_the_order_of_keys_and_hidden_keys_do_not_count(seed: int, keys: int, name: str):
+    torch.manual_seed(seed)
+    q, k, v = tensors(5, keys, dtype=torch.float64)
+    want = linear_attention(q, k, v, feature_map=given(name)).output
+    order = torch.randperm(keys)
+    torch.testing.assert_close(
+        linear_attention(q, k[:, :, order], v[:, :, order], feature_map=given(name)).output, want
+    )
+    more = [torch.cat((tensor, torch.randn(2, 4, 7, tensor.shape[3]).double() * 100), 2) for tensor in (k, v)]
+    mask = torch.arange(keys + 7).expand(2, -1) < keys
+    torch.testing.assert_close(linear_attention(q, *more, feature_map=given(name), mask=mask).output, want)
+
+
+@few
+@cases(
+    seed=st.integers(0, 2**31), tokens=st.integers(1, 50), cut=st.floats(0, 1), chunk=st.integers(1, 20),
+    name=st.sampled_from(("elu", "relu", "exp", "softplus")),
+)  # fmt: skip
+def test_parts_of_any_length_in_chunks_of_any_size(seed: int, tokens: int, cut: float, chunk: int, name: str):
+    torch.manual_seed(seed)
+    q, k, v = tensors(tokens, dtype=torch.float64, spread=10.0)
+    place = round(cut * tokens)
+    options: dict[str, Any] = {"feature_map": given(name), "is_causal": True, "chunk_size": chunk}
+    first = linear_attention(*(tensor[:, :, :place] for tensor in (q, k, v)), **options)
+    second = linear_attention(*(tensor[:, :, place:] for tensor in (q, k, v)), state=first.state, **options)
+    got = torch.cat((first.output, second.output), 2)
+    torch.testing.assert_close(got, quadratic(q, k, v, name, causal=True), rtol=1e-10, atol=1e-10)
+    valid = torch.cat((first.valid, second.valid), 2)
+    # A row is a mean of the values it sees.
+    lowest, highest = v.cummin(2).values, v.cummax(2).values
+    inside = (got >= lowest - 1e-12) & (got <= highest + 1e-12)
+    assert inside[valid].all()
+
+
+@few
+@cases(seed=st.integers(0, 2**31), shift=st.floats(-1e4, 1e4))
+def test_exponentials_do_not_mind_a_constant(seed: int, shift: float):
+    torch.manual_seed(seed)
+    q, k, v = tensors(20, dtype=torch.float64)
+    want = linear_attention(q, k, v, feature_map="exp", is_causal=True).output
+    per_row = torch.randn(2, 4, 20, 1, dtype=torch.float64) * 1e3
+    got = linear_attention(q + per_row, k + shift, v, feature_map="exp", is_causal=True).output
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,454 @@
+"""Every map from scores to weights: values by their definitions, any dim, temperature and type, two derivatives."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attemper import InputError, _row_ops
+from attemper import functional as F
+from tests.functional import normalizer_oracle as oracle
+from tests.laws.rows import rows
+
+
+class Map(NamedTuple):
+    """A map with its number, and the same by the oracle."""
+
+    call: Callable[..., Tensor]
+    oracle: oracle.Row
+    shift: bool = True
+    """Whether a constant added to a row changes nothing."""
+    whole: bool = True
+    """Whether rows sum to 1."""
+
+
+def with_number(function: Callable[..., Tensor], *numbers: Any) -> Callable[..., Tensor]:
+    return lambda scores, **options: function(scores, *numbers, **options)
+
+
+MAPS = {
+    "softmax_plus_one": Map(F.softmax_plus_one, oracle.with_sink(0.0), shift=False, whole=False),
+    "sink": Map(with_number(F.softmax_with_sink, 0.7), oracle.with_sink(0.7), shift=False, whole=False),
+    "scalable": Map(F.scalable_softmax, oracle.scalable(1.0)),
+    "scalable 0.4": Map(with_number(F.scalable_softmax, 0.4), oracle.scalable(0.4)),
+    "sigmoid": Map(with_number(F.sigmoid, -0.5), oracle.sigmoid(-0.5), shift=False, whole=False),
+    "topk 1": Map(with_number(F.topk_softmax, 1), oracle.topk(1)),
+    "topk 3": Map(with_number(F.topk_softmax, 3), oracle.topk(3)),
+    "threshold": Map(with_number(F.threshold_softmax, 0.07), oracle.threshold(0.07)),
+    "sparsemax": Map(F.sparsemax, oracle.sparsemax),
+    "entmax15": Map(F.entmax15, oracle.entmax15),
+    "entmax 1": Map(with_number(F.entmax, 1), oracle.softmax),
+    "entmax 1.3": Map(with_number(F.entmax, 1.3), oracle.entmax(1.3)),
+    "entmax 1.5": Map(F.entmax, oracle.entmax15),
+    "entmax 2": Map(with_number(F.entmax, 2), oracle.sparsemax),
+    "entmax 3": Map(with_number(F.entmax, 3.0), oracle.entmax(3.0)),
+}
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+HIDDEN = torch.tensor([[1.0, -math.inf, 3.0, 2.5, -1.0], [-math.inf] * 4 + [2.0], [-math.inf] * 5, [0.0] * 5])
+
+
+@pytest.fixture(params=MAPS)
+def each(request: pytest.FixtureRequest) -> Map:
+    return MAPS[request.param]
+
+
+def scores_of(dtype: torch.dtype, n: int = 5) -> Tensor:
+    spread = torch.tensor([0.1, 1.0, 4.0]).repeat(8)[:, None]
+    ascending = (torch.randn(6, n) * 2).sort(-1).values
+    return torch.cat(
+        [torch.nn.functional.pad(HIDDEN, (0, n - 5), value=-math.inf), torch.randn(24, n) * spread, ascending]
+    ).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.usefixtures("row_kernels", "poisoned_empty")
+def test_weights_are_those_of_the_oracle(each: Map, dtype: torch.dtype):
+    scores = scores_of(dtype)
+    weights = each.call(scores)
+    assert weights.dtype == dtype
+    assert weights.shape == scores.shape
+    want = oracle.rows(each.oracle, scores)
+    # A few roundings in float32 of numbers up to 1, then one to the type.
+    rounded = 8 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 2
+    budget = 1e-13 if dtype == torch.float64 else rounded
+    error = (weights.double() - want).abs().max().item()
+    assert error <= budget, f"off by {error}"
+    assert (weights[scores == -math.inf] == 0).all()
+    assert (weights >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.usefixtures("row_kernels", "poisoned_empty")
+def test_rows_sum_to_one_within_the_rounding_of_the_type(each: Map, dtype: torch.dtype):
+    scores = (torch.randn(12, 4096) * torch.tensor([0.01, 1.0, 5.0]).repeat(4)[:, None]).to(dtype)
+    sums = each.call(scores).double().sum(-1)
+    if not each.whole:
+        want = oracle.rows(each.oracle, scores).sum(-1)
+        torch.testing.assert_close(sums, want, rtol=8 * torch.finfo(dtype).eps, atol=0)
+    else:
+        error = (sums - 1).abs().max().item()
+        assert error <= torch.finfo(dtype).eps * (1 if dtype.itemsize == 2 else 8), f"rows sum to 1 but for {error}"
+
+
+def test_the_result_has_the_type_that_was_asked_for(each: Map):
+    scores = scores_of(torch.bfloat16)
+    wide = each.call(scores, dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    torch.testing.assert_close(wide.double(), oracle.rows(each.oracle, scores), rtol=0, atol=1e-6)
+    assert each.call(scores.float(), dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dim", [-1, -2, -3, -4, 0, 1, 2, 3])
+def test_dim_says_where_the_keys_are(each: Map, dim: int):
+    scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    got = each.call(scores, dim=dim)
+    assert got.shape == scores.shape
+    assert torch.equal(got, each.call(scores.movedim(dim, -1)).movedim(-1, dim))
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (7,), (2, 0, 4), (0, 4), (3, 0), (0,), (1, 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_any_shape_has_weights(each: Map, shape: tuple[int, ...], dim: int):
+    scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weights = each.call(scores, dim=dim)
+    assert weights.shape == shape
+    want = oracle.rows(each.oracle, scores.detach().movedim(dim, -1)) if scores.numel() else scores.detach()
+    torch.testing.assert_close(weights.detach().movedim(dim, -1), want.reshape(weights.movedim(dim, -1).shape))
+    (grad,) = torch.autograd.grad(weights.square().sum(), scores)
+    assert grad.shape == shape
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [-1, 1, 0, -3])
+@pytest.mark.parametrize("shape", ["number", "scalar", "full", "broadcast"])
+def test_temperature_divides_the_scores(each: Map, shape: str, dim: int):
+    scores = torch.randn(2, 3, 4, dtype=torch.float64)
+    scores[1, 2] = -math.inf
+    scores[0, 0, 1] = -math.inf
+    without = list(scores.shape)
+    del without[dim]
+    temperature = {
+        "number": 0.7,
+        "scalar": torch.tensor(0.7, dtype=torch.float64),
+        "full": torch.rand(without, dtype=torch.float64) + 0.5,
+        "broadcast": torch.rand(without[-1:], dtype=torch.float64) + 0.5,
+    }[shape]
+    divisor = temperature.expand(without).unsqueeze(dim) if isinstance(temperature, Tensor) else temperature
+    got, want = each.call(scores, dim=dim, temperature=temperature), each.call(scores / divisor, dim=dim)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("infinite", [math.inf, torch.tensor(math.inf)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", [name for name in MAPS if "topk" not in name])
+def test_an_infinite_temperature_makes_all_scores_equal(name: str, infinite: Any):
+    scores, function = scores_of(torch.float64), MAPS[name].call
+    equal = torch.where(scores == -math.inf, scores, 0.0)
+    torch.testing.assert_close(function(scores, temperature=infinite), function(equal), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0, math.inf, torch.tensor(3.0), torch.tensor(math.inf)], ids=str)
+@pytest.mark.usefixtures("row_kernels")
+def test_topk_chooses_by_the_scores_before_temperature_and_shift_make_some_equal(temperature: Any):
+    scores = torch.tensor([[1.0, 1.0 + 2**-23, 1.0 + 2**-22, 0.0], [0.0, 0.0, 1.0, 1e-38]])
+    weights = F.topk_softmax(scores, 2, temperature=temperature)
+    assert torch.equal(weights > 0, torch.tensor([[False, True, True, False], [False, False, True, True]]))
+
+
+@pytest.mark.parametrize("small", [1e-30, torch.tensor(1e-30, requires_grad=True)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", [name for name in MAPS if MAPS[name].shift])
+def test_a_tiny_temperature_leaves_the_largest_score(name: str, small: Any):
+    weights = MAPS[name].call(torch.tensor([[1.0, 2.0, -math.inf], [5.0, 5.0, -1.0]]), temperature=small)
+    ties = [1.0, 0.0, 0.0] if name == "topk 1" else [0.5, 0.5, 0.0]
+    torch.testing.assert_close(weights.detach(), torch.tensor([[0.0, 1.0, 0.0], ties]), rtol=0, atol=1e-7)
+    if isinstance(small, Tensor):
+        (grad,) = torch.autograd.grad(weights[:, 0].sum(), small)
+        assert grad == 0
+
+
+@pytest.mark.usefixtures("row_kernels", "poisoned_empty")
+def test_a_score_that_is_not_finite_breaks_its_row_and_no_other(each: Map):
+    good = torch.tensor([1.0, -math.inf, 2.0])
+    for bad in (math.nan, math.inf):
+        scores = torch.stack([good, torch.tensor([0.0, -math.inf, bad]), good]).requires_grad_()
+        for options in ({}, {"temperature": 2.0}, {"temperature": torch.tensor(2.0)}):
+            weights = each.call(scores, **options)
+            assert weights[1].isnan().all()
+            (grad,) = torch.autograd.grad(weights[[0, 2]].square().sum(), scores)
+            assert torch.equal(weights[0], each.call(good[None], **options)[0])
+            assert grad[[0, 2]].isfinite().all()
+
+
+# --- derivatives ---
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_first_and_second_derivatives_are_right_under_masks(each: Map, n: int):
+    hidden = torch.zeros(4, n + 1, dtype=torch.bool)
+    hidden[:, n] = True
+    hidden[1] = True
+
+    def function(scores: Tensor) -> Tensor:
+        return each.call(scores.masked_fill(hidden, -math.inf))
+
+    scores = torch.randn(4, n + 1, dtype=torch.float64)
+    scores[3] *= 0.2
+    scores.requires_grad_()
+    assert torch.autograd.gradcheck(function, scores)
+    assert torch.autograd.gradgradcheck(function, scores)
+    (grad,) = torch.autograd.grad(function(scores).square().sum(), scores)
+    assert (grad[hidden] == 0).all()
+
+
+@pytest.mark.usefixtures("row_kernels", "poisoned_empty")
+def test_gradients_in_float32_are_those_of_float64(each: Map):
+    scores = torch.cat([scores_of(torch.float32, 9), torch.randn(3, 9) + 1e3])
+    above = torch.randn(scores.shape)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = scores.to(dtype).requires_grad_()
+        results.append(torch.autograd.grad(each.call(leaf), leaf, above.to(dtype))[0].double())
+    torch.testing.assert_close(results[0], results[1], rtol=2e-5, atol=2e-6)
+
+
+def test_derivatives_of_temperature_are_right(each: Map):
+    scores = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    temperature = torch.tensor([0.7, 1.8], dtype=torch.float64, requires_grad=True)
+    hidden = torch.tensor([False, False, False, True])
+
+    def function(scores: Tensor, temperature: Tensor) -> Tensor:
+        return each.call(scores.masked_fill(hidden, -math.inf), temperature=temperature)
+
+    assert torch.autograd.gradcheck(function, (scores, temperature))
+    assert torch.autograd.gradgradcheck(function, (scores, temperature))
+
+
+@pytest.mark.parametrize("name", ["topk 3", "threshold", "entmax 1", "scalable"])
+def test_the_gradient_of_a_saturated_row_keeps_its_digits(name: str, monkeypatch: pytest.MonkeyPatch):
+    """In PyTorch's kernels; the native ones are right to a rounding of the gradient above them."""
+    monkeypatch.setattr(_row_ops, "why_unusable", lambda: "a test wants PyTorch's")
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.tensor([15.0, 14.0, 0.0] if name == "threshold" else [20.0, 0.0, -1.0], dtype=dtype)
+        scores.requires_grad_()
+        (grad,) = torch.autograd.grad(MAPS[name].call(scores), scores, torch.tensor([0.3, 2.0, 5.0], dtype=dtype))
+        grads.append(grad.double())
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=0)
+
+
+LEARNED: dict[str, tuple[Callable[..., Tensor], list[float]]] = {
+    "sink": (F.softmax_with_sink, [0.3, -2.0]),
+    "bias": (F.sigmoid, [0.3, -2.0]),
+    "s": (F.scalable_softmax, [0.3, 1.5]),
+    "alpha": (F.entmax, [1.2, 1.9]),
+    "alpha above 2": (F.entmax, [2.3, 4.0]),
+    "alpha at 2 and 1.5": (F.entmax, [2.0, 1.5]),
+    "alpha near 1": (F.entmax, [1 + 1e-2, 1 + 1e-4]),
+}
+
+
+@pytest.mark.parametrize("what", LEARNED)
+def test_derivatives_of_what_is_learned_per_head_are_right(what: str):
+    function, numbers = LEARNED[what]
+    scores = torch.tensor([[0.1, 0.5, 0.3], [0.9, 0.4, 1.0]], dtype=torch.float64).requires_grad_()
+    scores = (torch.cat([scores, scores.flip(0)])).reshape(2, 2, 3).detach().requires_grad_()
+    learned = torch.tensor(numbers, dtype=torch.float64).reshape(2, 1).requires_grad_()
+    # A step of alpha must not cross 1, and the numbers near it are close to it.
+    eps = 1e-6
+
+    def call(scores: Tensor, learned: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(scores, (0, 1), value=-math.inf)
+        return function(padded, learned)
+
+    assert torch.autograd.gradcheck(call, (scores, learned), eps=eps)
+    assert torch.autograd.gradgradcheck(call, (scores, learned), eps=eps)
+
+
+@pytest.mark.parametrize("what", LEARNED)
+def test_what_is_learned_may_be_a_number_or_any_shape_that_fits(what: str):
+    function, (number, _) = LEARNED[what]
+    scores = torch.randn(2, 3, 4, 5)
+    want = function(scores, number)
+    for shape in [(), (1,), (3, 1), (2, 3, 4), (2, 1, 1)]:
+        got = function(scores, torch.full(shape, number))
+        torch.testing.assert_close(got, want, rtol=0, atol=3e-7)
+    got = function(scores, torch.full((4, 5), number), dim=0)
+    torch.testing.assert_close(got, function(scores.movedim(0, -1), number).movedim(-1, 0), rtol=0, atol=3e-7)
+
+
+# --- laws ---
+
+
+@settings(max_examples=15)
+@given(scores=rows(), shift=st.floats(-20, 20))
+@pytest.mark.parametrize("name", [name for name in MAPS if MAPS[name].shift])
+def test_a_constant_added_to_a_row_changes_nothing(name: str, scores: Tensor, shift: float):
+    function = MAPS[name].call
+    exact = torch.round(scores * 1024) / 1024  # so that the sum below is exact
+    shifted = exact + round(shift * 1024) / 1024
+    torch.testing.assert_close(function(shifted), function(exact), rtol=0, atol=1e-14)
+
+
+@settings(max_examples=15)
+@given(scores=rows(), random=st.randoms(use_true_random=False))
+@pytest.mark.parametrize("name", [name for name in MAPS if "topk" not in name])
+def test_the_order_of_keys_does_not_matter(name: str, scores: Tensor, random: Any):
+    order = list(range(scores.shape[-1]))
+    random.shuffle(order)
+    function = MAPS[name].call
+    torch.testing.assert_close(function(scores[:, order]), function(scores)[:, order], rtol=0, atol=1e-13)
+
+
+@settings(max_examples=15)
+@given(scores=rows())
+@pytest.mark.parametrize("name", MAPS)
+def test_weights_are_not_negative_sum_to_one_and_keep_the_order_of_the_scores(name: str, scores: Tensor):
+    weights = MAPS[name].call(scores)
+    assert (weights >= 0).all()
+    if MAPS[name].whole:
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[:, 0]), rtol=0, atol=1e-14)
+    larger = scores[:, :, None] > scores[:, None, :]
+    assert (weights[:, :, None] >= weights[:, None, :])[larger].all()
+    if "topk" not in name:
+        tied = scores[:, :, None] == scores[:, None, :]
+        assert (weights[:, :, None] == weights[:, None, :])[tied].all()
+
+
+@settings(max_examples=15)
+@given(scores=rows(), hidden=st.integers(1, 3))
+@pytest.mark.parametrize("name", MAPS)
+def test_hidden_keys_appended_change_nothing(name: str, scores: Tensor, hidden: int):
+    function = MAPS[name].call
+    longer = torch.nn.functional.pad(scores, (0, hidden), value=-math.inf)
+    got = function(longer)
+    torch.testing.assert_close(got[:, :-hidden], function(scores), rtol=0, atol=1e-14)
+    assert (got[:, -hidden:] == 0).all()
+
+
+@given(scores=rows())
+def test_sparsemax_is_the_projection_on_the_simplex(scores: Tensor):
+    """No point of the simplex is nearer: by the obtuse angle to every corner."""
+    weights = F.sparsemax(scores)
+    away = scores - weights
+    assert (away <= (away * weights).sum(-1, keepdim=True) + 1e-12).all()
+
+
+@given(scores=rows())
+@pytest.mark.parametrize("function", [F.topk_softmax, F.threshold_softmax], ids=["topk", "threshold"])
+def test_softmax_is_what_is_left_when_nothing_is_cut(function: Callable[..., Tensor], scores: Tensor):
+    numbers = (0,) if function is F.threshold_softmax else (scores.shape[-1], scores.shape[-1] + 1, 10**9)
+    for number in numbers:
+        torch.testing.assert_close(function(scores, number), F.softmax(scores), rtol=1e-14, atol=0)
+
+
+@given(scores=rows(), k=st.integers(1, 9))
+def test_topk_keeps_as_many_keys_as_it_was_told(scores: Tensor, k: int):
+    assert ((F.topk_softmax(scores / 50, k) > 0).sum(-1) == min(k, scores.shape[-1])).all()
+
+
+@given(scores=rows(), sink=st.floats(-20, 20))
+def test_a_sink_is_softmax_with_one_more_key_whose_weight_is_left_out(scores: Tensor, sink: float):
+    more = torch.nn.functional.pad(scores, (0, 1), value=sink)
+    torch.testing.assert_close(F.softmax_with_sink(scores, sink), F.softmax(more)[:, :-1], rtol=1e-12, atol=1e-300)
+    mass = torch.sigmoid(torch.logsumexp(scores, -1) - sink)
+    torch.testing.assert_close(F.softmax_with_sink(scores, sink).sum(-1), mass, rtol=1e-12, atol=0)
+
+
+@given(scores=rows(), s=st.floats(0.1, 3))
+def test_scalable_softmax_is_softmax_at_a_temperature_of_one_over_s_log_n(scores: Tensor, s: float):
+    n = scores.shape[-1]
+    want = F.softmax(scores * s * math.log(n))
+    torch.testing.assert_close(F.scalable_softmax(scores, s), want, rtol=1e-11, atol=1e-300)
+
+
+# --- mistakes ---
+
+ANYTHING: Any = [1.0]
+Z = torch.zeros(2, 3)
+ERRORS = {
+    "k of 0": (lambda: F.topk_softmax(Z, 0), r"topk_softmax\(k=\.\.\.\) must be an int of at least 1, got 0\. It is"),
+    "k that is no int": (lambda: F.topk_softmax(Z, 1.5), r"must be an int of at least 1, got 1\.5"),  # pyright: ignore
+    "k of True": (lambda: F.topk_softmax(Z, True), r"must be an int of at least 1, got True"),
+    "a weight of 1": (
+        lambda: F.threshold_softmax(Z, 1.0),
+        r"threshold_softmax\(min_weight=\.\.\.\) must be a number from 0 to below 1, got 1\.0\. It is the softmax",
+    ),
+    "a negative weight": (lambda: F.threshold_softmax(Z, -0.1), r"from 0 to below 1, got -0\.1"),
+    "a weight of NaN": (lambda: F.threshold_softmax(Z, math.nan), r"from 0 to below 1, got nan"),
+    "alpha below 1": (
+        lambda: F.entmax(Z, 0.5),
+        r"entmax\(alpha\) must be finite and at least 1, got 0\.5\. 1 is softmax, 1\.5 entmax15, 2 sparsemax; larger",
+    ),
+    "alpha of NaN": (lambda: F.entmax(Z, math.nan), r"entmax\(alpha\) must be a number, got nan\. 1 is softmax"),
+    "alpha of infinity": (lambda: F.entmax(Z, math.inf), r"must be finite and at least 1, got inf"),
+    "alpha that does not fit": (
+        lambda: F.entmax(Z, torch.full((3,), 1.5)),
+        r"entmax\(alpha\) must be broadcastable to \[2\], the scores without their keys, got \[3\]\. 1 is softmax",
+    ),
+    "alpha in a list": (lambda: F.entmax(Z, ANYTHING), r"entmax\(alpha\) must be a number or a tensor, got list\."),
+    "iterations of alpha below 1": (lambda: F.entmax_iterations(Z, 0.9), r"entmax_iterations\(alpha\) must be finite"),
+    "bias of NaN": (lambda: F.sigmoid(Z, math.nan), r"sigmoid\(bias\) must be a number, got nan\. It is added"),
+    "bias that does not fit": (lambda: F.sigmoid(Z, torch.zeros(3)), r"sigmoid\(bias\) must be broadcastable to \[2\]"),
+    "s in a list": (lambda: F.scalable_softmax(Z, ANYTHING), r"scalable_softmax\(s\) must be a number or a tensor"),
+    "a sink in a list": (
+        lambda: F.softmax_with_sink(Z, ANYTHING),
+        r"softmax_with_sink\(sink_logits\) must be a number or a tensor, got list\. A sink is one logit",
+    ),
+    **{
+        f"{name}: {what}": (call, message)
+        for name, function in {
+            "softmax_plus_one": F.softmax_plus_one,
+            "scalable_softmax": F.scalable_softmax,
+            "sigmoid": F.sigmoid,
+            "sparsemax": F.sparsemax,
+            "entmax15": F.entmax15,
+            "entmax": F.entmax,
+            "topk_softmax": with_number(F.topk_softmax, 2),
+            "threshold_softmax": with_number(F.threshold_softmax, 0.1),
+            "softmax_with_sink": with_number(F.softmax_with_sink, 0.0),
+        }.items()
+        for what, call, message in [
+            (
+                "scores of ints",
+                lambda function=function: function(torch.zeros(3, dtype=torch.int64)),
+                name + r"\(scores\) must be a floating tensor, got torch\.int64",
+            ),
+            (
+                "no dimension",
+                lambda function=function: function(torch.tensor(1.0)),
+                name + r"\(scores\) must have a dimension of keys",
+            ),
+            (
+                "no such dim",
+                lambda function=function: function(Z, dim=2),
+                name + r"\(dim=\.\.\.\) must be an int from -2",
+            ),
+            (
+                "temperature 0",
+                lambda function=function: function(Z, temperature=0.0),
+                name + r"\(temperature=\.\.\.\) must be above 0, got 0\.0\. Temperature divides",
+            ),
+            (
+                "temperature True",
+                lambda function=function: function(Z, temperature=True),
+                name + r"\(temperature=\.\.\.\) must be a number, got bool",
+            ),
+            (
+                "temperatures that do not fit",
+                lambda function=function: function(Z, temperature=torch.ones(3)),
+                name + r"\(temperature\) must be broadcastable to \[2\]",
+            ),
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_mistakes_are_told_with_what_was_expected_and_what_came(what: str):
+    call, message = ERRORS[what]
+    with pytest.raises(InputError, match=message):
+        call()
