@@ -59,39 +59,31 @@ build_native() {
         say "THE NATIVE KERNELS ARE NOT BUILT: attemper takes the blocked ones. Install a C++ compiler (Debian: apt-get install g++) and run this again."
 }
 
-# What the tests of image models need, in a folder of its own: torchvision's build breaks whoever imports it beside another
-# torch, so that nothing but these tests may find it. --no-deps: torch itself comes from .venv.
-vision_packages="timm torchvision diffusers pillow certifi charset-normalizer importlib-metadata requests urllib3 zipp"
-
-install_vision() {
-    local folder=build/vision wanted
-    wanted="$(.venv/bin/python --version) $(cat scripts/setup.sh constraints.txt | cksum)"
+# install_apart FOLDER WHAT PACKAGE...: packages that only some tests import, in a folder of their own that nothing else finds.
+# --no-deps: torch itself comes from .venv.
+install_apart() {
+    local folder=build/$1 what=$2 wanted
+    shift 2
+    wanted="$(.venv/bin/python --version) $* $(cat scripts/setup.sh constraints.txt | cksum)"
     if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
         return
     fi
-    say "Installing timm and diffusers into $folder, for the tests of image models"
+    say "Installing $what into $folder"
     rm -rf "$folder"
-    # shellcheck disable=SC2086 # several packages
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target "$folder" \
-        $vision_packages
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target "$folder" "$@"
     printf '%s' "$wanted" >"$folder/.attemper"
 }
 
-# Keras with jax beside torch as its backend, in a folder of its own: of 600 MB that only these tests import.
-keras_packages="keras namex h5py optree ml-dtypes absl-py jax jaxlib opt-einsum scipy"
+# torchvision's build breaks whoever imports it beside another torch.
+install_vision() {
+    install_apart vision "timm and diffusers, for the tests of image models," \
+        timm torchvision diffusers pillow certifi charset-normalizer importlib-metadata requests urllib3 zipp
+}
 
+# 600 MB, with jax beside torch as Keras's backend.
 install_keras() {
-    local folder=build/keras wanted
-    wanted="$(.venv/bin/python --version) $(cat scripts/setup.sh constraints.txt | cksum)"
-    if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
-        return
-    fi
-    say "Installing Keras and jax into $folder, for the tests of the Keras layer"
-    rm -rf "$folder"
-    # shellcheck disable=SC2086 # several packages
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target "$folder" \
-        $keras_packages
-    printf '%s' "$wanted" >"$folder/.attemper"
+    install_apart keras "Keras and jax, for the tests of the Keras layer," \
+        keras namex h5py optree ml-dtypes absl-py jax jaxlib opt-einsum scipy
 }
 
 # The browser in which the tests look at the page. Without it they are skipped, and say so.

@@ -173,15 +173,17 @@ def _of_part(
 def _features(
     q: Tensor, k: Tensor, hidden: Tensor | None, name: str | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Features of rows and keys, those of hidden keys 0; for "exp" their logarithms; without a name they are given."""
+    """Features of rows and keys; for "exp" their logarithms; without a name they are given.
+
+    A hidden key counts for nothing because its value, and the 1 beside it, are 0; its features need only be finite, and
+    its gradient too, so what it holds is replaced before the map. For "exp" it must not be a maximum.
+    """
     nothing = -torch.inf if name == "exp" else 0
-    # What a hidden key holds has no part in the gradient either, so it goes before the map.
     q, k = q.to(dtype), k.to(dtype) if hidden is None else k.to(dtype).masked_fill(hidden, nothing)
     if name == "relu":
         return q.relu(), k.relu()
     if name == "elu":
-        keys = elu_plus_one(k)
-        return elu_plus_one(q), keys if hidden is None else keys.masked_fill(hidden, 0)
+        return elu_plus_one(q), elu_plus_one(k)
     return q, k
 
 

@@ -1,0 +1,59 @@
+"""The code of docs/normalizers.md runs as it stands, and gives what its page says; so does the picture's script."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attemper import nn
+from attemper.functional.normalization import NAMES
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "normalizers.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_code_of_the_page():
+    text = PAGE.read_text("utf-8")
+    names: dict[str, Any] = {"__name__": "page"}
+    for match in BLOCK.finditer(text):
+        line = text[: match.start(1)].count("\n")
+        exec(compile("\n" * line + match[1], str(PAGE), "exec"), names)
+    assert names["weights"][3] == 0
+    assert names["weights"].sum() == pytest.approx(1)
+    assert (names["sparser"] > 0).sum() < 3
+    assert (names["kept"] < 1).all()
+    names["attended"].sum().backward()
+    assert names["layer"].normalizer.log_excess.grad.abs().min() > 0
+    before, after = ({s.name: s.heads[0].effective_tokens for s in names[scan].sites} for scan in ("plain", "scan"))
+    assert max(after["blocks.0.attention"], after["blocks.1.attention"]) <= 16
+    assert before["blocks.0.attention"] != after["blocks.0.attention"]
+
+
+def test_the_page_names_every_map():
+    text = PAGE.read_text("utf-8")
+    maps = [name for name in vars(nn) if isinstance(vars(nn)[name], type) and issubclass(vars(nn)[name], nn.Normalizer)]
+    shown = {*re.findall(r"nn\.(\w+)\(", text), *re.findall(r'`"(\w+)"`', text)}
+    spelled = {"SoftmaxPlusOne": "softmax_plus_one", "Sparsemax": "sparsemax", "Entmax15": "entmax15"}
+    for name in {*maps} - {"Normalizer", "Softmax"}:
+        assert spelled.get(name, name) in shown
+    assert set(NAMES) - {"softmax"} <= shown
+
+
+def test_the_picture_is_drawn_of_weights_that_are_there(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    path = ROOT / "scripts" / "normalizer_picture.py"
+    spec = importlib.util.spec_from_file_location("normalizer_picture", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.draw(tmp_path / "maps.png")
+    assert (tmp_path / "maps.png").stat().st_size > 20_000
+    weights = {name: module(script.SCORES[None, None])[0, 0] for name, module in script.MAPS.items()}
+    assert [int((weights[name] > 0).sum()) for name in ("softmax", "entmax15", "sparsemax", "top 3")] == [10, 4, 3, 3]
+    assert weights["top 3"].sum() == pytest.approx(1)
