@@ -130,7 +130,8 @@ def test_a_penalty_has_the_gradient_of_the_maps_entropy():
 
 def test_dropout_is_the_models():
     model, x = Attending().train(), torch.randn(2, 9, 16)
-    for layer in model.layers:
+    layers: Any = model.layers
+    for layer in layers:
         layer.drop = 0.5
     attemper.temper(model, normalizer="sparsemax")
     assert not torch.equal(model(x), model(x))

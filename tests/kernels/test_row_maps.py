@@ -272,8 +272,8 @@ def test_packed_documents_are_the_documents_alone(dropout: float):
         query, key, value, cu, cu, is_causal=True, normalizer="entmax15", stats="all", dropout_p=dropout,
     )  # fmt: skip
     for start, stop in ((0, 5), (5, 12)):
-        part = [t[start:stop].transpose(0, 1)[None] for t in (query, key, value)]
-        alone = attemper.attention(*part, is_causal=True, normalizer="entmax15", stats="all")
+        q, k, v = (t[start:stop].transpose(0, 1)[None] for t in (query, key, value))
+        alone = attemper.attention(q, k, v, is_causal=True, normalizer="entmax15", stats="all")
         if dropout == 0:
             assert torch.allclose(result.output[start:stop], alone.output[0].transpose(0, 1), atol=1e-6)
         assert torch.allclose(known(result.stats).entropy[..., start:stop], known(alone.stats).entropy, atol=1e-6)
@@ -357,8 +357,8 @@ def test_scalable_softmax_counts_within_documents():
     cu = torch.tensor([0, 4, 9])
     result = attemper.varlen_attention(query, key, value, cu, cu, is_causal=True, normalizer="scalable_softmax")
     for start, stop in ((0, 4), (4, 9)):
-        part = [t[start:stop].transpose(0, 1)[None] for t in (query, key, value)]
-        alone = attemper.attention(*part, is_causal=True, normalizer="scalable_softmax")
+        q, k, v = (t[start:stop].transpose(0, 1)[None] for t in (query, key, value))
+        alone = attemper.attention(q, k, v, is_causal=True, normalizer="scalable_softmax")
         assert torch.allclose(result.output[start:stop], alone.output[0].transpose(0, 1), atol=1e-6)
 
 

@@ -28,9 +28,9 @@ from triton import knobs, runtime
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from attemper.functional.names import ONE_PASS, state_fields
+from attemper.functional.names import ONE_PASS, ROW_ONE_PASS, row_fields, state_fields
 from attemper.kernels import triton as kernels
-from attemper.kernels.problem import Packing, Problem, Upstream
+from attemper.kernels.problem import ROW_NORMALIZERS, Packing, Problem, Upstream
 from attemper.kernels.triton.accumulate import empty_sums
 
 TARGETS = {
@@ -90,6 +90,27 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     row = mask[:, :, :1].to(dtype)
     yield "one query, bias", Problem(query[:, :, :1], key, key, row, multiplier, offset=4095, **everything)
     yield "packed", Problem(query, key, key, None, multiplier, right=0, packing=Packing(starts, starts), fields=every)
+    yield from row_problems(query, key, multiplier)
+
+
+def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
+    """The same for the maps that are found on whole rows."""
+    every = row_fields((*ROW_ONE_PASS, "mean_distance"))
+    mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
+    starts = torch.tensor([0, 96, 4096])
+    for name in ROW_NORMALIZERS:
+        given: dict[str, Any] = {"normalizer": name, "number": 64.0 if name == "topk" else 1e-3, "right": 0}
+        if name in ("entmax", "sigmoid"):
+            given["sink"] = torch.zeros(query.shape[1])
+        yield f"{name}, output", Problem(query, key, key, None, multiplier, fields="mnx", **given)
+        yield f"{name}, statistics", Problem(query, key, None, None, multiplier, fields=every, **given)
+        yield f"{name}, every statistic", Problem(query, key, key, None, multiplier, fields=every, **given)
+        given |= {"softcap": 20.0, "left": 1000, "fields": every}
+        yield f"{name}, every feature, bias", Problem(query, key, key, mask.to(query.dtype), multiplier, **given)
+        packing = Packing(starts, starts)
+        yield f"{name}, packed, bool mask", Problem(query, key, key, mask, multiplier, packing=packing, **given)
+        one = query[:, :, :1]
+        yield f"{name}, one query", Problem(one, key, key, None, multiplier, offset=4095, **given)
 
 
 def launch_gradients(problem: Problem) -> None:
