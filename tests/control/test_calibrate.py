@@ -545,3 +545,11 @@ def test_a_projection_that_makes_more_than_queries_is_refused():
 def test_information_measures_are_exported():
     for name in ("mutual_information", "rate_distortion", "kl_to_uniform", "pac_bayes_bound"):
         assert callable(getattr(attemper.functional, name))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_grid_with_few_steps_takes_no_more_and_says_that_it_did_not_end(steps: int):
+    objective = Bowl(torch.tensor([0.5, -0.5], dtype=torch.float64), 1.0)
+    found = by_grid(objective, 2, (0.25, 4.0), steps)
+    assert objective.evaluations == steps
+    assert not found.converged

@@ -134,3 +134,15 @@ def test_lightning_watches_in_the_main_process_only(results: Results) -> None:
     first, second = of(results, "lightning")
     assert first == {"steps": [0, 2], "names": ["net.layers.0", "net.layers.1"], "hooks": 0}
     assert second == {"steps": [], "names": None, "hooks": 0}
+
+
+def test_learned_temperatures_and_a_penalty_train_as_in_one_process(results: Results) -> None:
+    both = of(results, "ddp tempered")
+    for one in both:
+        assert any(name.endswith("log_temperature") for name in one["found"])
+        for name, gradient in one["expected"].items():
+            got, want = torch.tensor(one["found"][name]), torch.tensor(gradient)
+            assert torch.allclose(got, want, rtol=1e-4, atol=1e-6 * (1 + want.abs().max().item())), name
+            assert want.abs().max() > 0, name
+        assert "on the model before it is wrapped" in one["refused"]
+    assert both[0]["found"] == both[1]["found"]

@@ -319,12 +319,42 @@ def lightning() -> Any:
     }  # fmt: skip
 
 
+def tempered() -> tuple[Model, Any]:
+    """A model with learned temperatures and a penalty on its entropies; without dropout."""
+    plain = model()
+    plain.dropout.p = 0.0
+    attemper.temper(plain, temperature=attemper.nn.LearnedTemperature(HEADS, initial=0.7))
+    return plain, attemper.regularize(plain, attemper.EntropyTarget(0.5, 2.0, unit="normalized"))
+
+
+def ddp_tempered() -> dict[str, Any]:
+    """Gradients under DistributedDataParallel, each process with its part of the batch, beside those of one process."""
+    plain, penalty = tempered()
+    wrapped = ddp(plain)
+    for _ in range(2):
+        wrapped.zero_grad()
+        penalty.attach(wrapped(shard()).square().mean()).backward()
+    found = {name: parameter.grad.tolist() for name, parameter in plain.named_parameters()}  # pyright: ignore[reportOptionalMemberAccess]
+    alone, penalty = tempered()
+    for rank in range(WORLD):
+        generator = torch.Generator().manual_seed(rank)
+        batch = torch.randn(2, TOKENS, 32, generator=generator)
+        (penalty.attach(alone(batch).square().mean()) / WORLD).backward()
+    expected = {name: parameter.grad.tolist() for name, parameter in alone.named_parameters()}  # pyright: ignore[reportOptionalMemberAccess]
+    try:
+        attemper.temper(wrapped, temperature=attemper.nn.LearnedTemperature(HEADS))
+    except attemper.InputError as error:
+        return {"found": found, "expected": expected, "refused": str(error)}
+    return {"found": found, "expected": expected, "refused": ""}
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "ddp": ddp_wrapper,
     "module of ddp": ddp_inner,
     "ddp with a mask by place": ddp_mask_by_place,
     "fsdp2": fsdp_wrapper,
     "ddp with checkpointing": ddp_checkpointed,
+    "ddp tempered": ddp_tempered,
     "sites of ddp": sites_of_ddp,
     "training ddp": lambda: identical(lambda: ddp(model())),
     "training fsdp2": lambda: identical(lambda: fsdp(model())),

@@ -209,3 +209,16 @@ def test_visible_keys_are_counted_as_attention_counts_them(causal: bool, shape: 
 def test_mistakes_are_told(call: Any, message: str):
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_float_mask_of_a_half_precision_layer_hides_nothing_that_it_only_makes_small(dtype: torch.dtype):
+    layer = nn.MultiheadAttention(16, 2, batch_first=True, stats="visible_keys").to(dtype)
+    x = torch.randn(1, 4, 16, dtype=dtype)
+    mask = torch.zeros(4, 4)
+    mask[:, 1] = -1e9
+    padding = torch.zeros(1, 4, dtype=torch.bool)
+    padding[:, 3] = True
+    _, stats = layer(x, x, x, attn_mask=mask, key_padding_mask=padding)
+    assert isinstance(stats, attemper.AttentionStats)
+    assert (stats.visible_keys == 3).all()

@@ -60,7 +60,8 @@ def calibrate(
             model has no gradient: about 15 for one temperature, 10 to 25 for each of several).
         sites: names of modules whose attention to calibrate, with all below them; None for all.
         bounds: of every temperature; must hold 1.
-        steps: passes over the fitting batches at most. None: 60 by gradient, 60 for each temperature by grid.
+        steps: passes over the fitting batches at most (by grid, a line that was begun is searched to its end). None: 60
+            by gradient, 60 for each temperature by grid.
         validation: share of the batches that is held out, drawn by ``seed``.
         seed: of the split, of the bootstrap, and of what the loss draws.
 
@@ -101,8 +102,12 @@ def paired_interval(before: list[float], after: list[float], seed: int = 0) -> t
     """The 2.5th and 97.5th percentile of the mean of ``after - before`` over 10,000 bootstrap resamples."""
     change = torch.tensor(after, dtype=torch.float64) - torch.tensor(before, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(change), (RESAMPLES, len(change)), generator=generator)
-    low, high = change[drawn].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    # A hundred at a time: all of them at once would hold 10,000 numbers a sample.
+    means = [
+        change[torch.randint(len(change), (100, len(change)), generator=generator)].mean(1)
+        for _ in range(RESAMPLES // 100)
+    ]
+    low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 
 

@@ -91,7 +91,7 @@ def by_grid(objective: Objective, count: int, bounds: tuple[float, float], steps
     together = [torch.ones(count, dtype=torch.float64)]
     alone = list(torch.eye(count, dtype=torch.float64)) if count > 1 else together
     points = [0.0, *torch.linspace(low, high, _COARSE, dtype=torch.float64).tolist()]
-    value, first = min((objective.value(together[0] * point), point) for point in points)
+    value, first = min((objective.value(together[0] * point), point) for point in points[:steps])
     logs = together[0] * first
     for number, step in enumerate(_STEPS):
         directions = together if number == 0 else alone

@@ -140,9 +140,9 @@ class Tempered:
         for name, part in self.temperatures.items():
             value: Any = getattr(part, "value", None)
             if isinstance(value, Tensor):
-                found[name] = value.detach().clone()
+                found[name] = value.detach().clone().reshape(-1)
             elif value is not None:
-                found[name] = value().detach().clone()
+                found[name] = value().detach().clone().reshape(-1)
         return found
 
     def save(self, path: str | Path) -> None:
