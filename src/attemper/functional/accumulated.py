@@ -23,8 +23,9 @@ _raised: dict[torch.device, Tensor] = {}
 
 
 def accumulates(call: Call) -> bool:
-    """Whether ``accumulated`` serves this call: on Triton, with no statistic that the sums lack."""
-    return call.backend == "triton" and set(state_fields(call.names)) <= set(FIELDS) and call.positions is None
+    """Whether ``accumulated`` serves this call: softmax on Triton, with no statistic that the sums lack."""
+    softmax = call.normalizer == "softmax" and set(state_fields(call.names)) <= set(FIELDS)
+    return call.backend == "triton" and softmax and call.positions is None
 
 
 def fits(dtype: str, size: int) -> bool:

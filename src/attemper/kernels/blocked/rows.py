@@ -1,13 +1,13 @@
 """Attention by maps that are found on whole rows (docs/design/0008): a tile holds all keys that its rows can see.
 
-Forward, per tile: scores, what the map finds on each row (``x``), weights, then statistics and the product with values.
-Backward computes scores and weights of a tile anew from ``x``; g is the gradient of a weight, p = w / W, W = sum w::
+Forward, per tile: scores, weights, then statistics and the product with values. Backward computes scores and weights of
+a tile anew; with g the gradient of a weight, W = sum w and p = w / W::
 
     g = dO.v + g_w + (b - sum p b) / W
     b = -g_h (log p + 1) + 2 g_c p - g_a d + g_v (s - mu)^2 + g_f 1[first] + g_t distance + g_g rank + g_p 1[argmax]
     ds = map'(g) + p (2 g_v (s - mu) - g_a) + 1[argmax] (g_m + g_a)
 
-and ``kernels/thresholds.py`` has the maps and their map'.
+and ``kernels/rows`` has the maps and their map'.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from attemper.kernels.blocked.scores import (
     query_tile,
 )
 from attemper.kernels.problem import Gradients, Problem, Upstream
-from attemper.kernels.thresholds import alpha_gradient, found, score_gradient, weights
+from attemper.kernels.rows import slope as map_slope
+from attemper.kernels.rows import slope_of_alpha
+from attemper.kernels.rows import weights as map_weights
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +83,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
                 held.write(grads)
             held = Held((tile.batches, tile.groups), key, value if grads.value is not None else None)
         if tile.keys[0] < tile.keys[1]:
-            _sweep(problem, tile, key, value, careful, index, state, above, grads, held)
+            _sweep(problem, tile, key, value, careful, index, above, grads, held)
     if held is not None:
         held.write(grads)
     return grads
@@ -97,32 +99,21 @@ class _Rows:
     maximum: Tensor
     d: Tensor
     """Scores relative to the maximum; -inf where hidden."""
-    x: Tensor
     weights: Tensor
     count: Tensor
     bad: Tensor
 
     @classmethod
-    def of(
-        cls, problem: Problem, tile: Tile, query: Tensor, multiplier: Tensor, key: Tensor, careful: bool,
-        x: Tensor | None = None,
-    ) -> _Rows:  # fmt: skip
-        """``x``: what forward found, for backward; None to find it."""
+    def of(cls, problem: Problem, tile: Tile, query: Tensor, multiplier: Tensor, key: Tensor, careful: bool) -> _Rows:
         scores = block_scores(problem, tile, query * multiplier, key, *tile.keys, careful)
         maximum = scores.values.amax(-1, keepdim=True)
-        base = maximum.masked_fill(maximum == -math.inf, 0.0)
-        d = scores.values - base
-        per_head = _per_head(problem, tile)
-        if x is None:
-            alpha = per_head if problem.normalizer == "entmax" else None
-            x = found(d, problem.normalizer, problem.number, alpha).to(d.dtype)
-        w = weights(d, x, problem.normalizer, problem.number, per_head, base)
+        d = scores.values - maximum.masked_fill(maximum == -math.inf, 0.0)
+        w = _weights(problem, scores.values, _per_head(problem, tile))
         count = torch.as_tensor(scores.count(tile), device=d.device).expand(tile.flat)
         bad = torch.zeros_like(count, dtype=torch.bool) if scores.bad is None else scores.bad
-        w = torch.where((count > 0)[..., None], w, 0.0)
         if careful:
             w = w.masked_fill(bad[..., None], math.nan)
-        return cls(problem, tile, scores, maximum[..., 0], d, x, w, count, bad)
+        return cls(problem, tile, scores, maximum[..., 0], d, w, count, bad)
 
     def total(self) -> Tensor:
         """W, [n, R * rows], in the type of sums."""
@@ -148,7 +139,8 @@ class _Rows:
         parts = {
             "m": lambda: self.maximum,
             "n": lambda: self.count,
-            "x": lambda: self.x[..., 0],
+            # Nothing is left for backward: it finds the same weights again.
+            "x": lambda: torch.zeros_like(self.maximum),
             "w": self.total,
             "s": lambda: (p > 0).sum(-1),
             "p": lambda: p.amax(-1),
@@ -169,6 +161,15 @@ class _Rows:
         return torch.stack(found_parts)
 
 
+def _weights(problem: Problem, scores: Tensor, per_head: Tensor | None) -> Tensor:
+    """The map of scores [n, R * rows, keys], -inf where hidden."""
+    if problem.normalizer == "sigmoid":
+        assert per_head is not None
+        return torch.sigmoid(scores + per_head)
+    alpha = None if per_head is None else per_head.reshape(-1)
+    return map_weights(scores.flatten(0, 1), problem.normalizer, problem.number, alpha).view(scores.shape)
+
+
 def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
     """What is given per head, for each row of the tile, [n, R * rows, 1]."""
     if problem.sink is None:
@@ -178,14 +179,13 @@ def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
 
 
 def _sweep(
-    problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, careful: bool, index: int, state: Tensor,
+    problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, careful: bool, index: int,
     above: Upstream, grads: Gradients, held: Held,
 ) -> None:  # fmt: skip
     """Adds a tile to all gradients."""
     low, high = tile.keys
     query, multiplier = query_tile(problem, tile)
-    letters = {letter: state[i][tile.place].reshape(*tile.flat, 1) for i, letter in enumerate(problem.fields)}
-    rows = _Rows.of(problem, tile, query, multiplier, key, careful, letters["x"])
+    rows = _Rows.of(problem, tile, query, multiplier, key, careful)
     grad = {letter: above.state[i][tile.place].reshape(*tile.flat, 1) for i, letter in enumerate(problem.fields)}
     upstream = above.output[tile.place].to(problem.compute_dtype).reshape(*tile.flat, -1)
     g = _statistics_slope(problem, rows, grad, above)
@@ -194,7 +194,7 @@ def _sweep(
             held.value[:, low:high].baddbmm_(dropout(problem, rows.weights, index, low).transpose(1, 2), upstream)
         g = g + dropout(problem, torch.bmm(upstream, value[:, low:high].transpose(1, 2)), index, low)
     per_head = _per_head(problem, tile)
-    slope = score_gradient(rows.weights, g, problem.normalizer, per_head)
+    slope = _score_slope(problem, rows.weights, g, per_head)
     if grads.sink is not None and per_head is not None:
         grads.sink[tile.heads] += _per_head_gradient(problem, rows, g, slope, per_head).view(tile.shape).sum((0, 2))
     slope = _with_direct(problem, rows, slope, grad)
@@ -216,12 +216,19 @@ def _sweep(
         grads.multiplier[region(grads.multiplier, tile.place)] += sum_to(gradient, grads.multiplier.shape)
 
 
+def _score_slope(problem: Problem, weights: Tensor, g: Tensor, per_head: Tensor | None) -> Tensor:
+    """map'(g): the gradient of scores from that of weights."""
+    if problem.normalizer == "sigmoid":
+        return weights * (1 - weights) * g
+    alpha = None if per_head is None else per_head[..., 0]
+    return map_slope(weights, g, problem.normalizer, alpha=alpha)
+
+
 def _per_head_gradient(problem: Problem, rows: _Rows, g: Tensor, slope: Tensor, per_head: Tensor) -> Tensor:
     """Of the bias of sigmoids, or of alpha, for each row, [n, R * rows]."""
     if problem.normalizer == "sigmoid":
         return slope.sum(-1)
-    gradient = alpha_gradient(rows.weights, g, per_head)[..., 0]
-    return torch.where(rows.count > 0, gradient, 0.0)
+    return torch.where(rows.count > 0, slope_of_alpha(rows.weights, g, per_head[..., 0]), 0.0)
 
 
 def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], above: Upstream) -> Tensor:
