@@ -113,7 +113,7 @@ BACKENDS = (
     Backend(
         "triton",
         "Triton for GPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative", "normalizer"},
+        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
         ("float16", "bfloat16", "float32"),
         "cuda",
         _triton_missing(),

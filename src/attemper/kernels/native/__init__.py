@@ -3,7 +3,7 @@
 Sums across blocks are float64. ``source/*.h`` hold the formulas and loop orders; ``library.py`` picks the build for the
 processor; ``arguments.py`` hands over addresses and strides. No tensor is copied but small ones; the interpreter's lock
 is released. Threads follow ``torch.get_num_threads()`` and never show in a result: every sum has an order that depends
-on shapes alone.
+on shapes alone. Maps other than softmax, which are found on whole rows, are in ``rows.py``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attemper.kernels.native import rows as row_maps
 from attemper.kernels.native.arguments import described, view, view_strides
 from attemper.kernels.native.library import run
 from attemper.kernels.problem import Gradients, Problem, Upstream
@@ -20,6 +21,8 @@ __all__ = ["backward", "forward"]
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass."""
+    if problem.normalizer != "softmax":
+        return row_maps.forward(problem)
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
     output = problem.query.new_empty((batch, heads, rows, width))
@@ -32,6 +35,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
     """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks; float32, contiguous."""
+    if problem.normalizer != "softmax":
+        return row_maps.backward(problem, output, state, upstream, needs)
     state, grad_state = state.contiguous(), upstream.state.to(torch.float32).contiguous()
     tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
     rows = problem.query.shape[:3]

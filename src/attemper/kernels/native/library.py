@@ -59,7 +59,17 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions."""
     loaded.attemper_forward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_backward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_row_forward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_row_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
+    loaded.attemper_weights.argtypes = (
+        *(ctypes.c_int64,) * 3, *(ctypes.c_double,) * 2, ctypes.c_void_p, ctypes.c_int64, *(ctypes.c_void_p,) * 2,
+        ctypes.c_int64,
+    )  # fmt: skip
+    loaded.attemper_slope.argtypes = (
+        *(ctypes.c_int64,) * 3, ctypes.c_double, ctypes.c_void_p, ctypes.c_int64, *(ctypes.c_void_p,) * 3,
+        ctypes.c_int64,
+    )  # fmt: skip
     loaded.attemper_usable.restype = ctypes.c_int
     loaded.attemper_stamp.restype = ctypes.c_char_p
     loaded.attemper_peak_flops.argtypes = (ctypes.c_int64,)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.problem import Gradients, Problem, Upstream
-from attemper.kernels.triton import configs, launch
+from attemper.kernels.triton import configs, launch, row_launch
 from attemper.kernels.triton.accumulate import FIELDS, add, positions_kernel
 from attemper.kernels.triton.backward import backward as gradients
 from attemper.kernels.triton.configs import Config
@@ -26,6 +26,8 @@ def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Ten
 
     ``chosen``: [R] int on the device, the rows of the query to compute, gathered as they are loaded; None for all.
     """
+    if problem.normalizer != "softmax":
+        return row_launch.forward(problem, chosen)
     query = problem.query
     batch, heads, queries, _ = query.shape
     rows = queries if chosen is None else chosen.shape[0]
@@ -46,6 +48,8 @@ def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Ten
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
     """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks: ``blocked.backward``'s."""
+    if problem.normalizer != "softmax":
+        return row_launch.backward(problem, state, upstream, needs)
     winner = winners(problem) if problem.maximum_gradient else None
     return gradients(problem, output, state, upstream, needs, winner)
 

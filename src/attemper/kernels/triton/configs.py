@@ -82,6 +82,16 @@ _MASKED_KEY_GRADIENT = _KEY_GRADIENT | {
     "hopper": {64: Config(64, 32, 8, 2), 128: Config(32, 32, 8, 2), 256: Config(32, 32, 8, 1)},
 }
 
+# Of the maps that are found on rows: one for all kernels of a call, so that a score has the same bits in each.
+_ROWS = {
+    "nvidia": {128: Config(32, 16, 8, 2), 256: Config(16, 16, 4, 1)},
+    "hopper": {128: Config(64, 16, 8, 2), 256: Config(16, 16, 4, 1)},
+    "amd": {128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
+}
+_MASKED_ROWS = _ROWS | {
+    "hopper": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
+}
+
 
 def power_of_two(number: int) -> int:
     """The least power of two that is at least ``number`` and 16, the least side of a matrix product."""
@@ -133,6 +143,13 @@ def bias_gradient(problem: Problem) -> Config:
 def key_gradient(problem: Problem) -> Config:
     """Of the kernel that holds keys and sweeps over rows."""
     return _of_backward(_MASKED_KEY_GRADIENT if _masked(problem) else _KEY_GRADIENT, problem)
+
+
+def rows(problem: Problem) -> Config:
+    """Of every kernel of a map that is found on whole rows, forward and backward."""
+    few = problem.query.shape[2] <= 16
+    config = _of_backward(_MASKED_ROWS if few or _masked(problem) else _ROWS, problem)
+    return replace(config, warps=min(config.warps, 4)) if config.rows <= 16 else config
 
 
 def _masked(problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 #include "backward.h"
 #include "decode.h"
 #include "pool.h"
+#include "row_backward.h"
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -81,7 +82,9 @@ int forward_by_tiles(const Arguments& call) {
 
 int64_t rows_per_key_head(const Arguments& call) { return call.heads / call.groups * call.queries; }
 
-int backward_by_tiles(const Arguments& call) {
+// Deals out the rows of a call, sums and all, and has `run` do the tasks.
+template <class Run>
+int backward_in_shares(const Arguments& call, const Run& run) {
     const int64_t heads = call.batch * call.groups, rows = rows_per_key_head(call);
     Backward work{call, 1, heads, rows, true, true, up(call.keys, KEYS), nullptr, nullptr};
     if (call.grad_mask) {
@@ -100,12 +103,18 @@ int backward_by_tiles(const Arguments& call) {
         work.value_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call.width, PANEL))));
     const bool enough = (work.key_sums || !call.grad_key) && (work.value_sums || !call.grad_value || !call.width);
     if (enough) {
-        run_tasks(work.units * work.shares, call.threads, backward_task, &work);
+        run(work);
         run_tasks(heads, call.threads, gather_task, &work);
     }
     std::free(work.key_sums);
     std::free(work.value_sums);
     return enough ? FINE : NO_MEMORY;
+}
+
+int backward_by_tiles(const Arguments& call) {
+    return backward_in_shares(call, [&](Backward& work) {
+        run_tasks(work.units * work.shares, call.threads, backward_task, &work);
+    });
 }
 
 // Few rows: decode() adds the products of a score in another order than the backward pass, and a score of 1e6 that is
@@ -122,6 +131,22 @@ int backward_of_few(const Arguments& call) {
     const int wrong = backward_by_tiles(again);
     std::free(state);
     return wrong;
+}
+
+template <class Scores>
+int row_forward_with(const RowCall& of) {
+    const Arguments& call = of.call;
+    RowForward work{of, RowCut(call, Scores::TALL, call.softcap > 0 ? 2 : 1)};
+    run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, row_forward_task<Scores>, &work);
+    return FINE;
+}
+
+template <class Scores>
+int row_backward_with(const RowCall& of) {
+    return backward_in_shares(of.call, [&](Backward& work) {
+        RowBackward whole{of, work};
+        run_tasks(work.units * work.shares, of.call.threads, row_backward_task<Scores>, &whole);
+    });
 }
 
 }  // namespace
@@ -145,6 +170,27 @@ ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
     if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call->batch * call->heads * call->queries * call->keys == 0) return FINE;
     return rows_per_key_head(*call) <= FEW ? backward_of_few(*call) : backward_by_tiles(*call);
+}
+
+// Maps on whole rows (row_attention.h).
+ATTEMPER_EXPORT int attemper_row_forward(const RowCall* of) {
+    const Arguments& call = of->call;
+    if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (call.batch * call.heads * call.queries == 0) return FINE;
+#if defined(ATTEMPER_HALF)
+    if (takes_halves(call)) return row_forward_with<HalfScores>(*of);
+#endif
+    return row_forward_with<FloatScores>(*of);
+}
+
+ATTEMPER_EXPORT int attemper_row_backward(const RowCall* of) {
+    const Arguments& call = of->call;
+    if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (call.batch * call.heads * call.queries * call.keys == 0) return FINE;
+#if defined(ATTEMPER_HALF)
+    if (takes_halves(call)) return row_backward_with<HalfScores>(*of);
+#endif
+    return row_backward_with<FloatScores>(*of);
 }
 
 // Multiply-adds per second of one thread's registers: what "share of the limit" is measured against.

@@ -1,0 +1,57 @@
+"""Maps of rows of scores to weights, and their vector-Jacobian products, on the CPU (``source/normalize.cpp``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.native.library import library
+
+KINDS = ("softmax", "sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
+"""In the order of ``source/solve.h``."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+    """The weights of every row; a row of -inf is 0, one with NaN or +inf is NaN.
+
+    Args:
+        scores: [rows, n], one of ``DTYPES``, on the CPU; ``-inf`` hides a key.
+        kind: one of ``KINDS``.
+        number: k of "topk", the smallest weight of "threshold", the bias of "sigmoid", alpha of "entmax".
+        alpha: [rows] float32, alpha (or the bias) of each row, instead of ``number``.
+
+    Returns:
+        [rows, n] of the scores' type.
+    """
+    scores, result = scores.contiguous(), torch.empty(scores.shape, dtype=scores.dtype)
+    rows, n = scores.shape
+    each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
+    wrong = library().attemper_weights(
+        rows, n, KINDS.index(kind), number, number, None if each is None else each.data_ptr(), DTYPES[scores.dtype],
+        scores.data_ptr(), result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    _assert_done(wrong)
+    return result
+
+
+def slope(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+    """The gradient of the scores from the gradient of the weights, [rows, n]; the support is held fixed.
+
+    ``number`` or ``alpha``: alpha of "entmax", as in ``weights``.
+    """
+    weights, grad = weights.contiguous(), grad.to(weights.dtype).contiguous()
+    rows, n = weights.shape
+    result = torch.empty(weights.shape, dtype=weights.dtype)
+    each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
+    wrong = library().attemper_slope(
+        rows, n, KINDS.index(kind), number, None if each is None else each.data_ptr(), DTYPES[weights.dtype],
+        weights.data_ptr(), grad.data_ptr(), result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    _assert_done(wrong)
+    return result
+
+
+def _assert_done(wrong: int) -> None:
+    if wrong:
+        raise MemoryError("no memory for a row's buffers")

@@ -1,0 +1,120 @@
+// What solving a row needs besides simd.h: lanes packed together, vectors of doubles for sums, and logarithms.
+//
+//     log(1 + f) = f - f^2 / 2 + f^3 p(f),   sqrt(1/2) <= 1 + f < sqrt(2),   p of degree 7, relative error 8e-9
+#pragma once
+#include "convert.h"
+
+namespace attemper {
+
+// How many lanes are marked.
+ATTEMPER_INLINE int64_t marked(Mask mask) {
+#if defined(__AVX512F__)
+    return __builtin_popcount(mask);
+#elif defined(__AVX2__)
+    return __builtin_popcount(unsigned(_mm256_movemask_ps(bits_as_float(mask))));
+#else
+    int64_t count = 0;
+    for (int i = 0; i < LANES; i++) count -= mask[i];
+    return count;
+#endif
+}
+
+// The marked lanes, packed together, at `to`, which has room for a whole vector.
+ATTEMPER_INLINE void compress(Mask mask, Vec from, float* to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps(mask, from));
+#else
+    for (int i = 0; i < LANES; i++) {
+        *to = from[i];
+        to -= mask[i];
+    }
+#endif
+}
+
+ATTEMPER_INLINE void compress(Mask mask, Ints from, int32_t* to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, reinterpret_cast<__m512i>(from)));
+#else
+    for (int i = 0; i < LANES; i++) {
+        *to = from[i];
+        to -= mask[i];
+    }
+#endif
+}
+
+ATTEMPER_INLINE Ints load_places(const int32_t* p) {
+    Ints v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// Lane number in every lane.
+ATTEMPER_INLINE Ints lane_places() {
+    Ints v;
+    for (int i = 0; i < LANES; i++) v[i] = i;
+    return v;
+}
+
+ATTEMPER_INLINE Vec keep_where(Mask mask, Vec v) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_mov_ps(mask, v);
+#else
+    return bits_as_float(float_as_bits(v) & mask);
+#endif
+}
+
+// Sums that must not lose digits: eight doubles, a quarter or more of them wider than the machine's registers.
+constexpr int DOUBLES = 8;
+typedef double Doubles __attribute__((vector_size(DOUBLES * 8)));
+typedef float Narrow __attribute__((vector_size(DOUBLES * 4), aligned(4), may_alias));
+
+ATTEMPER_INLINE Doubles load_doubles(const float* p) {
+    return __builtin_convertvector(*reinterpret_cast<const Narrow*>(p), Doubles);
+}
+ATTEMPER_INLINE Doubles splat_double(double x) { return x - Doubles{}; }
+ATTEMPER_INLINE double lane_sum(Doubles v) {
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+// Sum of `n` floats, in float64.
+inline double sum_of(const float* from, int64_t n) {
+    Doubles sum = {};
+    int64_t j = 0;
+    for (; j + DOUBLES <= n; j += DOUBLES) sum += load_doubles(from + j);
+    double rest = 0;
+    for (; j < n; j++) rest += from[j];
+    return lane_sum(sum) + rest;
+}
+
+// sum a b of `n` floats, in float64.
+inline double dot_of(const float* a, const float* b, int64_t n) {
+    Doubles sum = {};
+    int64_t j = 0;
+    for (; j + DOUBLES <= n; j += DOUBLES) sum += load_doubles(a + j) * load_doubles(b + j);
+    double rest = 0;
+    for (; j < n; j++) rest += double(a[j]) * b[j];
+    return lane_sum(sum) + rest;
+}
+
+// log(u + more) of normal u > 0, where `more` is what u lost when it was rounded.
+ATTEMPER_INLINE Vec log_with(Vec u, Vec more) {
+    const Ints bits = float_as_bits(u), exponent = (bits - 0x3f3504f3) >> 23;
+    const Vec shrink = bits_as_float((127 - exponent) << 23);  // 2^-exponent
+    const Vec f = (bits_as_float(bits - (exponent << 23)) - 1.0f) + more * shrink;
+    const Vec n = __builtin_convertvector(exponent, Vec);
+    Vec p = splat(-0.07634377479553223f);
+    p = p * f + 0.12761546671390533f;
+    p = p * f + -0.13160210847854614f;
+    p = p * f + 0.14201761782169342f;
+    p = p * f + -0.16623355448246002f;
+    p = p * f + 0.20001226663589478f;
+    p = p * f + -0.250008225440979f;
+    p = p * f + 0.3333333134651184f;
+    const Vec square = f * f;
+    return n * 0.693147182f + (f + square * (p * f - 0.5f));
+}
+
+// log u of u >= 2^-126; of what is smaller, zero among it, log 2^-126.
+ATTEMPER_INLINE Vec log_of(Vec u) { return log_with(larger(u, splat(1.17549435e-38f)), Vec{}); }
+
+}  // namespace attemper

@@ -1,0 +1,465 @@
+// Backward pass of row_attention.h: scores and supports computed anew, bit by bit those of forward. With g the gradient
+// of a weight, p = w / W, d = s - m, D = sum p d:
+//
+//     g = dO.v + g_w + (b - sum p b) / W
+//     b = -g_h log p + 2 g_c p - g_a d + g_v (d - D)^2 + g_f 1[first] + g_t distance + g_p 1[argmax]
+//     ds = map'(g) + p (2 g_v (d - D) - g_a) + 1[argmax] (g_m + g_a)
+//     map'(g) = r (g - sum(r g) / sum r),  r = w^(2 - alpha) (entmax), w (top-k, threshold);  w (1 - w) g (sigmoid)
+//     dx = ds softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = w^T dO
+//
+// and of what is given per head: the bias sum map'(g); alpha, with l = log w, f = exp(-q l) - 1 + q l, F = sum w f,
+// H = -sum w l, R = sum r, a form whose terms in 1 / q and 1 / q^2 have cancelled on paper:
+//
+//     dw/dalpha = w / R [ (F - f) / q^2 - (l F + f H) / q ]
+//
+// Tasks, shares and sums as in backward.h. Rows of small support go value by value, key by key. In runs of tiles with
+// much support, dP is one product, and so are the three sums, as there.
+#pragma once
+#include "backward.h"
+#include "row_attention.h"
+
+namespace attemper {
+
+struct RowBackward {
+    const RowCall& of;
+    const Backward& work;
+};
+
+// Gradients of a row's letters.
+struct Above {
+    float of[ROW_LETTERS];
+    bool statistics;  // any that comes through p
+    bool top;         // the maximum takes a gradient
+};
+
+inline Above above_of(const RowCall& of, int64_t batch, const Row& row) {
+    const Arguments& call = of.call;
+    const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
+    Above above = {};
+    for (int letter = 0; letter < ROW_LETTERS; letter++)
+        if (of.place[letter] >= 0) above.of[letter] = call.grad_state[of.place[letter] * plane + place];
+    if (!call.maximum_gradient) above.of[ROW_P] = 0;
+    for (int letter : {ROW_P, ROW_A, ROW_H, ROW_V, ROW_C, ROW_F, ROW_T}) above.statistics |= above.of[letter] != 0;
+    above.top = call.maximum_gradient || of.place[ROW_A] >= 0;
+    return above;
+}
+
+// Where the largest score stands in the list.
+inline int64_t top_of(const Support& of) {
+    int64_t j = 0;
+    while (j < of.size && of.distance[j] != 0) j++;
+    return j;
+}
+
+// Adds to `g`, dO.v of the list, what the letters bring. `first_key`: the key at place 0.
+inline void add_statistics(const RowCall& of, int64_t batch, const Row& row, const Above& above, const Support& list,
+                           const Moments& sums, int64_t first_key, float* g) {
+    if (above.of[ROW_W] != 0)
+        for (int64_t j = 0; j < list.size; j++) g[j] += above.of[ROW_W];
+    if (!above.statistics || sums.share == 0) return;
+    const float mean = float(sums.mean), share = float(sums.share), log_total = float(std::log(sums.total));
+    const Vec zero = {};
+    float* b = list.spare;
+    for (int64_t j = 0; j < list.size; j += LANES) {
+        const Vec w = load(list.weight + j), d = load(list.distance + j), apart = d - mean;
+        Vec sum = w * (2 * above.of[ROW_C] * share) - d * above.of[ROW_A] + apart * apart * above.of[ROW_V];
+        if (above.of[ROW_H] != 0) sum -= (log_of(w) - log_total) * above.of[ROW_H];
+        store(b + j, w > zero ? sum : zero);
+    }
+    if (above.of[ROW_F] != 0)
+        for (int64_t j = 0; j < list.size; j++)
+            if (is_first(of.call, batch, first_key + list.place[j])) b[j] += above.of[ROW_F];
+    if (above.of[ROW_T] != 0)
+        for (int64_t j = 0; j < list.size; j++)
+            b[j] += above.of[ROW_T] * float(std::abs(first_key + list.place[j] - row.position));
+    if (above.of[ROW_P] != 0) b[top_of(list)] += above.of[ROW_P];
+    const double middle = dot_of(list.weight, b, list.size) * sums.share;
+    for (int64_t j = 0; j < list.size; j++) g[j] += float((b[j] - middle) * sums.share);
+}
+
+// (exp(x) - 1 - x) / x^2
+inline double second_order(double x) {
+    if (std::fabs(x) > 0.5) return (std::expm1(x) - x) / (x * x);
+    double sum = 0;
+    for (int power = 16; power >= 2; power--) sum = (sum * x + 1) / power;  // 1/2 + x/6 + x^2/24 ...
+    return sum;
+}
+
+// sum g dw/dalpha
+inline double alpha_slope(const Support& list, const float* g, double alpha) {
+    const double q = alpha - 1;
+    double total = 0, mean = 0, entropy = 0;
+    for (int64_t j = 0; j < list.size; j++) {
+        const double w = list.weight[j], l = std::log(w), f = l * l * second_order(-q * l);
+        total += w * std::exp(-q * l), mean += w * f, entropy -= w * l;
+    }
+    double sum = 0;
+    for (int64_t j = 0; j < list.size; j++) {
+        const double w = list.weight[j], l = std::log(w), f = l * l * second_order(-q * l);
+        sum += g[j] * w / total * ((mean - f) - q * (l * mean + f * entropy));
+    }
+    return sum;
+}
+
+// r of a list of weights, padded to whole vectors.
+inline void list_shares(const Support& list, const Rule& rule, float* r) {
+    const float power = 2 - rule.parameter;
+    for (int64_t j = 0; j < list.size; j += LANES) {
+        const Vec w = load(list.weight + j);
+        switch (rule.kind) {
+            case SPARSEMAX: store(r + j, splat(1.0f)); break;
+            case ENTMAX15:
+                for (int i = 0; i < LANES; i++) r[j + i] = std::sqrt(w[i]);
+                break;
+            case ENTMAX:
+                if (power > 0) store(r + j, exp_negative(larger(log_of(w) * power, splat(VANISHED))));
+                else for (int64_t i = j; i < j + LANES && i < list.size; i++)
+                    r[i] = float(std::exp(std::log(double(list.weight[i])) * power < 80 ?
+                                          std::log(double(list.weight[i])) * power : 80));
+                break;
+            default: store(r + j, w);
+        }
+    }
+}
+
+// map'(g) over `g`.
+inline void map_slope(const Support& list, const Rule& rule, float* g) {
+    if (rule.kind == SIGMOID) {
+        for (int64_t j = 0; j < list.size; j += LANES) {
+            const Vec w = load(list.weight + j);
+            store(g + j, w * (1.0f - w) * load(g + j));
+        }
+        return;
+    }
+    float* r = list.spare;
+    list_shares(list, rule, r);
+    const double total = sum_of(r, list.size), sum = dot_of(r, g, list.size);
+    const double mean = total > 0 ? sum / total : 0;
+    for (int64_t j = 0; j < list.size; j++) g[j] = float(r[j] * (g[j] - mean));
+}
+
+// Where the buffers of a chunk lie.
+struct RowDesk {
+    float *queries, *above;  // [row][up(size, PANEL)]: multiplier q, dO; zeros for rows that take no gradient
+    float *query_sum;
+    float *slope;        // of a list
+    float *buffer, *line;  // TOGETHER lines; one
+    Support support;
+};
+
+// dO.v of a list, value by value.
+inline void meet_list(const View& view, int64_t base, int64_t width, const Support& list, const float* above,
+                      float* buffer, float* to) {
+    const int64_t wide = up(width, LANES);
+    for (int64_t j = 0; j < list.size; j += TOGETHER) {
+        const float* value[TOGETHER];
+        for (int64_t t = 0; t < TOGETHER; t++) {
+            const int64_t place = list.place[j + t < list.size ? j + t : j];
+            value[t] = row_at(view, base + place * view.stride[2], view.stride[3], width, buffer + t * up(width, PANEL));
+        }
+        Vec c[TOGETHER] = {};
+        for (int64_t e = 0; e < wide; e += LANES) {
+            const Vec x = load(above + e);
+#pragma GCC unroll 4
+            for (int t = 0; t < TOGETHER; t++) c[t] += x * load(value[t] + e);
+        }
+        lane_sums(c[0], c[1], c[2], c[3], to + j);
+    }
+}
+
+// sums[place] += factor line, for every key of a list.
+inline void scatter(const Support& list, const float* factors, const float* line, int64_t wide, float* sums) {
+    for (int64_t j = 0; j < list.size; j++) {
+        float* to = sums + list.place[j] * wide;
+        const Vec factor = splat(factors[j]);
+        for (int64_t e = 0; e < wide; e += LANES) store(to + e, load(to + e) + factor * load(line + e));
+    }
+}
+
+// Every visible key of a row that has a visible score that is not finite: NaN for all of them.
+inline void list_bad(const float* s, int64_t n, Support& to) {
+    to.size = 0;
+    for (int64_t j = 0; j < n; j++) {
+        if (s[j] == -INFINITY) continue;
+        to.weight[to.size] = to.distance[to.size] = NAN;
+        to.place[to.size++] = int32_t(j);
+    }
+}
+
+// The gradient of a row's scores over `desk.slope`, which holds dO.v of its list, and of what is given per head.
+inline void slope_list(const RowCall& of, int64_t batch, const Row& row, const Support& list, int64_t first_key,
+                       float* slope) {
+    const Arguments& call = of.call;
+    const Above above = above_of(of, batch, row);
+    const Rule rule = of.rule_of(row);
+    const Moments sums = moments_of(list);
+    add_statistics(of, batch, row, above, list, sums, first_key, slope);
+    const int64_t place = place_of(call, batch, row);
+    if (call.grad_sink && of.kind == ENTMAX)
+        call.grad_sink[place] = float(alpha_slope(list, slope, call.sink[row.head]));
+    map_slope(list, rule, slope);
+    if (call.grad_sink && of.kind == SIGMOID) call.grad_sink[place] = float(sum_of(slope, list.size));
+    if (above.of[ROW_A] != 0 || above.of[ROW_V] != 0) {
+        const float mean = float(sums.mean), share = float(sums.share);
+        for (int64_t j = 0; j < list.size; j++)
+            slope[j] += list.weight[j] * share * (2 * above.of[ROW_V] * (list.distance[j] - mean) - above.of[ROW_A]);
+    }
+    const float top = above.of[ROW_M] + above.of[ROW_A];
+    const int64_t at_top = top_of(list);
+    if (above.top && top != 0 && at_top < list.size) slope[at_top] += top;
+}
+
+// Mask and softcap: what the gradient of a row's scores becomes on its way to the products.
+inline void pass_shape(const Arguments& call, int64_t batch, const Row& row, const Support& list, int64_t first_key,
+                       const float* capped, float* slope) {
+    if (call.grad_mask) {
+        const int64_t* stride = call.grad_mask_stride;
+        float* to = call.grad_mask + batch * stride[0] + row.head * stride[1] + row.query * stride[2];
+        for (int64_t j = 0; j < list.size; j++) to[(first_key + list.place[j]) * stride[3]] += slope[j];
+    }
+    if (capped)
+        for (int64_t j = 0; j < list.size; j++) slope[j] *= capped[list.place[j]];
+}
+
+// Key and value sums of a share; null: not asked for.
+struct KeySums {
+    float *keys, *values;
+};
+
+// A row whose support is taken key by key.
+inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const Lines& lines, int64_t i, RowDesk& desk,
+                          const KeySums& sums) {
+    const Arguments& call = of.call;
+    const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL);
+    const Line& line = lines.lines[i];
+    const int64_t first_key = lines.base + line.begin;
+    const Support& list = desk.support;
+    if (call.width)
+        meet_list(call.value, at(call.value, batch, group, first_key), call.width, list, desk.above + i * wide,
+                  desk.buffer, desk.slope);
+    else
+        std::memset(desk.slope, 0, size_t(list.size) * 4);
+    slope_list(of, batch, lines.rows[i], list, first_key, desk.slope);
+    pass_shape(call, batch, lines.rows[i], list, first_key,
+               lines.slopes ? lines.slopes + i * lines.apart + line.begin : nullptr, desk.slope);
+    if (sums.values) scatter(list, list.weight, desk.above + i * wide, wide, sums.values + first_key * wide);
+    if (sums.keys) scatter(list, desk.slope, desk.queries + i * deep, deep, sums.keys + first_key * deep);
+    if (call.grad_query || call.grad_multiplier)
+        gather(call.key, at(call.key, batch, group, first_key), call.depth, desk.slope, list.place, list.size,
+               desk.buffer, desk.query_sum + i * deep);
+}
+
+// Solves row i anew; false where it has nothing to do.
+inline bool list_again(const RowCall& of, const Lines& lines, int64_t i, Support& support) {
+    const Row& row = lines.rows[i];
+    const Line& line = lines.lines[i];
+    support.size = 0;
+    if (row.count == 0) return false;
+    if (row.bad || row.poison) list_bad(lines.line(i) + line.begin, line.end - line.begin, support);
+    else solve_line(of, lines, i, support);
+    return true;
+}
+
+// Buffers of the products of a run of tiles.
+struct RunDesk {
+    float *value_columns, *key_lines, *above_tiles, *above_lines, *query_lines, *weights, *slopes, *buffer;
+    float* products;  // [row][apart]: dP, then dx
+};
+
+// A run of tiles, rows start .. stop, all with much support: the rows marked `large` of it.
+inline void backward_run(const RowCall& of, int64_t batch, int64_t group, const Lines& lines, int64_t start,
+                         int64_t stop, RowDesk& desk, const RunDesk& run, const KeySums& sums) {
+    const Arguments& call = of.call;
+    const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
+    const int64_t count = stop - start;
+    for (int64_t tile = 0; width && tile < count; tile += ROWS)
+        turn_tile(desk.above + (start + tile) * wide, wide, width, run.above_tiles + tile * width);
+    for (int64_t i = 0; i < up(count, ROWS); i++) {
+        for (int64_t p = 0; p < wide; p += PANEL)
+            std::memcpy(run.above_lines + p * SWEEP + i * PANEL, desk.above + (start + i) * wide + p, PANEL * 4);
+        for (int64_t p = 0; p < deep; p += PANEL)
+            std::memcpy(run.query_lines + p * SWEEP + i * PANEL, desk.queries + (start + i) * deep + p, PANEL * 4);
+    }
+    for (int64_t block = lines.base; width && block < lines.high; block += KEYS) {
+        const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
+        const View& value = call.value;
+        pack_columns(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, width,
+                     up(seen, PANEL), run.buffer, run.value_columns);
+        for (int64_t tile = 0; tile < count; tile += ROWS) {
+            const Span span(lines.rows + start + tile, count - tile < ROWS ? count - tile : ROWS, block, seen);
+            for (int64_t p = span.begin; p < span.end; p += PANEL)
+                product<1>(run.above_tiles + tile * width, ROWS, run.value_columns + p * width, width,
+                           run.products + (start + tile) * lines.apart + block - lines.base + p, lines.apart);
+        }
+    }
+    for (int64_t i = start; i < stop; i++) {
+        Line& line = lines.lines[i];
+        if (!line.large || !list_again(of, lines, i, desk.support)) continue;
+        float* products = run.products + i * lines.apart + line.begin;
+        const Support& list = desk.support;
+        const int64_t first_key = lines.base + line.begin, n = line.end - line.begin;
+        if (!width) std::memset(desk.slope, 0, size_t(list.size) * 4);
+        else if (list.size == n) std::memcpy(desk.slope, products, size_t(n) * 4);
+        else for (int64_t j = 0; j < list.size; j++) desk.slope[j] = products[list.place[j]];
+        slope_list(of, batch, lines.rows[i], list, first_key, desk.slope);
+        pass_shape(call, batch, lines.rows[i], list, first_key,
+                   lines.slopes ? lines.slopes + i * lines.apart + line.begin : nullptr, desk.slope);
+        spread(list, list.weight, n, lines.line(i) + line.begin);
+        spread(list, desk.slope, n, products);
+    }
+    Lines slopes = lines;
+    slopes.scores = run.products;
+    float ones[ROWS];
+    for (float& one : ones) one = 1.0f;
+    for (int64_t block = lines.base; block < lines.high; block += KEYS) {
+        const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS, place = block - lines.base;
+        const Span span(lines.rows + start, count, block, seen);
+        if (span.begin >= span.end) continue;
+        const int64_t n = span.end - span.begin;
+        pack_lines(call.key, at(call.key, batch, group, block), call.key.stride[2], call.key.stride[3], seen, depth,
+                   up(seen, PANEL), KEYS, run.key_lines);
+        std::memset(run.weights, 0, size_t(up(count, ROWS) * APART) * 4);
+        std::memset(run.slopes, 0, size_t(up(count, ROWS) * APART) * 4);
+        for (int64_t i = 0; i < count; i++) {
+            copy_line(lines, start + i, place + span.begin, n, run.weights + i * APART);
+            copy_line(slopes, start + i, place + span.begin, n, run.slopes + i * APART);
+        }
+        if (sums.values)
+            for (int64_t p = 0; p < wide; p += PANEL)
+                add_transposed(run.weights, APART, run.above_lines + p * SWEEP, count, n,
+                               sums.values + (block + span.begin) * wide + p, wide);
+        if (sums.keys)
+            for (int64_t p = 0; p < deep; p += PANEL)
+                add_transposed(run.slopes, APART, run.query_lines + p * SWEEP, count, n,
+                               sums.keys + (block + span.begin) * deep + p, deep);
+        if (call.grad_query || call.grad_multiplier)
+            for (int64_t tile = 0; tile < count; tile += ROWS)
+                for (int64_t p = 0; p < deep; p += PANEL)
+                    add_product<APART>(run.slopes + tile * APART, 1, run.key_lines + p * KEYS + span.begin * PANEL, n,
+                                       desk.query_sum + (start + tile) * deep + p, deep, ones);
+    }
+}
+
+inline void write_row_gradients(const Arguments& call, int64_t batch, const Row& row, float factor, const float* sum,
+                                float* line) {
+    const int64_t place = place_of(call, batch, row), depth = call.depth;
+    if (call.grad_query)
+        for (int64_t d = 0; d < depth; d++) call.grad_query[place * depth + d] = sum[d] * factor;
+    if (!call.grad_multiplier) return;
+    read_row(call.query, at(call.query, batch, row.head, row.query), call.query.stride[3], depth, line);
+    double total = 0;
+    for (int64_t d = 0; d < depth; d++) total += double(sum[d]) * line[d];
+    call.grad_multiplier[place] = row.count ? float(total) : 0.0f;
+}
+
+template <class Scores>
+inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, int64_t first, int64_t count,
+                               int64_t chunk, const KeySums& sums) {
+    const Arguments& call = of.call;
+    const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
+    const int64_t tall = up(chunk, Scores::TALL), all = tall + ROWS, tiles = tall / ROWS + 1;
+    static thread_local std::vector<Row> rows;
+    static thread_local std::vector<Line> line_of;
+    rows.resize(size_t(tall)), line_of.resize(size_t(tall));
+    Lines lines = lines_of(call, group, first, count, Scores::TALL, rows.data(), line_of.data());
+    const bool capped = call.softcap > 0;
+    Arena& memory = arena();
+    memory.reserve(Scores::bytes(call, tall) + 4 * all * ((capped ? 3 : 2) * lines.apart + 2 * deep + wide) +
+                   support_bytes(lines.apart) +
+                   4 * (KEYS + room_of(lines.apart) + (TOGETHER + 2) * (deep + wide) + 2 * SWEEP * APART +
+                        KEYS * (width + deep) + (SWEEP + ROWS) * (width + wide + deep) + LANES +
+                        LINES * (deep + wide)) +
+                   tiles + 16384);
+    lines.scores = memory.floats(all * lines.apart);
+    lines.slopes = capped ? memory.floats(all * lines.apart) : nullptr;
+    RunDesk run{};
+    run.products = memory.floats(all * lines.apart);
+    RowDesk desk{};
+    desk.queries = memory.floats(all * deep), desk.above = memory.floats(all * wide);
+    desk.query_sum = memory.floats(all * deep);
+    Scores scores(call, memory, tall);
+    Bias biases(call, batch, memory.floats(KEYS));
+    desk.support = support_from(memory, lines.apart), desk.slope = memory.floats(room_of(lines.apart));
+    desk.buffer = memory.floats((TOGETHER + 1) * (deep + wide)), desk.line = memory.floats(deep + wide);
+    run.weights = memory.floats(SWEEP * APART), run.slopes = memory.floats(SWEEP * APART);
+    run.value_columns = memory.floats(KEYS * width), run.key_lines = memory.floats(KEYS * deep);
+    run.above_tiles = memory.floats((SWEEP + ROWS) * width + LANES);
+    run.above_lines = memory.floats(SWEEP * wide), run.query_lines = memory.floats(SWEEP * deep);
+    run.buffer = memory.floats(LINES * (deep + wide));
+    bool* dense = memory.things<bool>(tiles);
+
+    std::memset(desk.buffer, 0, size_t((TOGETHER + 1) * (deep + wide)) * 4);
+    std::memset(desk.queries, 0, size_t(all * deep) * 4);
+    std::memset(desk.above, 0, size_t(all * wide) * 4);
+    std::memset(desk.query_sum, 0, size_t(all * deep) * 4);
+    fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count), biases, lines);
+    for (int64_t i = 0; i < count; i++) {
+        const Row& row = rows[size_t(i)];
+        if (row.count == 0) continue;
+        const float factor = multiplier_of(call, batch, row);
+        float* query = desk.queries + i * deep;
+        read_row(call.query, at(call.query, batch, row.head, row.query), call.query.stride[3], depth, query);
+        for (int64_t d = 0; d < depth; d++) query[d] *= factor;
+        if (width)
+            read_row(call.grad_output, at(call.grad_output, batch, row.head, row.query), call.grad_output.stride[3],
+                     width, desk.above + i * wide);
+    }
+    for (int64_t tile = 0; tile < count; tile += ROWS) {
+        const int64_t stop = tile + ROWS < count ? tile + ROWS : count;
+        int64_t much = 0;
+        for (int64_t i = tile; i < stop; i++) {
+            Line& line = lines.lines[i];
+            if (!list_again(of, lines, i, desk.support)) continue;
+            line.large = desk.support.size * LARGE > line.end - line.begin;
+            if (line.large) much += desk.support.size;
+            else backward_list(of, batch, group, lines, i, desk, sums);
+        }
+        dense[tile / ROWS] = pays(lines, tile, stop, much);
+        if (dense[tile / ROWS] || much == 0) continue;
+        for (int64_t i = tile; i < stop; i++)
+            if (lines.lines[i].large && list_again(of, lines, i, desk.support))
+                backward_list(of, batch, group, lines, i, desk, sums), lines.lines[i].large = false;
+    }
+    for (int64_t tile = 0; tile < count;) {
+        int64_t stop = tile;
+        while (stop < count && stop - tile < SWEEP && dense[stop / ROWS]) stop += ROWS;
+        if (stop > tile) backward_run(of, batch, group, lines, tile, stop < count ? stop : count, desk, run, sums);
+        tile = stop > tile ? stop : tile + ROWS;
+    }
+    for (int64_t i = 0; i < count; i++)
+        write_row_gradients(call, batch, rows[size_t(i)], multiplier_of(call, batch, rows[size_t(i)]),
+                            desk.query_sum + i * deep, desk.line);
+}
+
+template <class Scores>
+inline void row_backward_head(const RowBackward& whole, int64_t batch, int64_t group, int64_t share) {
+    const Backward& work = whole.work;
+    const Arguments& call = work.call;
+    const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL);
+    const int64_t all = call.heads / call.groups * call.queries;
+    const int64_t start = share * work.share_rows, stop = start + work.share_rows < all ? start + work.share_rows : all;
+    const int64_t own = work.sums_of(batch * call.groups + group, share);
+    const KeySums sums{work.key_sums ? work.key_sums + own * work.key_room * deep : nullptr,
+                       work.value_sums ? work.value_sums + own * work.key_room * wide : nullptr};
+    if (sums.keys) std::memset(sums.keys, 0, size_t(work.key_room * deep) * 4);
+    if (sums.values) std::memset(sums.values, 0, size_t(work.key_room * wide) * 4);
+    const int64_t chunk = RowCut(call, Scores::TALL, 1).largest;
+    for (int64_t first = start; first < stop; first += chunk)
+        row_backward_chunk<Scores>(whole.of, batch, group, first, stop - first < chunk ? stop - first : chunk, chunk,
+                                   sums);
+}
+
+// A task, as in backward.h: the heads of its unit one after another, its share of their rows.
+template <class Scores>
+void row_backward_task(void* context, int64_t task, int64_t) {
+    const RowBackward& whole = *static_cast<const RowBackward*>(context);
+    const Backward& work = whole.work;
+    const int64_t unit = task / work.shares, share = task % work.shares, groups = work.call.groups;
+    const int64_t own_groups = work.by_group ? groups : 1;
+    for (int64_t batch = 0; batch < work.call.batch; batch++)
+        for (int64_t group = 0; group < groups; group++)
+            if ((work.by_batch ? batch : 0) * own_groups + (work.by_group ? group : 0) == unit)
+                row_backward_head<Scores>(whole, batch, group, share);
+}
+
+}  // namespace attemper

@@ -1,0 +1,456 @@
+// The weights of one row of scores, for softmax's alternatives. With d = s - m <= 0, q = alpha - 1, W the sum of weights:
+//
+//     sparsemax    [d - t]+                      entmax15   [d/2 - t]+^2         t: their sum is 1
+//     entmax       [q d - t]+^(1/q) = w0 [1 + q d / w0^q]+^(1/q),   w0 = (-t)^(1/q) the weight of the largest score
+//     top-k        exp(d) / W of the k largest   threshold  exp(d) / W where exp(d) >= number sum exp(d)
+//     sigmoid      1 / (1 + exp(-s - bias))
+//
+// A row gives a list of its support: places, distances d and weights, in ascending order of place. Keys whose weight is
+// 0 whatever the others are (entmax: d <= -1/q, since w0 <= 1) never enter it.
+//
+// The threshold of alpha <= 2 is found by Newton's iteration from the side where it is monotone: the sum of weights is
+// convex in t, and so is its (1/p)-th power, p = 1/q, which is nearer to a line. First in float32 on ever fewer keys,
+// then, for sparsemax and entmax15, in float64 on those that are left. Above 2 the sum has a kink of infinite slope at
+// every key: w0 is bracketed, in float64.
+#pragma once
+#include "select.h"
+
+namespace attemper {
+
+enum Kind : int64_t { SOFTMAX, SPARSEMAX, ENTMAX15, ENTMAX, TOPK, THRESHOLD, SIGMOID };
+
+// The map of one row. number: k, or the least weight; parameter: alpha, or the bias.
+struct Rule {
+    Kind kind;
+    double number;
+    float parameter;
+};
+
+// The map that a rule means: entmax has three that are solved more quickly.
+inline Rule plain(Rule rule) {
+    if (rule.kind != ENTMAX) return rule;
+    if (rule.parameter == 1.0f) rule.kind = SOFTMAX;
+    if (rule.parameter == 1.5f) rule.kind = ENTMAX15;
+    if (rule.parameter == 2.0f) rule.kind = SPARSEMAX;
+    return rule;
+}
+
+// Each with room for `room_of` elements.
+struct Support {
+    float *weight, *distance, *spare;
+    int32_t* place;
+    int64_t size;
+    double found;  // the letter x: w0 of entmax; the k-th largest d; log sum exp(d) (threshold); 0 (sigmoid)
+};
+
+inline int64_t room_of(int64_t n) { return (n + LANES - 1) / LANES * LANES + 2 * LANES; }
+
+constexpr float FARTHEST = std::numeric_limits<float>::max();  // a difference of scores that overflowed: 0 times it is 0
+
+constexpr int64_t STRETCH = 1024;  // floats that are summed in float32 before their sum goes to float64
+
+// Keys nearer to the maximum than `window`, and no hidden one.
+inline void take_candidates(const float* s, int64_t n, float maximum, float window, Support& to) {
+    const Vec from = splat(maximum), least = splat(-window);
+    Ints place = lane_places();
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; j += LANES, place += LANES) {
+        const Vec d = load(s + j) - from;
+        const Mask in = below(least, d);
+        const int64_t more = marked(in);
+        if (more == 0) continue;
+        compress(in, d, to.distance + count);
+        compress(in, place, to.place + count);
+        count += more;
+    }
+    to.size = count;
+}
+
+// Fills the last vector of distances, of floats or doubles, with what is out of every support.
+ATTEMPER_INLINE void pad(Support& of) {
+    for (int i = 0; i < (LANES > DOUBLES ? LANES : DOUBLES); i += LANES)
+        store(of.distance + of.size + i, splat(-INFINITY));
+}
+
+// Drops keys whose distance is at most `least`, in place.
+inline void drop_below(Support& of, float least) {
+    const Vec bound = splat(least);
+    int64_t count = 0;
+    for (int64_t j = 0; j < of.size; j += LANES) {
+        const Vec d = load(of.distance + j);
+        const Ints place = load_places(of.place + j);
+        const Mask in = below(bound, d);
+        compress(in, d, of.distance + count);
+        compress(in, place, of.place + count);
+        count += marked(in);
+    }
+    of.size = count;
+    pad(of);
+}
+
+// Of f(t) = sum [q d - t]+^p: p = 1 (sparsemax, q = 1) or 2 (entmax15, q = 1/2).
+struct Sums2 {
+    double value, slope;  // sum r^p, sum r^(p-1)
+};
+
+template <bool SQUARE>
+inline Sums2 sums_in_floats(const Support& of, float t) {
+    const Vec shift = splat(t), zero = {}, one = splat(1.0f);
+    Sums2 sums = {0, 0};
+    for (int64_t begin = 0; begin < of.size; begin += STRETCH) {
+        const int64_t end = begin + STRETCH < of.size ? begin + STRETCH : of.size;
+        Vec value[2] = {}, slope[2] = {};
+        for (int64_t j = begin; j < end; j += 2 * LANES) {
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                const Vec d = j + half * LANES < end ? load(of.distance + j + half * LANES) : splat(-INFINITY);
+                const Vec r = larger(SQUARE ? d * 0.5f - shift : d - shift, zero);
+                value[half] += SQUARE ? r * r : r;
+                slope[half] += SQUARE ? r : keep_where(below(zero, r), one);
+            }
+        }
+        sums.value += lane_sum(value[0] + value[1]);
+        sums.slope += lane_sum(slope[0] + slope[1]);
+    }
+    return sums;
+}
+
+template <bool SQUARE>
+inline Sums2 sums_in_doubles(const Support& of, double t) {
+    const Doubles shift = splat_double(t), zero = {}, one = splat_double(1.0);
+    Doubles value = {}, slope = {};
+    for (int64_t j = 0; j < of.size; j += DOUBLES) {
+        const Doubles d = load_doubles(of.distance + j), gap = SQUARE ? d * 0.5 - shift : d - shift;
+        const auto in = gap > zero;
+        const Doubles r = in ? gap : zero;
+        value += SQUARE ? r * r : r;
+        slope += SQUARE ? r : (in ? one : zero);
+    }
+    return {lane_sum(value), lane_sum(slope)};
+}
+
+// Newton's step on f^(1/p) = 1.
+template <bool SQUARE>
+ATTEMPER_INLINE double step_of(const Sums2& sums) {
+    if (!SQUARE) return (sums.value - 1) / sums.slope;
+    const double root = std::sqrt(sums.value);
+    return (root - 1) * root / sums.slope;
+}
+
+// Above what is left out in float32: the sums of a stretch are off by less.
+constexpr double MARGIN = 4e-6;
+
+template <bool SQUARE>
+inline void solve_simple(const float* s, int64_t n, float maximum, Support& to) {
+    const double scale = SQUARE ? 2.0 : 1.0;  // of d against t
+    take_candidates(s, n, maximum, float(scale), to);
+    pad(to);
+    double t = -1;
+    for (int round = 0; round < 50; round++) {
+        const double step = step_of<SQUARE>(sums_in_floats<SQUARE>(to, float(t)));
+        t += step;
+        const int64_t before = to.size;
+        drop_below(to, float((t - MARGIN) * scale));
+        if (step < 1e-4 || (round > 2 && to.size == before)) break;
+    }
+    for (int round = 0; round < 50; round++) {
+        const double step = step_of<SQUARE>(sums_in_doubles<SQUARE>(to, t));
+        t += step;
+        if (std::fabs(step) <= 1e-11 * -t) break;
+    }
+    // What is left of the threshold below a float is taken off by itself: where r is small, d - high is exact.
+    const float high = float(t), low = float(t - double(high));
+    int64_t count = 0;
+    for (int64_t j = 0; j < to.size; j += LANES) {
+        const Vec d = load(to.distance + j);
+        const Ints place = load_places(to.place + j);
+        const Vec r = ((SQUARE ? d * 0.5f : d) - high) - low;
+        const Mask in = below(Vec{}, r);
+        compress(in, SQUARE ? r * r : r, to.weight + count);
+        compress(in, d, to.distance + count);
+        compress(in, place, to.place + count);
+        count += marked(in);
+    }
+    to.size = count, to.found = SQUARE ? t * t : -t;
+}
+
+// u = 1 + q d / w0^q of a vector, to more digits than a float has: near the border of the support it is small, and there
+// are rows that have most of their keys there.
+struct Sum {
+    Vec most, rest;
+    Mask in;  // u > 0; 1 elsewhere
+};
+
+struct Inside {
+    float factor, rest;
+
+    Inside(double q, double top) {
+        const double exact = q * std::exp(-q * std::log(top));
+        factor = float(exact), rest = float(exact - double(factor));
+    }
+
+    ATTEMPER_INLINE Sum operator()(Vec d) const {
+        const Mask in = below(splat(-1.0f), d * factor);
+        const Vec kept = keep_where(in, d), z = kept * factor;
+        const Vec lost = (kept * factor - z) + kept * rest;  // exact where the processor fuses the two
+        const Vec u = larger(1.0f + z, splat(5.9604645e-8f));
+        return {u, (z - (u - 1.0f)) + lost, in};
+    }
+};
+
+// Of sum w = top sum e u, with e = u^(1/q - 1): sum e u, and sum e, the slope in `top`.
+inline Sums2 entmax_sums(const Support& of, double q, double top) {
+    const Inside inside(q, top);
+    const float less = float(1 / q - 1);
+    const Vec lowest = splat(EXP_LOWEST), least = splat(VANISHED);
+    Sums2 sums = {0, 0};
+    int64_t ties = 0;  // keys at the maximum, counted apart: a row that is nearly one-hot keeps its digits
+    for (int64_t begin = 0; begin < of.size; begin += STRETCH) {
+        const int64_t end = begin + STRETCH < of.size ? begin + STRETCH : of.size;
+        Vec values = {}, slopes = {};
+        for (int64_t j = begin; j < end; j += LANES) {
+            const Vec d = load(of.distance + j);
+            const Mask rest = below(d, Vec{});
+            const Sum u = inside(d);
+            const Vec exponent = log_with(u.most, u.rest) * less;
+            const Vec e = exp_where(rest & u.in & at_least(exponent, lowest), larger(exponent, least));
+            slopes += e;
+            values += e * (u.most + u.rest);
+            ties += marked(others(rest));
+        }
+        sums.value += lane_sum(values), sums.slope += lane_sum(slopes);
+    }
+    sums.value += double(ties), sums.slope += double(ties);
+    return sums;
+}
+
+// How far keys count whose largest weight is at most `top`; a little more, for what rounding takes.
+inline float window_of(double q, double top) { return float(std::exp(q * std::log(top)) / q * 1.000002); }
+
+// Newton from the right to `share` sum w = 1: sum of h(w0) = [w0^q + q d]+^(1/q), each convex in w0. 0 where `top` is
+// not on the right of the root; the list keeps what it may still need.
+inline double fall(Support& of, double q, double top, double share, double enough) {
+    for (int round = 0; round < 60; round++) {
+        const Sums2 sums = entmax_sums(of, q, top);
+        const double excess = share * top * sums.value - 1;
+        if (round == 0 && excess < 0) return 0;
+        top -= excess / (share * sums.slope);
+        if (excess <= enough) break;
+        drop_below(of, -window_of(q, top));
+    }
+    return top;
+}
+
+// A bound on the largest weight from every 16th vector of a long row, twice what these keys suggest; wrong now and
+// then, and then it is found out.
+constexpr int64_t SAMPLE = 16;
+
+inline double bound_of(const float* s, int64_t n, float maximum, double q, Support& to) {
+    if (n < 64 * LANES) return 1;
+    int64_t count = 0;
+    for (int64_t j = 0; j + LANES <= n; j += SAMPLE * LANES, count += LANES) store(to.spare + count, load(s + j));
+    take_candidates(to.spare, count, maximum, window_of(q, 1), to);
+    pad(to);
+    const double top = 2 * fall(to, q, 1, double(SAMPLE), 0.1);
+    return top > 0 && top < 1 ? top : 1;
+}
+
+// w0 of 1 < alpha < 2.
+inline void solve_entmax(const float* s, int64_t n, float maximum, float alpha, Support& to) {
+    const double q = double(alpha) - 1;
+    const float once = float(1 / q);
+    const Vec lowest = splat(EXP_LOWEST);
+    double top = 0;
+    for (double bound = bound_of(s, n, maximum, q, to); top == 0; bound = 1) {
+        take_candidates(s, n, maximum, window_of(q, bound), to);
+        pad(to);
+        top = fall(to, q, bound, 1, 3e-7);
+        if (bound == 1 && top == 0) top = 1;  // one key, whose weight was rounded below 1
+    }
+    const Inside inside(q, top);
+    const float first = float(top);
+    int64_t count = 0;
+    for (int64_t j = 0; j < to.size; j += LANES) {
+        const Vec d = load(to.distance + j);
+        const Ints place = load_places(to.place + j);
+        const Sum u = inside(d);
+        const Vec exponent = log_with(u.most, u.rest) * once;
+        const Mask in = u.in & at_least(exponent, lowest);
+        compress(in, exp_where(in, larger(exponent, splat(VANISHED))) * first, to.weight + count);
+        compress(in, d, to.distance + count);
+        compress(in, place, to.place + count);
+        count += marked(in);
+    }
+    to.size = count, to.found = top;
+}
+
+// [w0^q + q d]+^(1/q) of one key; keys at the maximum have w0 whatever w0^q underflows to.
+inline double steep_weight(double top, double q, float distance) {
+    if (distance == 0) return top;
+    const double z = q * double(distance) * std::exp(-q * std::log(top));
+    return z > -1 ? top * std::exp(std::log1p(z) / q) : 0.0;
+}
+
+// alpha > 2. The root is between two numbers; where they meet, and a weight still jumps between them, it is mixed.
+inline void solve_steep(const float* s, int64_t n, float maximum, float alpha, Support& to) {
+    const double q = double(alpha) - 1;
+    const float window = float(1 / q);
+    take_candidates(s, n, maximum, window > 1e-30f ? window : 1e-30f, to);
+    const auto sum = [&](double top) {
+        double total = 0;
+        for (int64_t j = 0; j < to.size; j++) total += steep_weight(top, q, to.distance[j]);
+        return total;
+    };
+    double low = 1 / double(to.size), high = 1, of_low = sum(low), of_high = sum(high);
+    bool secant = true;
+    for (int round = 0; round < 200 && of_low < 1 && of_high > 1; round++) {
+        double top = 0.5 * (low + high);
+        if (secant) top = low + (high - low) * (1 - of_low) / (of_high - of_low);
+        if (!(top > low && top < high)) top = 0.5 * (low + high);
+        if (!(top > low && top < high)) break;
+        const double total = sum(top), width = high - low;
+        if (total < 1) low = top, of_low = total;
+        else high = top, of_high = total;
+        // A secant that leaves more than half of the bracket is followed by a bisection.
+        secant = !secant || high - low < 0.5 * width;
+    }
+    const double share = of_low >= 1 ? 0.0 : (of_high <= 1 ? 1.0 : (1 - of_low) / (of_high - of_low));
+    int64_t count = 0;
+    for (int64_t j = 0; j < to.size; j++) {
+        const float d = to.distance[j];
+        const double below = steep_weight(low, q, d), weight = below + share * (steep_weight(high, q, d) - below);
+        if (!(float(weight) > 0)) continue;
+        to.weight[count] = float(weight), to.distance[count] = d, to.place[count] = to.place[j];
+        count++;
+    }
+    to.size = count;
+    to.found = low + share * (high - low);
+}
+
+// exp(d) of the list, divided by their sum.
+inline void soften(Support& of) {
+    const Vec lowest = splat(EXP_LOWEST), least = splat(VANISHED);
+    pad(of);
+    for (int64_t j = 0; j < of.size; j += LANES) {
+        const Vec d = load(of.distance + j);
+        store(of.weight + j, exp_where(at_least(d, lowest), larger(d, least)));
+    }
+    const float share = float(1 / sum_of(of.weight, of.size));
+    for (int64_t j = 0; j < of.size; j += LANES) store(of.weight + j, load(of.weight + j) * share);
+}
+
+inline void solve_topk(const float* s, int64_t n, float maximum, double number, Support& to) {
+    int64_t visible = count_at_least(s, n, -std::numeric_limits<float>::max());
+    const int64_t k = number < double(visible) ? int64_t(number) : visible;
+    const float last = kth_largest(s, n, k, maximum, to.spare);
+    const Vec bound = splat(last), from = splat(maximum), farthest = splat(-FARTHEST);
+    // Ties at the last place: the lower index. Those above it all stay.
+    int64_t ties = k - count_above(s, n, last), count = 0;
+    Ints place = lane_places();
+    for (int64_t j = 0; j < n; j += LANES, place += LANES) {
+        const Vec v = load(s + j);
+        const Mask in = at_least(v, bound), over = below(bound, v);
+        const int64_t more = marked(in);
+        if (more == 0) continue;
+        const int64_t equal = more - marked(over);
+        if (equal <= ties) {
+            compress(in, larger(v - from, farthest), to.distance + count);
+            compress(in, place, to.place + count);
+            count += more, ties -= equal;
+            continue;
+        }
+        for (int i = 0; i < LANES; i++) {
+            if (!(v[i] > last) && !(v[i] == last && ties-- > 0)) continue;
+            to.distance[count] = v[i] - maximum > -FARTHEST ? v[i] - maximum : -FARTHEST;
+            to.place[count++] = int32_t(j) + i;
+        }
+        if (ties < 0) ties = 0;
+    }
+    to.size = count, to.found = double(last - maximum);
+    soften(to);
+}
+
+inline void solve_threshold(const float* s, int64_t n, float maximum, double number, Support& to) {
+    const Vec from = splat(maximum), lowest = splat(EXP_LOWEST), least = splat(VANISHED);
+    double total = 0;
+    for (int64_t begin = 0; begin < n; begin += STRETCH) {
+        const int64_t end = begin + STRETCH < n ? begin + STRETCH : n;
+        Vec sum = {};
+        for (int64_t j = begin; j < end; j += LANES) {
+            const Vec d = load(s + j) - from, e = exp_where(at_least(d, lowest), larger(d, least));
+            store(to.spare + j, e);
+            sum += e;
+        }
+        total += lane_sum(sum);
+    }
+    // 1/n of n equal keys is 1/n, whatever their sum was rounded to.
+    const double slack = 1 - 4 * double(std::numeric_limits<float>::epsilon());
+    const Vec bound = splat(float(number * total * slack)), hidden = splat(-INFINITY), one = splat(1.0f);
+    const Vec farthest = splat(-FARTHEST);
+    Ints place = lane_places();
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; j += LANES, place += LANES) {
+        const Vec v = load(s + j), e = load(to.spare + j);
+        const Mask in = (at_least(e, bound) & below(hidden, v)) | at_least(e, one);
+        const int64_t more = marked(in);
+        if (more == 0) continue;
+        compress(in, larger(v - from, farthest), to.distance + count);
+        compress(in, place, to.place + count);
+        count += more;
+    }
+    to.size = count, to.found = std::log(total);
+    soften(to);
+}
+
+inline void solve_sigmoid(const float* s, int64_t n, float maximum, float bias, Support& to) {
+    const Vec hidden = splat(-INFINITY), from = splat(maximum), least = splat(VANISHED), one = splat(1.0f);
+    const Vec farthest = splat(-FARTHEST);
+    Ints place = lane_places();
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; j += LANES, place += LANES) {
+        const Vec v = load(s + j), x = v + bias;
+        const Mask in = below(hidden, v);
+        const int64_t more = marked(in);
+        if (more == 0) continue;
+        const Vec e = exp_negative(larger(-magnitude(x), least));
+        compress(in, (x < Vec{} ? e : one) / (1.0f + e), to.weight + count);
+        compress(in, larger(v - from, farthest), to.distance + count);
+        compress(in, place, to.place + count);
+        count += more;
+    }
+    to.size = count, to.found = 0;
+}
+
+inline void solve_softmax(const float* s, int64_t n, float maximum, Support& to) {
+    take_candidates(s, n, maximum, INFINITY, to);
+    soften(to);
+    to.found = to.size ? to.weight[0] : 0;
+    for (int64_t j = 0; j < to.size; j++) to.found = to.weight[j] > to.found ? to.weight[j] : to.found;
+}
+
+// The row s[0 .. n), n a multiple of LANES, -inf where hidden; its maximum is finite and no score is NaN or +inf.
+inline void solve(const float* s, int64_t n, float maximum, const Rule& rule, Support& to) {
+    switch (rule.kind) {
+        case SPARSEMAX: return solve_simple<false>(s, n, maximum, to);
+        case ENTMAX15: return solve_simple<true>(s, n, maximum, to);
+        case TOPK: return solve_topk(s, n, maximum, rule.number, to);
+        case THRESHOLD: return solve_threshold(s, n, maximum, rule.number, to);
+        case SIGMOID: return solve_sigmoid(s, n, maximum, rule.parameter, to);
+        case ENTMAX:
+            if (rule.parameter < 2.0f) return solve_entmax(s, n, maximum, rule.parameter, to);
+            return solve_steep(s, n, maximum, rule.parameter, to);
+        default: return solve_softmax(s, n, maximum, to);
+    }
+}
+
+// What belongs to the keys of a list, as a whole row of `n`.
+inline void spread(const Support& list, const float* from, int64_t n, float* to) {
+    if (list.size == n) {  // in ascending order of place: all of them
+        std::memcpy(to, from, size_t(n) * 4);
+        return;
+    }
+    std::memset(to, 0, size_t(n) * 4);
+    for (int64_t j = 0; j < list.size; j++) to[list.place[j]] = from[j];
+}
+
+}  // namespace attemper
