@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "control": {"monitor", "sites", "nn", "functional", "schedules"},
     "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "records"},
     "report": {"store", "records"},
-    "bench": {"functional", "kernels", "_backends"},
+    "bench": {"monitor", "functional", "kernels", "_backends"},
     "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

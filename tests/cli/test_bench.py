@@ -88,3 +88,52 @@ def test_mistakes_are_told_before_anything_is_timed(command, monkeypatch, argume
     assert ended.code == 2
     assert ended.out == ""
     assert message in ended.err
+
+
+def test_maps_are_told_with_their_support_beside_our_softmax(command):
+    ended = command(
+        "--what", "normalizers", "--shape", "1,2,96,16", "--mode", "causal", "--backend", "blocked", "--quick"
+    )
+    assert ended.code == 0, ended.err
+    _, *told = ended.out.strip().split("\n\n")
+    assert [words.split("causal: ")[1].split(" with")[0] for words in told] == [
+        "softmax_plus_one", "sigmoid", "top-64", "entmax(1.25)", "entmax15", "sparsemax",
+    ]  # fmt: skip
+    for words in told:
+        assert "times our softmax attention (" in words
+        assert "of the keys have weight" in words
+        assert "Against float64 the output was off by at most " in words
+
+
+def test_maps_have_their_numbers_as_json(command):
+    ended = command(
+        "--what", "normalizers", "--shape", "1,2,64,16", "--mode", "full", "--quick", "--backward", "--json"
+    )
+    assert ended.code == 0, ended.err
+    rows = json.loads(ended.out)["rows"]
+    assert all(row["ratios"]["softmax"] > 0 and row["shape"]["backward"] for row in rows)
+    support = {row["normalizer"]: row["support"] for row in rows}
+    assert support["sigmoid"] == 1
+    assert 0 < support["sparsemax"] < support["entmax15"] < support["entmax(1.25)"] < 1
+    assert support["top-64"] == 1, "no more than 64 keys are there"
+
+
+def test_memory_and_watch_are_told(command):
+    memory = command("--what", "memory", "--shape", "1,2,64,16", "--mode", "full")
+    assert memory.code == 0, memory.err
+    assert "1,2,64,16 float32, forward, full: attention with every statistic " in memory.out
+    watched = command("--what", "watch", "--pairs", 3, "--json")
+    assert watched.code == 0, watched.err
+    (row,) = json.loads(watched.out)["rows"]
+    assert set(row["ratios"]) == {"sampled", "between"}
+
+
+def test_a_watch_has_a_model_of_its_own(command):
+    ended = command("--what", "watch", "--shape", "1,2,64,16")
+    assert ended.code == 2
+    assert "a watch is timed on a model of its own" in " ".join(ended.err.split())
+
+
+def test_backward_is_attention_with_its_backward_pass(command):
+    ended = command("--what", "backward", "--shape", "1,2,32,16", "--mode", "full", "--quick", "--json")
+    assert json.loads(ended.out)["rows"][0]["shape"]["backward"] is True

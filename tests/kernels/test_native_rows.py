@@ -178,7 +178,8 @@ class Dense:
         positions = torch.arange(s.shape[2]) if problem.positions is None else problem.positions
         letters = {
             "w": total,
-            "s": (w > 0).sum(-1).double(),
+            # A weight below exp(-87) of the largest is 0 in float32.
+            "s": (w > w.amax(-1, keepdim=True) * math.exp(-87)).sum(-1).double(),
             "p": p.gather(-1, top)[..., 0],
             "a": (p * (m - finite)).sum(-1),
             "h": -(p * torch.where(p > 0, p, 1.0).log()).sum(-1),
@@ -220,6 +221,7 @@ def gradients(dense: Dense, output: Tensor, state: Tensor) -> dict[str, Tensor]:
 
 def assert_near(name: str, got: Tensor, want: Tensor, yardsticks: list[Tensor], slack: float) -> None:
     """Within twice the yardsticks' largest error and ``slack`` times the largest value (1 at least)."""
+    want, yardsticks = want.detach(), [other.detach() for other in yardsticks]
     assert got.shape == want.shape, name
     if want.numel() == 0:
         return

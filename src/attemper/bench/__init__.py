@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from attemper.bench.hardware import Machine, machine
 from attemper.bench.memory import peak_extra_bytes
+from attemper.bench.normalizers import NORMALIZERS, NormalizerRow, measure_normalizer
 from attemper.bench.shape import Shape, parsed
 from attemper.bench.timing import Row, measure
 
-__all__ = ["Machine", "Row", "Shape", "machine", "measure", "parsed", "peak_extra_bytes"]
+__all__ = [
+    "NORMALIZERS",
+    "Machine",
+    "NormalizerRow",
+    "Row",
+    "Shape",
+    "machine",
+    "measure",
+    "measure_normalizer",
+    "parsed",
+    "peak_extra_bytes",
+]

@@ -13,9 +13,20 @@ from attemper._backends import resolve
 from attemper.errors import BackendError, InputError
 
 if TYPE_CHECKING:
-    from attemper.bench import Row, Shape
+    from attemper.bench import Machine, NormalizerRow, Row, Shape
+    from attemper.bench.watched import WatchRow
 
 SHAPES = ("1,8,512,64", "1,8,2048,64", "1,8,2048,128")
+
+
+class What(StrEnum):
+    """What is timed."""
+
+    attention = "attention"
+    backward = "backward"
+    normalizers = "normalizers"
+    watch = "watch"
+    memory = "memory"
 
 
 class Mode(StrEnum):
@@ -35,6 +46,13 @@ class Kind(StrEnum):
 
 
 def bench(
+    what: Annotated[
+        What,
+        typer.Option(
+            help="attention, or with its backward pass; other maps than softmax beside it; what a watch costs a "
+            "training step; or peak memory."
+        ),
+    ] = What.attention,
     shape: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,6 +70,11 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of sentences.")] = False,
 ) -> None:
     """Time attention with every statistic on this CPU, and PyTorch's attention without any, in turns."""
+    backward = backward or what is What.backward
+    if what is What.watch and (shape or backward):
+        raise typer.BadParameter(
+            "a watch is timed on a model of its own, without --shape and --backward", param_hint="--what"
+        )
     try:
         resolve(backend, frozenset())
     except (InputError, BackendError) as error:
@@ -59,18 +82,69 @@ def bench(
     shapes = _shapes(shape or (SHAPES[:1] if quick else SHAPES), mode, dtype, backward)
     import torch
 
-    from attemper.bench import measure
-
     if threads is not None:
         torch.set_num_threads(threads)
+    count = 3 if quick else pairs
+    match what:
+        case What.watch:
+            rows, told = _watched(count)
+        case What.memory:
+            rows, told = _memory(shapes, backend)
+        case What.normalizers:
+            rows, told = _normalizers(shapes, backend, count)
+        case _:
+            rows, told = _attention(shapes, backend, count)
+    if as_json:
+        print(json.dumps({"schema": 1, "rows": rows}, indent=2))
+    else:
+        print("\n\n".join(told))
+
+
+Told = tuple[list[dict[str, object]], list[str]]
+"""Rows for JSON, and paragraphs for people."""
+
+
+def _attention(shapes: list[Shape], backend: str, pairs: int) -> Told:
+    from attemper.bench import measure
+
     rows = []
     for number, one in enumerate(shapes):
         print(f"{number + 1} of {len(shapes)}: {one}, {one.mode}", file=sys.stderr)
-        rows.append(measure(one, backend=backend, pairs=3 if quick else pairs))
-    if as_json:
-        print(json.dumps({"schema": 1, "rows": [row.to_dict() for row in rows]}, indent=2))
-    else:
-        print("\n\n".join((_machine(rows[0]), *map(sentences, rows))))
+        rows.append(measure(one, backend=backend, pairs=pairs))
+    return [row.to_dict() for row in rows], [_machine(rows[0]), *map(sentences, rows)]
+
+
+def _normalizers(shapes: list[Shape], backend: str, pairs: int) -> Told:
+    from attemper.bench import NORMALIZERS, measure_normalizer
+
+    rows = []
+    for number, one in enumerate(shapes):
+        for name in NORMALIZERS:
+            print(f"{number + 1} of {len(shapes)}: {one}, {one.mode}, {name}", file=sys.stderr)
+            rows.append(measure_normalizer(one, name, backend=backend, pairs=pairs))
+    return [row.to_dict() for row in rows], [_setting(rows[0].machine), *map(normalizer_sentences, rows)]
+
+
+def _watched(pairs: int) -> Told:
+    from attemper.bench.watched import measure_watch
+
+    row = measure_watch(pairs=pairs)
+    return [row.to_dict()], [_setting(row.machine), watch_sentence(row)]
+
+
+def _memory(shapes: list[Shape], backend: str) -> Told:
+    from attemper.bench import machine, peak_extra_bytes
+
+    rows: list[dict[str, object]] = []
+    told = [_setting(machine())]
+    for one in shapes:
+        extra = peak_extra_bytes(one, backend=backend)
+        rows.append({"shape": str(one), "mode": one.mode, "peak_extra_bytes": extra})
+        amount = "is not told by this system" if extra is None else f"takes at most {extra / 2**20:.1f} MiB"
+        told.append(
+            f"{one} {one.dtype}, {one.mode}: attention with every statistic {amount} beyond inputs and results."
+        )
+    return rows, told
 
 
 def _shapes(texts: tuple[str, ...] | list[str], mode: Mode, dtype: Kind, backward: bool) -> list[Shape]:
@@ -84,10 +158,13 @@ def _shapes(texts: tuple[str, ...] | list[str], mode: Mode, dtype: Kind, backwar
         raise typer.BadParameter(str(error), param_hint="--shape") from error
 
 
-def _machine(row: Row) -> str:
-    machine, peak = row.machine, row.peak_gflops
+def _setting(machine: Machine) -> str:
     threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
-    told = f"{machine.processor}, {machine.instructions}, {threads}, torch {machine.torch}."
+    return f"{machine.processor}, {machine.instructions}, {threads}, torch {machine.torch}."
+
+
+def _machine(row: Row) -> str:
+    told, peak = _setting(row.machine), row.peak_gflops
     if peak is None:
         return f"{told}\nThe native kernels are not built: their share of the machine's peak is not known."
     return f"{told}\nIts registers alone were measured to do {peak:.0f} GFLOP/s."
@@ -120,3 +197,26 @@ def sentences(row: Row) -> str:
         f"{row.entropy_error_nats:.1e} nats."
     )
     return "\n".join(lines)
+
+
+def normalizer_sentences(row: NormalizerRow) -> str:
+    """A paragraph on one map: what it took, against what, how sparse and how exact it was."""
+    lines = [
+        f"{row.shape} {row.shape.dtype}, {row.shape.mode}: {row.normalizer} with every statistic takes {row.ms:.2f} ms "
+        f"on backend {row.backend} (median of {row.pairs}); {row.support:.1%} of the keys have weight.",
+        f"  {row.ratios['softmax']:.2f} times our softmax attention ({row.other_ms['softmax']:.2f} ms).",
+    ]
+    if "entmax_package" in row.ratios:
+        times = 1 / row.ratios["entmax_package"]
+        lines.append(f"  {times:.1f} times as fast as the entmax package ({row.other_ms['entmax_package']:.2f} ms).")
+    lines.append(f"  Against float64 the output was off by at most {row.output_error:.1e}.")
+    return "\n".join(lines)
+
+
+def watch_sentence(row: WatchRow) -> str:
+    """What a watch costs."""
+    return (
+        f"A training step of {row.batch} x {row.tokens} tokens, 2 layers of 4 heads, width 256, takes {row.ms:.1f} ms "
+        f"(median of {row.pairs}).\n  Sampled by a watch, 128 rows of each sequence: {row.ratios['sampled']:.3f} times "
+        f"that. Watched and not sampled: {row.ratios['between']:.3f} times."
+    )

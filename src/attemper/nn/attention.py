@@ -272,7 +272,9 @@ def _joined_mask(padding: Tensor | None, mask: Tensor | None, query: Tensor, key
     # Not in half precision, where -1e9 would become -inf and hide a key.
     dtype = torch.promote_types(query.dtype, torch.float32)
     added = [
-        torch.zeros_like(part, dtype=dtype).masked_fill(part, -torch.inf) if part.dtype == torch.bool else part.to(dtype)
+        torch.zeros_like(part, dtype=dtype).masked_fill(part, -torch.inf)
+        if part.dtype == torch.bool
+        else part.to(dtype)
         for part in parts
     ]
     return added[0] if len(added) == 1 else added[0] + added[1]

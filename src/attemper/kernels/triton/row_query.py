@@ -141,12 +141,11 @@ def _row_sums(
     if MAP == SIGMOID:
         along = facts.above[3]
         return along, b_sum, rg_sum + along * r_sum - b_sum * e_sum
-    else:
-        # A sum that is NaN stays: its row has a score that is not finite.
-        total = tl.where(r_sum == 0, 1.0, r_sum)
-        e = facts.number
-        part = (b_sum * g_sum - gb_sum - e * (b_sum * gy_sum + e_sum * gb_sum)) / total
-        return rg_sum / total, zero, part
+    # A sum that is NaN stays: its row has a score that is not finite.
+    total = tl.where(r_sum == 0, 1.0, r_sum)
+    e = facts.number
+    part = (b_sum * g_sum - gb_sum - e * (b_sum * gy_sum + e_sum * gb_sum)) / total
+    return rg_sum / total, zero, part
 
 
 @triton.jit(do_not_specialize=LENGTHS)

@@ -2,8 +2,8 @@ r"""What a map finds on a row, x, by going over the blocks of keys: a bounded nu
 
 - Entmax family: the largest weight pi in [1/n, 1]. Sum w = pi Omega(pi) grows with pi, and for e <= 1 it is convex:
   Newton's iteration from pi = 1 falls to the root and never crosses it. For e > 1 the slope has no bound: a bracket is kept,
-  and halved wherever Newton's step leaves it, and every fourth time. What is left where no float32 is near enough is
-  the lower end: the keys that enter above it would take weight that they do not have.
+  and halved wherever Newton's step leaves it, and every fourth time. Where no float32 is near enough it is the end whose
+  sum is nearer to 1.
 - Top-k: the k-th largest score, as the bits of m - s, which ascend with it as integers. Three pivots at a time (the middle of
   the bits, the middle of the values, and where the counts point), until one splits off exactly k keys or two neighbours are
   left: 31 times at most. Of ties the first ones count: ``first_without``.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton.maps import EVERY, MIN_WEIGHT_SLACK, THRESHOLD, TOPK, growth, knobs, shares
+from attemper.kernels.triton.maps import EVERY, LARGEST, MIN_WEIGHT_SLACK, THRESHOLD, TOPK, growth, knobs, shares
 from attemper.kernels.triton.row_tiles import any_of, below, scores_at
 from attemper.kernels.triton.softmax import _added, exponential
 
@@ -110,6 +110,7 @@ def _largest_weight(
     none = tl.zeros([BLOCK_M], tl.int32)
     pi = tl.zeros([BLOCK_M], tl.float32) + 1.0
     low, high = 1.0 / tl.maximum(n, 1).to(tl.float32), pi
+    short, over = -pi, pi * LARGEST
     done = (n < 2) | (bad > 0)
     steep = number > 1.0
     sweep = 0
@@ -131,14 +132,16 @@ def _largest_weight(
             left += wanted
         count = left
         excess = (pi * z - 1.0) + pi * zl
-        low, high = tl.where(excess < 0, tl.maximum(low, pi), low), tl.where(excess < 0, high, pi)
+        low, high = tl.where(excess < 0, pi, low), tl.where(excess < 0, high, pi)
+        short, over = tl.where(excess < 0, excess, short), tl.where(excess < 0, over, excess)
         after = pi - excess / tl.maximum(rate, 1.0)
         if steep:
             outside = (after <= low) | (after >= high) | (sweep % 4 == 3)
             after = tl.where(outside, tl.sqrt(low * high), after)
             narrow = high - low <= 2.4e-7 * high
             last = (tl.abs(excess) <= ENOUGH) | narrow
-            after = tl.where(tl.abs(excess) <= ENOUGH, pi, tl.where(narrow, low, after))
+            nearer = tl.where(over < -short, high, low)
+            after = tl.where(tl.abs(excess) <= ENOUGH, pi, tl.where(narrow, nearer, after))
         else:
             after = tl.minimum(tl.maximum(after, low), 1.0)
             last = (excess <= CLOSE) | (after >= pi)

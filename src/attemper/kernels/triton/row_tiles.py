@@ -112,9 +112,7 @@ def first_of(tile, keys, place, FIRST: tl.constexpr):
     """Which keys are first tokens, [M or 1, N] bool."""
     if FIRST:
         source = keys.first.pointer + tile.batch.to(tl.int64) * keys.first.batch
-        marked = tl.load(
-            source + place.to(tl.int64) * keys.first.column, mask=place < keys.structure.keys, other=0
-        )
+        marked = tl.load(source + place.to(tl.int64) * keys.first.column, mask=place < keys.structure.keys, other=0)
         return (marked != 0)[None, :]
     return place[None, :] - tile.origin[:, None] < keys.first_tokens
 

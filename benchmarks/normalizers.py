@@ -1,0 +1,278 @@
+"""Softmax's alternatives in C++, against torch.softmax, our softmax attention and the entmax package.
+
+    python benchmarks/normalizers.py [--quick] [--threads N] [--pairs N] [--seconds S] [--json FILE] [--only WORD]
+                                     [--cpu-time]
+
+Maps of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward; for attention with
+random scores (standard deviation 1) and with sharp ones (8), where entmax15 keeps less than 1% of the keys. Everything
+is checked first: weights against the entmax package in float64 or a definition, attention against dense float64. Then
+all ways run in turns in one process, and ratios are medians of pairs. Below 1 is faster than what stands in the
+heading. ``softmax``: torch.softmax, or our attention with softmax. ``package``: the entmax package (a development
+dependency; left out where it is not installed), for attention on eager scores. --cpu-time, on a machine that is busy
+with something else: one thread, and the time that it was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from attemper import _reference_maps
+from attemper.bench import machine
+from attemper.bench.timing import rounds
+from attemper.kernels import native
+from attemper.kernels.native import normalize
+from attemper.kernels.problem import Problem, Upstream
+
+SCORES, QUICK_SCORES = (8, 2048, 2048), (8, 256, 1024)
+ATTENTION, QUICK_ATTENTION = (1, 8, 2048, 64), (1, 8, 512, 64)
+SHARP = 8.0
+LARGEST_ERROR = 1e-6
+"""Of a weight or an output against float64, beyond which nothing is timed."""
+CHECKED_ROWS = 64
+
+Way = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Map:
+    """One map: its name, k or the smallest weight, alpha or the bias, and its name in the entmax package."""
+
+    kind: str
+    number: float = 0.0
+    given: float | None = None
+    package: str | None = None
+
+    def __str__(self) -> str:
+        extra = self.given if self.given is not None else self.number
+        return self.kind + (f" {extra:g}" if extra else "")
+
+
+MAPS = (
+    Map("sparsemax", package="sparsemax"), Map("entmax15", package="entmax15"),
+    Map("entmax", given=1.5, package="entmax_bisect"), Map("entmax", given=1.25, package="entmax_bisect"),
+    Map("entmax", given=1.75, package="entmax_bisect"), Map("entmax", given=3.0, package="entmax_bisect"),
+    Map("topk", 64.0), Map("threshold", 0.001), Map("sigmoid", given=-7.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one map took. ``ratios``: ours divided by the other, medians of pairs."""
+
+    what: str
+    map: str
+    scores: str
+    backward: bool
+    support_share: float
+    pairs: int
+    ms: float
+    other_ms: dict[str, float]
+    ratios: dict[str, float]
+    error: float
+
+
+def package() -> object | None:
+    """The entmax package, or None where it is not installed."""
+    try:
+        return importlib.import_module("entmax")
+    except ImportError:
+        return None
+
+
+def their_map(one: Map) -> Callable[[Tensor], Tensor] | None:
+    """The package's function for this map, as it is called on scores."""
+    entmax = package()
+    if entmax is None or one.package is None:
+        return None
+    function = getattr(entmax, one.package)
+    if one.package != "entmax_bisect":
+        return lambda scores: function(scores, dim=-1)
+    return lambda scores: function(scores, alpha=one.given, dim=-1)
+
+
+def wanted(scores: Tensor, one: Map) -> Tensor:
+    """Weights of [rows, n] in float64 by the reference."""
+    given = None if one.given is None else torch.tensor([one.given])
+    dense = scores.double()[None, None]
+    return _reference_maps.weights(dense, torch.ones_like(dense, dtype=torch.bool), one.kind, one.number, given)[0, 0]
+
+
+def number_of(one: Map) -> float:
+    return one.given if one.given is not None else one.number
+
+
+def map_ways(scores: Tensor, one: Map, *, backward: bool) -> dict[str, Way]:
+    """Ours and others on [rows, n]."""
+    above, number = torch.randn_like(scores), number_of(one)
+
+    def ours() -> object:
+        weights = normalize.weights(scores, one.kind, number)
+        return normalize.slope(weights, above, one.kind, number) if backward else weights
+
+    def by_autograd(function: Callable[[Tensor], Tensor]) -> Way:
+        leaf = scores.detach().requires_grad_(backward)
+        if not backward:
+            return lambda: function(leaf)
+        return lambda: torch.autograd.grad(function(leaf), leaf, above)
+
+    ways: dict[str, Way] = {"ours": ours, "softmax": by_autograd(lambda leaf: torch.softmax(leaf, -1))}
+    if theirs := their_map(one):
+        ways["package"] = by_autograd(theirs)
+    return ways
+
+
+def problem_of(tensors: tuple[Tensor, ...], one: Map | None, fields: str) -> Problem:
+    query, key, value = tensors
+    multiplier = torch.full((1, 1, 1), query.shape[3] ** -0.5)
+    if one is None:
+        return Problem(query=query, key=key, value=value, mask=None, multiplier=multiplier, fields="mzn")
+    given = None if one.given is None else torch.full((query.shape[1],), one.given)
+    return Problem(
+        query=query, key=key, value=value, mask=None, multiplier=multiplier, sink=given, fields=fields,
+        normalizer=one.kind, number=one.number,
+    )  # fmt: skip
+
+
+def attention_ways(tensors: tuple[Tensor, ...], one: Map, *, backward: bool) -> dict[str, Way]:
+    """Ours, our softmax, and eager attention with the package's map."""
+    above = torch.randn_like(tensors[2])
+    needs = (True, True, True, False, False, False)
+
+    def by_kernel(problem: Problem) -> Way:
+        def call() -> object:
+            output, state, key_mass = native.forward(problem)
+            if not backward:
+                return output
+            upstream = Upstream(above, torch.zeros_like(state), key_mass)
+            return native.backward(problem, output, state, upstream, needs)
+
+        return call
+
+    ways = {"ours": by_kernel(problem_of(tensors, one, "mnx")), "softmax": by_kernel(problem_of(tensors, None, ""))}
+    if theirs := their_map(one):
+        leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
+
+        def eager() -> object:
+            query, key, value = leaves
+            output = theirs(query @ key.mT * query.shape[3] ** -0.5) @ value
+            return torch.autograd.grad(output, leaves, above) if backward else output
+
+        ways["package"] = eager
+    return ways
+
+
+def checked_map(scores: Tensor, one: Map) -> tuple[float, float]:
+    """Largest error of a weight, and the share of keys that have any. Stops where the error is too large."""
+    picked = scores[:: max(1, len(scores) // CHECKED_ROWS)]
+    weights = normalize.weights(picked, one.kind, number_of(one))
+    want = wanted(picked, one)
+    return _within(one, float((weights.double() - want).abs().max())), float((weights > 0).double().mean())
+
+
+def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, float]:
+    """The same of an output. Scores are compared as float32 has them: a support may change with their last digit."""
+    query, key, value = tensors
+    output, state, _ = native.forward(problem_of(tensors, one, "mnxs"))
+    picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
+    worst = 0.0
+    for head in range(query.shape[1]):
+        scores = query[0, head, picked].double() @ key[0, head].double().mT * query.shape[3] ** -0.5
+        want = wanted(scores, one) @ value[0, head].double()
+        worst = max(worst, float((output[0, head, picked].double() - want).abs().max()))
+    # An error of a score of size 30, 2e-6, moves a weight by as much.
+    allowed = 50 * LARGEST_ERROR
+    return _within(one, worst, allowed), float(state[3].mean()) / key.shape[2]
+
+
+def _within(one: Map, error: float, allowed: float = LARGEST_ERROR) -> float:
+    if not error <= allowed:
+        sys.exit(f"{one} is off by {error:.1e} where {allowed:.0e} is allowed: nothing is timed")
+    return error
+
+
+def timed(ways: Mapping[str, Way], options: argparse.Namespace) -> tuple[int, dict[str, float], dict[str, float]]:
+    """Pairs, milliseconds of every way and ratios of ours to the others."""
+    clock = time.thread_time if options.cpu_time else time.perf_counter
+    times = rounds(ways, options.pairs, options.seconds, [], clock)
+    ratios = {
+        name: median(own / other for own, other in zip(times["ours"], found, strict=True))
+        for name, found in times.items()
+        if name != "ours"
+    }
+    return len(times["ours"]), {name: 1e3 * median(found) for name, found in times.items()}, ratios
+
+
+def measured(options: argparse.Namespace) -> list[Row]:
+    torch.manual_seed(0)
+    shape = QUICK_SCORES if options.quick else SCORES
+    scores = torch.randn(shape).flatten(0, 1)
+    size = QUICK_ATTENTION if options.quick else ATTENTION
+    rows: list[Row] = []
+
+    def add(what: str, name: str, one: Map, backward: bool, check: tuple[float, float], ways: dict[str, Way]) -> None:
+        pairs, ms, ratios = timed(ways, options)
+        own = ms.pop("ours")
+        row = Row(what, str(one), name, backward, check[1], pairs, own, ms, ratios, check[0])
+        rows.append(row)
+        print(line(row), flush=True)
+
+    def asked(what: str, one: Map) -> bool:
+        return options.only in f"{what} {one}"
+
+    for one in (one for one in MAPS if asked("map", one)):
+        check = checked_map(scores, one)
+        for backward in (False, True):
+            add("map", "random", one, backward, check, map_ways(scores, one, backward=backward))
+    for name, spread in (("random", 1.0), ("sharp", SHARP)):
+        query, key, value = (torch.randn(size) for _ in range(3))
+        tensors = (query * spread, key, value)
+        for one in (one for one in MAPS if asked("attention", one)):
+            check = checked_attention(tensors, one)
+            for backward in (False, True):
+                add("attention", name, one, backward, check, attention_ways(tensors, one, backward=backward))
+    return rows
+
+
+def line(row: Row) -> str:
+    sides = "fwd + bwd" if row.backward else "fwd"
+    others = "".join(f"{name:>9} {ratio:>6.2f} ({row.other_ms[name]:.0f} ms)" for name, ratio in row.ratios.items())
+    return (
+        f"{row.what:<10}{row.map:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms{row.pairs:>4}"
+        f"  {others}   error {row.error:.0e}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=20.0, help="that one row may take")
+    parser.add_argument("--only", default="", help="rows whose kind of measurement and map contain this")
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1 if options.cpu_time else options.threads)
+    here = machine()
+    print(f"{here.processor}, {here.instructions}, {here.threads} threads, torch {here.torch}")
+    print("the entmax package " + ("is not installed" if package() is None else "is compared"))
+    print(f"{'':<10}{'map':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}   ours / other (the other)")
+    rows = measured(options)
+    if options.json:
+        document = {"machine": asdict(here), "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(document, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
