@@ -30,16 +30,19 @@ def names() -> dict[str, Any]:
         "attemper": attemper, "model": model, "batches": batches, "held_out": batches * 2, "loader": batches[:2],
         "loss_of": lambda model, batch: model(**batch).loss, "scan": attemper.scan(model, batches[:2]),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "x": torch.randn(2, 6, 512), "loss": torch.zeros(()),
+        **{name: torch.randn(1, 2, 6, 8) for name in ("query", "key", "value")},
     }  # fmt: skip
 
 
 def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     code = blocks("Acting on it")
-    assert len(code) == 5
+    assert len(code) == 6
     assert "integrations.keras" in code[-1], "it runs in tests/integrations/test_keras.py"
     for block in code[:-1]:
         exec(compile(block, "README.md", "exec"), names)
     assert names["penalty"].value > 0
     assert names["thermostat"].steps == names["clip"].steps == 2
     assert len(names["calibration"].temperatures) == 1
+    assert (names["stats"].support_size <= names["stats"].visible_keys).all()
+    assert names["sparse"].sites[0].heads[0].mass == pytest.approx(1)
     assert "entropy, % of log n" in capsys.readouterr().out

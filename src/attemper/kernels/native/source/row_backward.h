@@ -90,11 +90,13 @@ inline double alpha_slope(const Support& list, const float* g, double alpha) {
     const double q = alpha - 1;
     double total = 0, mean = 0, entropy = 0;
     for (int64_t j = 0; j < list.size; j++) {
+        if (list.weight[j] == 0) continue;  // it underflowed
         const double w = list.weight[j], l = std::log(w), f = l * l * second_order(-q * l);
         total += w * std::exp(-q * l), mean += w * f, entropy -= w * l;
     }
     double sum = 0;
     for (int64_t j = 0; j < list.size; j++) {
+        if (list.weight[j] == 0) continue;
         const double w = list.weight[j], l = std::log(w), f = l * l * second_order(-q * l);
         sum += g[j] * w / total * ((mean - f) - q * (l * mean + f * entropy));
     }
