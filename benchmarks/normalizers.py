@@ -203,8 +203,9 @@ def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, flo
         sure = settled(scores, one)
         want = wanted(scores[sure], one) @ value[0, head].double()
         worst = max(worst, float((output[0, head, picked[sure]].double() - want).abs().max()))
-    # An error of a score of size 30, 2e-6, moves a weight by as much.
-    allowed = 50 * LARGEST_ERROR
+    # An error of a score of size 30, 2e-6, moves a weight by as much; above alpha = 2, where a weight near 0 is a root of
+    # its distance from the border, by the root of that.
+    allowed = (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR
     return _within(one, worst, allowed), float(state[3].mean()) / key.shape[2]
 
 
