@@ -1,7 +1,7 @@
 """Softmax's alternatives in C++, against torch.softmax, our softmax attention and the entmax package.
 
     python benchmarks/normalizers.py [--quick] [--threads N] [--pairs N] [--seconds S] [--json FILE] [--only WORD]
-                                     [--cpu-time]
+                                     [--cpu-time] [--no-package]
 
 Maps of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward; for attention with
 random scores (standard deviation 1) and with sharp ones (8), where entmax15 keeps less than 1% of the keys. Everything
@@ -9,7 +9,8 @@ is checked first: weights against the entmax package in float64 or a definition,
 all ways run in turns in one process, and ratios are medians of pairs. Below 1 is faster than what stands in the
 heading. ``softmax``: torch.softmax, or our attention with softmax. ``package``: the entmax package (a development
 dependency; left out where it is not installed), for attention on eager scores. --cpu-time, on a machine that is busy
-with something else: one thread, and the time that it was given.
+with something else: one thread, and the time that it was given. --no-package leaves the entmax package out: it takes
+from twenty to a hundred times as long as all the rest.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ LARGEST_ERROR = 1e-6
 CHECKED_ROWS = 64
 
 Way = Callable[[], object]
+Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def package() -> object | None:
         return None
 
 
-def their_map(one: Map) -> Callable[[Tensor], Tensor] | None:
+def their_map(one: Map) -> Function | None:
     """The package's function for this map, as it is called on scores."""
     entmax = package()
     if entmax is None or one.package is None:
@@ -123,7 +125,7 @@ def number_of(one: Map) -> float:
     return one.given if one.given is not None else one.number
 
 
-def map_ways(scores: Tensor, one: Map, *, backward: bool) -> dict[str, Way]:
+def map_ways(scores: Tensor, one: Map, theirs: Function | None, *, backward: bool) -> dict[str, Way]:
     """Ours and others on [rows, n]."""
     above, number = torch.randn_like(scores), number_of(one)
 
@@ -131,14 +133,14 @@ def map_ways(scores: Tensor, one: Map, *, backward: bool) -> dict[str, Way]:
         weights = normalize.weights(scores, one.kind, number)
         return normalize.slope(weights, above, one.kind, number) if backward else weights
 
-    def by_autograd(function: Callable[[Tensor], Tensor]) -> Way:
+    def by_autograd(function: Function) -> Way:
         leaf = scores.detach().requires_grad_(backward)
         if not backward:
             return lambda: function(leaf)
         return lambda: torch.autograd.grad(function(leaf), leaf, above)
 
     ways: dict[str, Way] = {"ours": ours, "softmax": by_autograd(lambda leaf: torch.softmax(leaf, -1))}
-    if theirs := their_map(one):
+    if theirs:
         ways["package"] = by_autograd(theirs)
     return ways
 
@@ -155,7 +157,7 @@ def problem_of(tensors: tuple[Tensor, ...], one: Map | None, fields: str) -> Pro
     )  # fmt: skip
 
 
-def attention_ways(tensors: tuple[Tensor, ...], one: Map, *, backward: bool) -> dict[str, Way]:
+def attention_ways(tensors: tuple[Tensor, ...], one: Map, theirs: Function | None, *, backward: bool) -> dict[str, Way]:
     """Ours, our softmax, and eager attention with the package's map."""
     above = torch.randn_like(tensors[2])
     needs = (True, True, True, False, False, False)
@@ -171,7 +173,7 @@ def attention_ways(tensors: tuple[Tensor, ...], one: Map, *, backward: bool) -> 
         return call
 
     ways = {"ours": by_kernel(problem_of(tensors, one, "mnx")), "softmax": by_kernel(problem_of(tensors, None, ""))}
-    if theirs := their_map(one):
+    if theirs:
         leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
 
         def eager() -> object:
@@ -193,7 +195,7 @@ def checked_map(scores: Tensor, one: Map) -> tuple[float, float]:
 
 
 def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, float]:
-    """The same of an output, on rows that are ``settled``."""
+    """The same of an output, relative to the largest (1 at least), on rows that are ``settled``."""
     query, key, value = tensors
     output, state, _ = native.forward(problem_of(tensors, one, "mnxs"))
     picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
@@ -202,9 +204,10 @@ def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, flo
         scores = query[0, head, picked].double() @ key[0, head].double().mT * query.shape[3] ** -0.5
         sure = settled(scores, one)
         want = wanted(scores[sure], one) @ value[0, head].double()
-        worst = max(worst, float((output[0, head, picked[sure]].double() - want).abs().max()))
-    # An error of a score of size 30, 2e-6, moves a weight by as much; above alpha = 2, where a weight near 0 is a root of
-    # its distance from the border, by the root of that.
+        error = float((output[0, head, picked[sure]].double() - want).abs().max())
+        worst = max(worst, error / max(1.0, float(want.abs().max())))
+    # An error of a score of size 30, 2e-6, moves a weight by as much; above alpha = 2, where a weight near 0 is a root
+    # of its distance from the border, by the root of that.
     allowed = (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR
     return _within(one, worst, allowed), float(state[3].mean()) / key.shape[2]
 
@@ -241,20 +244,30 @@ def measured(options: argparse.Namespace) -> list[Row]:
         rows.append(row)
         print(line(row), flush=True)
 
+    def theirs(one: Map) -> Function | None:
+        return their_map(one) if options.package else None
+
     def asked(what: str, one: Map) -> bool:
         return options.only in f"{what} {one}"
 
     for one in (one for one in MAPS if asked("map", one)):
         check = checked_map(scores, one)
         for backward in (False, True):
-            add("map", "random", one, backward, check, map_ways(scores, one, backward=backward))
+            add("map", "random", one, backward, check, map_ways(scores, one, theirs(one), backward=backward))
     for name, spread in (("random", 1.0), ("sharp", SHARP)):
         query, key, value = (torch.randn(size) for _ in range(3))
         tensors = (query * spread, key, value)
         for one in (one for one in MAPS if asked("attention", one)):
             check = checked_attention(tensors, one)
             for backward in (False, True):
-                add("attention", name, one, backward, check, attention_ways(tensors, one, backward=backward))
+                add(
+                    "attention",
+                    name,
+                    one,
+                    backward,
+                    check,
+                    attention_ways(tensors, one, theirs(one), backward=backward),
+                )
     return rows
 
 
@@ -275,12 +288,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="that one row may take")
     parser.add_argument("--only", default="", help="rows whose kind of measurement and map contain this")
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--no-package", dest="package", action="store_false")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu_time else options.threads)
     here = machine()
     print(f"{here.processor}, {here.instructions}, {here.threads} threads, torch {here.torch}")
-    print("the entmax package " + ("is not installed" if package() is None else "is compared"))
+    print("the entmax package is " + ("compared" if options.package and package() else "left out"))
     print(f"{'':<10}{'map':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}   ours / other (the other)")
     rows = measured(options)
     if options.json:

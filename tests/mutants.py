@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant("forward: log of an empty row not guarded", FORWARD, "return torch.where(self.count > 0, self.total, 1.0).log()", "return self.total.log()"),
     Mutant("backward: no guard of -inf in the base", BACKWARD, "maximum.masked_fill(maximum == -math.inf, 0.0)", "maximum"),
     Mutant("backward: no clamp of distances", BACKWARD, "sub_(rows.base).clamp_(min=VANISHED)", "sub_(rows.base)"),
-    Mutant("backward: empty rows not silenced", BACKWARD, "above = _silence_empty_rows(problem, state, upstream)", "above = upstream"),
+    Mutant("backward: empty rows not silenced", BACKWARD, "above = silence_empty_rows(problem, state, upstream)", "above = upstream"),
     # The rescaling when the maximum moves.
     Mutant("rescale: never", FORWARD, "rescale=number > 0", "rescale=False"),
     Mutant("rescale: not the total", FORWARD, "for sums in (self.total, self.first_moment,", "for sums in (self.first_moment,"),

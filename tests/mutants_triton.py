@@ -10,6 +10,8 @@ What is not here because it changes no result, and why:
 - ``softmax.finished`` makes 0.0 of a mean of -0.0: the 0.0 that is added where nothing is wrong has done so.
 - ``softmax.joined`` keeps the lowest score of both parts: ``decode`` masks every block, and ``hidden`` has told already.
 - ``decode`` stops a part at the last block: blocks behind it have no key that anybody sees.
+- ``row_search`` lets rows rest that are done: another of Newton's steps would leave them where they are.
+- ``maps`` takes four roundings off min_weight: which side of it a weight falls on that equals it is up to rounding.
 - The order in which programs start, and which programs repeat the last row: neither is stored.
 """
 
@@ -23,6 +25,11 @@ SOFTMAX, SCORES, FORWARD, DECODE, SLOPES = (
 )
 QUERY, KEY, BIAS = (f"{HERE}/backward_{name}.py" for name in ("query", "key", "bias"))
 ACCUMULATE, LAUNCH = f"{HERE}/accumulate.py", f"{HERE}/launch.py"
+
+MAPS, SEARCH, ROW_STATE, ROW_SLOPES, ROW_FORWARD, ROW_QUERY, ROW_KEY, ROW_BIAS = (
+    f"{HERE}/{name}.py"
+    for name in ("maps", "row_search", "row_state", "row_slopes", "row_forward", "row_query", "row_key", "row_bias")
+)
 
 TESTS = "tests/kernels/triton"
 SUMS = f"{TESTS}/test_accumulate.py"
@@ -70,6 +77,20 @@ def precise(name: str) -> tuple[str, ...]:
     return (f"{PRECISION}::{name}",)
 
 
+def mapped(chosen: str, feature: str = "causal") -> tuple[str, ...]:
+    """A map that is found on whole rows, with a feature, results and gradients."""
+    return (f"{TESTS}/test_rows.py::test_every_map_agrees_with_the_reference[{chosen}-{feature}]",)
+
+
+def hostile(name: str) -> tuple[str, ...]:
+    return (f"{TESTS}/test_rows_hostile.py::{name}",)
+
+
+BORDER = hostile("test_of_ties_at_the_border_of_top_k_the_lower_keys_win_in_values_and_gradients")
+EVERYWHERE = hostile("test_hostile_rows_have_the_weights_of_the_reference")
+SKIPPED = (
+    f"{TESTS}/test_rows.py::test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_the_backward_pass",
+)
 ALL_SUMS = sums("test_the_sums_are_those_that_a_watch_reduces_to")
 INFINITE = precise("test_a_visible_score_of_minus_infinity_spoils_its_row_whatever_is_asked_for")
 NEARLY = precise("test_a_nearly_one_hot_row_keeps_its_digits_however_it_is_cut")
@@ -249,4 +270,45 @@ MUTANTS = (
     Mutant("bins: one of 32 lost", ACCUMULATE, "(normalized * 32).to(tl.int32)", "(normalized * 31).to(tl.int32)", ALL_SUMS),
     Mutant("bins: twice as many visible keys", ACCUMULATE, ">> 23) - 127", ">> 23) - 126", ALL_SUMS),
     Mutant("bins: rows that do not count", ACCUMULATE, "(bin[:, None] == place[None, :]) & counted[:, None]", "bin[:, None] == place[None, :]", ALL_SUMS),
+    # Maps that are found on whole rows.
+    Mutant("maps: entmax15 is not squared", MAPS, "omega = omega * omega", "pass", mapped("entmax15")),
+    Mutant("maps: log1p loses the digits of small numbers", MAPS, "x = tl.where(k == 0, u, f - 1.0)", "x = f - 1.0", mapped("entmax near 1")),
+    Mutant("maps: alpha of 1 is not softmax", MAPS, "limit = number < LIMIT_OF_SOFTMAX", "limit = number < -1.0", mapped("entmax near 1")),
+    Mutant("maps: ties beyond the border of top-k stay", MAPS, "(place[None, :] < second[:, None])", "(place[None, :] >= 0)", BORDER),
+    Mutant("search: the largest does not stay above min_weight", SEARCH, "* MIN_WEIGHT_SLACK, 1.0)", "* MIN_WEIGHT_SLACK, 9.0)", hostile("test_the_share_of_equal_keys_is_not_below_itself")),
+    Mutant("maps: sigmoids as they are, not relative to the largest", MAPS, "logs = tl.where(top < 0, d, tl.minimum(z, 0.0))", "logs = tl.where(top < 0, z, tl.minimum(z, 0.0))", hostile("test_sigmoids_far_below_0_have_no_mass_and_no_entropy")),
+    Mutant("maps: slope of entmax15 is that of sparsemax", MAPS, "        return tl.sqrt(p)", "        return tl.where(p > 0, 1.0, 0.0)", mapped("entmax15")),
+    Mutant("maps: slope of entmax without its row's sum", MAPS, "(1.0 - number) * (logs - log_total[:, None])", "(1.0 - number) * logs", mapped("entmax")),
+    Mutant("maps: gradient of alpha without its curve", MAPS, "return y, y * y * tl.where(x < 0.5, near, far)", "return y, 0.5 * y * y", mapped("entmax")),
+    Mutant("search: one step of Newton's", SEARCH, "last = (excess <= CLOSE) | (after >= pi)", "last = excess > -1.0", mapped("sparsemax")),
+    Mutant("search: the row that is done last decides", SEARCH, "while (tl.min(done.to(tl.int32), 0) == 0)", "while (tl.max(done.to(tl.int32), 0) == 0)", EVERYWHERE),
+    Mutant("search: the last block of a list is lost", SEARCH, "            left += wanted\n        count = left", "            left += wanted\n        count = tl.maximum(left - 1, 1)", mapped("entmax15")),
+    Mutant("search: a block that one row needs is dropped", SEARCH, "wanted = any_of(omega > 0)", "wanted = any_of(omega > 0.9)", mapped("entmax")),
+    Mutant("search: no bracket above alpha = 2", SEARCH, "after = tl.where(outside, tl.sqrt(low * high), after)", "pass", hostile("test_above_alpha_of_2_where_newtons_steps_alone_would_never_end_every_row_has_its_weights")),
+    Mutant("search: one key more than k", SEARCH, "k = tl.minimum(n, tl.minimum(number, 1e9).to(tl.int32))", "k = tl.minimum(n, tl.minimum(number, 1e9).to(tl.int32) + 1)", mapped("topk")),
+    Mutant("search: one tie more than there is room for", SEARCH, "late = (tied > 0) & (number > room[:, None])", "late = (tied > 0) & (number > room[:, None] + 1)", BORDER),
+    Mutant("search: ties counted in each block anew", SEARCH, "number = met[:, None] + tl.cumsum(tied, 1)", "number = tl.cumsum(tied, 1)", BORDER),
+    Mutant("search: min_weight of the largest, not of the sum", SEARCH, "tl.minimum(min_weight * (total + low) * MIN_WEIGHT_SLACK, 1.0)", "tl.minimum(min_weight * MIN_WEIGHT_SLACK, 1.0)", mapped("threshold")),
+    Mutant("search: a score that is not finite passes", SEARCH, "bad + tl.sum((visible & (finite == 0)).to(tl.int32), 1)", "bad", hostile("test_a_score_that_is_not_finite_spoils_its_row_alone_and_what_is_hidden_spoils_none")),
+    Mutant("rows: a block without weight meets its values", ROW_FORWARD, "if any_of(omega > 0) > 0:", "if any_of(omega > -1) > 0:", SKIPPED),
+    Mutant("rows: output not divided", ROW_STATE, "    scale = inverse\n", "    scale = 0.0 * inverse + 1.0\n", mapped("entmax15")),
+    Mutant("rows: entropy without log Z", ROW_STATE, "log_of(z, zl) - (h + hl) / z", "-(h + hl) / z", mapped("entmax15")),
+    Mutant("rows: spread of blocks taken as equal", ROW_STATE, "b, bl = _added(b, bl, _spread(z, a, 0.0, block_z, block_a, 0.0))", "pass", mapped("sigmoid", "plain")),
+    Mutant("rows: concentration divided once", ROW_STATE, "(c + cl) * inverse * inverse", "(c + cl) * inverse", mapped("entmax15")),
+    Mutant("rows: a sigmoid's mass is that of the largest", ROW_STATE, "mass = top * z", "mass = top + 0.0 * z", mapped("sigmoid")),
+    Mutant("rows: gradient not centred", ROW_SLOPES, "ds = r * (slope + b - facts.along[:, None])", "ds = r * (slope + b)", mapped("sparsemax")),
+    Mutant("rows: sigmoid's slope without its rest", ROW_SLOPES, "ds = sigmoid(-z) * (", "ds = (", mapped("sigmoid")),
+    Mutant("rows: statistics of sigmoids not centred", ROW_SLOPES, "(b - facts.mean_slope[:, None])", "b", mapped("sigmoid")),
+    Mutant("rows: variance owes nothing to scores", ROW_SLOPES, "direct += 2.0 * facts.above[8][:, None] * (d + facts.mean[:, None])", "pass", mapped("entmax15")),
+    Mutant("rows: gradient of entropy lost", ROW_SLOPES, "b -= above[7][:, None] * logs", "pass", mapped("entmax15")),
+    Mutant("rows: nothing falls on the maximum", ROW_SLOPES, "peak[:, None], 0.0)", "0.0 * peak[:, None], 0.0)", mapped("entmax15")),
+    Mutant("rows: a marked block is not marked", ROW_QUERY, "tl.store(marks + at // BLOCK_N, wanted.to(tl.uint8))", "tl.store(marks + at // BLOCK_N, (wanted * 0).to(tl.uint8))", mapped("entmax15")),
+    Mutant("rows: every block is marked", ROW_QUERY, "tl.store(marks + at // BLOCK_N, wanted.to(tl.uint8))", "tl.store(marks + at // BLOCK_N, (wanted * 0 + 1).to(tl.uint8))", SKIPPED),
+    Mutant("rows: ties not cut in the backward pass", ROW_QUERY, "room = tl.where(over + tied > k, k - over, EVERY)", "room = tl.where(over + tied > k + 99, k - over, EVERY)", BORDER),
+    Mutant("rows: alpha's gradient without B", ROW_QUERY, "(b_sum * g_sum - gb_sum -", "(0.0 - gb_sum -", mapped("entmax")),
+    Mutant("rows: the bias of sigmoids without what is centred", ROW_QUERY, "rg_sum + along * r_sum - b_sum * e_sum", "rg_sum + along * r_sum", mapped("sigmoid")),
+    Mutant("rows: dq without the softcap's slope", ROW_QUERY, "product((ds * bend).to(k.dtype), k, dq)", "product(ds.to(k.dtype), k, dq)", mapped("entmax15", "bias, softcap, temperature")),
+    Mutant("rows: only the first query head of a key head", ROW_KEY, "range(count * repeats)", "range(count)", mapped("entmax15")),
+    Mutant("rows: dk without the multiplier", ROW_KEY, "(ds * bend * tile.scale[:, None])", "(ds * bend)", mapped("entmax15")),
+    Mutant("rows: a bias takes the first batch alone", ROW_BIAS, "range(over_batches * over_heads * over_rows)", "range(over_heads * over_rows)", (f"{TESTS}/test_rows.py::test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over",)),
 )  # fmt: skip

@@ -103,7 +103,7 @@ BACKENDS = (
     Backend(
         "native",
         "C++ for CPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative", "normalizer"},
+        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
         ("float16", "bfloat16", "float32"),
         "cpu",
         _native_missing(),

@@ -71,7 +71,11 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
     """[pi^e + e d]_+^(1/e) with sum 1 over the keys that are seen, pi the largest weight: pi [1 - t]_+^(1/e)."""
 
     def weights_at(pi: Tensor) -> Tensor:
-        t = -e * torch.where(seen, d, 0.0) * torch.exp((-e * pi.log()).clamp(max=700.0))
+        below, growth = torch.where(seen, d, 0.0), -e * pi.log()
+        t = -e * below * torch.exp(growth.clamp(max=_LARGEST))
+        # pi^-e may be no number where the product is one: by logarithms there.
+        logs = (e * torch.where(below < 0, -below, 1.0)).log() + growth
+        t = torch.where((growth > _LARGEST) & (below < 0), torch.exp(logs.clamp(max=1.0)), t)
         inside = seen & (t < 1)
         return torch.where(inside, pi * torch.exp(torch.log1p(-torch.where(inside, t, 0.0)) / e), 0.0)
 
@@ -90,6 +94,10 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
         slope = torch.where(w > 0, (ratio.log() * (1 - e)).exp(), 0.0).sum(-1, keepdim=True)
         pi = pi - (w.sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, 1.0)
     return weights_at(pi)
+
+
+_LARGEST = 690.0
+"""A logarithm whose exponential is a number."""
 
 
 def statistics(

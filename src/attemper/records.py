@@ -77,11 +77,14 @@ class SiteReading:
     queries: int
     keys: int
     heads: tuple[HeadReading, ...]
+    normalizer: str = "softmax"
+    """What its weights come from."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "kind": self.kind,
+            "normalizer": self.normalizer,
             "mode": self.mode,
             "queries": self.queries,
             "keys": self.keys,

@@ -205,3 +205,42 @@ def test_models_of_transformers_registry_attend_by_the_map(implementation: str):
     assert (changed - before)[real].abs().max() > 1e-4
     assert all(site.heads[0].mass == pytest.approx(1, abs=1e-6) for site in watch.table().sites)
     assert torch.equal(model(ids, attention_mask=padding).logits, before)
+
+
+def test_a_reading_says_which_map_it_is_of():
+    model, x = Attending(), torch.randn(2, 9, 16)
+    attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
+    with attemper.watch(model) as watch:
+        model(x)
+    assert [site["normalizer"] for site in watch.table().to_dict()["sites"]] == ["softmax", "sparsemax"]
+    support = watch.table().row_statistics("layers.1").support_size
+    q, k, _ = model.layers[1].qkv(x + model.layers[0](x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    assert torch.equal(support, (maps.Sparsemax()(scores) > 0).sum(-1))
+
+
+def test_what_a_compiled_model_hides_from_its_taps_is_skipped_by_name():
+    model, x = Attending(), torch.randn(2, 9, 16)
+    attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
+    compiled = torch.compile(model, backend="eager")
+    with attemper.watch(compiled) as watch:  # pyright: ignore[reportArgumentType]
+        compiled(x)
+    with pytest.raises(InputError, match=r"layers.1: temper gave it another map than softmax"):
+        watch.table()
+
+
+def test_an_object_of_another_kind_is_refused_and_keeps_no_number():
+    class Other:
+        def normalization(self) -> Any:
+            return attemper.functional.normalization.topk(2)
+
+    with pytest.raises(InputError, match=r"temper\(normalizer=\.\.\.\) must be one of 'softmax'"):
+        attemper.temper(Attending(), normalizer=Other())  # pyright: ignore[reportArgumentType]
+
+
+def test_a_penalty_on_lse_says_that_the_map_has_none():
+    model, x = Attending().train(), torch.randn(2, 9, 16)
+    attemper.temper(model, normalizer="entmax15")
+    attemper.regularize(model, attemper.ZLoss(1e-3))
+    with pytest.raises(InputError, match=r"a penalty on lse \(ZLoss\) has a meaning under softmax only.*Entmax15"):
+        model(x)

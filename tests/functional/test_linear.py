@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attemper.errors import InputError
 from attemper.functional import LinearState, linear, linear_attention
 from tests.functional.linear_oracle import MAPS, assert_within, given, levels_where_asked, quadratic, recurrent  # noqa: F401
 
@@ -56,7 +57,7 @@ def test_it_is_the_recurrence_token_by_token(name: str):
     torch.testing.assert_close(linear_attention(q, k, v, feature_map=given(name), is_causal=True).output, want)
     state, rows = None, []
     for i in range(40):
-        row, state, _ = linear_attention(
+        row, state = linear_attention(
             *(part[:, :, i : i + 1] for part in (q, k, v)), feature_map=given(name), is_causal=True, state=state
         )
         rows.append(row)
@@ -116,7 +117,8 @@ def test_a_sequence_in_parts_is_the_whole(name: str, cuts: tuple[int, ...]):
     state, rows, valid = None, [], []
     for start, end in pairwise(cuts):
         part = (tensor[:, :, start:end] for tensor in (q, k, v))
-        output, state, sees = linear_attention(*part, mask=mask[:, start:end], state=state, **options)
+        found = linear_attention(*part, mask=mask[:, start:end], state=state, **options)
+        (output, state), sees = found, found.valid
         rows.append(output)
         valid.append(sees)
     assert_within(torch.cat(rows, 2), q, k, v, name, causal=True, mask=mask)
@@ -296,3 +298,12 @@ def test_exponentials_do_not_mind_a_constant(seed: int, shift: float):
     per_row = torch.randn(2, 4, 20, 1, dtype=torch.float64) * 1e3
     got = linear_attention(q + per_row, k + shift, v, feature_map="exp", is_causal=True).output
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_a_state_goes_on_with_its_own_map_only():
+    q, k, v = (torch.rand(1, 1, 4, 3) for _ in range(3))
+    _, state = linear_attention(q, k, v, feature_map="elu")
+    with pytest.raises(InputError, match="was made with the feature map 'elu', and this call has 'relu'"):
+        linear_attention(q, k, v, feature_map="relu", state=state)
+    with pytest.raises(InputError, match="this call has 'a function'"):
+        linear_attention(q, k, v, feature_map=torch.relu, state=state)

@@ -234,7 +234,7 @@ MERGE_MISTAKES = {
     ),
     "two sinks": (
         lambda: (part(sink_logits=torch.zeros(2)), part(sink_logits=torch.zeros(2))),
-        r"both parts were given sink_logits, which would count the sink twice\. Give it to one part",
+        r"both parts were given sink_logits, or a normalizer with a sink, which would count it twice",
     ),
     "first part too short": (
         lambda: (part(first_tokens=7), part(first_tokens=7)),
@@ -265,3 +265,22 @@ def test_outputs_without_statistics_cannot_merge():
         InputError, match=r"merge needs the statistics of both parts: pass stats=\('lse',\) to both calls"
     ):
         part(stats=()).merge(part())
+
+
+@pytest.mark.parametrize("normalizer", ["scalable_softmax", "sigmoid"])
+def test_parts_whose_weights_depend_on_all_keys_do_not_merge(normalizer: str):
+    query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
+    parts = [attemper.attention(query, k, k, normalizer=normalizer, stats="all").stats for k in key.split(3, 2)]
+    assert parts[0] is not None
+    assert parts[1] is not None
+    with pytest.raises(InputError, match=f"merge: weights of {normalizer} over some keys do not determine"):
+        parts[0].merge(parts[1])
+
+
+def test_detached_statistics_hold_no_graph_of_a_learned_sink():
+    query = torch.randn(1, 2, 4, 8)
+    sink = torch.zeros(2, requires_grad=True)
+    stats = attemper.attention(query, query, query, sink_logits=sink * 2, stats="all").stats
+    assert stats is not None
+    again = copy.deepcopy(stats.detach())
+    assert torch.equal(again.mass, stats.mass.detach())

@@ -401,6 +401,7 @@ def test_scores_far_from_zero_cost_no_digits():
     for kind, number, given in MAPS:
         if kind != "sigmoid":
             problem = case.problem(kind, number, given)
+            assert problem.mask is not None
             s = (problem.query * problem.multiplier[..., None]) @ problem.key.mT + problem.mask
             s = s.double()
             want = _reference_maps.weights(

@@ -113,3 +113,61 @@ def test_a_watch_sees_layers_of_ours_and_calls_of_attention():
     assert isinstance(want, attemper.AttentionStats)
     assert layer.heads[0].entropy_nats == pytest.approx(want.per_head()["entropy"].mean[0].item(), abs=1e-6)
     assert root.heads[0].entropy_nats is not None
+
+
+@pytest.mark.parametrize("options", [{"normalizer": "sparsemax"}, {"temperature": 0.1}], ids=str)
+def test_torchs_encoder_calls_a_layer_of_ours_and_does_not_compute_softmax_by_itself(options: dict[str, Any]):
+    encoder = torch.nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True).eval()
+    ours = nn.MultiheadAttention(16, 2, batch_first=True, **options)
+    ours.load_state_dict(encoder.self_attn.state_dict(), strict=False)
+    x = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        plain = encoder(x)
+        encoder.self_attn = ours
+        fast = encoder(x)
+    assert torch.equal(fast, encoder(x).detach())
+    assert (fast - plain).abs().max() > 1e-2
+
+
+def test_a_learned_alpha_keeps_its_digits_in_half_precision():
+    module = nn.Entmax(1.003, learned=True).to(torch.bfloat16)
+    assert isinstance(module.alpha, Tensor)
+    assert module.alpha.dtype == torch.float32
+    assert module.alpha.item() == pytest.approx(1.003, abs=5e-5)
+    assert nn.Entmax(1.001, learned=True).log_excess is not None
+
+
+def test_a_number_per_head_may_be_fixed():
+    query, key, value = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    for module, alone in (
+        (nn.Entmax(torch.tensor([1.2, 1.7])), nn.Entmax), (nn.Sigmoid(torch.tensor([-1.0, 0.5])), nn.Sigmoid),
+        (nn.ScalableSoftmax(torch.tensor([0.5, 2.0])), nn.ScalableSoftmax),
+    ):  # fmt: skip
+        assert not list(module.parameters())
+        assert "fixed" in module.state_dict()
+        output, _ = attemper.attention(query, key, value, normalizer=module)
+        for head, number in enumerate(module.state_dict()["fixed"].tolist()):
+            one = [tensor[:, head : head + 1] for tensor in (query, key, value)]
+            want, _ = attemper.attention(one[0], one[1], one[2], normalizer=alone(number))
+            assert torch.allclose(output[:, head : head + 1], want, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: nn.Sigmoid(float("nan")),
+            r"Sigmoid\(bias=...\) must be a finite number or a tensor \[heads\], got nan",
+        ),
+        (lambda: nn.ScalableSoftmax(float("inf")), "must be a finite number"),
+        (lambda: nn.Sink(initial=float("nan")), "must be a finite number"),
+        (lambda: nn.Entmax(True), "must be a finite number of at least 1"),
+        (lambda: nn.Entmax("a"), "must be a finite number of at least 1"),  # pyright: ignore[reportArgumentType]
+        (lambda: nn.Entmax(1.5, num_heads=3), r"num_heads=3\) is for what is learned"),
+        (lambda: nn.Entmax(torch.tensor([1.5, 0.5])), "must be a finite number of at least 1"),
+        (lambda: nn.Sigmoid(torch.zeros(2, 2)), r"a floating tensor \[heads\] of finite numbers"),
+    ],
+)
+def test_numbers_are_checked_when_a_module_is_made(make: Any, message: str):
+    with pytest.raises(InputError, match=message):
+        make()

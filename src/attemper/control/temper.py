@@ -1,4 +1,4 @@
-"""``attemper.temper``: a temperature on the attention of a model that exists."""
+"""``attemper.temper``: a temperature, or another map than softmax, on the attention of a model that exists."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def temper(
     Note:
         Queries of float16 or bfloat16 are rounded once more after the division, which moves entropies by up to 1e-3
         nats where scores have a standard deviation of 1 (the modules of ``attemper.nn`` do not round). Attention that
-        is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside.
+        is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside. Where a normalizer
+        takes the place of an eager attention, ``output_attentions`` finds no weights: ``attemper.dense_weights`` has
+        them.
     """
     chosen = None if normalizer is None else _normalizer(normalizer)
     found = chosen_sites("temper", model, sites)
@@ -229,7 +231,7 @@ def _normalizer(given: Any) -> Normalizer:
     """
     if isinstance(given, Normalizer):
         return given
-    meant = normalization("temper", given).kind
+    meant = normalization("temper", given if isinstance(given, str) else repr(given)).kind
     return {
         "softmax": Softmax, "softmax_plus_one": SoftmaxPlusOne, "scalable_softmax": ScalableSoftmax, "sigmoid": Sigmoid,
         "sparsemax": Sparsemax, "entmax15": Entmax15,

@@ -33,6 +33,8 @@ def attention(
     .. math:: s_{ij} = \mathrm{softcap}(\tfrac{scale}{T_i} q_i \cdot k_j) + bias_{ij}, \quad
               p = \mathrm{softmax}_j(s), \quad o_i = \sum_j p_{ij} v_j
 
+    with softmax, or with another map of scores to weights in its place (``normalizer``).
+
     The positional arguments are those of ``torch.nn.functional.scaled_dot_product_attention``. No n x n tensor is
     ever held (except by ``backend="reference"``), forward or backward.
 
@@ -52,8 +54,9 @@ def attention(
         normalizer: how scores become weights: "softmax", "softmax_plus_one", "scalable_softmax", "sigmoid",
             "sparsemax", "entmax15", or an object of ``attemper.nn`` (``TopK(k)``, ``Threshold(min_weight)``,
             ``Entmax(alpha)``, ``Sigmoid(bias)``, ``Sink(num_heads)``, ``ScalableSoftmax(s)``), whose learned parts are
-            differentiated. ``functional`` has them on scores. Where it is not softmax, statistics are of the weights
-            renormalised to sum 1, ``mass`` is their sum, and ``lse`` is missing.
+            differentiated. ``functional`` has them on scores. Statistics are of the weights renormalised to sum 1, and
+            ``mass`` is their sum; those of another map than softmax with a sink or a scale have no ``lse``. The scores
+            of scalable softmax, in every statistic of scores, are those that its softmax sees: times s log n.
         causal_alignment: where the diagonal stands when Q != K: "top-left" as PyTorch, "bottom-right" as flash-
             attention.
         window_size: (left, right) visible keys beside the diagonal; -1 for no limit.
@@ -64,7 +67,8 @@ def attention(
         first_tokens: how many tokens count as first for ``first_token_mass``. A key that no query of the call may see
             under
             ``attn_mask`` is padding.
-        backend: "auto", or one that must be used: "reference" or "blocked". `attemper doctor` lists them.
+        backend: "auto", or one that must be used: "reference", "blocked", "native" or "triton". `attemper doctor` lists
+            what each can do.
 
     Returns:
         ``AttentionOutput(output [B, H, Q, E], stats)``; ``stats`` is None if none were asked for. ``.merge(other)``
@@ -242,7 +246,7 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
     stats = AttentionStats(
         values, state, sink=call.sink, first_tokens=call.first_tokens, asked=call.asked,
         keys=call.key.shape[2], rows=call.rows,
-        population=population, normalizer=call.normalizer,
+        population=population, normalizer=call.kind,
     )  # fmt: skip
     return AttentionOutput(output, stats)
 

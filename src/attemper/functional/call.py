@@ -88,6 +88,8 @@ class Call:
     backend: str
     normalizer: str = "softmax"
     """"softmax", or a map that is computed on whole rows."""
+    kind: str = "softmax"
+    """What was given: also what softmax's kernel computes with a sink or a scale."""
     number: float = 0.0
     per_head: Tensor | None = None
     """[H], bias of "sigmoid" or alpha of "entmax"."""
@@ -129,6 +131,11 @@ def planned(
     if whole_rows:
         features |= {"normalizer"}
     multiplier = _multiplier(where, query, options)
+    if chosen.kind == "topk" and not isinstance(options.temperature, Tensor) and options.temperature == math.inf:
+        raise InputError(
+            f"{where}(temperature=inf) makes all scores equal, so that top-k would take the first keys, not the "
+            "largest. Use a large number such as 1e6, which keeps their order."
+        )
     bottom_right = alignment == "bottom-right"
     if chosen.kind == "scalable_softmax":
         offsets = None if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
@@ -156,6 +163,7 @@ def planned(
         packing=packing,
         backend=backend.name,
         normalizer=chosen.kind if whole_rows else "softmax",
+        kind=chosen.kind,
         number=chosen.number,
         per_head=_parameter(where, query, chosen) if whole_rows else None,
     )
@@ -304,7 +312,10 @@ def _joined_sink(where: str, query: Tensor, sink: Tensor | None, chosen: Normali
     """The logit that takes weight and gives no value: of ``sink_logits``, of the normalizer, or of both together."""
     own = _sink(where, query, sink)
     if own is not None and chosen.kind in ROW_NORMALIZERS:
-        raise InputError(f"{where}(sink_logits=...) is a logit of softmax; normalizer={chosen.kind!r} has no sink.")
+        raise InputError(
+            f"{where}(sink_logits=...) is a logit of softmax; normalizer={chosen.kind!r} has no sink. Leave it out; "
+            "a model that brings one (gpt-oss) takes softmax's own maps only: softmax_plus_one, Sink, scalable_softmax."
+        )
     if chosen.kind == "softmax_plus_one":
         given = query.new_zeros(query.shape[1], dtype=torch.promote_types(query.dtype, torch.float32))
     elif chosen.kind == "sink":

@@ -75,4 +75,5 @@ def refuse_signed(where: str, found: Tensor) -> Tensor:
 
 def readable(tensor: Tensor) -> bool:
     """Whether to look at a number costs nothing: it does not wait for a device, nor break a graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return tensor.device.type == "cpu" and not (transformed or torch.compiler.is_compiling())

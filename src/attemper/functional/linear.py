@@ -21,13 +21,7 @@ _PART_ROWS = 8192
 """Rows of a part of a causal call: 2 MB of float32 for each tensor of 64 features."""
 
 
-class LinearState(NamedTuple):
-    """All that later queries need of earlier keys, whatever their number. G key heads, F features; float32 or float64.
-
-    A subset or another order of sequences: ``LinearState(*(part[picked] for part in state))``; to cut the gradient,
-    ``LinearState(*(part.detach() for part in state))``. It belongs to the feature map that it was made with.
-    """
-
+class _Sums(NamedTuple):
     values: Tensor
     """[B, G, F, E]: the sum of phi(k) v over the keys, times e^-shift."""
     keys: Tensor
@@ -36,15 +30,40 @@ class LinearState(NamedTuple):
     """[B, G, F]: for the map "exp" the largest k of each feature (-inf before the first key), 0 for the others."""
 
 
-class LinearOutput(NamedTuple):
-    """What :func:`linear_attention` returns."""
+class LinearState(_Sums):
+    """All that later queries need of earlier keys, whatever their number: ``(values, keys, shift)``. G key heads, F
+    features; float32 or float64.
 
+    A subset or another order of sequences: ``LinearState(*(part[picked] for part in state))``; to cut the gradient,
+    ``LinearState(*(part.detach() for part in state))``.
+    """
+
+    feature_map: str | None
+    """The map that it belongs to, which the next call is held to; None where it was made by hand."""
+
+    def __new__(cls, values: Tensor, keys: Tensor, shift: Tensor, feature_map: str | None = None) -> LinearState:
+        made = super().__new__(cls, values, keys, shift)
+        made.feature_map = feature_map
+        return made
+
+
+class _Pair(NamedTuple):
     output: Tensor
     """[B, H, Q, E], in the type of the query."""
     state: LinearState
     """With every key of the call, for the next one."""
+
+
+class LinearOutput(_Pair):
+    """What :func:`linear_attention` returns: ``(output, state)``, and ``valid`` beside them."""
+
     valid: Tensor
     """[B, H, Q] bool: False where the denominator is 0 (the output is 0 there) or not a finite number."""
+
+    def __new__(cls, output: Tensor, state: LinearState, valid: Tensor) -> LinearOutput:
+        made = super().__new__(cls, output, state)
+        made.valid = valid
+        return made
 
 
 def linear_attention(
@@ -82,11 +101,11 @@ def linear_attention(
             It changes time and memory, and results by rounding only.
 
     Returns:
-        ``LinearOutput(output [B, H, Q, E], state, valid [B, H, Q])``. Sums are float32 at least, also under autocast. A
-        sequence in parts, each with the state of the one before, gives what it gives whole. First and second
-        derivatives are exact, through the state too. A row whose denominator is 0 (it sees no key, or features that
-        are all 0) gives 0, gradients of exactly 0, and is not valid. A NaN in a *value* of the same chunk that comes
-        later reaches a row, as in :func:`attemper.attention`.
+        ``LinearOutput(output [B, H, Q, E], state)``, with an attribute ``valid`` [B, H, Q]. Sums are float32 at least,
+        also under autocast. A sequence in parts, each with the state of the one before, gives what it gives whole.
+        First and second derivatives are exact, through the state too. A row whose denominator is 0 (it sees no key, or
+        features that are all 0) gives 0, gradients of exactly 0, and is not valid. A NaN in a *value* of the same chunk
+        that comes later reaches a row, as in :func:`attemper.attention`.
 
     Raises:
         InputError: an argument has no meaning here, or a feature is negative.
@@ -118,7 +137,7 @@ def linear_attention(
             outputs.append(output.to(q.dtype))
             valids.append(valid)
     output, valid = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in (outputs, valids))
-    return LinearOutput(output, _state(sums), valid)
+    return LinearOutput(output, _state(sums, name), valid)
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
@@ -213,6 +232,12 @@ def _before(state: LinearState | None, keys: Tensor, size: int, name: str | None
             f"{_WHERE}(state=...) must be the state that the call before returned, a LinearState; got "
             f"{type(state).__name__}."
         )
+    made = getattr(state, "feature_map", None)
+    if made not in (None, name or "a function"):
+        raise InputError(
+            f"{_WHERE}(state=...) was made with the feature map {made!r}, and this call has {name or 'a function'!r}: "
+            "sums of other features mean nothing here."
+        )
     for name, part, shape in zip(LinearState._fields, state, shapes, strict=True):
         if tuple(part.shape) != shape or part.dtype != dtype or part.device != keys.device:
             raise InputError(
@@ -224,10 +249,11 @@ def _before(state: LinearState | None, keys: Tensor, size: int, name: str | None
     return Sums(torch.cat((state.values, state.keys[..., None]), -1), state.shift.detach())
 
 
-def _state(after: Sums) -> LinearState:
+def _state(after: Sums, name: str | None) -> LinearState:
     """Copies: a state must not keep the sums of every chunk alive."""
     parts = (after.sums[..., :-1], after.sums[..., -1], after.shift)
-    return LinearState(*(part.clone(memory_format=torch.contiguous_format) for part in parts))
+    values, keys, shift = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return LinearState(values, keys, shift, name or "a function")
 
 
 def _quotient(found: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attemper._ops import ROW_NORMALIZERS
 from attemper.errors import InputError
 from attemper.functional.derive import Derived, State, derived, detached, joined_output, merged
 from attemper.functional.names import NOT_MERGEABLE, OF_SOFTMAX, STATISTICS
@@ -60,8 +61,8 @@ class AttentionStats:
 
     Attributes:
         names: the statistics it holds.
-        normalizer: "softmax" (also with a sink or a scale), or the map that the weights come from; ``lse`` belongs to
-            softmax, and only softmax merges.
+        normalizer: the map that the weights come from. ``lse`` belongs to softmax, also with a sink or a scale; parts
+            of the keys merge where no weight depends on how many keys there are.
         rows: positions of the measured rows [Q] when they are a sample (``attention_statistics(rows=)``), else None.
         lower_bounds: names whose maximum is only a lower bound, because rows were sampled.
     """
@@ -107,7 +108,7 @@ class AttentionStats:
         names = self.__dict__.get("names", ())
         if name in names:
             return self._values[name]
-        if name in OF_SOFTMAX and self.__dict__.get("normalizer", "softmax") != "softmax":
+        if name in OF_SOFTMAX and self.__dict__.get("normalizer") in ROW_NORMALIZERS:
             raise AttributeError(f"{name} belongs to softmax: weights of {self.normalizer} have none.")
         if name in STATISTICS:
             raise AttributeError(
@@ -155,7 +156,7 @@ class AttentionStats:
     @property
     def _level(self) -> Tensor:
         """[B, H, Q]: finite where the row sees keys and every visible score is finite."""
-        return self.lse if self.normalizer == "softmax" else self._state["m"]
+        return self._state["m"] if self.normalizer in ROW_NORMALIZERS else self.lse
 
     def _included_rows(self, rows: Tensor) -> Tensor:
         return rows if self._included is None else rows & self._included
@@ -176,7 +177,9 @@ class AttentionStats:
             values = values.detach()
         else:
             values = {name: value.detach() for name, value in values.items()}
-        return self._copy(values, detached(self._state), self.names)
+        again = self._copy(values, detached(self._state), self.names)
+        again._sink = None if self._sink is None else self._sink.detach()
+        return again
 
     def _copy(
         self, values: Mapping[str, Tensor], state: State, names: tuple[str, ...], included: Tensor | None = None
@@ -282,7 +285,7 @@ class AttentionStats:
         return AttentionStats(
             values, state, sink=sink, first_tokens=self._first_tokens, asked=asked,
             keys=self._keys + other._keys, rows=self.rows,
-            population=self._population, included=self._included,
+            population=self._population, included=self._included, normalizer=self.normalizer,
         )  # fmt: skip
 
 
@@ -313,7 +316,7 @@ class AttentionOutput(NamedTuple):
 
 def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
     for part in (one, two):
-        if part.normalizer != "softmax":
+        if part.normalizer not in ("softmax", "softmax_plus_one", "sink"):
             raise InputError(
                 f"merge: weights of {part.normalizer} over some keys do not determine those over all. Only softmax "
                 "merges: compute it in one call."
@@ -331,7 +334,8 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
         )
     if one._sink is not None and two._sink is not None:
         raise InputError(
-            "merge: both parts were given sink_logits, which would count the sink twice. Give it to one part."
+            "merge: both parts were given sink_logits, or a normalizer with a sink, which would count it twice. "
+            "Give it to one part, and plain softmax to the other."
         )
     if "first_token_mass" in one.names and one._keys < one._first_tokens:
         raise InputError(

@@ -50,6 +50,10 @@ def structured_visible_keys(query: Tensor, keys: int, mask: Tensor | None, struc
             places = places + (starts_k.diff() - starts_q.diff())[document]
     elif structure.bottom_right:
         places = places + (keys - queries)
+    if structure.left >= UNBOUNDED and structure.right >= UNBOUNDED and structure.offsets is None:
+        if mask is None:
+            return torch.full((1, 1, queries), keys, device=device)
+        return _counted(mask, keys, None, None)
     end = torch.as_tensor(length, device=device).expand(queries)
     zero = torch.zeros_like(end)
     low = (places - structure.left).clamp(zero, end) if structure.left < UNBOUNDED else zero
@@ -63,17 +67,27 @@ def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | 
         assert high is not None
         return (high if low is None else high - low)[None, None]
     mask = mask[(None,) * (4 - mask.dim())]
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    seen = seen.expand(*seen.shape[:3], keys)
+    mask = mask.expand(*mask.shape[:3], keys)
     if high is None:
-        return seen.sum(-1)
-    counts = torch.nn.functional.pad(seen.cumsum(-1), (1, 0))
-    upto = _at(counts, high)
-    return upto if low is None else upto - _at(counts, low)
+        return torch.cat([_seen(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
+    if mask.shape[2] == 1:
+        counts = torch.nn.functional.pad(_seen(mask)[:, :, 0].cumsum(-1), (1, 0))
+        return counts[..., high] if low is None else counts[..., high] - counts[..., low]
+    # Row by row there is no n x n tensor of counts, only blocks of marks.
+    places = torch.arange(keys, device=mask.device)
+    found = []
+    for start in range(0, mask.shape[2], _ROWS):
+        rows = slice(start, start + _ROWS)
+        band = places < high[rows, None]
+        if low is not None:
+            band &= places >= low[rows, None]
+        found.append((_seen(mask[:, :, rows]) & band).sum(-1))
+    return torch.cat(found, 2)
 
 
-def _at(counts: Tensor, places: Tensor) -> Tensor:
-    """``counts`` [b, h, q or 1, K + 1] at one place of each row, [Q]."""
-    if counts.shape[2] == 1:
-        return counts[:, :, 0, places]
-    return counts.gather(-1, places[:, None].expand(*counts.shape[:3], 1))[..., 0]
+_ROWS = 256
+"""Rows of a block."""
+
+
+def _seen(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

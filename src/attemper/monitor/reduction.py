@@ -29,6 +29,7 @@ class SiteReduction:
         self.name, self.kind, self.mode = name, kind, mode
         self.queries = self.keys = 0
         self.heads = heads
+        self.normalizer = "softmax"
         self.spoiled = False
         """Whether its numbers cannot be trusted: then it is not shown."""
         # Sums stay where float64 is: nothing waits for the device until a reading is asked for.
@@ -51,6 +52,7 @@ class SiteReduction:
         if 0 in stats.shape:
             return
         self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
+        self.normalizer = stats.normalizer
         self._add_means(stats)
         rows, empty, nonfinite = (by_head(part).sum(1) for part in (stats.valid, stats.empty, stats.nonfinite))
         largest = by_head(stats.max_logit.masked_fill(~stats.valid, -math.inf)).amax(1)
@@ -111,7 +113,7 @@ class SiteReduction:
         """Means over everything added so far."""
         self._take_in()
         heads = tuple(self._head(head) for head in range(self.heads))
-        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads)
+        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer)
 
     def _mean(self, statistic: str, head: int) -> float | None:
         count = float(self._counts[statistic][head])

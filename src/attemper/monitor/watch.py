@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,9 +23,10 @@ from attemper.monitor.alarms import checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
-from attemper.records import Alarm, Reading
+from attemper.records import Alarm, Reading, SiteReading, Skipped
 from attemper.sites import functions, public_functions, tap, tap_buffers
 from attemper.sites import transformers as registry
+from attemper.sites.actions import other_maps
 from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
 from attemper.sites.observer import observing
 from attemper.sites.padding import CallContext, entered, tracked
@@ -351,6 +353,8 @@ class Watch:
         tap_buffers.settle()
         self._collector.commit()
         found = self._collector.found()
+        if self._compiled:
+            found = replace(found, skipped=(*found.skipped, *self._unseen_maps(found.sites)))
         if not found.sites:
             raise InputError(self._nothing_seen(found.skipped))
         title = class_name(unwrapped(self.model))
@@ -364,6 +368,12 @@ class Watch:
             sampled_rows=self._collector.rows,
         )
         return Scan(reading, dict(found.last))
+
+    def _unseen_maps(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
+        """Inside compiled code only taps are seen, and a tap measures softmax."""
+        seen = {site.name.partition("#")[0] for site in sites}
+        reason = "temper gave it another map than softmax, and no tap measures that inside compiled code"
+        return [Skipped(name, reason) for name in other_maps(self.model) if name not in seen]
 
     def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
         if not self.sampled and not self._tapped and not (self._compiled and (self.passes or self.steps)):

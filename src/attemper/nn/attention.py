@@ -25,7 +25,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with ``temperature=``, ``normalizer=`` and ``stats=``: the same arguments,
     parameters and result.
 
-    A checkpoint of torch's module loads into it (a learned temperature is the only new parameter). No n x n weights are
+    A checkpoint of torch's module loads into it (with ``strict=False`` where a temperature or a map is learned, which
+    are the only new parameters). No n x n weights are
     held unless ``need_weights`` asks for them; they are those before dropout. A query that sees no key gives the output
     projection of 0, where torch's gives NaN.
 
@@ -48,6 +49,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         self.temperature = _module(temperature)
         self.normalizer = _normalizer("MultiheadAttention", normalizer)
+        # torch's TransformerEncoderLayer computes plain softmax from the weights of its attention, without a call of
+        # ours, unless something has a hook.
+        self.register_forward_pre_hook(_no_fast_path)
         self.stats = _names("MultiheadAttention", stats, normalizer)
 
     def forward(  # type: ignore[override]
@@ -102,7 +106,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if causal and k.shape[2] > key.shape[1]:
             # The keys that add_bias_kv and add_zero_attn append are seen by every query.
             joined, causal = _causal_before(joined, q, key.shape[1], k.shape[2]), False
-        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "normalizer": self.normalizer}
+        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "normalizer": _map(self)}
         given["temperature"] = _temperature(self, q, k.shape[2], joined, causal, query)
         heads, stats = _attended(self, q, k, v, given)
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -202,13 +206,23 @@ class CrossAttention(nn.Module):
         )
         mask = context_mask[:, None, None] if context_mask is not None and context_mask.dim() == 2 else context_mask
         temperature = _temperature(self, q, k.shape[2], mask, False, query)
-        given = {"attn_mask": mask, "temperature": temperature, "normalizer": self.normalizer}
+        given = {"attn_mask": mask, "temperature": temperature, "normalizer": _map(self)}
         heads, stats = _attended(self, q, k, v, given)
         return AttentionOutput(self.out_proj(heads.transpose(1, 2).flatten(2)), stats)
 
 
 def _module(given: Given) -> Temperature | None:
     return given if given is None or isinstance(given, Temperature) else FixedTemperature(given)
+
+
+def _no_fast_path(*_: Any) -> None:
+    """A hook that does nothing but be there."""
+
+
+def _map(layer: MultiheadAttention | CrossAttention) -> str | Normalizer:
+    """The map that the layer was given later, or its own."""
+    actions = getattr(layer, ACTIONS, None)
+    return (None if actions is None else actions.normalizer(layer)) or layer.normalizer
 
 
 def _names(where: str, stats: str | Iterable[str], normalizer: str | Normalizer) -> tuple[str, ...]:

@@ -8,6 +8,9 @@ it stands at the third dimension from the end, [..., heads, queries, keys], what
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -136,65 +139,82 @@ class Entmax(Normalizer):
     What is learned is log(alpha - 1), so that no optimizer step leaves [1 + 1e-3, 10]; its gradient is exact.
 
     Args:
-        alpha: at least 1; where a learned one starts, above 1.
+        alpha: at least 1, a number or a tensor [heads]; where a learned one starts, above 1.
         learned: whether alpha is a parameter.
-        num_heads: how many there are: 1, or the number of query heads.
+        num_heads: how many are learned from a number: 1, or the number of query heads.
 
     Raises:
         InputError: alpha is below 1, or a learned one does not start between 1 + 1e-3 and 10.
     """
 
     FLOOR, CEILING = 1e-3, 9.0
+    fixed: Tensor
 
-    def __init__(self, alpha: float = 1.5, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
+    def __init__(
+        self, alpha: float | Tensor = 1.5, *, learned: bool = False, num_heads: int = 1, dim: int = -1
+    ) -> None:
         super().__init__(dim)
-        self._fixed = normalization.entmax(float(alpha))
-        self._alpha = float(alpha)
+        given = alpha.tolist() if isinstance(alpha, Tensor) and alpha.dim() == 1 else [alpha]
+        for one in given:
+            normalization.entmax(one)
         self.log_excess: nn.Parameter | None = None
+        self._number = None if isinstance(alpha, Tensor) or learned else float(alpha)
+        start = _start("Entmax", "alpha", alpha, learned, num_heads)
+        self.register_buffer("fixed", start if isinstance(alpha, Tensor) and not learned else None)
         if learned:
-            if not self.FLOOR <= alpha - 1 <= self.CEILING:
+            low, high = 1 + self.FLOOR, 1 + self.CEILING
+            if not all(low <= one <= high for one in given):
                 raise InputError(
-                    f"Entmax(alpha={alpha}, learned=True) must start between {1 + self.FLOOR} and {1 + self.CEILING}: "
-                    "at 1 it is softmax, which alpha leaves by no step of its logarithm."
+                    f"Entmax(alpha={alpha}, learned=True) must start between {low} and {high}: at 1 it is softmax, "
+                    "which alpha leaves by no step of its logarithm."
                 )
-            self.log_excess = nn.Parameter(torch.full((_heads("Entmax", num_heads),), alpha - 1.0).log())
+            self.log_excess = nn.Parameter((start - 1).clamp(min=self.FLOOR).log())
 
     @property
     def alpha(self) -> float | Tensor:
-        """The number, or the learned tensor [num_heads]."""
+        """The number, or the tensor [num_heads], float32 at least: 1 + 1e-3 is 1 in half precision."""
         if self.log_excess is None:
-            return self._alpha
-        return 1 + bounded_exponential(self.log_excess, self.FLOOR, self.CEILING)
+            return self.fixed if self._number is None else self._number
+        wide = torch.promote_types(self.log_excess.dtype, torch.float32)
+        return 1 + bounded_exponential(self.log_excess.to(wide), self.FLOOR, self.CEILING)
 
     def normalization(self) -> Normalization:
-        alpha = self.alpha
-        return self._fixed if not isinstance(alpha, Tensor) else normalization.entmax(alpha)
+        return normalization.entmax(self.alpha)
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         alpha = _on_scores("Entmax", self.alpha, scores, self.dim)
         return entmax(scores, alpha, dim=self.dim, temperature=temperature)
 
     def extra_repr(self) -> str:
-        return f"alpha={self._alpha:g}" if self.log_excess is None else f"learned, heads={len(self.log_excess)}"
+        if self.log_excess is not None:
+            return f"learned, heads={len(self.log_excess)}"
+        return f"heads={len(self.fixed)}" if self._number is None else f"alpha={self._number:g}"
 
 
 class _PerHead(Normalizer):
-    """A number, or a learned one per head."""
+    """A number or one per head, fixed or learned."""
 
-    def __init__(self, name: str, initial: float, learned: bool, num_heads: int, dim: int) -> None:
+    fixed: Tensor
+
+    def __init__(self, name: str, initial: float | Tensor, learned: bool, num_heads: int, dim: int) -> None:
         super().__init__(dim)
-        self._initial = float(initial)
-        given = torch.full((_heads(type(self).__name__, num_heads),), float(initial))
-        self.learned = nn.Parameter(given) if learned else None
+        start = _start(type(self).__name__, name, initial, learned, num_heads)
+        self._number = None if isinstance(initial, Tensor) or learned else float(initial)
+        self.learned = nn.Parameter(start) if learned else None
+        self.register_buffer("fixed", start if isinstance(initial, Tensor) and not learned else None)
         self._name = name
 
     @property
     def value(self) -> float | Tensor:
-        """The number, or the learned tensor [num_heads]."""
-        return self._initial if self.learned is None else self.learned
+        """The number, or the tensor [num_heads]."""
+        if self.learned is not None:
+            return self.learned
+        return self.fixed if self._number is None else self._number
 
     def extra_repr(self) -> str:
-        return f"{self._name}={self._initial:g}" if self.learned is None else f"learned, heads={len(self.learned)}"
+        if self.learned is not None:
+            return f"learned, heads={len(self.learned)}"
+        return f"heads={len(self.fixed)}" if self._number is None else f"{self._name}={self._number:g}"
 
 
 class Sigmoid(_PerHead):
@@ -204,12 +224,12 @@ class Sigmoid(_PerHead):
     Sigmoid Self-Attention").
 
     Args:
-        bias: where a learned one starts.
+        bias: a number or a tensor [heads]; where a learned one starts.
         learned: whether it is a parameter.
         num_heads: how many there are: 1, or the number of query heads.
     """
 
-    def __init__(self, bias: float = 0.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
+    def __init__(self, bias: float | Tensor = 0.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
         super().__init__("bias", bias, learned, num_heads, dim)
 
     def normalization(self) -> Normalization:
@@ -246,12 +266,13 @@ class ScalableSoftmax(_PerHead):
     bias.
 
     Args:
-        s: where a learned one starts. Nakanishi 2025, "Scalable-Softmax Is Superior for Attention".
+        s: a number or a tensor [heads]; where a learned one starts. Nakanishi 2025, "Scalable-Softmax Is Superior for
+            Attention".
         learned: whether it is a parameter.
         num_heads: how many there are: 1, or the number of query heads.
     """
 
-    def __init__(self, s: float = 1.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
+    def __init__(self, s: float | Tensor = 1.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
         super().__init__("s", s, learned, num_heads, dim)
 
     def normalization(self) -> Normalization:
@@ -262,10 +283,28 @@ class ScalableSoftmax(_PerHead):
         return normalizers.scalable_softmax(scores, s, dim=self.dim, temperature=temperature)
 
 
-def _heads(where: str, num_heads: int) -> int:
+def _start(where: str, name: str, given: Any, learned: bool, num_heads: int) -> Tensor:
+    """What a module is given, [heads], float32 at least.
+
+    Raises:
+        InputError: it is no finite number and no tensor [heads] of them; or ``num_heads`` says something else, or is
+            given where nothing is learned.
+    """
     if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
         raise InputError(f"{where}(num_heads=...) must be an int of at least 1, got {num_heads!r}.")
-    return num_heads
+    if isinstance(given, Tensor):
+        fits = given.dim() == 1 and len(given) > 0 and given.dtype.is_floating_point
+        if not fits or num_heads not in (1, len(given)) or not torch.isfinite(given).all():
+            raise InputError(
+                f"{where}({name}=...) must be a number or a floating tensor [heads] of finite numbers, and num_heads, "
+                f"if given, its length; got {given.dtype} {list(given.shape)} and num_heads={num_heads}."
+            )
+        return given.detach().clone().to(torch.promote_types(given.dtype, torch.float32))
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise InputError(f"{where}({name}=...) must be a finite number or a tensor [heads], got {given!r}.")
+    if num_heads > 1 and not learned:
+        raise InputError(f"{where}(num_heads={num_heads}) is for what is learned: pass learned=True, or leave it out.")
+    return torch.full((num_heads,), float(given))
 
 
 def _on_scores(where: str, value: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:

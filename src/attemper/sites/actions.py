@@ -21,6 +21,7 @@ from attemper.functional.visible import visible_keys
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.observer import AttentionCall, tell
+from attemper.sites.wrappers import named
 
 
 class Listener(Protocol):
@@ -73,13 +74,19 @@ class Actions:
         kept = {name: list(getattr(self, name)) for name in ("temperatures", "normalizers")}
         return {"way": self.way, "original": self.original, **kept}
 
+    def normalizer(self, module: nn.Module) -> Normalizer | None:
+        """The map that the module was given in place of softmax; the last one counts."""
+        return getattr(module, self.normalizers[-1]) if self.normalizers else None
+
     @property
     def idle(self) -> bool:
         """Whether nothing is done."""
         return not self.temperatures and not self.normalizers and not self.listeners
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local())
+        self.__dict__.update(
+            {"normalizers": []} | state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local()
+        )
 
     def enter(self, hidden: Tensor | None) -> Frame:
         """Begins a forward pass of the module, in this thread."""
@@ -115,7 +122,6 @@ class Actions:
         """The attention of a layer of ``attemper.nn``, which has its temperatures in ``given`` already."""
         self.frame().met = True
         listeners = [listener for listener in self.listeners if listener.wants(layer)]
-        given["normalizer"] = normalizer_of(layer) or given["normalizer"]
         own: Any = layer.stats
         names = tuple(dict.fromkeys([*those_of(own, map_of(given["normalizer"])), *_names(listeners)]))
         output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
@@ -148,7 +154,12 @@ def temperatures(module: nn.Module) -> list[Temperature]:
 def normalizer_of(module: nn.Module) -> Normalizer | None:
     """The map that this module's attention was given in place of softmax."""
     actions: Actions | None = getattr(module, ACTIONS, None)
-    return getattr(module, actions.normalizers[-1]) if actions is not None and actions.normalizers else None
+    return None if actions is None else actions.normalizer(module)
+
+
+def other_maps(model: nn.Module) -> list[str]:
+    """Names of the modules of ``model`` whose attention was given another map than the model's own softmax."""
+    return [name for module, name in named(model).items() if normalizer_of(module) is not None]
 
 
 def temperature_of(
@@ -231,9 +242,15 @@ def _normalized(
     """A call by our kernel with another map than softmax: the call, its result and its statistics."""
     if whole is None or value is None or call.packing is not None:
         raise InputError(
-            f"{type(module).__name__}: temper(normalizer=...) takes the place of attention of [batch, heads, tokens, "
-            "size] without packed documents; leave this module out with sites=, or load the model with "
+            f"{type(module).__name__}: temper(normalizer=...) takes the place of attention over four dimensions, "
+            "[batch, heads, tokens, size], without packed documents. Leave this module out with sites=; bring the "
+            "queries of your own code to four dimensions; or load a model of transformers with "
             "attn_implementation='sdpa'."
+        )
+    if "lse" in names and map_of(normalizer) != "softmax":
+        raise InputError(
+            f"{type(module).__name__}: a penalty on lse (ZLoss) has a meaning under softmax only, and this attention "
+            f"was given {type(normalizer).__name__}. Leave the module out with sites=."
         )
     call = replace(call, options=replace(call.options, normalizer=normalizer))
     output, stats = computed(module, call, value, names, dropout)

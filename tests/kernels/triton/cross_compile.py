@@ -70,26 +70,32 @@ def compiled_instead(launched: list[Any]) -> None:
 
 
 def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
-    """The calls that are compiled: causal, grouped heads, as large models make them."""
+    """The calls that are compiled: causal, grouped heads, as large models make them; first those of softmax."""
     query = torch.empty(1, 2, 4096, size, dtype=dtype)
     key = torch.empty(1, 1, 4096, size, dtype=dtype)
     multiplier = torch.full((1, 1, 1), 0.1)
     every = state_fields(ONE_PASS)
-    yield "statistics", Problem(query, key, None, None, multiplier, right=0, fields=every)
-    yield "forward", Problem(query, key, key, None, multiplier, right=0, fields=every)
-    yield "forward without statistics", Problem(query, key, key, None, multiplier, right=0)
-    yield "decode", Problem(query[:, :, :1], key, key, None, multiplier, right=0, offset=4095, fields=every)
+    yield "softmax: statistics", Problem(query, key, None, None, multiplier, right=0, fields=every)
+    yield "softmax: forward", Problem(query, key, key, None, multiplier, right=0, fields=every)
+    yield "softmax: forward without statistics", Problem(query, key, key, None, multiplier, right=0)
+    yield "softmax: decode", Problem(query[:, :, :1], key, key, None, multiplier, right=0, offset=4095, fields=every)
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     everything: dict[str, Any] = {"sink": torch.zeros(2), "softcap": 20.0, "left": 1000, "fields": every + "t"}
-    yield "every feature, bool mask", Problem(query, key, key, mask, multiplier, **everything)
-    yield "every feature, bias", Problem(query, key, key, mask.to(dtype), multiplier, **everything)
+    yield "softmax: every feature, bool mask", Problem(query, key, key, mask, multiplier, **everything)
+    yield "softmax: every feature, bias", Problem(query, key, key, mask.to(dtype), multiplier, **everything)
     starts = torch.tensor([0, 96, 4096])
     # Triton makes constants of arguments that are 1.
-    yield "one of each", Problem(query[:, :1, :1], key[:, :, :1], key[:, :, :1], None, multiplier, fields=every)
-    yield "one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, fields=every)
+    yield (
+        "softmax: one of each",
+        Problem(query[:, :1, :1], key[:, :, :1], key[:, :, :1], None, multiplier, fields=every),
+    )
+    yield "softmax: one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, fields=every)
     row = mask[:, :, :1].to(dtype)
-    yield "one query, bias", Problem(query[:, :, :1], key, key, row, multiplier, offset=4095, **everything)
-    yield "packed", Problem(query, key, key, None, multiplier, right=0, packing=Packing(starts, starts), fields=every)
+    yield "softmax: one query, bias", Problem(query[:, :, :1], key, key, row, multiplier, offset=4095, **everything)
+    yield (
+        "softmax: packed",
+        Problem(query, key, key, None, multiplier, right=0, packing=Packing(starts, starts), fields=every),
+    )
     yield from row_problems(query, key, multiplier)
 
 
@@ -102,15 +108,15 @@ def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tenso
         given: dict[str, Any] = {"normalizer": name, "number": 64.0 if name == "topk" else 1e-3, "right": 0}
         if name in ("entmax", "sigmoid"):
             given["sink"] = torch.zeros(query.shape[1])
-        yield f"{name}, output", Problem(query, key, key, None, multiplier, fields="mnx", **given)
-        yield f"{name}, statistics", Problem(query, key, None, None, multiplier, fields=every, **given)
-        yield f"{name}, every statistic", Problem(query, key, key, None, multiplier, fields=every, **given)
+        yield f"{name}: output", Problem(query, key, key, None, multiplier, fields="mnx", **given)
+        yield f"{name}: statistics", Problem(query, key, None, None, multiplier, fields=every, **given)
+        yield f"{name}: every statistic", Problem(query, key, key, None, multiplier, fields=every, **given)
         given |= {"softcap": 20.0, "left": 1000, "fields": every}
-        yield f"{name}, every feature, bias", Problem(query, key, key, mask.to(query.dtype), multiplier, **given)
+        yield f"{name}: every feature, bias", Problem(query, key, key, mask.to(query.dtype), multiplier, **given)
         packing = Packing(starts, starts)
-        yield f"{name}, packed, bool mask", Problem(query, key, key, mask, multiplier, packing=packing, **given)
+        yield f"{name}: packed, bool mask", Problem(query, key, key, mask, multiplier, packing=packing, **given)
         one = query[:, :, :1]
-        yield f"{name}, one query", Problem(one, key, key, None, multiplier, offset=4095, **given)
+        yield f"{name}: one query", Problem(one, key, key, None, multiplier, offset=4095, **given)
 
 
 def launch_gradients(problem: Problem) -> None:
@@ -159,7 +165,7 @@ def main() -> None:
                     if not any(part in name for part in options.kernel):
                         continue
                     launch_gradients(problem) if options.gradients else kernels.forward(problem)
-                    if name == "statistics":
+                    if name == "softmax: statistics":
                         kernels.accumulate(problem, flag, empty_sums(2, flag.device), rows=starts)
                     for kernel in launched:
                         row = {"target": target, "kernel": name, "function": kernel.name, "size": size, "dtype": dtype}

@@ -297,15 +297,17 @@ def test_a_row_that_sees_nothing_has_no_gradient_and_gives_none_whatever_comes_f
             assert torch.equal(other, first)
 
 
-def test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_the_backward_pass():
+@pytest.mark.parametrize("chosen", ["sparsemax", "topk"])
+def test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_the_backward_pass(chosen: str):
     """One key of each row stands out by more than 1; what has no weight is never read, and NaN there shows it."""
     query, key = torch.ones(1, 1, 8, 1), torch.zeros(1, 1, 40, 1)
     key[0, 0, 13] = 3.0
     value = torch.full((1, 1, 40, 2), torch.nan)
     value[:, :, 8:16] = 1.5
     problem = Problem(
-        query, key, value, None, torch.ones(1, 1, 1), fields="mnx", normalizer="sparsemax", tile_rows=4, tile_keys=8
-    )
+        query, key, value, None, torch.ones(1, 1, 1), fields="mnx", normalizer=chosen, number=1.0, tile_rows=4,
+        tile_keys=8,
+    )  # fmt: skip
     output, state, _ = row_launch.forward(problem, None)
     assert (output == 1.5).all()
     upstream = Upstream(torch.ones_like(output), torch.zeros_like(state), state.new_empty(0))

@@ -1,7 +1,8 @@
 """Attention with exact statistics in Triton: NVIDIA and AMD through one source. docs/design/0005-triton.md.
 
 The same problem in and the same state out as ``kernels/blocked``, in float16, bfloat16 and float32 with head sizes up
-to 256, without dropout and what needs whole rows (gini, key_mass). Importing this imports Triton.
+to 256, without dropout and what needs whole rows (gini, key_mass). Maps other than softmax have kernels of their own, by
+``row_launch``. Importing this imports Triton.
 """
 
 from __future__ import annotations

@@ -88,9 +88,12 @@ _ROWS = {
     "hopper": {128: Config(64, 16, 8, 2), 256: Config(16, 16, 4, 1)},
     "amd": {128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
 }
-_MASKED_ROWS = _ROWS | {
+_FEW_ROWS = {
+    "nvidia": {128: Config(16, 32, 4, 2), 256: Config(16, 16, 4, 1)},
     "hopper": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
+    "amd": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
 }
+_MASKED_ROWS = _ROWS | {"hopper": _FEW_ROWS["hopper"]}
 
 
 def power_of_two(number: int) -> int:
@@ -147,9 +150,15 @@ def key_gradient(problem: Problem) -> Config:
 
 def rows(problem: Problem) -> Config:
     """Of every kernel of a map that is found on whole rows, forward and backward."""
-    few = problem.query.shape[2] <= 16
-    config = _of_backward(_MASKED_ROWS if few or _masked(problem) else _ROWS, problem)
-    return replace(config, warps=min(config.warps, 4)) if config.rows <= 16 else config
+    table = _MASKED_ROWS if _masked(problem) else _ROWS
+    return _of_backward(_FEW_ROWS if problem.query.shape[2] <= 16 else table, problem)
+
+
+def all_registers() -> dict[str, int]:
+    """What tells NVIDIA's compiler that a thread may have all 255: left to itself it settles for 128 or 168 where a few more
+    would do, so that more programs fit a processor, and spills the rest.
+    """
+    return {} if INTERPRETED or machine() == "amd" else {"maxnreg": 255}
 
 
 def _masked(problem: Problem) -> bool:

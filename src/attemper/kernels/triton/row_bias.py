@@ -16,7 +16,7 @@ from attemper.kernels.triton.row_tiles import Keys, scores_at, tile_of
 from attemper.kernels.triton.scores import LENGTHS, Structure, rows_of
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=[*LENGTHS, "places"])
 def row_bias_kernel(
     query, key, value, upstream, multiplier, mask, first, per_head, bias_grad, rows, marks,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,

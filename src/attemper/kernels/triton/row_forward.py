@@ -23,7 +23,7 @@ from attemper.kernels.triton.row_tiles import Keys, any_of, below, scores_at, sp
 from attemper.kernels.triton.scores import LENGTHS, Structure, block_of, product
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=[*LENGTHS, "places"])
 def row_forward_kernel(
     query, key, value, multiplier, mask, first, per_head, output, state, listed,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,

@@ -19,7 +19,7 @@ from attemper.kernels.triton.row_tiles import Keys, scores_of, tile_of
 from attemper.kernels.triton.scores import BIAS, LENGTHS, Structure, product, rows_of
 
 
-@triton.jit(do_not_specialize=[*LENGTHS, "halvings"])
+@triton.jit(do_not_specialize=[*LENGTHS, "halvings", "places"])
 def row_key_kernel(
     query, key, value, upstream, multiplier, mask, first, per_head, key_grad, value_grad, rows, marks,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,

@@ -199,8 +199,12 @@ def _lists(problem: Problem, config: Config, programs: int) -> tuple[Tensor, int
 
 
 def _constants(problem: Problem, config: Config) -> dict[str, Any]:
-    return launch.constants(problem, config) | {
-        "MAP": CODES[problem.normalizer],
-        "RELATIVE": relative(problem.fields),
-        "LETTERS": letters(problem.fields),
-    }
+    return (
+        configs.all_registers()
+        | launch.constants(problem, config)
+        | {
+            "MAP": CODES[problem.normalizer],
+            "RELATIVE": relative(problem.fields),
+            "LETTERS": letters(problem.fields),
+        }
+    )

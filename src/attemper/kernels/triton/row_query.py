@@ -148,7 +148,7 @@ def _row_sums(
     return rg_sum / total, zero, part
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=[*LENGTHS, "places"])
 def row_query_kernel(
     query, key, value, upstream, multiplier, mask, first, per_head, query_grad, multiplier_rows, per_head_rows, rows,
     listed, marks,

@@ -294,8 +294,8 @@ inline void write_letters(const RowCall& of, int64_t batch, const Row& row, cons
 
 // to += sum w v over a list of keys, WIDE vectors of the width from `from` on.
 template <int WIDE>
-inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place, int64_t size,
-                   int64_t from, float* buffer, float* to) {
+inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place,
+                   int64_t size, int64_t from, float* buffer, float* to) {
     Vec sum[WIDE];
 #pragma GCC unroll 8
     for (int e = 0; e < WIDE; e++) sum[e] = load(to + from + e * LANES);
@@ -311,15 +311,16 @@ inline void gather(const View& view, int64_t base, int64_t width, const float* w
 
 // to [up(width, LANES)] += sum w v; `base`: the place of the value of key 0 of the list. `buffer` holds zeros past the
 // width.
-inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place, int64_t size,
-                   float* buffer, float* to) {
-    int64_t from = 0;
+inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place,
+                   int64_t size, float* buffer, float* to) {
     const int64_t wide = up(width, LANES);
-    for (; from + 8 * LANES <= wide; from += 8 * LANES)
-        gather<8>(view, base, width, weight, place, size, from, buffer, to);
-    if (from + 4 * LANES <= wide) gather<4>(view, base, width, weight, place, size, from, buffer, to), from += 4 * LANES;
-    if (from + 2 * LANES <= wide) gather<2>(view, base, width, weight, place, size, from, buffer, to), from += 2 * LANES;
-    if (from < wide) gather<1>(view, base, width, weight, place, size, from, buffer, to);
+    for (int64_t from = 0; from < wide;) {
+        const int64_t left = (wide - from) / LANES;
+        if (left >= 8) gather<8>(view, base, width, weight, place, size, from, buffer, to), from += 8 * LANES;
+        else if (left >= 4) gather<4>(view, base, width, weight, place, size, from, buffer, to), from += 4 * LANES;
+        else if (left >= 2) gather<2>(view, base, width, weight, place, size, from, buffer, to), from += 2 * LANES;
+        else gather<1>(view, base, width, weight, place, size, from, buffer, to), from += LANES;
+    }
 }
 
 // The support of a line of weights.
@@ -421,7 +422,8 @@ inline void row_forward_chunk(const RowCall& of, const RowCut& cut, int64_t task
     const int64_t head = task / cut.chunks, first = (cut.chunks - 1 - task % cut.chunks) * cut.chunk;
     const int64_t batch = head / call.groups, group = head % call.groups;
     const int64_t count = cut.rows - first < cut.chunk ? cut.rows - first : cut.chunk;
-    const int64_t width = call.width, wide = up(width, PANEL), tall = up(cut.chunk, Scores::TALL), tiles = tall / ROWS + 1;
+    const int64_t width = call.width, wide = up(width, PANEL), tall = up(cut.chunk, Scores::TALL);
+    const int64_t tiles = tall / ROWS + 1;
 
     static thread_local std::vector<Row> rows;
     static thread_local std::vector<Line> line_of;

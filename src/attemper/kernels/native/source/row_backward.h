@@ -145,19 +145,19 @@ struct RowDesk {
     float *queries, *above;  // [row][up(size, PANEL)]: multiplier q, dO; zeros for rows that take no gradient
     float *query_sum;
     float *slope;        // of a list
-    float *buffer, *line;  // TOGETHER lines; one
+    float *values, *key, *line;  // TOGETHER values and a key, zeros past their sizes; a query
     Support support;
 };
 
 // dO.v of a list, value by value.
 inline void meet_list(const View& view, int64_t base, int64_t width, const Support& list, const float* above,
                       float* buffer, float* to) {
-    const int64_t wide = up(width, LANES);
+    const int64_t wide = up(width, LANES), apart = up(width, PANEL);
     for (int64_t j = 0; j < list.size; j += TOGETHER) {
         const float* value[TOGETHER];
         for (int64_t t = 0; t < TOGETHER; t++) {
             const int64_t place = list.place[j + t < list.size ? j + t : j];
-            value[t] = row_at(view, base + place * view.stride[2], view.stride[3], width, buffer + t * up(width, PANEL));
+            value[t] = row_at(view, base + place * view.stride[2], view.stride[3], width, buffer + t * apart);
         }
         Vec c[TOGETHER] = {};
         for (int64_t e = 0; e < wide; e += LANES) {
@@ -238,7 +238,7 @@ inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const
     const Support& list = desk.support;
     if (call.width)
         meet_list(call.value, at(call.value, batch, group, first_key), call.width, list, desk.above + i * wide,
-                  desk.buffer, desk.slope);
+                  desk.values, desk.slope);
     else
         std::memset(desk.slope, 0, size_t(list.size) * 4);
     slope_list(of, batch, lines.rows[i], list, first_key, desk.slope);
@@ -248,7 +248,7 @@ inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const
     if (sums.keys) scatter(list, desk.slope, desk.queries + i * deep, deep, sums.keys + first_key * deep);
     if (call.grad_query || call.grad_multiplier)
         gather(call.key, at(call.key, batch, group, first_key), call.depth, desk.slope, list.place, list.size,
-               desk.buffer, desk.query_sum + i * deep);
+               desk.key, desk.query_sum + i * deep);
 }
 
 // Solves row i anew; false where it has nothing to do.
@@ -382,7 +382,7 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
     Scores scores(call, memory, tall);
     Bias biases(call, batch, memory.floats(KEYS));
     desk.support = support_from(memory, lines.apart), desk.slope = memory.floats(room_of(lines.apart));
-    desk.buffer = memory.floats((TOGETHER + 1) * (deep + wide)), desk.line = memory.floats(deep + wide);
+    desk.values = memory.floats(TOGETHER * wide), desk.key = memory.floats(deep), desk.line = memory.floats(deep);
     run.weights = memory.floats(SWEEP * APART), run.slopes = memory.floats(SWEEP * APART);
     run.value_columns = memory.floats(KEYS * width), run.key_lines = memory.floats(KEYS * deep);
     run.above_tiles = memory.floats((SWEEP + ROWS) * width + LANES);
@@ -390,7 +390,8 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
     run.buffer = memory.floats(LINES * (deep + wide));
     bool* dense = memory.things<bool>(tiles);
 
-    std::memset(desk.buffer, 0, size_t((TOGETHER + 1) * (deep + wide)) * 4);
+    std::memset(desk.values, 0, size_t(TOGETHER * wide) * 4);
+    std::memset(desk.key, 0, size_t(deep) * 4);
     std::memset(desk.queries, 0, size_t(all * deep) * 4);
     std::memset(desk.above, 0, size_t(all * wide) * 4);
     std::memset(desk.query_sum, 0, size_t(all * deep) * 4);

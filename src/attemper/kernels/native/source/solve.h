@@ -1,4 +1,5 @@
-// The weights of one row of scores, for softmax's alternatives. With d = s - m <= 0, q = alpha - 1, W the sum of weights:
+// The weights of one row of scores, for softmax's alternatives. With d = s - m <= 0, q = alpha - 1, W the sum of
+// weights:
 //
 //     sparsemax    [d - t]+                      entmax15   [d/2 - t]+^2         t: their sum is 1
 //     entmax       [q d - t]+^(1/q) = w0 [1 + q d / w0^q]+^(1/q),   w0 = (-t)^(1/q) the weight of the largest score
@@ -45,7 +46,8 @@ struct Support {
 
 inline int64_t room_of(int64_t n) { return (n + LANES - 1) / LANES * LANES + 2 * LANES; }
 
-constexpr float FARTHEST = std::numeric_limits<float>::max();  // a difference of scores that overflowed: 0 times it is 0
+// For a difference of scores that overflows: 0 times it is 0.
+constexpr float FARTHEST = std::numeric_limits<float>::max();
 
 constexpr int64_t STRETCH = 1024;  // floats that are summed in float32 before their sum goes to float64
 
@@ -174,8 +176,8 @@ inline void solve_simple(const float* s, int64_t n, float maximum, Support& to) 
     to.size = count, to.found = SQUARE ? t * t : -t;
 }
 
-// u = 1 + q d / w0^q of a vector, to more digits than a float has: near the border of the support it is small, and there
-// are rows that have most of their keys there.
+// u = 1 + q d / w0^q of a vector, to more digits than a float has: near the border of the support it is small, and
+// there are rows that have most of their keys there.
 struct Sum {
     Vec most, rest;
     Mask in;  // u > 0; 1 elsewhere
