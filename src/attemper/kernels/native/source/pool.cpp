@@ -1,8 +1,12 @@
-// The pool: helpers wait on a condition variable; a call raises `generation`, everybody takes numbers from `next`.
-// After fork() the child has no helpers: it forgets the pool (its locks may be held by threads that no longer exist)
-// and starts a new one.
+// A call runs on the threads that PyTorch's own operators run on, if the process has them: those spin for milliseconds
+// after each of its parallel regions, and threads of ours would have to share the processor with them (a call of a few
+// milliseconds took up to half as long again). They are reached by the name that every OpenMP library for GCC's code has.
+// Elsewhere, and in the child of a fork, there is a pool: helpers wait on a condition variable; a call raises `generation`,
+// everybody takes numbers from `next`. After fork() the child has no helpers of either kind: it forgets OpenMP and the pool
+// (whose locks may be held by threads that no longer exist) and starts a new one.
 #include "pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -72,21 +76,47 @@ struct Pool {
     }
 };
 
+// One call on PyTorch's own team of threads.
+struct Team {
+    Task task;
+    void* context;
+    int64_t tasks;
+    std::atomic<int64_t> next{0}, members{0};
+};
+
+void join_team(void* shared) {
+    auto& team = *static_cast<Team*>(shared);
+    const int64_t worker = team.members.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t number; (number = team.next.fetch_add(1, std::memory_order_relaxed)) < team.tasks;)
+        team.task(team.context, number, worker);
+}
+
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
 Pool* pool = nullptr;
+Parallel parallel = nullptr;  // of the OpenMP library that this process has, if any
 std::once_flag created;
 
-void forget() { pool = new Pool; }  // in the child of a fork; the parent's object is left as it is
+void forget() {  // in the child of a fork; the parent's object is left as it is
+    pool = new Pool;
+    parallel = nullptr;  // its threads are the parent's
+}
 
 }  // namespace
 
 void run_tasks(int64_t tasks, int64_t threads, Task task, void* context) {
     std::call_once(created, [] {
         pool = new Pool;
+        parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
         pthread_atfork(nullptr, nullptr, forget);
     });
     if (threads > tasks) threads = tasks;
     if (threads > 1) {
         std::unique_lock<std::mutex> mine(pool->calls, std::try_to_lock);
+        if (mine.owns_lock() && parallel) {
+            Team team{task, context, tasks};
+            return parallel(join_team, &team, unsigned(threads), 0);
+        }
         if (mine.owns_lock()) return pool->run(tasks, threads, task, context);
     }
     for (int64_t number = 0; number < tasks; number++) task(context, number, 0);

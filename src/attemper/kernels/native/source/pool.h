@@ -1,4 +1,5 @@
-// A small pool of threads that sleep between calls. Tasks are numbered; which thread runs one never shows in a result.
+// Runs numbered tasks on several threads: PyTorch's, or a small pool that sleeps between calls. Which thread runs a task
+// never shows in a result.
 #pragma once
 #include <cstdint>
 
