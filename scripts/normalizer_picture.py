@@ -1,6 +1,6 @@
 """Draws docs/pictures/normalizers.png: the weights that each map gives to the same ten scores.
 
-    python scripts/normalizer_picture.py [FILE]
+python scripts/normalizer_picture.py [FILE]
 """
 
 from __future__ import annotations

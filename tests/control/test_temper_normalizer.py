@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import attemper
 from attemper import nn as maps
 from attemper.errors import InputError
+from attemper.functional.normalization import topk
 
 
 class Attending(nn.Module):
@@ -232,7 +233,7 @@ def test_what_a_compiled_model_hides_from_its_taps_is_skipped_by_name():
 def test_an_object_of_another_kind_is_refused_and_keeps_no_number():
     class Other:
         def normalization(self) -> Any:
-            return attemper.functional.normalization.topk(2)
+            return topk(2)
 
     with pytest.raises(InputError, match=r"temper\(normalizer=\.\.\.\) must be one of 'softmax'"):
         attemper.temper(Attending(), normalizer=Other())  # pyright: ignore[reportArgumentType]

@@ -142,7 +142,8 @@ def test_a_state_goes_on_with_some_of_its_sequences(name: str):
     options: dict[str, Any] = {"feature_map": given(name), "is_causal": True}
     state = linear_attention(*(part[:, :, :8] for part in (q, k, v)), **options).state
     picked = torch.tensor([1, 1, 0])
-    again = LinearState(*(part[picked] for part in state))
+    values, keys, shift = (part[picked] for part in state)
+    again = LinearState(values, keys, shift)
     last = linear_attention(*(part[picked, :, 8:] for part in (q, k, v)), state=again, **options).output
     torch.testing.assert_close(last, linear_attention(q, k, v, **options).output[picked, :, 8:])
 
