@@ -90,7 +90,8 @@ class Arguments:
 
     def values(self) -> tuple[Any, ...]:
         """The arguments as the operator takes them."""
-        return tuple(vars(self).values())
+        # Not vars(self).values(), through which the compiler of torch 2.11 cannot look.
+        return tuple([getattr(self, name) for name in _NAMES])
 
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
@@ -101,7 +102,8 @@ class Arguments:
         return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
 
-_COUNT = len(Arguments.__dataclass_fields__)
+_NAMES = tuple(Arguments.__dataclass_fields__)
+_COUNT = len(_NAMES)
 
 
 def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
