@@ -30,13 +30,11 @@ def test_on_scores_and_inside_attention_it_is_one_map(module: nn.Normalizer):
     assert torch.allclose(module(scores), weights, atol=1e-6)
 
 
-@pytest.mark.parametrize(**by_module)
+@pytest.mark.parametrize("module", [module for module in MODULES if list(module.parameters())], ids=str)
 def test_what_is_learned_gets_its_gradient_through_attention_as_through_scores(module: nn.Normalizer):
     query, key, value = (torch.randn(2, 4, 6, 8, dtype=torch.float64) for _ in range(3))
     module = module.double()
     parameters = list(module.parameters())
-    if not parameters:
-        pytest.skip("nothing of it is learned")
     output, _ = attemper.attention(query, key, value, normalizer=module)
     above = torch.randn_like(output)
     one = torch.autograd.grad((output * above).sum(), parameters)
@@ -52,6 +50,15 @@ def test_weights_are_found_along_dim(dim: int):
     for make in (nn.Softmax, nn.Sparsemax, nn.Entmax15, nn.SoftmaxPlusOne, nn.Sigmoid):
         want = make()(scores.transpose(dim, -1)).transpose(dim, -1)
         assert torch.allclose(make(dim=dim)(scores), want)
+
+
+@pytest.mark.parametrize("dim", [-2, 2, -4, 0])
+def test_a_value_per_head_stands_at_the_heads_whatever_dim_is(dim: int):
+    scores, alphas = torch.randn(2, 3, 4, 5), torch.tensor([1.2, 1.5, 1.9])
+    found = nn.Entmax(alphas, dim=dim)(scores)
+    for head, alpha in enumerate(alphas.tolist()):
+        axis = 0 if dim in (0, -4) else 1  # of [batch, queries, keys]
+        assert torch.allclose(found[:, head], nn.Entmax(alpha, dim=axis)(scores[:, head]), atol=1e-6)
 
 
 def test_a_value_per_head_needs_heads():

@@ -140,8 +140,8 @@ void steep_slope(const float* w, const float* g, int64_t n, double power, float*
 }
 
 void slope_row(const float* w, const float* g, int64_t n, const Rule& rule, float* to) {
-    const Share share{rule.kind, 2 - double(rule.parameter)};
-    if (rule.kind == ENTMAX && rule.parameter > 2.0f) return steep_slope(w, g, n, share.power, to);
+    const Share share{rule.kind, 2 - rule.parameter};
+    if (rule.kind == ENTMAX && rule.parameter > 2) return steep_slope(w, g, n, share.power, to);
     if (rule.kind == SIGMOID) {
         for (int64_t j = 0; j < n; j += LANES) {
             const Vec x = load(w + j);
@@ -201,14 +201,14 @@ int over_rows(Rows& work, Task task, int64_t threads) {
 ATTEMPER_EXPORT int attemper_weights(int64_t rows, int64_t n, int64_t kind, double number, double parameter,
                                      const float* parameters, int64_t type, char* scores, char* weights,
                                      int64_t threads) {
-    Rows work{rows, n, {Kind(kind), number, float(parameter)}, parameters, {scores, type, {}}, {}, {weights, type, {}},
+    Rows work{rows, n, {Kind(kind), number, parameter}, parameters, {scores, type, {}}, {}, {weights, type, {}},
               1, false};
     return over_rows(work, weights_task, threads);
 }
 
 ATTEMPER_EXPORT int attemper_slope(int64_t rows, int64_t n, int64_t kind, double parameter, const float* parameters,
                                    int64_t type, char* weights, char* grad, char* slope, int64_t threads) {
-    Rows work{rows, n, {Kind(kind), 0, float(parameter)}, parameters, {weights, type, {}}, {grad, type, {}},
+    Rows work{rows, n, {Kind(kind), 0, parameter}, parameters, {weights, type, {}}, {grad, type, {}},
               {slope, type, {}}, 1, false};
     return over_rows(work, slope_task, threads);
 }

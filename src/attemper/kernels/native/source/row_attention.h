@@ -25,7 +25,7 @@ struct RowCall {
     double number;
     int64_t place[ROW_LETTERS];
 
-    Rule rule_of(const Row& row) const { return plain({Kind(kind), number, call.sink ? call.sink[row.head] : 0.0f}); }
+    Rule rule_of(const Row& row) const { return plain({Kind(kind), number, call.sink ? call.sink[row.head] : 0.0}); }
 };
 
 constexpr int64_t LINE_BYTES = 1 << 20;  // of the lines of a chunk: half of L2

@@ -105,7 +105,7 @@ inline double alpha_slope(const Support& list, const float* g, double alpha) {
 
 // r of a list of weights, padded to whole vectors.
 inline void list_shares(const Support& list, const Rule& rule, float* r) {
-    const float power = 2 - rule.parameter;
+    const float power = float(2 - rule.parameter);
     for (int64_t j = 0; j < list.size; j += LANES) {
         const Vec w = load(list.weight + j);
         switch (rule.kind) {

@@ -24,15 +24,15 @@ enum Kind : int64_t { SOFTMAX, SPARSEMAX, ENTMAX15, ENTMAX, TOPK, THRESHOLD, SIG
 struct Rule {
     Kind kind;
     double number;
-    float parameter;
+    double parameter;
 };
 
 // The map that a rule means: entmax has three that are solved more quickly.
 inline Rule plain(Rule rule) {
     if (rule.kind != ENTMAX) return rule;
-    if (rule.parameter == 1.0f) rule.kind = SOFTMAX;
-    if (rule.parameter == 1.5f) rule.kind = ENTMAX15;
-    if (rule.parameter == 2.0f) rule.kind = SPARSEMAX;
+    if (rule.parameter == 1) rule.kind = SOFTMAX;
+    if (rule.parameter == 1.5) rule.kind = ENTMAX15;
+    if (rule.parameter == 2) rule.kind = SPARSEMAX;
     return rule;
 }
 
@@ -258,8 +258,8 @@ inline double bound_of(const float* s, int64_t n, float maximum, double q, Suppo
 }
 
 // w0 of 1 < alpha < 2.
-inline void solve_entmax(const float* s, int64_t n, float maximum, float alpha, Support& to) {
-    const double q = double(alpha) - 1;
+inline void solve_entmax(const float* s, int64_t n, float maximum, double alpha, Support& to) {
+    const double q = alpha - 1;
     const float once = float(1 / q);
     const Vec lowest = splat(EXP_LOWEST);
     double top = 0;
@@ -294,7 +294,7 @@ inline double steep_weight(double top, double q, float distance) {
 }
 
 // alpha > 2. The root is between two numbers; where they meet, and a weight still jumps between them, it is mixed.
-inline void solve_steep(const float* s, int64_t n, float maximum, float alpha, Support& to) {
+inline void solve_steep(const float* s, int64_t n, float maximum, double alpha, Support& to) {
     const double q = double(alpha) - 1;
     const float window = float(1 / q);
     take_candidates(s, n, maximum, window > 1e-30f ? window : 1e-30f, to);
@@ -437,9 +437,9 @@ inline void solve(const float* s, int64_t n, float maximum, const Rule& rule, Su
         case ENTMAX15: return solve_simple<true>(s, n, maximum, to);
         case TOPK: return solve_topk(s, n, maximum, rule.number, to);
         case THRESHOLD: return solve_threshold(s, n, maximum, rule.number, to);
-        case SIGMOID: return solve_sigmoid(s, n, maximum, rule.parameter, to);
+        case SIGMOID: return solve_sigmoid(s, n, maximum, float(rule.parameter), to);
         case ENTMAX:
-            if (rule.parameter < 2.0f) return solve_entmax(s, n, maximum, rule.parameter, to);
+            if (rule.parameter < 2) return solve_entmax(s, n, maximum, rule.parameter, to);
             return solve_steep(s, n, maximum, rule.parameter, to);
         default: return solve_softmax(s, n, maximum, to);
     }
