@@ -82,7 +82,7 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
     low = 1.0 / seen.sum(-1, keepdim=True).clamp(min=1)
     with torch.no_grad():
         low, high = (1 - 1e-9) * low.double(), torch.ones_like(low, dtype=d.dtype)
-        for _ in range(100):
+        for _ in range(60):
             middle = (low + high) / 2
             enough = weights_at(middle).sum(-1, keepdim=True) >= 1
             low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)

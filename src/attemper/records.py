@@ -84,11 +84,12 @@ class SiteReading:
         return {
             "name": self.name,
             "kind": self.kind,
-            "normalizer": self.normalizer,
             "mode": self.mode,
             "queries": self.queries,
             "keys": self.keys,
             "heads": [head.to_dict() for head in self.heads],
+            # The document of softmax is what it was before there was anything else.
+            **({} if self.normalizer == "softmax" else {"normalizer": self.normalizer}),
         }
 
 

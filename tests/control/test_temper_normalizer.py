@@ -213,7 +213,8 @@ def test_a_reading_says_which_map_it_is_of():
     attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
     with attemper.watch(model) as watch:
         model(x)
-    assert [site["normalizer"] for site in watch.table().to_dict()["sites"]] == ["softmax", "sparsemax"]
+    assert [site.get("normalizer") for site in watch.table().to_dict()["sites"]] == [None, "sparsemax"]
+    assert [site.normalizer for site in watch.table().sites] == ["softmax", "sparsemax"]
     support = watch.table().row_statistics("layers.1").support_size
     q, k, _ = model.layers[1].qkv(x + model.layers[0](x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -238,9 +239,24 @@ def assert_near(name: str, got: Tensor, want: Tensor, yardsticks: list[Tensor], 
 STORED = {torch.float32: 3e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
-def assert_agreement(case: Case, kind: str, number: float, given: float | None) -> None:
+def assert_agreement(
+    case: Case, kind: str, number: float, given: float | None, libraries: tuple[ctypes.CDLL | None, ...] = (None,)
+) -> None:
+    """On the library that is loaded, or on each of ``libraries``; what is expected is computed once."""
     problem = case.problem(kind, number, given)
     exact, rounded = Dense(problem), [Dense(problem, rounded=True) for _ in range(3)]
+    above, above_state = upstream_of(exact)
+    above = above.to(case.dtype)
+    want, *yardsticks = (gradients(dense, above, above_state) for dense in (exact, *rounded))
+    for loaded in libraries:
+        with pytest.MonkeyPatch.context() as patch:
+            if loaded is not None:
+                patch.setattr(row_maps, "run", partial(_run, loaded))
+            output, state = assert_forward(case, problem, exact, rounded)
+            assert_backward(problem, output, state, (above, above_state), want, yardsticks)
+
+
+def assert_forward(case: Case, problem: Problem, exact: Dense, rounded: list[Dense]) -> tuple[Tensor, Tensor]:
     output, state, key_mass = native.forward(problem)
     assert key_mass.numel() == 0
     assert_near("output", output, exact.output, [dense.output for dense in rounded], STORED[case.dtype])
@@ -253,20 +269,24 @@ def assert_agreement(case: Case, kind: str, number: float, given: float | None) 
             assert (apart <= 2 * allowed + 1e-3 * case.keys).all()
             continue
         assert_near(letter, state[place], exact.letters[letter], [dense.letters[letter] for dense in rounded], 3e-6)
-    above, above_state = upstream_of(exact)
-    above = above.to(case.dtype)
-    needs = tuple(
-        getattr(problem, name) is not None and getattr(problem, name).dtype != torch.bool for name in exact.leaves
-    )
-    got = native.backward(problem, output, state, Upstream(above, above_state, key_mass), needs)
-    want, *yardsticks = (gradients(dense, above, above_state) for dense in (exact, *rounded))
-    roundings = want.pop("roundings")
+    return output, state
+
+
+def assert_backward(
+    problem: Problem, output: Tensor, state: Tensor, above: tuple[Tensor, Tensor], want: dict[str, Tensor],
+    yardsticks: list[dict[str, Tensor]],
+) -> None:  # fmt: skip
+    names = ("query", "key", "value", "mask", "multiplier", "sink")
+    needs = tuple(getattr(problem, name) is not None and getattr(problem, name).dtype != torch.bool for name in names)
+    got = native.backward(problem, output, state, Upstream(*above, state.new_empty(0)), needs)
     for name, gradient in want.items():
+        if name == "roundings":
+            continue
         found = getattr(got, name)
         assert found is not None, name
         others = [yardstick[name] for yardstick in yardsticks]
         if name == "multiplier":
-            others.append(gradient + roundings / 2)
+            others.append(gradient + want["roundings"] / 2)
         assert_near(f"d{name}", found, gradient, others, 1e-5)
 
 
@@ -274,13 +294,6 @@ def assert_agreement(case: Case, kind: str, number: float, given: float | None) 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rows_agree_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
     assert_agreement(case, kind, number, given)
-
-
-@pytest.fixture(params=LIBRARIES)
-def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls go to the library of one instruction set."""
-    loaded: ctypes.CDLL = LIBRARIES[request.param]
-    monkeypatch.setattr(row_maps, "run", lambda name, call: _run(loaded, name, call))
 
 
 def _run(loaded: ctypes.CDLL, name: str, call: bytes) -> None:
@@ -292,9 +305,8 @@ OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly
 
 @pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
-@pytest.mark.usefixtures("each_library")
 def test_every_instruction_set_agrees_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
-    assert_agreement(case, kind, number, given)
+    assert_agreement(case, kind, number, given, tuple(LIBRARIES.values()))
 
 
 def everything(problem: Problem, threads: int) -> list[Tensor]:
