@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from attemper import _ops
+from attemper.sites import tap, tap_buffers
 from tests import interpreter, models_seen
 from tests.calls import PRESENT
 
@@ -124,6 +126,20 @@ def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_watch_is_left() -> Iterator[None]:
+    """A watch that is left open sees the taps of every later test of the process."""
+    yield
+    if not (tap._listeners or tap_buffers._receivers):
+        return
+    gc.collect()  # those that somebody dropped without closing them
+    left = len(tap._listeners), len(tap_buffers._receivers)
+    tap._listeners.clear()
+    tap_buffers._receivers.clear()
+    tap_buffers._up.clear()
+    assert left == (0, 0), "this test left a watch open"
 
 
 @pytest.fixture(params=BACKENDS)

@@ -48,3 +48,4 @@ def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert (names["stats"].support_size <= names["stats"].visible_keys).all()
     assert names["sparse"].sites[0].heads[0].mass == pytest.approx(1)
     assert "entropy, % of log n" in capsys.readouterr().out
+    names["clip"].close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
+from attemper.sites import tap, tap_buffers
 from tests.sites.own_models import Own, entropies
 
 
@@ -127,3 +130,25 @@ def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
     for site, layer in zip(found, expected, strict=True):
         heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
         assert float((heads - layer).abs().max()) < 2e-5
+
+
+def test_a_watch_that_is_dropped_unclosed_goes_with_its_model() -> None:
+    model = Tapped()
+    unclosed = weakref.ref(attemper.watch(model))
+    model(torch.randn(2, 12, 32))
+    gc.collect()
+    assert unclosed() is not None, "its model is there, and its hooks with it"
+    of_model = weakref.ref(model)
+    del model
+    gc.collect()
+    assert (unclosed(), of_model()) == (None, None)
+    assert not tap._listeners
+    assert not tap_buffers.watched()
+
+
+def test_a_clip_that_is_dropped_unclosed_goes_with_its_model() -> None:
+    clip = attemper.QKClip(Tapped())
+    assert tap._listeners
+    del clip
+    gc.collect()
+    assert not tap._listeners

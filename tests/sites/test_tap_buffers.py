@@ -38,7 +38,6 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The CPU is a device of graphs from here to the end of the test."""
     torch._dynamo.reset()
-    gc.collect()  # a watch of an earlier test that nobody closed and nobody holds
     stand_in, add = Device(), tap_buffers.add
 
     def counted(*arguments: Any, **options: Any) -> None:

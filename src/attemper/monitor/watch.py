@@ -139,8 +139,9 @@ class Watch:
         after = self.model.register_forward_hook(_Hook(self._leave), always_call=True)
         self._open.callback(before.remove)
         self._open.callback(after.remove)
-        self._open.enter_context(tap.listening(self._collector, self._samples_taps))
-        self._open.enter_context(tap_buffers.receiving(self))
+        for taps in (tap, tap_buffers):
+            taps.join(self)
+            self._open.callback(taps.leave, self)
         # The first step is sampled, whatever decides on those that follow.
         tap_buffers.lift(self, self._start())
 
@@ -187,7 +188,12 @@ class Watch:
         """Whether the step that is running is sampled."""
         return (self.steps if self._stepping else self.passes) % self.every == 0
 
-    def _samples_taps(self, site: nn.Module) -> bool:
+    @property
+    def observer(self) -> Collector:
+        """Who is told of taps that this samples."""
+        return self._collector
+
+    def samples(self, site: nn.Module) -> bool:
         """Whether this tap is to be measured now; a new sampled step starts a new reading.
 
         Another model's tap is not: a module tells whose it is; a name belongs to the model that is running (or to one

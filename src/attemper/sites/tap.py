@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -37,19 +35,33 @@ _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
 """Written by no one; an operator that claims to write cannot be dropped from a graph for having no result."""
 
 
-_listeners: list[tuple[Observer, Callable[[nn.Module], bool]]] = []
-"""Observers of taps outside any observed forward pass (a compiled model's), and whether each samples that site now."""
+class Listener(Protocol):
+    """A watch, as taps outside any observed forward pass (those of a compiled model) know it."""
+
+    @property
+    def observer(self) -> Observer:
+        """Who is told of a tap."""
+        ...
+
+    def samples(self, site: nn.Module) -> bool:
+        """Whether the taps of this site are sampled now."""
+        ...
 
 
-@contextmanager
-def listening(observer: Observer, sampling: Callable[[nn.Module], bool]) -> Iterator[None]:
-    """Tells ``observer`` of every tap whose ``sampling(site)`` is true, whichever thread or compiled graph calls it."""
-    entry = (observer, sampling)
-    _listeners.append(entry)
-    try:
-        yield
-    finally:
-        _listeners.remove(entry)
+_listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
+"""Weak: a watch that is dropped unclosed goes with its model."""
+
+
+def join(listener: Listener) -> None:
+    """Tells ``listener`` of every tap that it samples, whichever thread or compiled graph calls it, until it leaves or
+    is garbage.
+    """
+    _listeners[id(listener)] = listener
+
+
+def leave(listener: Listener) -> None:
+    """Ends ``join``."""
+    _listeners.pop(id(listener), None)
 
 
 class NamedSite(nn.Module):
@@ -186,7 +198,7 @@ def _tap(
     if not _listeners and not current():
         return
     site = _site(name, module)
-    observers = (*current(), *(observer for observer, sampling in _listeners if sampling(site)))
+    observers = (*current(), *(listener.observer for listener in list(_listeners.values()) if listener.samples(site)))
     if not observers:
         return
     options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)

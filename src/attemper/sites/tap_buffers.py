@@ -8,11 +8,9 @@ Buffers live as long as the process, and none is made while a graph is captured:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -83,8 +81,9 @@ class TapBuffer:
 
 _buffers: dict[tuple[str, int, torch.device, int], TapBuffer] = {}
 _switches: dict[torch.device, tuple[Tensor, Tensor]] = {}
-_receivers: list[Receiver] = []
-_up: list[Receiver] = []
+# Both are weak: a watch that is dropped unclosed goes with its model.
+_receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
+_up: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 _lock = threading.RLock()
 
 
@@ -122,15 +121,15 @@ def _switch(device: torch.device) -> tuple[Tensor, Tensor]:
     return flag, torch.full((1,), 0.5, dtype=torch.float64, device=device)
 
 
-@contextmanager
-def receiving(receiver: Receiver) -> Iterator[None]:
-    """Lets ``receiver`` take the sums of its taps; its flag is down afterwards."""
-    _receivers.append(receiver)
-    try:
-        yield
-    finally:
-        lower(receiver)
-        _receivers.remove(receiver)
+def join(receiver: Receiver) -> None:
+    """Lets ``receiver`` take the sums of its taps, until it leaves or is garbage."""
+    _receivers[id(receiver)] = receiver
+
+
+def leave(receiver: Receiver) -> None:
+    """Ends ``join``; the flag is down afterwards."""
+    lower(receiver)
+    _receivers.pop(id(receiver), None)
 
 
 def watched() -> bool:
@@ -146,8 +145,7 @@ def lift(receiver: Receiver, start: float) -> None:
         else:
             for buffer in _buffers.values():
                 emptied(buffer.sums)
-        if receiver not in _up:
-            _up.append(receiver)
+        _up[id(receiver)] = receiver
         for flag, place in _switches.values():
             flag.fill_(1)
             place.fill_(start)
@@ -155,16 +153,16 @@ def lift(receiver: Receiver, start: float) -> None:
 
 def lifted(receiver: Receiver) -> bool:
     """Whether the flag is up for ``receiver``."""
-    return receiver in _up
+    return id(receiver) in _up
 
 
 def lower(receiver: Receiver) -> None:
     """Lowers the flag, unless another watch samples, once the receiver has got what there is."""
     with _lock:
-        if receiver not in _up:
+        if not lifted(receiver):
             return
         settle()
-        _up.remove(receiver)
+        _up.pop(id(receiver), None)
         if not _up:
             for flag, _ in _switches.values():
                 flag.fill_(0)
@@ -179,7 +177,7 @@ def settle() -> None:
         taken = [(buffer, buffer.sums.clone()) for buffer in used]
         for buffer in used:
             emptied(buffer.sums)
-        for receiver in _up:
+        for receiver in list(_up.values()):
             own = [pair for pair in taken if receiver.receives(pair[0])]
             if own:
                 receiver.take(own)
@@ -226,7 +224,7 @@ def _launched(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Mod
 
 def _owners(site: nn.Module) -> dict[Receiver, nn.Module]:
     """The watches to which a tap that runs now belongs, and their models; those whose model is seen to run, if any."""
-    owners = {receiver: model for receiver in _receivers if (model := receiver.runs(site)) is not None}
+    owners = {receiver: model for receiver in list(_receivers.values()) if (model := receiver.runs(site)) is not None}
     return {receiver: model for receiver, model in owners.items() if receiver.running} or owners
 
 
