@@ -17,6 +17,8 @@ from attemper import _backends, _ops
 from attemper._ops import Arguments
 from attemper.kernels.native.library import why_unusable
 from attemper.kernels.native.statistics import statistics as _native_statistics
+from attemper.kernels.native.sums import sums as _native_sums
+from attemper.kernels.sums import FIELDS
 
 # Told to the table before the first call, so that "auto" never takes a library that cannot be loaded.
 if (_reason := why_unusable()) is not None:
@@ -68,6 +70,13 @@ def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Te
     if state.requires_grad or not state.is_contiguous() or not (_nobody_listens() and type(state) is Tensor):
         return {}
     return _native_statistics(fields, state, names)
+
+
+def sums(fields: str, state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor | None:
+    """The same rows as sums per head, [H, WIDTH] of ``kernels/sums.py``; None where the state lacks a letter."""
+    if not (fields.startswith(FIELDS) and state.is_contiguous() and _nobody_listens() and type(state) is Tensor):
+        return None
+    return _native_sums(state.detach(), included, first_tokens)
 
 
 def _alone(arguments: Arguments) -> bool:

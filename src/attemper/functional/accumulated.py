@@ -14,7 +14,7 @@ from torch import Tensor
 from attemper import _backends
 from attemper._ops import COLUMNS, FIELDS, WIDTH, column, emptied, empty_sums, joined, sampled_positions
 from attemper.functional.call import Call
-from attemper.functional.derive import derived
+from attemper.functional.derive import Letters, derived
 from attemper.functional.names import state_fields
 from attemper.functional.stats import AttentionStats
 
@@ -80,6 +80,14 @@ def accumulated(call: Call, included: Tensor | None, population: int) -> Accumul
     )
 
 
+def summed(stats: AttentionStats) -> Tensor | None:
+    """Rows that were measured already as sums per head, [H, WIDTH], by one pass; None where no kernel can do it."""
+    state = stats._state
+    if stats.normalizer != "softmax" or stats._sink is not None or not isinstance(state, Letters):
+        return None
+    return state.sums(stats._included, stats._first_tokens)
+
+
 def add(
     call: Call, sums: Tensor, flag: Tensor, *, rows: Tensor | None = None, included: Tensor | None = None,
     state: Tensor | None = None,
@@ -107,4 +115,5 @@ __all__ = [
     "fits",
     "joined",
     "sampled_positions",
+    "summed",
 ]

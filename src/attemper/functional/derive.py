@@ -61,6 +61,10 @@ class Letters(Mapping[str, Tensor]):
         """Those of ``names`` that the native kernels derive at once, without a gradient; by formulas, the same."""
         return _direct.statistics(self._fields, self._stacked, names) if self._native else {}
 
+    def sums(self, included: Tensor | None, first_tokens: int) -> Tensor | None:
+        """The rows of softmax without a sink as sums per head (``kernels/sums.py``), if the native kernels can."""
+        return _direct.sums(self._fields, self._stacked, included, first_tokens) if self._native else None
+
 
 def letters(fields: str, stacked: Tensor, native: bool = False) -> State:
     """The state in ``stacked`` [F, B, H, Q], letter by letter."""

@@ -99,6 +99,7 @@ class AttentionStats:
         self._population = population
         self._included = included
         self.normalizer = normalizer
+        self._valid: Tensor | None = None
         self.rows = rows
         self.names = tuple(values) if names is None else names
         self.lower_bounds = ("max_logit",) if rows is not None else ()
@@ -132,7 +133,9 @@ class AttentionStats:
     @property
     def valid(self) -> Tensor:
         """[B, H, Q] bool: the row sees a key, every visible score is finite, and ``where`` has not left it out."""
-        return self._included_rows(torch.isfinite(self._level))
+        if self._valid is None:
+            self._valid = self._included_rows(torch.isfinite(self._level))
+        return self._valid
 
     @property
     def empty(self) -> Tensor:
@@ -195,17 +198,13 @@ class AttentionStats:
         """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys, for
         example).
         """
-        if name == "normalized_entropy":
-            return self.valid & (self._state["n"] > 1) & self._weighs
-        if name == "first_token_mass":
-            return self.valid & (self._state["n"] > self._first_tokens) & self._weighs
-        return self.valid if name in _OF_SCORES else self.valid & self._weighs
-
-    @property
-    def _weighs(self) -> Tensor:
-        """[B, H, Q] bool: some key has weight. Sigmoids may all vanish: nothing is a mean under such weights."""
+        if name in _OF_SCORES:
+            return self.valid
+        least = {"normalized_entropy": 1, "first_token_mass": self._first_tokens}.get(name)
+        rows = self.valid if least is None else self.valid & (self._state["n"] > least)
+        # Sigmoids may all vanish: nothing is a mean under such weights.
         mass = self._state.get("w")
-        return self._state["n"] > 0 if mass is None else mass > 0
+        return rows if mass is None else rows & (mass > 0)
 
     def per_head(self) -> dict[str, HeadSummary]:
         """Name -> mean, std, min, max, count, empty, nonfinite over the rows of each head, each [H], float64.

@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from attemper.functional.accumulated import COLUMNS, column, joined
+from attemper.functional.accumulated import COLUMNS, column, joined, summed
 from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, by_head
 from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
 
@@ -19,6 +19,9 @@ _MEANS = (
 """Statistics of which a reading shows the mean."""
 
 _IN_SUMS = tuple(name for name in _MEANS if name in COLUMNS)
+_SHOWN = {*_IN_SUMS, "max_logit"}
+"""What ``kernels/sums.py`` has: statistics that hold all of it, and nothing more that a reading shows, come as sums."""
+
 _CURVE = ("entropy", "normalized_entropy", "first_token_mass")
 
 
@@ -53,6 +56,10 @@ class SiteReduction:
             return
         self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
         self.normalizer = stats.normalizer
+        sums = summed(stats) if _SHOWN.issubset(stats.names) and "gini" not in stats else None
+        if sums is not None:
+            self.add_sums(sums, queries, keys)
+            return
         self._add_means(stats)
         rows, empty, nonfinite = (by_head(part).sum(1) for part in (stats.valid, stats.empty, stats.nonfinite))
         largest = by_head(stats.max_logit.masked_fill(~stats.valid, -math.inf)).amax(1)
@@ -67,9 +74,9 @@ class SiteReduction:
     def _add_means(self, stats: AttentionStats) -> None:
         """Sums and counts of every mean as one stacked tensor: a sampled training step waits for this."""
         names = [name for name in _MEANS if name in stats]
-        values = torch.stack([stats[name] for name in names]).to(self._rows)
+        values = torch.stack([stats[name] for name in names]).to(self._rows.device)
         defined = torch.stack([stats.defined(name) for name in names]).to(self._rows.device)
-        sums = torch.where(defined, values, 0.0).sum((1, 3))
+        sums = torch.where(defined, values, 0.0).sum((1, 3), dtype=torch.float64)
         for statistic, total, count in zip(names, sums, defined.sum((1, 3)), strict=True):
             self._sums[statistic] += total
             self._counts[statistic] += count
@@ -80,7 +87,7 @@ class SiteReduction:
             self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + added
 
     def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:
-        """Takes in calls that were summed on their device (``kernels/sums.py``), [H, WIDTH]: two operations."""
+        """Takes in calls that a kernel has summed (``kernels/sums.py``), [H, WIDTH]: two operations."""
         self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
         self._added = sums if self._added is None else joined(self._added, sums)
 

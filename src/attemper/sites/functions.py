@@ -43,6 +43,10 @@ def seen() -> Iterator[None]:
         _active.set(False)
 
 
+_PLAIN = frozenset((torch.Size, torch.dtype, torch.device, torch.layout, bool, int, str))
+"""Results that hold no numbers of a tensor: most functions that a mode sees are questions of this kind."""
+
+
 class AttentionMode(TorchFunctionMode):
     """Lets every function run as it would, and then tells the observers of those that attend."""
 
@@ -65,7 +69,7 @@ class AttentionMode(TorchFunctionMode):
             self._tell(reader, args, kwargs)
             return result
         result = func(*args, **kwargs)
-        if current() and not in_backward():
+        if type(result) not in _PLAIN and current() and not in_backward():
             self._follow(func, args, kwargs, result)
         return result
 

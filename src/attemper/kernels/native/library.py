@@ -61,6 +61,7 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.attemper_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_row_forward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_row_backward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_sums.argtypes = (ctypes.c_char_p,)
     loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
     loaded.attemper_weights.argtypes = (
         *(ctypes.c_int64,) * 3, *(ctypes.c_double,) * 2, ctypes.c_void_p, ctypes.c_int64, *(ctypes.c_void_p,) * 2,

@@ -357,8 +357,12 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
                 std::memset(ds, 0, size_t(n) * 4);
                 continue;
             }
-            const float* bias = biases.row(row, block, seen);
-            if (bias || call.softcap > 0 || !span.whole || desk.slope[first + i].bad)
+            // Where forward found no score that is not finite there is none.
+            const Shape shape = shape_of(call, span, !desk.slope[first + i].bad);
+            const float* bias = shape == Shape::NOTHING ? nullptr : biases.row(row, block, seen);
+            if (shape == Shape::MASK)
+                hide(s, bias, n);
+            else if (shape == Shape::ALL)
                 shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin, n, desk.softcap);
             slope_row(call, batch, row, desk.slope[first + i], s, ds, block + span.begin, n, desk.top[first + i]);
             if (call.grad_mask) add_mask_gradient(call, batch, row, ds, block + span.begin, n);

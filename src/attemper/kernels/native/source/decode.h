@@ -155,7 +155,7 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             // Few rows: every score is looked at, so that one that is not finite is told.
             float keep;
             take_in(call, batch, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
-                    span.begin, n, true, &keep);
+                    span.begin, n, Shape::ALL, &keep);
             if (keep != 1.0f)
                 for (int64_t e = 0; e < wide; e += LANES)
                     store(output + i * wide + e, load(output + i * wide + e) * keep);

@@ -156,6 +156,7 @@ inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows,
 struct Span {
     int64_t begin, end;  // of the block, multiples of PANEL; empty: nothing to see
     bool whole;
+    bool within;  // all of them see all keys of the block, if a mask hides the places after its last
 
     Span(const Row* rows, int64_t count, int64_t low, int64_t keys) {
         int64_t least = rows[0].low, most = rows[0].high, last_low = least, first_high = most;
@@ -168,6 +169,7 @@ struct Span {
         begin = (least > low ? least - low : 0) / PANEL * PANEL;
         end = up(most < low + keys ? most - low : keys, PANEL);
         whole = last_low <= low + begin && first_high >= low + end;
+        within = begin == 0 && last_low <= low && first_high >= low + keys;
     }
 };
 
@@ -183,17 +185,36 @@ public:
         if (place != last_ || low != low_) {
             read_bias(mask, place, mask.stride[3], keys, buffer_);
             for (int64_t i = keys; i < KEYS; i++) buffer_[i] = -INFINITY;
-            last_ = place, low_ = low;
+            last_ = place, low_ = low, told_ = false;
         }
         return buffer_;
+    }
+
+    // The same with what a whole block of keys must know of it; there must be a mask.
+    const Masked& masked(const Row& row, int64_t low, int64_t keys) {
+        const float* bias = this->row(row, low, keys);
+        if (!told_) masked_ = masked_by(bias), told_ = true;
+        return masked_;
     }
 
 private:
     const Arguments& call_;
     int64_t batch_;
     float* buffer_;
+    Masked masked_ = {};
+    bool told_ = false;
     int64_t last_ = -1, low_ = -1;
 };
+
+// What a tile's scores need before their maxima are sought: nothing; the mask, and no score can overflow; or all of
+// shape_row.
+enum class Shape { NOTHING, MASK, ALL };
+
+inline Shape shape_of(const Arguments& call, const Span& span, bool finite) {
+    if (!finite || call.softcap > 0) return Shape::ALL;
+    if (call.mask.data) return span.within ? Shape::MASK : Shape::ALL;
+    return span.whole ? Shape::NOTHING : Shape::ALL;
+}
 
 // A tile of scores, one row of `rows` a line; what its rows become goes back into it.
 struct Tile {
@@ -206,34 +227,49 @@ struct Tile {
 
 constexpr int64_t MOST_ROWS = ROWS > 32 ? ROWS : 32;  // of a tile
 
+// One row's products become scores; returns the highest. `known`: the highest of the products, or null.
+ATTEMPER_INLINE float shaped_best(const Arguments& call, Row& row, float* s, Bias& biases, int64_t block, int64_t seen,
+                                  int64_t begin, int64_t n, Shape shape, const float* known,
+                                  float* softcap_slope = nullptr) {
+    if (shape == Shape::MASK) {
+        const Masked& mask = biases.masked(row, block, seen);
+        if (mask.most < SAFE_BIAS) {
+            row.count += mask.visible;
+            if (mask.visible < n || mask.most != 0) return hide(s, mask.bias, n);
+            return known ? *known : highest(s, n);
+        }
+    } else if (shape == Shape::NOTHING) {
+        row.count += n;
+        return known ? *known : highest(s, n);
+    }
+    const float* bias = biases.row(row, block, seen);
+    const Seen found = shape_row(call, row, s, bias ? bias + begin : nullptr, block + begin, n, softcap_slope);
+    row.count += found.count, row.bad |= found.bad, row.poison |= found.poison;
+    return highest(s, n);
+}
+
 // Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
 // the outputs so far. All maxima come first: a row then never waits for its own.
 inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, const Tile& tile, Bias& biases,
-                    int64_t block, int64_t seen, int64_t begin, int64_t n, bool shaped, float* keep) {
+                    int64_t block, int64_t seen, int64_t begin, int64_t n, Shape shape, float* keep) {
     float best[MOST_ROWS];
     for (int64_t i = 0; i < count; i++) {
         float* s = tile.scores + i * tile.apart + begin;
-        if (tile.factors) best[i] = scale_row(s, n, tile.factors[i]);
-        if (shaped) {
-            const float* bias = biases.row(rows[i], block, seen);
-            Seen found = shape_row(call, rows[i], s, bias ? bias + begin : nullptr, block + begin, n, nullptr);
-            rows[i].count += found.count, rows[i].bad |= found.bad, rows[i].poison |= found.poison;
-        } else {
-            rows[i].count += n;
-        }
-        if (shaped || !tile.factors) best[i] = highest(s, n);
+        float known = 0;
+        if (tile.factors) known = scale_row(s, n, tile.factors[i]);
+        best[i] = shaped_best(call, rows[i], s, biases, block, seen, begin, n, shape, tile.factors ? &known : nullptr);
     }
     for (int64_t i = 0; i < count; i++) keep[i] = raise(rows[i], best[i]);
     const int parts = (call.place[A] >= 0 || call.place[V] >= 0 ? MOMENTS : 0) | (call.place[C] >= 0 ? SQUARES : 0) |
                       (call.place[T] >= 0 ? DISTANCE : 0) | (tile.halves ? HALVES : 0);
     const Weigh tied = weigh_of(parts | TIES), free = weigh_of(parts);
-    const bool first = call.place[F] >= 0 && any_first(call, batch, block + begin, n);
+    const FirstTokens first(call, batch, block + begin, call.place[F] >= 0 ? n : 0);
     for (int64_t i = 0; i < count; i++) {
         float* s = tile.scores + i * tile.apart + begin;
         uint16_t* halves = tile.halves ? tile.halves + i * tile.halves_apart + begin : nullptr;
         Sums sums = (best[i] == rows[i].maximum ? tied : free)(s, n, base_of(rows[i]), block + begin - rows[i].position,
                                                                halves);
-        if (first) sums.first = first_share(call, batch, s, block + begin, n);
+        if (first.begin < first.end) sums.first = first.share(call, batch, s, block + begin);
         add(rows[i], sums);
     }
 }
@@ -420,8 +456,7 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
         // Keys of the next block: its lines are asked for while this one is computed, a share with every tile.
         const int64_t later =
             block + KEYS < high ? (call.keys - block - KEYS < KEYS ? call.keys - block - KEYS : KEYS) : 0;
-        const bool finite = double(most_query) * most_key * double(depth) < 8e37;
-        const bool always = !finite || call.mask.data || call.softcap > 0;
+        const bool finite = double(most_query) * most_key * double(depth) < SAFE_PRODUCT;
         for (int64_t tile = 0; tile < count; tile += TALL) {
             const int64_t real = count - tile < TALL ? count - tile : TALL;
             const Span span(rows + tile, real, block, seen);
@@ -434,7 +469,7 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
                          number, tiles);
             float keep[MOST_ROWS] = {};
             take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span.begin,
-                    span.end - span.begin, always || !span.whole, keep);
+                    span.end - span.begin, shape_of(call, span, finite), keep);
             products.add(tile, real, span, keep);
         }
     }

@@ -166,26 +166,19 @@ inline void fill_lines(const Arguments& call, int64_t batch, int64_t group, Scor
     for (int64_t block = of.base; block < of.high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
         const float most_key = scores.take_keys(batch, group, block, seen);
-        const bool finite = double(most_query) * most_key * double(call.depth) < 8e37;
-        const bool always = !finite || call.mask.data || call.softcap > 0;
+        const bool finite = double(most_query) * most_key * double(call.depth) < SAFE_PRODUCT;
         for (int64_t tile = 0; tile < of.count; tile += of.tall) {
             const int64_t real = of.count - tile < of.tall ? of.count - tile : of.tall;
             const Span span(of.rows + tile, real, block, seen);
             if (span.begin >= span.end) continue;
             const int64_t n = span.end - span.begin, place = block - of.base + span.begin;
+            const Shape shape = shape_of(call, span, finite);
             scores.write(tile, real, span, of.line(tile) + block - of.base, of.apart);
             for (int64_t i = tile; i < tile + real; i++) {
                 Row& row = of.rows[i];
                 float* s = of.line(i) + place;
-                if (always || !span.whole) {
-                    const float* bias = biases.row(row, block, seen);
-                    const Seen found = shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin,
-                                                 n, of.slopes ? of.slopes + i * of.apart + place : nullptr);
-                    row.count += found.count, row.bad |= found.bad, row.poison |= found.poison;
-                } else {
-                    row.count += n;
-                }
-                const float best = highest(s, n);
+                const float best = shaped_best(call, row, s, biases, block, seen, span.begin, n, shape, nullptr,
+                                               of.slopes ? of.slopes + i * of.apart + place : nullptr);
                 row.maximum = best > row.maximum ? best : row.maximum;
             }
         }

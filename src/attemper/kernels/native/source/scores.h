@@ -34,6 +34,42 @@ inline void read_bias(const View& mask, int64_t place, int64_t step, int64_t n, 
     for (int64_t i = 0; i < n; i++) to[i] = to[i] <= lowest ? -INFINITY : to[i];
 }
 
+// Products and biases below these cannot overflow, nor can their sum.
+constexpr double SAFE_PRODUCT = 8e37;
+constexpr float SAFE_BIAS = 1e38f;
+
+// What a row of the mask does to a block of keys.
+struct Masked {
+    const float* bias;  // of KEYS keys, -inf where hidden and where there is no key
+    int64_t visible;
+    float most;  // the largest magnitude on visible keys; NaN or inf where a bias is
+};
+
+inline Masked masked_by(const float* bias) {
+    const Vec hidden = splat(-INFINITY), one = splat(1.0f);
+    Vec count = {};
+    Ints most = {};
+    for (int64_t j = 0; j < KEYS; j += LANES) {
+        const Vec b = load(bias + j);
+        const Ints visible = b != hidden;
+        count += visible ? one : Vec{};
+        most = larger_bits(most, visible ? b : Vec{});
+    }
+    return Masked{bias, int64_t(lane_sum(count)), largest(most)};
+}
+
+// Adds a mask to scores of which the visible ones are finite, also together with it; returns the highest.
+ATTEMPER_INLINE float hide(float* s, const float* bias, int64_t n) {
+    const Vec hidden = splat(-INFINITY);
+    Vec best = hidden;
+    for (int64_t j = 0; j < n; j += LANES) {
+        const Vec b = load(bias + j), x = b != hidden ? load(s + j) + b : hidden;
+        store(s + j, x);
+        best = larger(best, x);
+    }
+    return lane_max(best);
+}
+
 struct Seen {
     int64_t count;
     bool bad, poison;
@@ -70,29 +106,36 @@ inline Seen shape_row(const Arguments& call, const Row& row, float* s, const flo
     return Seen{int64_t(lane_sum(count)), lane_sum(bad) > 0, lane_sum(poison) > 0};
 }
 
-// Whether any of the keys begin, begin + 1, ... counts as a first token.
-inline bool any_first(const Arguments& call, int64_t batch, int64_t begin, int64_t n) {
-    if (!call.first_keys) return begin < call.first_tokens;
-    const uint8_t* first = call.first_keys + batch * call.first_keys_stride[0];
-    const int64_t end = begin + n < call.keys ? begin + n : call.keys;
-    bool any = false;
-    for (int64_t key = begin; key < end; key++) any |= first[key * call.first_keys_stride[1]] != 0;
-    return any;
-}
+// Where among the keys begin, begin + 1, ... first tokens are: all of them between `begin` and `end`.
+struct FirstTokens {
+    int64_t begin, end;
 
-// Sum of e over first tokens. `s` holds weights of keys begin, begin + 1, ...
-inline double first_share(const Arguments& call, int64_t batch, const float* s, int64_t begin, int64_t n) {
-    double sum = 0;
-    if (call.first_keys) {
+    FirstTokens(const Arguments& call, int64_t batch, int64_t start, int64_t n) : begin(start), end(start + n) {
+        if (!call.first_keys) {
+            end = call.first_tokens < end ? call.first_tokens : end;
+            return;
+        }
+        end = end < call.keys ? end : call.keys;
+        const int64_t step = call.first_keys_stride[1];
         const uint8_t* first = call.first_keys + batch * call.first_keys_stride[0];
-        int64_t end = begin + n < call.keys ? begin + n : call.keys;
+        if (step == 1)
+            for (uint64_t eight; begin + 8 <= end; begin += 8)
+                if (std::memcpy(&eight, first + begin, 8); eight) break;
+        while (begin < end && !first[begin * step]) begin++;
+        if (step == 1)
+            for (uint64_t eight; end - 8 >= begin; end -= 8)
+                if (std::memcpy(&eight, first + end - 8, 8); eight) break;
+        while (begin < end && !first[(end - 1) * step]) end--;
+    }
+
+    // Sum of their weights; `weights` are those of the keys `start`, start + 1, ...
+    double share(const Arguments& call, int64_t batch, const float* weights, int64_t start) const {
+        double sum = 0;
+        const uint8_t* first = call.first_keys ? call.first_keys + batch * call.first_keys_stride[0] : nullptr;
         for (int64_t key = begin; key < end; key++)
-            if (first[key * call.first_keys_stride[1]]) sum += s[key - begin];
+            if (!first || first[key * call.first_keys_stride[1]]) sum += weights[key - start];
         return sum;
     }
-    int64_t end = call.first_tokens < begin + n ? call.first_tokens : begin + n;
-    for (int64_t key = begin; key < end; key++) sum += s[key - begin];
-    return sum;
-}
+};
 
 }  // namespace attemper

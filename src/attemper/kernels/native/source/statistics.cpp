@@ -1,43 +1,13 @@
 // Statistics of rows from their state in one pass, the formulas of functional/derive.py where no gradient is wanted:
 // thirty operators of PyTorch over a few thousand rows take as long as attention over a hundred tokens.
-#include <cmath>
-#include <cstdint>
-#include <vector>
+#include "entropies.h"
 
 namespace {
 
+using namespace attemper;
+
 enum Letter { M, Z, N, A, C, LETTERS };
 enum Name { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, NAMES };
-
-struct Logarithm {
-    float down = -1;  // rounded down: no entropy exceeds the true bound by a rounding
-    float nearest = 0;
-};
-
-// log n of counts, each computed once: rows of a causal call have as many counts as there are rows in a head.
-class Logarithms {
-  public:
-    Logarithm operator()(float count) {
-        const auto n = int64_t(count);
-        if (n >= LARGEST) return computed(double(count));
-        if (size_t(n) >= known_.size()) known_.resize(size_t(n) + 1);
-        Logarithm& found = known_[size_t(n)];
-        if (found.down < 0) found = computed(double(n));
-        return found;
-    }
-
-  private:
-    static constexpr int64_t LARGEST = 1 << 16;
-    static Logarithm computed(double n) {
-        const double exact = n > 1 ? std::log(n) : 0;
-        const auto nearest = float(exact);
-        return {double(nearest) > exact ? std::nextafter(nearest, 0.0f) : nearest, nearest};
-    }
-    std::vector<Logarithm> known_;
-};
-
-// Not std::min: a NaN stays one.
-float at_most(float value, float bound) { return value > bound ? bound : value; }
 
 }  // namespace
 
@@ -63,13 +33,11 @@ extern "C" __attribute__((visibility("default"))) int attemper_statistics(
         for (int64_t i = 0; i < rows; i++) counts[i] = int64_t(n[i]);
     if (values[ENTROPY] || values[NORMALIZED_ENTROPY]) {
         Logarithms logarithm;
-        const float least = float(std::log(2.0));
         for (int64_t i = 0; i < rows; i++) {
             const Logarithm of = logarithm(n[i]);
-            const float entropy = at_most(z[i] + a[i], of.down);
+            const float entropy = entropy_of(z[i], a[i], of);
             if (values[ENTROPY]) values[ENTROPY][i] = entropy;
-            if (values[NORMALIZED_ENTROPY])
-                values[NORMALIZED_ENTROPY][i] = at_most(entropy / (n[i] > 1 ? of.nearest : least), 1.0f);
+            if (values[NORMALIZED_ENTROPY]) values[NORMALIZED_ENTROPY][i] = normalized_of(entropy, n[i], of);
         }
     }
     return 0;
