@@ -144,8 +144,11 @@ def _empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
     rows = queries if arguments.rows is None else arguments.rows.shape[0]
     width = 0 if arguments.value is None else arguments.value.shape[3]
+    # As each kernel leaves it in memory.
+    by_rows = arguments.kernel == "native" and arguments.cu_seqlens_q is None and arguments.normalizer == "softmax"
+    output = query.new_empty((batch, rows, heads, width)) if by_rows else query.new_empty((batch, heads, rows, width))
     return (
-        query.new_empty((batch, heads, rows, width)),
+        output.transpose(1, 2) if by_rows else output,
         query.new_empty((len(arguments.fields), batch, heads, rows), dtype=dtype),
         query.new_empty((batch, heads, arguments.key.shape[2]) if arguments.key_mass else (0,), dtype=dtype),
     )

@@ -44,9 +44,13 @@ class Taken:
     backend: str
 
     @property
-    def rows(self) -> Tensor:
-        """A tensor [B, H, Q] of the measured rows."""
-        return self.found.max_logit if isinstance(self.found, AttentionStats) else self.found.state[0]
+    def shape(self) -> torch.Size:
+        """[B, H, Q] of the measured rows."""
+        return self.found.shape if isinstance(self.found, AttentionStats) else self.found.state.shape[1:]
+
+    @property
+    def device(self) -> torch.device:
+        return self.found.device if isinstance(self.found, AttentionStats) else self.found.state.device
 
 
 @dataclass(frozen=True)
@@ -246,13 +250,13 @@ class Collector:
 
     def _add(self, taken: Taken) -> None:
         key, found = taken.key, taken.found
-        site = self._site(key, taken.rows.shape[1], taken.rows.device)
+        site = self._site(key, taken.shape[1], taken.device)
         if site is None:
             return
         self._backends[taken.backend] = None
         if isinstance(found, AttentionStats):
             site.add(found, taken.queries, taken.keys)
-        elif taken.rows.numel():
+        elif 0 not in taken.shape:
             site.add_sums(found.sums, taken.queries, taken.keys)
         self.last[key[0]] = found
 

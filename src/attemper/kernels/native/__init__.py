@@ -20,12 +20,15 @@ __all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass."""
+    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass.
+
+    The output lies as [B, Q, H, E] in memory, as that of PyTorch's SDPA does: what joins heads next copies nothing.
+    """
     if problem.normalizer != "softmax":
         return row_maps.forward(problem)
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
-    output = problem.query.new_empty((batch, heads, rows, width))
+    output = problem.query.new_empty((batch, rows, heads, width)).transpose(1, 2)
     state = torch.empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
     call, held = described(problem, output, state)
     run("attemper_forward", call)

@@ -1,0 +1,102 @@
+"""Rows that the native kernels sum per head in one pass give the readings that their statistics give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+from attemper.functional.accumulated import summed
+from attemper.functional.stats import AttentionStats
+from attemper.kernels.sums import COLUMNS, WIDTH, column
+from attemper.monitor import reduction
+from attemper.records import SiteReading
+from tests.conftest import NATIVE
+
+pytestmark = pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
+BATCH, HEADS, ROWS = 3, 4, 37
+
+
+def statistics(seed: int = 0, spoiled: bool = False, **options: Any) -> AttentionStats:
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (3 * torch.randn(BATCH, HEADS, ROWS, 16, generator=generator) for _ in range(3))
+    if spoiled:
+        query[1, 2, 5:9] = torch.inf
+    return attemper.attention(query, key, value, stats="all", backend="native", **options).stats
+
+
+def reading(stats: AttentionStats) -> SiteReading:
+    site = reduction.SiteReduction("site", "self", "eval", HEADS)
+    site.add(stats, ROWS, ROWS)
+    return site.reading()
+
+
+def mask(share: float) -> Tensor:
+    return torch.rand(BATCH, 1, ROWS, ROWS, generator=torch.Generator().manual_seed(1)) < share
+
+
+REAL = torch.rand(BATCH, 1, ROWS, generator=torch.Generator().manual_seed(2)) > 0.3
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"is_causal": True}, "half": {"attn_mask": mask(0.5)}, "few": {"attn_mask": mask(0.03)},
+    "spoiled": {"spoiled": True}, "three first tokens": {"first_tokens": 3, "is_causal": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("included", [None, REAL, REAL.expand(-1, HEADS, -1).contiguous()], ids=["all", "real", "each"])
+@pytest.mark.parametrize("case", CASES)
+def test_readings_are_those_of_the_statistics(
+    case: str, included: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = statistics(**CASES[case])
+    stats = stats if included is None else stats.where(included)
+    assert summed(stats) is not None
+    got = reading(stats)
+    monkeypatch.setattr(reduction, "summed", lambda _: None)
+    want = reading(stats)
+    assert sum(head.rows for head in want.heads) > 0
+    assert same(got, want)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equal, numbers but for their last digits in float32."""
+    if isinstance(one, float) and isinstance(two, float):
+        return one == pytest.approx(two, rel=2e-7, abs=1e-9)
+    if isinstance(one, tuple) and isinstance(two, tuple):
+        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    if hasattr(one, "__dataclass_fields__"):
+        return all(same(getattr(one, name), getattr(two, name)) for name in one.__dataclass_fields__)
+    return one == two
+
+
+def test_what_counts_which_rows() -> None:
+    stats = statistics(spoiled=True, attn_mask=mask(0.03))
+    sums = summed(stats)
+    assert sums is not None
+    assert sums.shape == (HEADS, WIDTH)
+    for name, rows in (("rows", stats.valid), ("empty", stats.empty), ("nonfinite", stats.nonfinite)):
+        assert rows.any()
+        assert torch.equal(column(sums, name), rows.sum((0, 2)).double())
+    assert "max_logit" in COLUMNS
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    stats, before = statistics(is_causal=True), torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(summed(stats))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_what_the_sums_lack_is_reduced_from_statistics() -> None:
+    assert summed(statistics(sink_logits=torch.zeros(HEADS))) is None
+    assert summed(statistics(normalizer="sparsemax")) is None
+    query = torch.randn(1, 2, 5, 8)
+    assert summed(attemper.attention_statistics(query, query, stats=("entropy",), backend="native")) is None
+    assert summed(attemper.attention_statistics(query, query, stats="all", backend="blocked")) is None
