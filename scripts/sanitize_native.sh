@@ -23,5 +23,6 @@ for set in $sets; do
     rm -f "$copy"/src/attemper/kernels/native/*.so
     cp "$copy/built/attemper_native_$set.so" "$copy/src/attemper/kernels/native/"
     ATEN_CPU_CAPABILITY=$capability LD_PRELOAD=$preload timeout "${SECONDS_EACH:-3600}" "$python" -m pytest \
-        tests/kernels/test_native.py -q -x -p no:cacheprovider -p no:faulthandler "$@"
+        tests/kernels/test_native.py tests/kernels/test_native_rows.py tests/kernels/test_native_rows_maps.py \
+        tests/monitor/test_native_sums.py -q -x -p no:cacheprovider -p no:faulthandler "$@"
 done

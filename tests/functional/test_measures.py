@@ -319,3 +319,15 @@ def test_the_gradient_of_entropy_keeps_its_digits_in_float32_however_sharp_the_r
         mean = sum(x * s for x, s in zip(p, row, strict=True))
         want = [float(-x * (s - mean)) for x, s in zip(p, row, strict=True)]
     torch.testing.assert_close(scores.grad.double(), torch.tensor(want).double(), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 3.0])
+@pytest.mark.parametrize("offset", [1e5, -1e5])
+def test_a_common_offset_costs_no_digit_at_any_temperature(temperature: float, offset: float) -> None:
+    scores = torch.randn(40, 64) + offset
+    exact = torch.softmax((scores.double() - scores.double().amax(-1, keepdim=True)) / temperature, -1)
+    for given in (temperature, torch.tensor(temperature)):
+        weights = F.softmax(scores, temperature=given)
+        assert (weights - exact).abs().max() < 4e-7
+        entropy = F.entropy(scores, temperature=given)
+        assert (entropy + (exact * exact.log()).sum(-1)).abs().max() < 2e-6

@@ -244,14 +244,16 @@ class _Row:
         visible = x != -math.inf
         # Hidden scores are taken out before anything touches them: inf / T would leave 0 * inf in the gradient of T.
         s = torch.where(visible, x, 0.0)
-        s = divided(s, temperature) if isinstance(temperature, Tensor) else s / temperature
         self.count = visible.sum(-1)
         self.seen = self.count > 0
-        self.maximum = _maximum(torch.where(visible, s, -math.inf), s)
+        largest = _maximum(torch.where(visible, s, -math.inf), s)
+        self.maximum = _over(largest[..., None], temperature).squeeze(-1)
         # The maximum is part of the graph, though it cancels in entropy and variance: the gradient of the largest score
         # is then minus the sum of the others, exact where float32 would keep no digit of it (a row such as [20, 0, 0]).
         # So far below that exp is 0, the distance itself no longer counts, and its square must not overflow.
-        self.d = torch.where(visible, s - self.maximum[..., None], 0.0).clamp(min=VANISHED)
+        # Scores of 1e5 that differ by 1 keep every digit if what is divided is their distance.
+        distance = torch.where(visible, s - largest[..., None], 0.0).clamp(min=torch.finfo(s.dtype).min)
+        self.d = _over(distance, temperature).clamp(min=VANISHED)
         e = torch.where(visible, torch.exp(self.d), 0.0)
         total = torch.where(self.seen, e.sum(-1), 1.0)
         self.weights = e / total[..., None]
@@ -273,6 +275,10 @@ class _Row:
     @property
     def variance(self) -> Tensor:
         return (self.weights * (self.d - self.mean[..., None]) ** 2).sum(-1)
+
+
+def _over(x: Tensor, temperature: Tensor | float) -> Tensor:
+    return divided(x, temperature) if isinstance(temperature, Tensor) else x / temperature
 
 
 def _maximum(hidden: Tensor, s: Tensor) -> Tensor:
