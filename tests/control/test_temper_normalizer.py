@@ -140,12 +140,27 @@ def test_dropout_is_the_models():
     assert torch.equal(model(x), model(x))
 
 
-def test_a_thermostat_refuses_another_map():
+MAP_REFUSED = "steers by the slope of softmax's entropy, and {} attends by another map"
+
+
+def test_a_thermostat_refuses_another_map_before_anything_runs():
     model, x = Attending().train(), torch.randn(2, 9, 16)
-    attemper.temper(model, normalizer="sparsemax")
-    attemper.Thermostat(model, target_entropy=0.5)
-    with pytest.raises(InputError, match="steers by the slope of softmax's entropy, and Layer attends by another map"):
+    handle = attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
+    with pytest.raises(InputError, match=MAP_REFUSED.format("Layer")):
+        attemper.Thermostat(model, target_entropy=0.5)
+    handle.remove()
+    thermostat = attemper.Thermostat(model, target_entropy=0.5)
+    attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
+    with pytest.raises(InputError, match=MAP_REFUSED.format("Layer")):
         model(x)
+    thermostat.close()
+    model(x)
+
+
+def test_a_thermostat_refuses_a_layer_of_ours_with_another_map():
+    layer = maps.MultiheadAttention(16, 2, normalizer="entmax15")
+    with pytest.raises(InputError, match=MAP_REFUSED.format("MultiheadAttention")):
+        attemper.Thermostat(layer, target_entropy=0.5)
 
 
 def test_what_cannot_be_is_refused():

@@ -326,8 +326,8 @@ def test_the_gradient_of_entropy_keeps_its_digits_in_float32_however_sharp_the_r
 def test_a_common_offset_costs_no_digit_at_any_temperature(temperature: float, offset: float) -> None:
     scores = torch.randn(40, 64) + offset
     exact = torch.softmax((scores.double() - scores.double().amax(-1, keepdim=True)) / temperature, -1)
-    for given in (temperature, torch.tensor(temperature)):
-        weights = F.softmax(scores, temperature=given)
+    for passed in (temperature, torch.tensor(temperature)):
+        weights = F.softmax(scores, temperature=passed)
         assert (weights - exact).abs().max() < 4e-7
-        entropy = F.entropy(scores, temperature=given)
+        entropy = F.entropy(scores, temperature=passed)
         assert (entropy + (exact * exact.log()).sum(-1)).abs().max() < 2e-6

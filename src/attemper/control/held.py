@@ -36,6 +36,14 @@ class Sums:
         self.monotone = self.monotone and other.monotone
 
 
+def refusal(where: str, module: nn.Module) -> str:
+    """Why a module that attends by another map cannot be steered."""
+    return (
+        f"{where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by another map: leave "
+        "it out with sites=."
+    )
+
+
 class Gauge:
     """Measures one module's attention; a ``Listener``."""
 
@@ -54,10 +62,7 @@ class Gauge:
 
     def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
         if normalization(self.where, call.options.normalizer).kind != "softmax":
-            raise InputError(
-                f"{self.where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by "
-                "another map: leave it out with sites=."
-            )
+            raise InputError(refusal(self.where, module))
         if call.packing is not None:
             if not in_backward():
                 self.measure(call)

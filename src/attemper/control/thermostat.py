@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from attemper._checks import one_of, positive_number
-from attemper.control.chosen import chosen_sites
-from attemper.control.held import Gauge, Sums
+from attemper.control.chosen import Site, chosen_sites
+from attemper.control.held import Gauge, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
+from attemper.functional.normalization import normalization
 from attemper.nn.temperature import CEILING, FLOOR, Temperature, fits
 from attemper.sites.acting import listen, unlisten
+from attemper.sites.actions import normalizer_of
+from attemper.sites.callers import OWN
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
 _FLAT = 1e-3
@@ -97,7 +100,8 @@ class Thermostat:
         total_steps: of the training, for a schedule.
 
     Raises:
-        InputError: an argument has no meaning; or as :func:`attemper.temper`.
+        InputError: an argument has no meaning; a module attends by another map than softmax; or as
+            :func:`attemper.temper`.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class Thermostat:
         self.steps = 0
         self._band(0)
         found = chosen_sites("Thermostat", model, sites)
+        _refuse_other_maps(found)
         self._temperatures = {site.name: HeldTemperature() for site in found}
         self._tempered = Tempered(model, found, self._temperatures)
         self._gauges = {site.name: Gauge(f"Thermostat ({site.name})", rows, unit) for site in found}
@@ -233,6 +238,15 @@ class Thermostat:
         part.set(logs)
         bounded = (logs <= self._logs[0]) | (logs >= self._logs[1])
         return Reading(torch.where(rows > 0, entropy, math.nan), slope, logs.exp(), bounded)
+
+
+def _refuse_other_maps(sites: list[Site]) -> None:
+    """Says at once what the first forward pass would."""
+    for site in sites:
+        own = site.module.normalizer if site.way == OWN else None
+        attends_by = normalizer_of(site.module) or own
+        if attends_by is not None and normalization("Thermostat", attends_by).kind != "softmax":
+            raise InputError(refusal(f"Thermostat ({site.name})", site.module))
 
 
 def _of_all_processes(measured: dict[str, Sums]) -> dict[str, Sums]:
