@@ -20,7 +20,8 @@ from torch import Tensor
 from attemper._checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.derive import VANISHED, at_most, log_count
-from attemper.functional.measures import _ADVICE, _floating, _Row, softmax
+from attemper.functional.measures import softmax
+from attemper.functional.score_rows import ADVICE, ScoreRow, floating
 
 
 class RateDistortion(NamedTuple):
@@ -197,9 +198,9 @@ def pac_bayes_bound(empirical_loss: float | Tensor, kl: float | Tensor, rows: in
     return loss + ((divergence + math.log(2 * math.sqrt(rows) / delta)) / (2 * rows)) ** 0.5
 
 
-def _log_weights(where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> tuple[Tensor, _Row]:
+def _log_weights(where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> tuple[Tensor, ScoreRow]:
     """Logarithms of the weights, keys last; finite for hidden keys, so that nothing after them meets 0 * inf."""
-    row = _Row.of(where, scores, dim, temperature)
+    row = ScoreRow.of(where, scores, dim, temperature)
     visible = scores.movedim(dim, -1) != -math.inf
     return torch.where(visible, row.d - row.log_total[..., None], VANISHED), row
 
@@ -222,7 +223,7 @@ def _log_sum(x: Tensor, dim: int) -> Tensor:
 
 
 def _check_pairs(where: str, scores: Tensor) -> None:
-    if _floating(where, "scores", scores).dim() < 2:
+    if floating(where, "scores", scores).dim() < 2:
         raise InputError(
             f"{where}(scores) must be [..., queries, keys], got {list(scores.shape)}. One query alone has no "
             "information to share: kl_to_uniform and entropy describe it."
@@ -232,7 +233,7 @@ def _check_pairs(where: str, scores: Tensor) -> None:
 def _check_value(scores: Tensor, value: Tensor) -> torch.dtype:
     """The type to compute in."""
     _check_pairs("rate_distortion", scores)
-    wide = _floating("rate_distortion", "value", value)
+    wide = floating("rate_distortion", "value", value)
     advice = f"rate_distortion(value) must be [..., {scores.shape[-1]}, size] to match scores {list(scores.shape)}"
     if value.dim() < 2 or value.shape[-2] != scores.shape[-1]:
         raise InputError(f"{advice}, got {list(value.shape)}.")
@@ -240,7 +241,7 @@ def _check_value(scores: Tensor, value: Tensor) -> torch.dtype:
         torch.broadcast_shapes(scores.shape[:-2], value.shape[:-2])
     except RuntimeError as error:
         raise InputError(f"{advice}: the leading dimensions of {list(value.shape)} do not broadcast.") from error
-    return torch.promote_types(wide.dtype, _floating("rate_distortion", "scores", scores).dtype)
+    return torch.promote_types(wide.dtype, floating("rate_distortion", "scores", scores).dtype)
 
 
 def _points(temperatures: Sequence[float] | Tensor) -> list[float] | list[Tensor]:
@@ -254,7 +255,7 @@ def _points(temperatures: Sequence[float] | Tensor) -> list[float] | list[Tensor
         return list(temperatures.unbind())
     if isinstance(temperatures, str) or not isinstance(temperatures, Sequence) or not temperatures:
         raise InputError(f"{where} must be a sequence of numbers, e.g. (0.5, 1.0, 2.0), got {temperatures!r}.")
-    return [positive_number(where, number, _ADVICE, infinite=True) for number in temperatures]
+    return [positive_number(where, number, ADVICE, infinite=True) for number in temperatures]
 
 
 def _bounded(where: str, value: float | Tensor, most: float, dtype: torch.dtype, advice: str) -> Tensor:

@@ -12,12 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper._checks import one_of, positive_number
-from attemper.errors import InputError
-from attemper.functional.derive import VANISHED, at_most, divided, log_count
+from attemper._checks import one_of
+from attemper.functional.derive import at_most
+from attemper.functional.score_rows import ScoreRow, floating, of_each_row, with_keys_last
 
 _UNITS = {"nats": 1.0, "bits": 1.0 / math.log(2.0)}
-_ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
 
 
 class ScoreStatistics(NamedTuple):
@@ -54,7 +53,7 @@ def softmax(
         InputError: scores are not floating, there is no such ``dim``, a number temperature is NaN or not above 0, or a
             tensor of them does not fit.
     """
-    row = _Row.of("softmax", scores, dim, temperature)
+    row = ScoreRow.of("softmax", scores, dim, temperature)
     return row.weights.movedim(-1, dim).to(dtype or scores.dtype)
 
 
@@ -87,7 +86,7 @@ def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0,
         (tensor(1.3863), 1.3862943611198906)
     """
     one_of("entropy(unit=...)", unit, _UNITS)
-    return _Row.of("entropy", scores, dim, temperature).entropy * _UNITS[unit]
+    return ScoreRow.of("entropy", scores, dim, temperature).entropy * _UNITS[unit]
 
 
 def logit_variance(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
@@ -97,7 +96,7 @@ def logit_variance(scores: Tensor, *, dim: int = -1, temperature: float | Tensor
 
     Args and errors as :func:`entropy`. Returns [...] without ``dim``, logit^2; 0 where nothing is visible.
     """
-    return _Row.of("logit_variance", scores, dim, temperature).variance
+    return ScoreRow.of("logit_variance", scores, dim, temperature).variance
 
 
 def statistics(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0) -> ScoreStatistics:
@@ -105,7 +104,7 @@ def statistics(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1
 
     Args and errors as :func:`entropy`. A row with nothing visible has lse and max_logit -inf, and 0 elsewhere.
     """
-    row = _Row.of("statistics", scores, dim, temperature)
+    row = ScoreRow.of("statistics", scores, dim, temperature)
     seen, zero = row.seen, torch.zeros((), dtype=row.d.dtype, device=scores.device)
     n = row.count.clamp(min=2).to(row.d.dtype)
     return ScoreStatistics(
@@ -131,14 +130,14 @@ def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tens
 
     Args and errors as :func:`entropy`. Returns [..., n, n]: ``dim`` moved to the end, then doubled.
     """
-    row = _Row.of("softmax_jacobian", scores, dim, temperature)
+    row = ScoreRow.of("softmax_jacobian", scores, dim, temperature)
     p = row.weights
     products = p[..., :, None] * p[..., None, :]
     apart = products - torch.diag_embed(products.diagonal(dim1=-2, dim2=-1))
     # p_i - p_i^2 would be 0 for a weight that rounds to 1; as the sum of the others it keeps every digit.
     jacobian = torch.diag_embed(apart.sum(-1)) - apart
     if isinstance(temperature, Tensor):
-        return jacobian / _per_row("softmax_jacobian", temperature, p)[..., None]
+        return jacobian / of_each_row("softmax_jacobian", temperature, p)[..., None]
     return jacobian / temperature
 
 
@@ -198,91 +197,8 @@ def gini(weights: Tensor, *, dim: int = -1) -> Tensor:
     return (p.sort(-1).values * rank).sum(-1) / max(n, 1)
 
 
-def _floating(where: str, name: str, tensor: Tensor) -> Tensor:
-    """``tensor`` in float32 at least."""
-    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
-        came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise InputError(f"{where}({name}) must be a floating tensor, got {came}.")
-    if tensor.dim() == 0:
-        raise InputError(f"{where}({name}) must have a dimension of keys, got a tensor without dimensions.")
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _keys_last(where: str, tensor: Tensor, dim: int) -> Tensor:
-    """``tensor`` with the dimension of the keys at the end."""
-    count = tensor.dim()
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -count <= dim < count:
-        raise InputError(
-            f"{where}(dim=...) must be an int from {-count} to {count - 1} for a tensor {list(tensor.shape)}, got "
-            f"{dim!r}. It is the dimension of the keys."
-        )
-    return tensor.movedim(dim, -1)
-
-
-def _per_row(where: str, temperature: Tensor, x: Tensor) -> Tensor:
-    """``temperature`` in the type of ``x``, whose keys are last: one for each row, [..., 1]."""
-    try:
-        return temperature.to(x.dtype).expand(x.shape[:-1])[..., None]
-    except RuntimeError as error:
-        raise InputError(
-            f"{where}(temperature) must be broadcastable to {list(x.shape[:-1])}, the scores without their keys, got "
-            f"{list(temperature.shape)}. {_ADVICE}"
-        ) from error
-
-
 def _shares(where: str, weights: Tensor, dim: int) -> Tensor:
     """Weights along the last dimension, summing to 1 (a row of zeros stays)."""
-    w = _keys_last(where, _floating(where, "weights", weights), dim)
+    w = with_keys_last(where, floating(where, "weights", weights), dim)
     total = w.sum(-1, keepdim=True)
     return w / torch.where(total == 0, 1.0, total)
-
-
-class _Row:
-    """Scores along the last dimension, relative to their maximum: everything that the measures share."""
-
-    def __init__(self, x: Tensor, temperature: Tensor | float) -> None:
-        visible = x != -math.inf
-        # Hidden scores are taken out before anything touches them: inf / T would leave 0 * inf in the gradient of T.
-        s = torch.where(visible, x, 0.0)
-        self.count = visible.sum(-1)
-        self.seen = self.count > 0
-        largest = _maximum(torch.where(visible, s, -math.inf), s)
-        self.maximum = _over(largest[..., None], temperature).squeeze(-1)
-        # The maximum is part of the graph, though it cancels in entropy and variance: the gradient of the largest score
-        # is then minus the sum of the others, exact where float32 would keep no digit of it (a row such as [20, 0, 0]).
-        # So far below that exp is 0, the distance itself no longer counts, and its square must not overflow.
-        # Scores of 1e5 that differ by 1 keep every digit if what is divided is their distance.
-        distance = torch.where(visible, s - largest[..., None], 0.0).clamp(min=torch.finfo(s.dtype).min)
-        self.d = _over(distance, temperature).clamp(min=VANISHED)
-        e = torch.where(visible, torch.exp(self.d), 0.0)
-        total = torch.where(self.seen, e.sum(-1), 1.0)
-        self.weights = e / total[..., None]
-        self.log_total = total.log()
-        self.mean = (self.weights * self.d).sum(-1)
-
-    @classmethod
-    def of(cls, where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> _Row:
-        x = _keys_last(where, _floating(where, "scores", scores), dim)
-        if isinstance(temperature, Tensor):
-            return cls(x, _per_row(where, temperature, x))
-        return cls(x, positive_number(f"{where}(temperature=...)", temperature, _ADVICE, infinite=True))
-
-    @property
-    def entropy(self) -> Tensor:
-        """Both terms are >= 0: no cancellation, however sharp the row."""
-        return at_most(self.log_total - self.mean, log_count(self.count.to(self.d.dtype)))
-
-    @property
-    def variance(self) -> Tensor:
-        return (self.weights * (self.d - self.mean[..., None]) ** 2).sum(-1)
-
-
-def _over(x: Tensor, temperature: Tensor | float) -> Tensor:
-    return divided(x, temperature) if isinstance(temperature, Tensor) else x / temperature
-
-
-def _maximum(hidden: Tensor, s: Tensor) -> Tensor:
-    """The largest visible score; among ties the gradient goes to the lowest index. 0 where nothing is visible."""
-    if hidden.shape[-1] == 0:
-        return s.new_zeros(s.shape[:-1])
-    return s.gather(-1, hidden.argmax(-1, keepdim=True)).squeeze(-1)

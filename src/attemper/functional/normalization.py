@@ -61,27 +61,30 @@ def normalization(where: str, given: object) -> Normalization:
     )
 
 
-def topk(k: Any) -> Normalization:
-    """Softmax over the k largest scores.
+def topk(k: Any, where: str = "TopK") -> Normalization:
+    """Softmax over the k largest scores. ``where``: who was given ``k``.
 
     Raises:
         InputError: k is not an int of at least 1.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(f"TopK(k=...) must be an int of at least 1, got {k!r}. k above the visible keys is softmax.")
+        raise InputError(
+            f"{where}(k=...) must be an int of at least 1, got {k!r}. It is the number of keys that keep a weight; "
+            "above the number of visible keys all do, as in softmax."
+        )
     return Normalization("topk", float(k))
 
 
-def threshold(min_weight: Any) -> Normalization:
-    """Softmax over the keys that have at least this weight.
+def threshold(min_weight: Any, where: str = "Threshold") -> Normalization:
+    """Softmax over the keys that have at least this weight. ``where``: who was given it.
 
     Raises:
         InputError: it is not a number from 0 to below 1.
     """
     if isinstance(min_weight, bool) or not isinstance(min_weight, int | float) or not 0 <= min_weight < 1:
         raise InputError(
-            f"Threshold(min_weight=...) must be a number from 0 (softmax) to below 1, got {min_weight!r}. A key with "
-            "less than this share of the weight gets none."
+            f"{where}(min_weight=...) must be a number from 0 to below 1, got {min_weight!r}. It is the softmax weight "
+            "from which a key keeps its share: 0 keeps all, 0.01 those of at least 1%."
         )
     return Normalization("threshold", float(min_weight))
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.functional.measures import _Row
+from attemper.functional.score_rows import ScoreRow
 from attemper.functional.tempered import keys_last, over_temperature, per_row, tempered, with_broken_rows
 
 _SINK_ADVICE = "A sink is one logit for each row, such as [H, 1] for scores [B, H, Q, K]."
@@ -126,7 +126,7 @@ def scalable_softmax(
     scale = per_row("scalable_softmax", "s", s, x, _SCALE_ADVICE)
     visible = x != -math.inf
     multiplier = scale * visible.sum(-1).clamp(min=1).to(x.dtype).log()
-    row = _Row(torch.where(visible, torch.where(visible, z, 0.0) * multiplier[..., None], -math.inf), 1.0)
+    row = ScoreRow(torch.where(visible, torch.where(visible, z, 0.0) * multiplier[..., None], -math.inf), 1.0)
     return row.weights.movedim(-1, dim).to(dtype or scores.dtype)
 
 
@@ -183,7 +183,7 @@ def _with_sink(
     temperature: float | Tensor,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    row = _Row.of(where, scores, dim, temperature)
+    row = ScoreRow.of(where, scores, dim, temperature)
     sink = per_row(where, "sink_logits", sink_logits, row.weights, _SINK_ADVICE)
     # The maximum and the sink first: their difference is exact where both are far from 0.
     mass = torch.sigmoid((row.maximum - sink) + row.log_total)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attemper._checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.derive import divided
-from attemper.functional.measures import _ADVICE, _floating, _keys_last, _per_row
+from attemper.functional.score_rows import ADVICE, floating, of_each_row, with_keys_last
 
 
 def entropy_slope(
@@ -46,20 +46,24 @@ def entropy_slope(
         >>> entropy_slope(torch.tensor([0.0, 1.0])).item() > 0
         True
     """
-    y = _floating("entropy_slope", "scores", scores)
-    b = None if bias is None else _keys_last("entropy_slope", fitting_bias("entropy_slope", bias, y).to(y.dtype), dim)
-    y = _keys_last("entropy_slope", y, dim)
+    y = floating("entropy_slope", "scores", scores)
+    b = (
+        None
+        if bias is None
+        else with_keys_last("entropy_slope", fitting_bias("entropy_slope", bias, y).to(y.dtype), dim)
+    )
+    y = with_keys_last("entropy_slope", y, dim)
     visible = y != -math.inf
     if b is not None:
         visible = visible & (b != -math.inf)
         b = torch.where(visible, b, 0.0)
     hidden = torch.where(visible, y, 0.0)
     if isinstance(temperature, Tensor):
-        each = _per_row("entropy_slope", temperature, y)
+        each = of_each_row("entropy_slope", temperature, y)
         divisor: float | Tensor = each[..., 0]
         x = divided(hidden, each)
     else:
-        divisor = positive_number("entropy_slope(temperature=...)", temperature, _ADVICE, infinite=True)
+        divisor = positive_number("entropy_slope(temperature=...)", temperature, ADVICE, infinite=True)
         x = hidden / divisor
     return covariance(x, x if b is None else x + b, visible) / divisor
 
@@ -71,7 +75,7 @@ def fitting_bias(where: str, bias: Tensor, scores: Tensor) -> Tensor:
         InputError: it is not floating, or does not fit.
     """
     try:
-        return _floating(where, "bias", bias).expand(scores.shape)
+        return floating(where, "bias", bias).expand(scores.shape)
     except RuntimeError as error:
         raise InputError(
             f"{where}(bias) must be broadcastable to the scores {list(scores.shape)}, got {list(bias.shape)}."

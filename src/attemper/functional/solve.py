@@ -12,7 +12,7 @@ from torch import Tensor
 from attemper.errors import InputError
 from attemper.functional.bracket import bracketed
 from attemper.functional.crossing import crossed
-from attemper.functional.measures import _floating, _keys_last
+from attemper.functional.score_rows import floating, with_keys_last
 from attemper.functional.slope import fitting_bias
 
 TOLERANCE = 1e-7
@@ -72,10 +72,10 @@ def temperature_for_entropy(
         (0.5, True)
     """
     where = "temperature_for_entropy"
-    y = _keys_last(where, _floating(where, "scores", scores.detach() if isinstance(scores, Tensor) else scores), dim)
+    y = with_keys_last(where, floating(where, "scores", scores.detach() if isinstance(scores, Tensor) else scores), dim)
     axes = _row_axes(mean_over, scores.dim(), dim)
     wide = _double(y)
-    logits = None if bias is None else _double(_keys_last(where, fitting_bias(where, bias, scores).detach(), dim))
+    logits = None if bias is None else _double(with_keys_last(where, fitting_bias(where, bias, scores).detach(), dim))
     shape = [1 if axis in axes else size for axis, size in enumerate(y.shape[:-1])]
     goal = _double(_targets(target, shape, y.device)).reshape(-1)
     if y.shape[-1] == 0:

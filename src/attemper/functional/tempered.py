@@ -10,19 +10,19 @@ from torch import Tensor
 from attemper._checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.derive import divided
-from attemper.functional.measures import _ADVICE, _floating, _keys_last, _per_row
+from attemper.functional.score_rows import ADVICE, floating, of_each_row, with_keys_last
 
 
 def keys_last(where: str, scores: Tensor, dim: int) -> Tensor:
     """``scores`` in float32 at least, the dimension of the keys at the end."""
-    return _keys_last(where, _floating(where, "scores", scores), dim)
+    return with_keys_last(where, floating(where, "scores", scores), dim)
 
 
 def over_temperature(where: str, x: Tensor, temperature: float | Tensor) -> Tensor:
     """``x / temperature`` for finite ``x`` [..., n]: inf / T would leave 0 * inf in the gradient of T."""
     if isinstance(temperature, Tensor):
-        return divided(x, _per_row(where, temperature, x))
-    divisor = positive_number(f"{where}(temperature=...)", temperature, _ADVICE, infinite=True)
+        return divided(x, of_each_row(where, temperature, x))
+    divisor = positive_number(f"{where}(temperature=...)", temperature, ADVICE, infinite=True)
     return x if divisor == 1 else x / divisor
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attemper import _row_ops
-from attemper.errors import InputError
+from attemper.functional.normalization import threshold, topk
 from attemper.functional.tempered import keys_last, tempered
 
 
@@ -43,11 +43,7 @@ def topk_softmax(
         >>> topk_softmax(torch.tensor([0.0, 2.0, 2.0, 1.0]), 2)
         tensor([0.0000, 0.5000, 0.5000, 0.0000])
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(
-            f"topk_softmax(k=...) must be an int of at least 1, got {k!r}. It is the number of keys that keep a "
-            "weight; above the number of visible keys all do, as in softmax."
-        )
+    topk(k, "topk_softmax")
     x = keys_last("topk_softmax", scores, dim)
     k = min(k, max(x.shape[-1], 1))
     z = tempered("topk_softmax", x, temperature)
@@ -91,12 +87,7 @@ def threshold_softmax(
         >>> threshold_softmax(torch.tensor([3.0, 3.0, 0.0]), 0.1)
         tensor([0.5000, 0.5000, 0.0000])
     """
-    number = not isinstance(min_weight, bool) and isinstance(min_weight, int | float)
-    if not number or not 0 <= min_weight < 1:
-        raise InputError(
-            f"threshold_softmax(min_weight=...) must be a number from 0 to below 1, got {min_weight!r}. It is the "
-            "softmax weight from which a key keeps its share: 0 keeps all, 0.01 those of at least 1%."
-        )
+    threshold(min_weight, "threshold_softmax")
     x = keys_last("threshold_softmax", scores, dim)
     weights = _row_ops.row_weights(tempered("threshold_softmax", x, temperature), "threshold", min_weight)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)
