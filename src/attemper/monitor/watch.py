@@ -21,6 +21,7 @@ from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms as found_alarms
 from attemper.monitor.alarms import checked_limits
 from attemper.monitor.collector import Collector
+from attemper.monitor.hooks import Hook, call_of, is_running
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
 from attemper.records import Alarm, Reading, SiteReading, Skipped
@@ -135,8 +136,8 @@ class Watch:
     def _attach(self) -> None:
         """Hooks on the model itself only: what a sampled pass needs is put in place when it begins."""
         tap.remember(self.model)
-        before = self.model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True)
-        after = self.model.register_forward_hook(_Hook(self._leave), always_call=True)
+        before = self.model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
+        after = self.model.register_forward_hook(Hook(self._leave), always_call=True)
         self._open.callback(before.remove)
         self._open.callback(after.remove)
         for taps in (tap, tap_buffers):
@@ -180,7 +181,7 @@ class Watch:
 
     def _drop_interrupted(self) -> None:
         """Ends a pass that was interrupted where no hook runs (KeyboardInterrupt): what it staged is not read."""
-        if self._pass is not None and not _runs(self._call):
+        if self._pass is not None and not is_running(self._call):
             self._end_pass(commit=False)
 
     @property
@@ -306,7 +307,7 @@ class Watch:
             stack.enter_context(public_functions.seen())
             stack.enter_context(observing(self._collector))
             stack.enter_context(functions.seen())
-            self._call = _call_of(self.model)
+            self._call = call_of(self.model)
             self._pass = stack.pop_all()
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
@@ -403,50 +404,3 @@ class Watch:
     def to_pandas(self) -> Any:
         """The latest sample, one row per head."""
         return self.table().to_pandas()
-
-
-def _call_of(model: nn.Module) -> FrameType | None:
-    """The frame of torch's call of ``model`` that is running now."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def _runs(call: FrameType | None) -> bool:
-    """Whether this frame is one of those that led here; taken for granted where the call was not found."""
-    if call is None:
-        return True
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame is call:
-            return True
-        frame = frame.f_back
-    return False
-
-
-class _Hook:
-    """A hook that stays behind: a copy or a pickle of a watched model carries one that does nothing."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def __call__(self, *arguments: Any) -> None:
-        # Traced where a compiled wrapper (DistributedDataParallel's, say) holds the watched model: taps are seen there.
-        if not torch.compiler.is_compiling():
-            self.function(*arguments)
-
-    def __deepcopy__(self, _: Any) -> _Inert:
-        return _Inert()
-
-    def __reduce__(self) -> tuple[type[_Inert], tuple[()]]:
-        return _Inert, ()
-
-
-class _Inert:
-    """The hook that a copy carries."""
-
-    def __call__(self, *_: Any) -> None:
-        return None

@@ -1,0 +1,57 @@
+"""Hooks on a watched model, and whether a call of it still runs."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def call_of(model: nn.Module) -> FrameType | None:
+    """The frame of torch's call of ``model`` that is running now."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def is_running(call: FrameType | None) -> bool:
+    """Whether this frame is one of those that led here; taken for granted where the call was not found."""
+    if call is None:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame is call:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Hook:
+    """A hook that stays behind: a copy or a pickle of a watched model carries one that does nothing."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        # Traced where a compiled wrapper (DistributedDataParallel's, say) holds the watched model: taps are seen there.
+        if not torch.compiler.is_compiling():
+            self.function(*arguments)
+
+    def __deepcopy__(self, _: Any) -> Inert:
+        return Inert()
+
+    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
+        return Inert, ()
+
+
+class Inert:
+    """The hook that a copy carries."""
+
+    def __call__(self, *_: Any) -> None:
+        return None
