@@ -142,7 +142,7 @@ def linear_attention(
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
     """Products in the type of their tensors; a device without autocast (meta) needs nothing."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
 
 
 def _part_size(q: Tensor, chunk_size: int | None) -> int:
@@ -307,3 +307,8 @@ def _check_causal(q: Tensor, k: Tensor, is_causal: bool, chunk_size: int | None)
         )
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise InputError(f"{_WHERE}(chunk_size=...) must be an int of at least 1 or None, got {chunk_size!r}.")
+
+
+@torch.compiler.assume_constant_result  # PyTorch 2.11 cannot trace the question
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
