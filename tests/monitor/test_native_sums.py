@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ def statistics(seed: int = 0, spoiled: bool = False, **options: Any) -> Attentio
     query, key, value = (3 * torch.randn(BATCH, HEADS, ROWS, 16, generator=generator) for _ in range(3))
     if spoiled:
         query[1, 2, 5:9] = torch.inf
-    return attemper.attention(query, key, value, stats="all", backend="native", **options).stats
+    stats = attemper.attention(query, key, value, stats="all", backend="native", **options).stats
+    assert stats is not None
+    return stats
 
 
 def reading(stats: AttentionStats) -> SiteReading:
@@ -66,8 +69,8 @@ def same(one: Any, two: Any) -> bool:
         return one == pytest.approx(two, rel=2e-7, abs=1e-9)
     if isinstance(one, tuple) and isinstance(two, tuple):
         return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
-    if hasattr(one, "__dataclass_fields__"):
-        return all(same(getattr(one, name), getattr(two, name)) for name in one.__dataclass_fields__)
+    if is_dataclass(one):
+        return all(same(getattr(one, part.name), getattr(two, part.name)) for part in fields(one))
     return one == two
 
 
