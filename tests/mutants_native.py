@@ -1,11 +1,19 @@
 # ruff: noqa: E501 (the table quotes lines of source)
-"""Mutants of the native kernels: break one thing of the C++ at a time; a test of ``test_native.py`` must notice.
+"""Mutants of the native kernels: break one thing of the C++ at a time; a test must notice.
 
-``python tests/mutants_native.py`` copies ``src``, changes one text, compiles with -O1 for this processor and runs the mutant's
+``python tests/mutants_native.py`` (softmax and its readings) or ``python tests/mutants_native.py rows`` (the maps of whole
+rows, ``mutants_native_rows.py``) copies ``src``, changes one text, compiles with -O1 for this processor and runs the mutant's
 tests against the copy. It prints killed or SURVIVED for each and exits 1 if one survives, does not compile, or if its text is
 no longer found exactly once. ``--jobs N`` runs N at a time (default 2), ``--only WORD`` those whose name contains WORD.
 Mutants of half.h need a processor with AVX512-BF16, and survive elsewhere; what is there for AMX only needs that, too.
-Not here because it changes no result: that ``finish`` gives an empty row the factor 0, for its output is zeroed besides.
+Not here because it changes no result, and why:
+
+- ``finish`` gives an empty row the factor 0: its output is zeroed besides.
+- ``masked_by`` takes the magnitude of visible keys alone: with that of the others a mask would go the general way.
+- ``hide`` puts -inf in the place of a hidden score and does not add it: NaN, which stands there only in backward, has no
+  weight either.
+- ``Span::within`` asks for a begin of 0: where it is more, the last row's first key is, too.
+- ``sum_head`` takes a share below 0 for the first bin: no entropy is below 0.
 """
 
 from __future__ import annotations
@@ -25,11 +33,11 @@ from tests.mutants import Mutant, run_table, table_options, tested  # noqa: E402
 
 TESTS = "tests/kernels/test_native.py"
 NATIVE = "kernels/native/source"
-ROWS, SCORES, PACK, CONVERT, HALF, SIMD, MULTIPLY, FORWARD, BACKWARD, DECODE, LIBRARY, POOL = (
+ROWS, SCORES, PACK, CONVERT, HALF, SIMD, MULTIPLY, FORWARD, BACKWARD, DECODE, LIBRARY, POOL, SUMS, ENTROPIES, STATISTICS = (
     f"{NATIVE}/{name}"
     for name in (
         "rows.h", "scores.h", "pack.h", "convert.h", "half.h", "simd.h", "multiply.h", "forward.h", "backward.h",
-        "decode.h", "library.cpp", "pool.cpp",
+        "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.cpp",
     )
 )  # fmt: skip
 ORACLE = "test_native_agrees_with_the_oracle"
@@ -52,6 +60,18 @@ LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
 EXPONENTIALS = (f"{TESTS}::test_exponentials_have_every_digit_of_float32",)
 HALVES = oracle("tall: bfloat16", "blocks, bfloat16")
 FORKED = (f"{TESTS}::test_a_forked_process_computes_too",)
+MARKED = (f"{TESTS}::test_any_keys_may_be_first_tokens",)
+OVERFLOW = (f"{TESTS}::test_scores_that_overflow_only_with_their_bias_are_told",)
+HIDDEN = (f"{TESTS}::test_what_stands_at_a_hidden_key_reaches_nothing",)
+BOUND = (f"{TESTS}::test_no_entropy_is_above_the_logarithm_of_its_count",)
+BAD = (f"{TESTS}::test_a_score_that_is_not_finite_spoils_its_row_alone",)
+FORMULAS = ("tests/test_direct.py::test_statistics_in_one_pass_are_those_of_the_formulas",)
+READINGS = "tests/monitor/test_native_sums.py::test_readings_are_those_of_the_statistics"
+
+
+def sums(*cases: str) -> tuple[str, ...]:
+    return tuple(f"{READINGS}[{case}]" for case in cases)
+
 
 MUTANTS = (
     # Rows: the law of merging.
@@ -82,16 +102,43 @@ MUTANTS = (
     Mutant("scores: slope of the softcap is 1", SCORES, "1.0f - t * t", "one", both("softcap")),
     Mutant("scores: bias before the softcap dropped", SCORES, "x += b;", "", both("bias")),
     Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
-    Mutant("scores: one first token more", SCORES, "call.first_tokens < begin + n ? call.first_tokens :", "call.first_tokens + 1 < begin + n ? call.first_tokens + 1 :", both("three first tokens")),
+    Mutant("scores: one first token more", SCORES, "call.first_tokens < end ? call.first_tokens :", "call.first_tokens + 1 < end ? call.first_tokens + 1 :", both("three first tokens")),
     Mutant("rows: distance from the first key", FORWARD, "block + begin - rows[i].position", "block + begin", PLAIN),
     Mutant("rows: distance without what lies before the block", ROWS, "+ double(apart < 0 ? -apart : apart) * sums.total", "", oracle("blocks, window", "splits")),
+    Mutant("masks: every key is visible", SCORES, "count += visible ? one : Vec{};\n        most =", "count += one;\n        most =", oracle("splits, padding")),
+    Mutant("masks: no bias is large", SCORES, "constexpr float SAFE_BIAS = 1e38f;", "constexpr float SAFE_BIAS = INFINITY;", OVERFLOW),
+    Mutant("masks: products are safe up to the end", SCORES, "constexpr double SAFE_PRODUCT = 8e37;", "constexpr double SAFE_PRODUCT = INFINITY;", BAD),
+    Mutant("masks: a bias that is not finite is taken for one", FORWARD, "if (mask.most < SAFE_BIAS) {", "if (true) {", BAD),
+    Mutant("masks: a bias is none", SCORES, "int64_t(lane_sum(count)), largest(most)}", "int64_t(lane_sum(count)), 0.0f}", oracle("blocks, bias")),
+    Mutant("masks: a bias where all is visible is none", FORWARD, "if (mask.visible < n || mask.most != 0)", "if (mask.visible < n)", oracle("blocks, bias")),
+    Mutant("masks: a bool mask hides nothing", FORWARD, "if (mask.visible < n || mask.most != 0)", "if (mask.most != 0)", oracle("splits, padding", "mask per head")),
+    Mutant("masks: what is hidden is added to -inf", SCORES, "x = visible ? x : hidden;", "x = visible ? x : x + hidden;", HIDDEN),
+    Mutant("masks: a hidden score is bad", SCORES, "bad += (visible & ~(magnitude(x) < splat(INFINITY)))", "bad += ~(magnitude(x) < splat(INFINITY))", both("causal")),
+    Mutant("masks: the highest is that of the products", SCORES, "best = larger(best, x);\n    }\n    return lane_max(best);", "best = larger(best, load(s + j) - b);\n    }\n    return lane_max(best);", oracle("blocks, bias")),
+    Mutant("masks: told once for all rows", FORWARD, "last_ = place, low_ = low, told_ = false;", "last_ = place, low_ = low;", both("mask per head")),
+    Mutant("masks: read once for all rows", FORWARD, "if (place != last_ || low != low_) {", "if (low != low_) {", both("mask per head")),
+    Mutant("masks: read once for all blocks", FORWARD, "if (place != last_ || low != low_) {", "if (place != last_ && low != low_ && !told_) {", oracle("blocks, window, padding", "blocks, bias")),
+    Mutant("masks: places after the last key are visible", FORWARD, "for (int64_t i = keys; i < KEYS; i++) buffer_[i] = -INFINITY;", "for (int64_t i = keys; i < KEYS; i++) buffer_[i] = 0;", both("mask per head")),
+    Mutant("span: within though later keys are not seen", FORWARD, "last_low <= low && first_high >= low + keys;", "last_low <= low;", both("right padding, causal")),
+    Mutant("span: within though earlier keys are not seen", FORWARD, "last_low <= low && first_high >= low + keys;", "first_high >= low + keys;", oracle("blocks, window, padding")),
+    Mutant("span: whole though later keys are not seen", FORWARD, "last_low <= low + begin && first_high >= low + end;", "last_low <= low + begin;", both("causal")),
+    Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
+    Mutant("shape: scores that are not finite are not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (call.softcap > 0) return Shape::ALL;", BAD),
+    Mutant("shape: a mask is not seen", FORWARD, "if (call.mask.data) return span.within ? Shape::MASK : Shape::ALL;", "", oracle("splits, padding", "blocks, bias")),
+    Mutant("shape: rows that see all count nothing", FORWARD, "row.count += n;", "", oracle("blocks and chunks")),
+    Mutant("backward: a mask hides nothing", BACKWARD, "hide(s, bias, n);", "s[0] += 0;", oracle("blocks, padding with holes")),
+    Mutant("first tokens: stops before the first that is marked", SCORES, "first + begin, 8); eight) break;", "first + begin, 8); !eight) break;", MARKED),
+    Mutant("first tokens: stops before the last that is marked", SCORES, "first + end - 8, 8); eight) break;", "first + end - 8, 8); !eight) break;", MARKED),
+    Mutant("first tokens: all between the first and the last", SCORES, "if (!first || first[key * call.first_keys_stride[1]]) sum", "sum", MARKED),
+    Mutant("first tokens: those of the first batch", SCORES, "first = call.first_keys + batch * call.first_keys_stride[0];\n        if", "first = call.first_keys;\n        if", both("left padding")),
+    Mutant("first tokens: of a block as if it were the first", SCORES, "sum += weights[key - start];", "sum += weights[key % KEYS];", MARKED),
     # Packing and conversion.
     Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
     Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
     Mutant("convert: float32 strides ignored", CONVERT, "else for (int64_t i = 0; i < n; i++) to[i] = from[i * step];\n            return;\n        }\n        case BFLOAT16", "else for (int64_t i = 0; i < n; i++) to[i] = from[i];\n            return;\n        }\n        case BFLOAT16", LAYOUTS),
     Mutant("convert: bfloat16 cut off, not rounded", CONVERT, "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16", "bits >> 16", both("bfloat16")),
     # Products of bfloat16.
-    Mutant("half: scores lack their multiplier", FORWARD, "best[i] = scale_row(s, n, tile.factors[i]);", "best[i] = highest(s, n);", HALVES),
+    Mutant("half: scores lack their multiplier", FORWARD, "known = scale_row(s, n, tile.factors[i]);", "known = highest(s, n);", HALVES),
     Mutant("half: outputs not moved to a new maximum", FORWARD, "if (keep[i] == 1.0f) continue;", "continue;", HALVES),
     Mutant("half: last keys of a panel lost", HALF, "            if (first + i < count)\n", "            if (first + i + 1 < count)\n", HALVES),
     Mutant("half: last value lost", HALF, "if (i + t < count) lines[t]", "if (i + t + 1 < count) lines[t]", HALVES),
@@ -116,6 +163,31 @@ MUTANTS = (
     Mutant("backward: query without the multiplier", BACKWARD, "sum[d] * desk.factor[i]", "sum[d]", PLAIN),
     Mutant("backward: sink logit has the wrong sign", BACKWARD, "(desk.slope[i].mass - 1) * desk.slope[i].dot", "(1 - desk.slope[i].mass) * desk.slope[i].dot", both("sink")),
     Mutant("backward: shares not added up", BACKWARD, "for (int64_t share = 1; share < work.shares; share++)", "for (int64_t share = 1; share < 1; share++)", oracle("blocks, window")),
+    # Statistics.
+    Mutant("entropies: may be above log n by a rounding", ENTROPIES, "return {double(nearest) > exact ? std::nextafter(nearest, 0.0f) : nearest, nearest};", "return {nearest, nearest};", BOUND),
+    Mutant("entropies: not bounded", ENTROPIES, "return at_most(z + a, log_n.down);", "return z + a;", BOUND),
+    Mutant("entropies: NaN is bounded", ENTROPIES, "return value > bound ? bound : value;", "return value < bound ? value : bound;", BAD),
+    Mutant("entropies: one key's share is of log 1", ENTROPIES, "entropy / (n > 1 ? log_n.nearest : least)", "entropy / log_n.nearest", BOUND),
+    Mutant("entropies: the logarithm of the count before", ENTROPIES, "if (found.down < 0) found = computed(double(n));", "if (found.down < 0) found = computed(double(n - 1));", BOUND),
+    Mutant("statistics: an empty row's mean is -inf", STATISTICS, "(n[i] > 0 ? m[i] : 0.0f) - a[i]", "m[i] - a[i]", FORMULAS),
+    Mutant("statistics: an empty row has a largest weight", STATISTICS, "n[i] > 0 ? std::exp(-z[i]) : 0.0f", "std::exp(-z[i])", FORMULAS),
+    Mutant("statistics: an empty row has effective tokens", STATISTICS, "n[i] > 0 ? 1.0f / c[i] : 0.0f", "1.0f / c[i]", FORMULAS),
+    Mutant("statistics: a row that is not finite has mass", STATISTICS, "lse - lse + 1.0f", "1.0f", BAD),
+    Mutant("statistics: an empty row has mass", STATISTICS, "n[i] > 0 ? lse - lse + 1.0f : 0.0f", "lse - lse + 1.0f", FORMULAS),
+    Mutant("sums: empty rows are not counted", SUMS, "sum[EMPTY]++;", ";", sums("few-all")),
+    Mutant("sums: rows that are not finite are valid", SUMS, "if (!std::isfinite(lse)) {", "if (false) {", sums("spoiled-all")),
+    Mutant("sums: rows that are left out in the first batch", SUMS, "included += batch * call.included_stride[0] + ", "included += ", sums("plain-real")),
+    Mutant("sums: rows that are left out of the first head", SUMS, " + head * call.included_stride[1];", ";", sums("plain-each")),
+    Mutant("sums: every row counts", SUMS, "if (included && !included[i * call.included_stride[2]]) continue;", "", sums("plain-real")),
+    Mutant("sums: a head's rows of the first batch", SUMS, "(batch * call.heads + head) * call.rows", "head * call.rows", sums("plain-all")),
+    Mutant("sums: the last maximum", SUMS, "m > sum[MAX_LOGIT] ? m : sum[MAX_LOGIT]", "m", sums("plain-all")),
+    Mutant("sums: no maximum below 0", SUMS, "sum[MAX_LOGIT] = -INFINITY;", "sum[MAX_LOGIT] = 0;", sums("below 0-all")),
+    Mutant("sums: one key has a normalised entropy", SUMS, "if (n > 1) {", "if (n > 0) {", sums("causal-all")),
+    Mutant("sums: an entropy of log n is beyond the last bin", SUMS, "place < BINS ? place : BINS - 1", "place", sums("some flat-all")),
+    Mutant("sums: one bin of 32 lost", SUMS, "int64_t(share * BINS)", "int64_t(share * (BINS - 1))", sums("plain-all")),
+    Mutant("sums: twice as many visible keys", SUMS, "= std::ilogb(n);", "= std::ilogb(n) + 1;", sums("plain-all")),
+    Mutant("sums: first tokens of rows that see no more", SUMS, "if (n > float(call.first_tokens)) {", "if (n >= float(call.first_tokens)) {", sums("three first tokens-all")),
+    Mutant("sums: a first token for all", SUMS, "sum[FIRST_TOKEN_MASS] += of[F][i],", "sum[FIRST_TOKEN_MASS] += 1,", sums("plain-all")),
     # The interface.
     Mutant("library: few rows keep the state of decode", LIBRARY, "<= FEW ? backward_of_few(*call) : backward_by_tiles(*call)", "<= 0 ? backward_of_few(*call) : backward_by_tiles(*call)", EXTREME),
     Mutant("library: a mask's gradient summed by every head", LIBRARY, "work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;", "work.by_group = true;", THREADS),
@@ -168,8 +240,13 @@ def unmutated(tests: tuple[str, ...]) -> str:
 
 
 def main() -> int:
+    from tests import mutants_native_rows
+
+    tables = {"softmax": MUTANTS, "rows": mutants_native_rows.MUTANTS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    return run_table(MUTANTS, table_options(parser), outcome, unmutated)
+    parser.add_argument("kernel", nargs="?", default="softmax", choices=tables)
+    options = table_options(parser)
+    return run_table(tables[options.kernel], options, outcome, unmutated)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,27 @@ TAKEN = [
 ]
 # Few rows go to the decode kernel; the same table with many goes to the tiles.
 TALL = [replace(case, name=f"tall: {case.name}", rows=case.rows + 30) for case in TAKEN if case.keys < 100]
+
+
+def _padding(case: cases.Case, *, holes: bool = False) -> Tensor:
+    """[B, 1, 1, K]: the second batch is shorter at both ends; with holes, every third key is hidden in both."""
+    places = torch.arange(case.keys)
+    mask = torch.stack([places >= 0, (places >= 20) & (places < case.keys - 7)])[:, None, None]
+    return mask & (places % 3 != 1) if holes else mask
+
+
 LONG = (
     cases.Case("blocks and chunks", batch=1, heads=2, groups=1, rows=430, keys=700, size=40, width=24),
     cases.Case("blocks, ascending", batch=1, heads=2, groups=2, rows=70, keys=600, ascending=True, spread=8.0),
     cases.Case("blocks, causal", batch=1, heads=2, groups=2, rows=600, keys=600, options={"is_causal": True}),
     cases.Case("blocks, window", batch=1, heads=1, groups=1, rows=300, keys=900, options={"window_size": (40, 300)}),
+    cases.Case("blocks, window, padding", batch=2, heads=2, groups=2, rows=60, keys=300,
+               options={"window_size": (10, 290)}, make=lambda case: {"attn_mask": _padding(case)}),
+    cases.Case("blocks, bias", batch=1, heads=2, groups=2, rows=45, keys=600,
+               make=lambda case: {"attn_mask": torch.randn(1, 1, case.rows, case.keys)}),
+    cases.Case("blocks, softcap", batch=1, heads=2, groups=2, rows=45, keys=300, spread=8.0, options={"softcap": 5.0}),
+    cases.Case("blocks, padding with holes", batch=2, heads=2, groups=2, rows=45, keys=300,
+               options={"first_tokens": 4}, make=lambda case: {"attn_mask": _padding(case, holes=True)}),
     cases.Case("splits", batch=1, heads=4, groups=2, rows=1, keys=2500, ascending=True),
     cases.Case("splits, padding", batch=2, heads=4, groups=4, rows=3, keys=1100,
                make=lambda case: {"attn_mask": (torch.arange(case.keys) < 1050)[None, None, None]}),
@@ -218,6 +234,96 @@ def test_weights_in_backward_are_those_of_forward_however_large_scores_are(
     want = torch.nn.functional.one_hot(winners, 9).sum(2).to(dtype)[..., None].expand_as(value)
     torch.testing.assert_close(grads[0], want, rtol=0, atol=0)
     assert torch.equal(grads[1], torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("product", [5e37, 2e38])
+def test_scores_that_overflow_only_with_their_bias_are_told(product: float):
+    """Two rows of a bias of 3e38, one of them with products to which it must not be added."""
+    query = torch.zeros(1, 1, 40, 1)
+    query[..., 3, 0] = product
+    bias = torch.zeros(40, 50)
+    bias[3], bias[4] = 3e38, 3e38
+    output, stats = attended("native", query, torch.ones(1, 1, 50, 1), torch.ones(1, 1, 50, 8), bias, scale=1.0)
+    over = torch.arange(40) == 3
+    assert torch.equal(stats.nonfinite[0, 0], over)
+    assert output[0, 0, over].isnan().all()
+    assert all(stats[name][0, 0, over].isnan().all() for name in stats if name not in ("visible_keys", "support_size"))
+    assert torch.equal(stats.max_logit[0, 0, 4], bias[4, 0])
+    torch.testing.assert_close(output[0, 0, ~over], torch.ones(39, 8), rtol=0, atol=1e-6)
+
+
+BAD = {
+    "NaN in a query": lambda query, key, bias: query[:, :, 2].fill_(torch.nan),
+    "NaN in a bias": lambda query, key, bias: bias[2, 5].fill_(torch.nan),
+    "inf in a bias": lambda query, key, bias: bias[2, 5].fill_(torch.inf),
+    "a product of inf": lambda query, key, bias: (query[:, :, 2].fill_(1e25), key[:, :, 5].fill_(1e25)),
+    "a product of -inf": lambda query, key, bias: (query[:, :, 2].fill_(1e25), key[:, :, 5].fill_(-1e25)),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("how", BAD)
+def test_a_score_that_is_not_finite_spoils_its_row_alone(how: str, rows: int, masked: bool):
+    """Of few rows every score is looked at, of many those of which one may be bad."""
+    query, key, value = (torch.randn(1, 2, n, 16) for n in (rows, 64, 64))
+    bias = torch.zeros(rows, 64)
+    BAD[how](query, key, bias)
+    output, stats = attended("native", query, key, value, bias if masked or "bias" in how else None)
+    bad = torch.arange(rows) == 2
+    assert torch.equal(stats.nonfinite, bad.expand(1, 2, rows))
+    assert output[:, :, ~bad].isfinite().all()
+    for name in stats:
+        if name in ("visible_keys", "support_size"):
+            assert (stats[name] == 64).all()
+        else:
+            assert torch.equal(stats[name].isfinite(), ~bad.expand(1, 2, rows)), name
+            assert stats[name][:, :, bad].isnan().all(), name
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_stands_at_a_hidden_key_reaches_nothing(rows: int, number: float):
+    """No result, and no gradient of keys and values: forward looks at every score, backward at those of bad rows."""
+    tensors = [torch.randn(1, 2, n, 16) for n in (rows, 50, 50)]
+    hidden = torch.tensor([5, 40, 45, 49])
+    mask = torch.ones(50, dtype=torch.bool).index_fill_(0, hidden, False)
+    spoilt = tensors[1].clone().index_fill_(2, hidden, number)
+    found = []
+    for key in (tensors[1], spoilt):
+        leaves = [tensor.clone().requires_grad_() for tensor in (tensors[0], key, tensors[2])]
+        output, stats = attended("native", *leaves, mask)
+        loss = output.square().sum() + stats.entropy.sum()
+        found.append([output, *(stats[name] for name in stats), *torch.autograd.grad(loss, leaves[1:])])
+    for got, want in zip(found[1], found[0], strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [3, 45])
+def test_any_keys_may_be_first_tokens(rows: int):
+    """Marked key by key, other ones in each batch, about the ends of blocks and outside of windows."""
+    query, key = torch.randn(2, 1, rows, 16), torch.randn(2, 1, 600, 16)
+    first = torch.stack([torch.arange(600) % 7 == 2, torch.arange(600) // 8 % 32 == 31])
+    positions = torch.arange(rows) * 600 // rows
+    problem = Problem(
+        query=query, key=key, value=None, mask=None, multiplier=torch.full((1, 1, 1), 0.25), fields="mznf",
+        first_keys=first, positions=positions, left=100,
+    )  # fmt: skip
+    hidden = torch.arange(600) < positions[:, None] - 100
+    weights = (query.double() @ key.double().mT / 4).masked_fill(hidden, -torch.inf).softmax(-1)
+    want = (weights * first[:, None, None]).sum(-1)
+    torch.testing.assert_close(native.forward(problem)[1][3].double(), want, rtol=0, atol=2e-6)
+
+
+def test_no_entropy_is_above_the_logarithm_of_its_count():
+    """Not by a rounding of it: that of equal scores is the largest float that is not above log n."""
+    query = torch.zeros(1, 1, 1500, 8)
+    stats = attended("native", query, query, query, is_causal=True).stats
+    exact = stats.visible_keys.double().log()
+    assert (stats.entropy.double() <= exact).all()
+    torch.testing.assert_close(stats.entropy.double(), exact, rtol=2.0**-23, atol=0)
+    assert torch.equal(stats.normalized_entropy[..., 0], torch.zeros(1, 1))
+    torch.testing.assert_close(stats.normalized_entropy[..., 1:], torch.ones(1, 1, 1499), rtol=0, atol=1.2e-7)
 
 
 LAYOUTS = {

@@ -102,7 +102,8 @@ CASES = (
     Case("wide", heads=1, groups=1, rows=20, keys=60, size=200, width=130),
     Case("nearly uniform", keys=600, spread=0.05),
     Case("first tokens", keys=300, options={"first_tokens": 3}),
-    Case("marked first tokens", batch=2, options={"first_keys": torch.arange(50)[None].expand(2, 50) % 7 == 2}),
+    Case("marked first tokens", batch=2,
+         options={"first_keys": torch.stack([torch.arange(50) % 7 == rest for rest in (2, 5)])}),
     Case("bfloat16", groups=1, rows=45, keys=600, size=40, width=24, dtype=torch.bfloat16),
     Case("float16", groups=1, rows=45, keys=600, size=40, width=24, dtype=torch.float16),
 )  # fmt: skip
@@ -424,6 +425,36 @@ def test_scores_far_from_zero_cost_no_digits():
             # Another order of sums gives another last digit of a score, 1/128.
             assert float((output - want).abs().max()) < 0.01
             torch.testing.assert_close(output.sum(-1), torch.ones(1, 1, 30).double(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("kind", "number", "given"), MAPS, ids=NAMES)
+def test_what_the_solver_found_is_told(kind: str, number: float, given: float | None):
+    """x: the largest weight of entmax; the distance of the k-th largest score; the log of the sum; 0."""
+    problem = Case("found", keys=300).problem(kind, number, given)
+    exact = Dense(problem)
+    d = exact.scores - exact.scores.amax(-1, keepdim=True)
+    if kind == "topk":
+        want = d.sort(-1, descending=True).values[..., int(number) - 1]
+    elif kind == "threshold":
+        want = d.exp().sum(-1).log()
+    elif kind == "sigmoid":
+        want = torch.zeros_like(d[..., 0])
+    else:
+        want = exact.letters["p"]
+    state = native.forward(problem)[1]
+    torch.testing.assert_close(state[FIELDS.index("x")].double(), want.detach(), rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("topk", 5.0), ("threshold", 0.0), ("sigmoid", 0.0)])
+def test_a_weight_of_0_is_not_in_the_support(kind: str, number: float):
+    """One score is 0, the others are so low that their weights are 0, and the key is in the solver's list."""
+    key = torch.full((1, 1, 40, 4), -1000.0)
+    key[:, :, 7] = 0.0
+    problem = Problem(
+        query=torch.ones(1, 1, 3, 4), key=key, value=key, mask=None, multiplier=torch.ones(1, 1, 1), fields="mnxws",
+        normalizer=kind, number=number, sink=torch.zeros(1) if kind == "sigmoid" else None,
+    )  # fmt: skip
+    assert torch.equal(native.forward(problem)[1][4], torch.ones(1, 1, 3))
 
 
 def test_ties_at_the_border_of_topk_go_to_the_lower_index():

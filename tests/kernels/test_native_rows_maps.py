@@ -105,6 +105,12 @@ def hostile(n: int) -> dict[str, Tensor]:
     bad[0], bad[1, n // 2], bad[2, 0] = -torch.inf, torch.nan, torch.inf
     border = torch.full((1, n), -0.9)
     border[0, n // 3] = 0.0
+    # A long row is first guessed from every 16th vector of it: here there is little else, or nothing at all.
+    vector = torch.arange(n) // torch.tensor([[4], [8], [16]])
+    far = torch.rand(3, n) * 3 - 4
+    sampled, skipped = far.clone(), far.masked_fill(vector % 16 == 0, -torch.inf)
+    sampled[vector % 16 != 0] = -torch.inf
+    sampled[:, n // 2], skipped[:, n // 2] = -0.5, -0.5
     return {
         "normal": normal,
         "wide": normal * 4,
@@ -117,6 +123,8 @@ def hostile(n: int) -> dict[str, Tensor]:
         "hidden": torch.where(torch.rand(4, n) < 0.5, normal, -torch.inf),
         "bad": bad,
         "just inside": border,
+        "sampled alone": sampled,
+        "not sampled": skipped,
         "huge": normal * 1e30,
     }
 
@@ -213,6 +221,28 @@ def test_slopes_agree_with_differences_of_the_definition(kind: str, number: floa
     steep = (w.double().masked_fill(w == 0, 1.0).amin(-1) ** min(0.0, 1 - number)) if kind == "entmax" else 1.0
     allowed = (2e-5 + 4e-7 * steep) * (1 + want.abs())
     assert ((got - want).abs() <= allowed)[smooth].all(), (got - want)[smooth]
+
+
+@pytest.mark.parametrize("n", [2, 7, 10, 100, 1000, 1100])
+def test_equal_keys_are_not_below_their_own_share(n: int):
+    """A least weight of 1/n, and one that only the largest may be below."""
+    for value in (0.0, 3.3, -1e5):
+        scores = torch.full((1, n), value)
+        torch.testing.assert_close(normalize.weights(scores, "threshold", 1 / n), torch.full((1, n), 1 / n))
+    scores[0, 1] = value + 1
+    weights = normalize.weights(scores, "threshold", 0.999)
+    assert torch.equal(weights.nonzero(), torch.tensor([[0, 1]]))
+
+
+@pytest.mark.parametrize(("kind", "number"), [pair for pair in MAPS if pair[0] != "sigmoid" and pair[1] < 100])
+def test_a_gradient_at_a_key_without_weight_is_not_met(kind: str, number: float):
+    scores = torch.randn(4, 30)
+    scores[:, 3::4] = -torch.inf
+    weights, grad = normalize.weights(scores, kind, number), torch.randn(4, 30)
+    want = normalize.slope(weights, grad, kind, number)
+    for value in (torch.nan, torch.inf):
+        got = normalize.slope(weights, grad.masked_fill(weights == 0, value), kind, number)
+        assert torch.equal(got, want)
 
 
 def test_slopes_of_empty_and_bad_rows():

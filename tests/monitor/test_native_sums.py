@@ -21,11 +21,13 @@ pytestmark = pytest.mark.skipif(not NATIVE, reason="the native kernels are not b
 BATCH, HEADS, ROWS = 3, 4, 37
 
 
-def statistics(seed: int = 0, spoiled: bool = False, **options: Any) -> AttentionStats:
+def statistics(seed: int = 0, spoiled: bool = False, flat: bool = False, **options: Any) -> AttentionStats:
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (3 * torch.randn(BATCH, HEADS, ROWS, 16, generator=generator) for _ in range(3))
     if spoiled:
         query[1, 2, 5:9] = torch.inf
+    if flat:
+        query[:, 1] = 0.0
     stats = attemper.attention(query, key, value, stats="all", backend="native", **options).stats
     assert stats is not None
     return stats
@@ -42,13 +44,16 @@ def mask(share: float) -> Tensor:
 
 
 REAL = torch.rand(BATCH, 1, ROWS, generator=torch.Generator().manual_seed(2)) > 0.3
+EACH = torch.rand(BATCH, HEADS, ROWS, generator=torch.Generator().manual_seed(3)) > 0.3
 CASES: dict[str, dict[str, Any]] = {
     "plain": {}, "causal": {"is_causal": True}, "half": {"attn_mask": mask(0.5)}, "few": {"attn_mask": mask(0.03)},
-    "spoiled": {"spoiled": True}, "three first tokens": {"first_tokens": 3, "is_causal": True},
+    "spoiled": {"spoiled": True}, "some flat": {"flat": True, "is_causal": True},
+    "below 0": {"attn_mask": torch.full((ROWS, ROWS), -300.0)},
+    "three first tokens": {"first_tokens": 3, "is_causal": True},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("included", [None, REAL, REAL.expand(-1, HEADS, -1).contiguous()], ids=["all", "real", "each"])
+@pytest.mark.parametrize("included", [None, REAL, EACH], ids=["all", "real", "each"])
 @pytest.mark.parametrize("case", CASES)
 def test_readings_are_those_of_the_statistics(
     case: str, included: Tensor | None, monkeypatch: pytest.MonkeyPatch
