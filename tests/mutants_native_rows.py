@@ -48,6 +48,7 @@ def rows_test(name: str, *cases: str) -> tuple[str, ...]:
 HOSTILE = maps("weights_agree_with_float64_on_hostile_rows")
 LARGE = maps("weights_of_rows_of_a_hundred_thousand")
 SLOPES = maps("slopes_agree_with_differences_of_the_definition")
+STEEP = ("tests/kernels/test_steep_slopes.py",)
 SHARE = maps("equal_keys_are_not_below_their_own_share")
 FOUND = rows_test("what_the_solver_found_is_told")
 BAD = rows_test("bad_rows_are_told_and_touch_no_other")
@@ -104,7 +105,9 @@ MUTANTS = (
     Mutant("normalize: slope of entmax15 is that of sparsemax", NORMALIZE, "return _mm512_sqrt_ps(w);", "return keep_where(in, splat(1.0f));", SLOPES),
     Mutant("normalize: slope of entmax is w^alpha", NORMALIZE, "const Share share{rule.kind, 2 - rule.parameter};", "const Share share{rule.kind, rule.parameter};", SLOPES),
     Mutant("normalize: gradient not centred", NORMALIZE, "r * (load(g + j) - mean)", "r * load(g + j)", SLOPES),
-    Mutant("normalize: steep gradient not centred", NORMALIZE, "* (g[j] - sum / share))", "* g[j])", SLOPES),
+    Mutant("normalize: steep gradient not centred", NORMALIZE, "* (g[j] - base - sum / share))", "* g[j])", SLOPES),
+    Mutant("backward: steep gradients cancel", BACKWARD, "if (list.size) base = g[steepest];", "", STEEP),
+    Mutant("normalize: steep gradients cancel", NORMALIZE, "const double base = steepest < 0 ? 0 : g[steepest];", "const double base = 0;", STEEP),
     Mutant("normalize: steep slopes of hidden keys", NORMALIZE, "if (!(w[j] > 0)) continue;", "", maps("a_gradient_at_a_key_without_weight_is_not_met")),
     Mutant("normalize: gradients meet slopes of 0", NORMALIZE, "sums += r == zero ? zero : r * above;", "sums += r * above;", maps("a_gradient_at_a_key_without_weight_is_not_met")),
     Mutant("normalize: a gradient without slope is stored", NORMALIZE, "store(to + j, r == zero ? zero : r * (load(g + j) - mean));", "store(to + j, r * (load(g + j) - mean));", maps("a_gradient_at_a_key_without_weight_is_not_met")),
@@ -141,7 +144,7 @@ MUTANTS = (
     Mutant("backward: a short series", BACKWARD, "for (int power = 16; power >= 2; power--)", "for (int power = 4; power >= 2; power--)", ENTMAX),
     Mutant("backward: slope of sparsemax is softmax's", BACKWARD, "case SPARSEMAX: store(r + j, splat(1.0f)); break;", "case SPARSEMAX: store(r + j, w); break;", SPARSEMAX),
     Mutant("backward: slope of entmax is w^alpha", BACKWARD, "const float power = float(2 - rule.parameter);", "const float power = float(rule.parameter);", ENTMAX),
-    Mutant("backward: gradient not centred", BACKWARD, "g[j] = float(r[j] * (g[j] - mean));", "g[j] = float(r[j] * g[j]);", SPARSEMAX),
+    Mutant("backward: gradient not centred", BACKWARD, "g[j] = float(r[j] * (g[j] - base - mean));", "g[j] = float(r[j] * g[j]);", SPARSEMAX),
     Mutant("backward: slope of sigmoid without its rest", BACKWARD, "store(g + j, w * (1.0f - w) * load(g + j));", "store(g + j, w * load(g + j));", SIGMOID),
     Mutant("backward: the bias of sigmoids has the last key's", BACKWARD, "float(sum_of(slope, list.size));", "slope[list.size - 1];", SIGMOID),
     Mutant("backward: values of a list one too far", BACKWARD, "list.place[j + t < list.size ? j + t : j];", "list.place[j];", rows("long and sharp: sparsemax-None", "long: topk-5.0")),

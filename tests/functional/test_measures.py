@@ -331,3 +331,13 @@ def test_a_common_offset_costs_no_digit_at_any_temperature(temperature: float, o
         assert (weights - exact).abs().max() < 4e-7
         entropy = F.entropy(scores, temperature=passed)
         assert (entropy + (exact * exact.log()).sum(-1)).abs().max() < 2e-6
+
+
+def test_a_distance_that_overflows_over_the_temperature_leaves_its_gradient_finite() -> None:
+    scores = torch.tensor([3e38, -3e38, 0.0], requires_grad=True)
+    for value in (1e-3, 1.0, math.inf):
+        temperature = torch.tensor(value, requires_grad=True)
+        for measure in (F.softmax, F.entropy):
+            found = measure(scores, temperature=temperature).flatten()[0]
+            gradients = torch.autograd.grad(found, (scores, temperature))
+            assert all(bool(part.isfinite().all()) for part in gradients)

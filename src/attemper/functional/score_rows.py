@@ -59,10 +59,10 @@ class ScoreRow:
         self.maximum = _over(largest[..., None], temperature).squeeze(-1)
         # The maximum is part of the graph, though it cancels in entropy and variance: the gradient of the largest score
         # is then minus the sum of the others, exact where float32 would keep no digit of it (a row such as [20, 0, 0]).
-        # So far below that exp is 0, the distance itself no longer counts, and its square must not overflow.
-        # Scores of 1e5 that differ by 1 keep every digit if what is divided is their distance.
-        distance = torch.where(visible, s - largest[..., None], 0.0).clamp(min=torch.finfo(s.dtype).min)
-        self.d = _over(distance, temperature).clamp(min=VANISHED)
+        # Scores of 1e5 that differ by 1 keep every digit if what is divided is their distance. Where that is so large
+        # that exp is 0 it no longer counts, and neither its quotient nor its square must overflow.
+        distance = torch.where(visible, s - largest[..., None], 0.0)
+        self.d = _over(_within(distance, temperature), temperature)
         e = torch.where(visible, torch.exp(self.d), 0.0)
         total = torch.where(self.seen, e.sum(-1), 1.0)
         self.weights = e / total[..., None]
@@ -84,6 +84,14 @@ class ScoreRow:
     @property
     def variance(self) -> Tensor:
         return (self.weights * (self.d - self.mean[..., None]) ** 2).sum(-1)
+
+
+def _within(distance: Tensor, temperature: Tensor | float) -> Tensor:
+    """``distance`` <= 0, at least VANISHED temperatures and the lowest number."""
+    lowest = torch.finfo(distance.dtype).min
+    if isinstance(temperature, Tensor):
+        return torch.maximum(distance, (VANISHED * temperature.detach()).clamp(min=lowest))
+    return distance.clamp(min=max(VANISHED * temperature, lowest))
 
 
 def _over(x: Tensor, temperature: Tensor | float) -> Tensor:

@@ -99,7 +99,6 @@ class AttentionStats:
         self._population = population
         self._included = included
         self.normalizer = normalizer
-        self._valid: Tensor | None = None
         self.rows = rows
         self.names = tuple(values) if names is None else names
         self.lower_bounds = ("max_logit",) if rows is not None else ()
@@ -133,9 +132,7 @@ class AttentionStats:
     @property
     def valid(self) -> Tensor:
         """[B, H, Q] bool: the row sees a key, every visible score is finite, and ``where`` has not left it out."""
-        if self._valid is None:
-            self._valid = self._included_rows(torch.isfinite(self._level))
-        return self._valid
+        return self._included_rows(torch.isfinite(self._level))
 
     @property
     def empty(self) -> Tensor:

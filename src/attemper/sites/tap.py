@@ -198,7 +198,10 @@ def _tap(
     if not _listeners and not current():
         return
     site = _site(name, module)
-    observers = (*current(), *(listener.observer for listener in list(_listeners.values()) if listener.samples(site)))
+    observers = (
+        *current(),
+        *(listener.observer for listener in tap_buffers.alive(_listeners) if listener.samples(site)),
+    )
     if not observers:
         return
     options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)

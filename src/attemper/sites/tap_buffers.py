@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -79,6 +79,7 @@ class TapBuffer:
         return self.ran or self.captured
 
 
+Watching = TypeVar("Watching")
 _buffers: dict[tuple[str, int, torch.device, int], TapBuffer] = {}
 _switches: dict[torch.device, tuple[Tensor, Tensor]] = {}
 # Both are weak: a watch that is dropped unclosed goes with its model.
@@ -121,6 +122,11 @@ def _switch(device: torch.device) -> tuple[Tensor, Tensor]:
     return flag, torch.full((1,), 0.5, dtype=torch.float64, device=device)
 
 
+def alive(watches: WeakValueDictionary[int, Watching]) -> list[Watching]:
+    """Those that are there now, whatever other threads do meanwhile: ``values()`` would walk the dictionary itself."""
+    return [watch for reference in watches.valuerefs() if (watch := reference()) is not None]
+
+
 def join(receiver: Receiver) -> None:
     """Lets ``receiver`` take the sums of its taps, until it leaves or is garbage."""
     _receivers[id(receiver)] = receiver
@@ -145,6 +151,7 @@ def lift(receiver: Receiver, start: float) -> None:
         else:
             for buffer in _buffers.values():
                 emptied(buffer.sums)
+                buffer.ran = False
         _up[id(receiver)] = receiver
         for flag, place in _switches.values():
             flag.fill_(1)
@@ -159,10 +166,10 @@ def lifted(receiver: Receiver) -> bool:
 def lower(receiver: Receiver) -> None:
     """Lowers the flag, unless another watch samples, once the receiver has got what there is."""
     with _lock:
-        if not lifted(receiver):
-            return
-        settle()
-        _up.pop(id(receiver), None)
+        if lifted(receiver):
+            settle()
+            _up.pop(id(receiver), None)
+        # Nobody lowered the flag of a watch that was dropped unclosed.
         if not _up:
             for flag, _ in _switches.values():
                 flag.fill_(0)
@@ -177,7 +184,7 @@ def settle() -> None:
         taken = [(buffer, buffer.sums.clone()) for buffer in used]
         for buffer in used:
             emptied(buffer.sums)
-        for receiver in list(_up.values()):
+        for receiver in alive(_up):
             own = [pair for pair in taken if receiver.receives(pair[0])]
             if own:
                 receiver.take(own)
@@ -224,7 +231,7 @@ def _launched(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Mod
 
 def _owners(site: nn.Module) -> dict[Receiver, nn.Module]:
     """The watches to which a tap that runs now belongs, and their models; those whose model is seen to run, if any."""
-    owners = {receiver: model for receiver in list(_receivers.values()) if (model := receiver.runs(site)) is not None}
+    owners = {receiver: model for receiver in alive(_receivers) if (model := receiver.runs(site)) is not None}
     return {receiver: model for receiver, model in owners.items() if receiver.running} or owners
 
 

@@ -29,7 +29,8 @@ _NEAR = 0.5
 def slope(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
     """Gradient of the scores, [..., n].
 
-    Above alpha = 2, r grows without limit where a weight falls to 0; it is held at the root of the largest number.
+    Above alpha = 2, r grows without limit where a weight falls to 0. It is held at the root of the largest number; the
+    key that has the largest gives what the others take, so that no digit cancels.
 
     Args:
         weights: [..., n], what the map gave.
@@ -40,22 +41,27 @@ def slope(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: 
     """
     support = ~(weights == 0)  # a NaN stays, and shows
     w = torch.where(support, weights, 1.0)
+    if kind == "entmax":
+        power = 2 - number if alpha is None else (2 - alpha.to(w.dtype))[..., None]
+        return _of_entmax(power * w.log(), grad, support)
     g = _relative(weights, grad, support)
-    match kind:
-        case "sparsemax":
-            r = torch.ones_like(w)
-        case "entmax15":
-            r = w.sqrt()
-        case "entmax":
-            power = 2 - number if alpha is None else (2 - alpha.to(w.dtype))[..., None]
-            share = _shares(power * w.log(), support)
-            r = w.pow(power).clamp(max=torch.finfo(w.dtype).max ** 0.5)
-            return torch.where(support, r * (g - (share * g).sum(-1, keepdim=True)), 0.0)
-        case _:
-            r = w
+    r = torch.ones_like(w) if kind == "sparsemax" else w.sqrt() if kind == "entmax15" else w
     r = torch.where(support, r, 0.0)
     total = r.sum(-1, keepdim=True)
     return r * (g - (r * g).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total))
+
+
+def _of_entmax(log_r: Tensor, grad: Tensor, support: Tensor) -> Tensor:
+    """r (g - sum(r g) / sum r) from log r: that of the largest r is minus the sum of the others."""
+    if log_r.shape[-1] == 0:
+        return grad
+    ranks = torch.where(support, log_r, -math.inf)
+    largest = torch.zeros_like(support).scatter(-1, ranks.detach().argmax(-1, keepdim=True), True)
+    g = _relative(ranks, grad, support)
+    mean = (_shares(log_r, support) * g).sum(-1, keepdim=True)
+    r = log_r.clamp(max=math.log(torch.finfo(log_r.dtype).max) / 2).exp()
+    others = torch.where(support & ~largest, r * (g - mean), 0.0)
+    return torch.where(support & largest, -others.sum(-1, keepdim=True), others)
 
 
 def slope_of_alpha(weights: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
@@ -99,12 +105,13 @@ def _shares(logarithm: Tensor, support: Tensor) -> Tensor:
     return e / torch.where(total == 0, 1.0, total)
 
 
-def _relative(weights: Tensor, grad: Tensor, support: Tensor) -> Tensor:
-    """The gradient relative to that of the largest weight, 0 outside the support.
+def _relative(ranks: Tensor, grad: Tensor, support: Tensor) -> Tensor:
+    """The gradient relative to that of the key of the highest rank, 0 outside the support.
 
-    Constants cancel; without this one, the gradient of a key of weight nearly 1 would be a difference of rounded ones.
+    Constants cancel; without this one, the gradient of a key that has nearly all of the row's r would be a difference
+    of rounded ones.
     """
-    if weights.shape[-1] == 0:
+    if ranks.shape[-1] == 0:
         return grad
-    top = grad.gather(-1, weights.detach().argmax(-1, keepdim=True))
+    top = grad.gather(-1, ranks.detach().argmax(-1, keepdim=True))
     return torch.where(support, grad - top, 0.0)

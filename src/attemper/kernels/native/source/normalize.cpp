@@ -128,15 +128,27 @@ struct Share {
     }
 };
 
+constexpr double STEEPEST = 1e150;  // of w^(2 - alpha): as good as infinite, and its sums are not
+
+// Of entmax above alpha = 2: the smallest weight may have nearly all of the sum of r. Relative to its gradient no digit
+// cancels: it gives the sum of what the others take.
 void steep_slope(const float* w, const float* g, int64_t n, double power, float* to) {
+    const auto steepness = [&](int64_t j) {
+        const double r = std::pow(double(w[j]), power);
+        return r < STEEPEST ? r : STEEPEST;
+    };
+    int64_t steepest = -1;
+    for (int64_t j = 0; j < n; j++)
+        if (w[j] > 0 && (steepest < 0 || w[j] < w[steepest])) steepest = j;
+    const double base = steepest < 0 ? 0 : g[steepest];
     double share = 0, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         if (!(w[j] > 0)) continue;
-        const double r = std::pow(double(w[j]), power);
-        share += r, sum += r * g[j];
+        const double r = steepness(j);
+        share += r, sum += r * (g[j] - base);
     }
     for (int64_t j = 0; j < n; j++)
-        to[j] = w[j] > 0 ? float(std::pow(double(w[j]), power) * (g[j] - sum / share)) : (w[j] == 0 ? 0.0f : NAN);
+        to[j] = w[j] > 0 ? float(steepness(j) * (g[j] - base - sum / share)) : (w[j] == 0 ? 0.0f : NAN);
 }
 
 void slope_row(const float* w, const float* g, int64_t n, const Rule& rule, float* to) {

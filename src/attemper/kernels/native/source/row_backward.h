@@ -103,6 +103,13 @@ inline double alpha_slope(const Support& list, const float* g, double alpha) {
     return sum;
 }
 
+// w^power of a power below 0, within float32; 0 for a weight of 0.
+inline float steepness(float weight, float power) {
+    if (weight == 0) return 0;
+    const double logarithm = std::log(double(weight)) * power;
+    return float(std::exp(logarithm < 80 ? logarithm : 80));
+}
+
 // r of a list of weights, padded to whole vectors.
 inline void list_shares(const Support& list, const Rule& rule, float* r) {
     const float power = float(2 - rule.parameter);
@@ -115,9 +122,7 @@ inline void list_shares(const Support& list, const Rule& rule, float* r) {
                 break;
             case ENTMAX:
                 if (power > 0) store(r + j, exp_negative(larger(log_of(w) * power, splat(VANISHED))));
-                else for (int64_t i = j; i < j + LANES && i < list.size; i++)
-                    r[i] = float(std::exp(std::log(double(list.weight[i])) * power < 80 ?
-                                          std::log(double(list.weight[i])) * power : 80));
+                else for (int64_t i = j; i < j + LANES && i < list.size; i++) r[i] = steepness(list.weight[i], power);
                 break;
             default: store(r + j, w);
         }
@@ -135,9 +140,18 @@ inline void map_slope(const Support& list, const Rule& rule, float* g) {
     }
     float* r = list.spare;
     list_shares(list, rule, r);
-    const double total = sum_of(r, list.size), sum = dot_of(r, g, list.size);
+    double total = sum_of(r, list.size), sum = 0, base = 0;
+    if (rule.kind == ENTMAX && rule.parameter > 2) {
+        // The smallest weight may have nearly all of the total: relative to its gradient no digit cancels.
+        int64_t steepest = 0;
+        for (int64_t j = 1; j < list.size; j++) steepest = r[j] > r[steepest] ? j : steepest;
+        if (list.size) base = g[steepest];
+        for (int64_t j = 0; j < list.size; j++) sum += r[j] * (g[j] - base);
+    } else {
+        sum = dot_of(r, g, list.size);
+    }
     const double mean = total > 0 ? sum / total : 0;
-    for (int64_t j = 0; j < list.size; j++) g[j] = float(r[j] * (g[j] - mean));
+    for (int64_t j = 0; j < list.size; j++) g[j] = float(r[j] * (g[j] - base - mean));
 }
 
 // Where the buffers of a chunk lie.

@@ -58,7 +58,8 @@ inline Masked masked_by(const float* bias) {
     return Masked{bias, int64_t(lane_sum(count)), largest(most)};
 }
 
-// Adds a mask to scores of which the visible ones are finite, also together with it; returns the highest.
+// Adds a mask to scores of which the visible ones are finite, also together with it (by masked_by(...).most in forward,
+// by forward in backward); returns the highest.
 ATTEMPER_INLINE float hide(float* s, const float* bias, int64_t n) {
     const Vec hidden = splat(-INFINITY);
     Vec best = hidden;

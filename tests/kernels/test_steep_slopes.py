@@ -1,0 +1,85 @@
+"""Gradients of entmax above alpha = 2, where a key of little weight moves fastest of all, against 800 digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+from attemper import functional as F
+from attemper.kernels.native import normalize
+from attemper.kernels.rows import slopes
+from tests.conftest import NATIVE
+
+ROWS = {
+    "one small": [0.6, 0.4 - 1e-6, 1e-6, 0.0],
+    "two small": [0.7, 0.3, 1e-4, 3e-5],
+    "equal and small": [1.0, 1e-5, 1e-5, 0.0],
+    "nearly one-hot": [0.9999, 1e-4, 0.0, 0.0],
+    "even": [0.25, 0.25, 0.25, 0.25],
+    "tiny": [1.0, 1e-12, 0.0, 0.0],
+}
+ABOVE = [0.3, -1.7, 2.1, 0.4]
+
+
+def exact(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
+    with mpmath.workdps(800):
+        w, g = ([mpmath.mpf(float(x)) for x in part] for part in (weights, above))
+        r = [x ** (2 - mpmath.mpf(alpha)) if x > 0 else mpmath.mpf(0) for x in w]
+        mean = sum((a * b for a, b in zip(r, g, strict=True)), mpmath.mpf(0)) / sum(r)
+        return torch.tensor([float(a * (b - mean)) for a, b in zip(r, g, strict=True)], dtype=torch.float64)
+
+
+def by_native(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
+    return normalize.slope(weights[None], above[None], "entmax", alpha)[0]
+
+
+def by_torch(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
+    return slopes.slope(weights, above, "entmax", alpha)
+
+
+WAYS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], torch.dtype]] = {
+    "torch, float64": (by_torch, torch.float64),
+    "torch, float32": (by_torch, torch.float32),
+    **({"native": (by_native, torch.float32)} if NATIVE else {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("alpha", [2.5, 3.0, 4.0, 5.0, 10.0, 30.0])
+@pytest.mark.parametrize("row", ROWS)
+def test_no_digit_cancels_beside_a_key_of_little_weight(row: str, alpha: float, way: str) -> None:
+    function, dtype = WAYS[way]
+    weights, above = (torch.tensor(part, dtype=dtype) for part in (ROWS[row], ABOVE))
+    found, want = function(weights, above, alpha), exact(weights, above, alpha)
+    # A power has about as many roundings as its exponent; what is beyond the type's numbers may be anything large.
+    digits = 40 * max(alpha, 10) * torch.finfo(dtype).eps
+    bounded = want.abs() < torch.finfo(dtype).max ** 0.5
+    assert ((found.double() - want).abs() <= digits * want.abs().clamp(min=want[bounded].abs().max() * 1e-3))[
+        bounded
+    ].all()
+    assert not found.isnan().any()
+
+
+def test_the_gradient_of_scores_sums_to_nothing() -> None:
+    scores = torch.tensor([0.0, -0.33323335]).requires_grad_()
+    (found,) = torch.autograd.grad(F.entmax(scores, 4.0), scores, torch.tensor([0.3, -1.7]))
+    assert float(found[0]) == pytest.approx(2.0004, rel=1e-3)
+    assert float(found.sum()) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["blocked", *NATIVE])
+def test_attention_passes_it_on(backend: str) -> None:
+    query = torch.ones(1, 1, 6, 1)
+    key = torch.tensor([0.0, -0.33323335]).view(1, 1, 2, 1).requires_grad_()
+    value = torch.tensor([0.3, -1.7]).view(1, 1, 2, 1)
+    output, _ = attemper.attention(query, key, value, scale=1.0, normalizer=attemper.nn.Entmax(4.0), backend=backend)
+    output.sum().backward()
+    assert key.grad is not None
+    found = key.grad.flatten() / 6
+    assert float(found[0]) == pytest.approx(2.0004, rel=1e-3)
+    assert float(found.sum()) == pytest.approx(0, abs=1e-5)
