@@ -1,7 +1,7 @@
 """Softmax's alternatives on dense scores, as the specification: float64, plain PyTorch, differentiable twice.
 
 Definitions: docs/design/0008. A threshold is found by bisection, without a graph; two steps of Newton's iteration from
-there, which change no digit, put it on the graph with its first and second derivatives.
+there put it on the graph with its first and second derivatives, and change nothing else.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
         ratio = torch.where(w > 0, w / pi, 1.0)
         slope = torch.where(w > 0, (ratio.log() * (1 - e)).exp(), 0.0).sum(-1, keepdim=True)
         pi = pi - (w.sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, 1.0)
+        # For its derivatives only: where the slope has no bound (alpha > 2) a step from here may leave the support.
+        pi = high + (pi - pi.detach())
     return weights_at(pi)
 
 

@@ -289,6 +289,7 @@ def test_detached_statistics_hold_no_graph_of_a_learned_sink():
 def test_what_was_read_under_inference_mode_serves_a_later_loss() -> None:
     query = torch.randn(1, 2, 8, 16, requires_grad=True)
     _, stats = attemper.attention(query, query, query, is_causal=True, stats="all")
+    assert stats is not None
     with torch.inference_mode():
         stats.per_head()
     torch.where(stats.valid, stats.entropy, 0.0).sum().backward()

@@ -74,12 +74,42 @@ def test_the_gradient_of_scores_sums_to_nothing() -> None:
 
 @pytest.mark.parametrize("backend", ["blocked", *NATIVE])
 def test_attention_passes_it_on(backend: str) -> None:
-    query = torch.ones(1, 1, 6, 1)
-    key = torch.tensor([0.0, -0.33323335]).view(1, 1, 2, 1).requires_grad_()
-    value = torch.tensor([0.3, -1.7]).view(1, 1, 2, 1)
-    output, _ = attemper.attention(query, key, value, scale=1.0, normalizer=attemper.nn.Entmax(4.0), backend=backend)
-    output.sum().backward()
-    assert key.grad is not None
-    found = key.grad.flatten() / 6
+    found = key_gradient(-0.33323335, 4.0, backend)
     assert float(found[0]) == pytest.approx(2.0004, rel=1e-3)
     assert float(found.sum()) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["blocked", *NATIVE, "triton"])
+@pytest.mark.usefixtures("interpreted")
+def test_gradients_of_a_row_sum_to_nothing(backend: str) -> None:
+    """Also where float32 does not know its smallest weight to more than a digit."""
+    if backend == "triton":
+        pytest.importorskip("triton")
+    found = key_gradient(-0.3266, 4.0, backend)
+    assert float(found.abs().max()) > 1
+    assert float(found.sum().abs()) < 1e-6 * float(found.abs().max())
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", *NATIVE])
+@pytest.mark.parametrize("below", [-0.3266, -0.3331, -0.33333, -0.333333])
+def test_a_weight_that_float64_hardly_resolves_leaves_the_others_where_they_are(below: float, backend: str) -> None:
+    query, key = torch.ones(1, 1, 1, 1), torch.tensor([0.0, below]).view(1, 1, 2, 1)
+    output, _ = attemper.attention(
+        query, key, torch.eye(2)[None, None], scale=1.0, normalizer=attemper.nn.Entmax(4.0), backend=backend
+    )
+    with mpmath.workdps(50):
+        gap = 1 + 3 * mpmath.mpf(float(torch.tensor(below)))  # w_2^3 = w_1^3 - 1 + gap, w_1 + w_2 = 1
+        small = mpmath.findroot(lambda w: w**3 - (1 - w) ** 3 + 1 - gap, gap / 3)
+    assert float(output[..., 1]) == pytest.approx(float(small), abs=1e-5)
+    assert float(output.sum()) == pytest.approx(1, abs=1e-5)
+
+
+def key_gradient(below: float, alpha: float, backend: str) -> Tensor:
+    """[2]: of keys that score 0 and ``below``."""
+    query = torch.ones(1, 1, 6, 1)
+    key = torch.tensor([0.0, below]).view(1, 1, 2, 1).requires_grad_()
+    value = torch.tensor([0.3, -1.7]).view(1, 1, 2, 1)
+    output, _ = attemper.attention(query, key, value, scale=1.0, normalizer=attemper.nn.Entmax(alpha), backend=backend)
+    output.sum().backward()
+    assert key.grad is not None
+    return key.grad.flatten() / 6

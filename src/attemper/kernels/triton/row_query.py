@@ -103,8 +103,11 @@ def _row_sums(
     SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """``(along, sum p b, the row's part of what is given per head)``."""
+    """``(along, sum p b, the row's part of what is given per head, the place of the largest r)``; of entmax, along is
+    the gradient there and the second the mean of all relative to it.
+    """
     zero = tl.zeros([BLOCK_M], tl.float32)
+    base, most, steepest = zero, zero, tl.zeros([BLOCK_M], tl.int32)
     r_sum, rg_sum, b_sum, e_sum, g_sum, gb_sum, gy_sum = zero, zero, zero, zero, zero, zero, zero
     for block in range(count):
         at = tl.load(listed + block)
@@ -128,8 +131,19 @@ def _row_sums(
         else:
             g += b
             r = slope_of_map(p, logs, facts.log_total, facts.number, MAP)
+            relative = g
+            if MAP == ENTMAX:
+                largest_r, where = tl.max(tl.where(inside, r, 0.0), 1, return_indices=True)
+                there = tl.sum(tl.where(tl.arange(0, BLOCK_N)[None, :] == where[:, None], g, 0.0), 1)
+                newer = largest_r > most
+                # What was summed relative to the base so far moves to the new one: smaller by far, it costs no digit.
+                rg_sum += tl.where(newer, (base - there) * r_sum, 0.0)
+                base = tl.where(newer, there, base)
+                steepest = tl.where(newer, where + at, steepest)
+                most = tl.where(newer, largest_r, most)
+                relative = g - base[:, None]
             r_sum += tl.sum(tl.where(inside, r, 0.0), 1)
-            rg_sum += tl.sum(tl.where(inside, r * g, 0.0), 1)
+            rg_sum += tl.sum(tl.where(inside, r * relative, 0.0), 1)
             if (MAP == ENTMAX) & PER_HEAD:
                 y, curve = alpha_terms(p, logs, facts.log_total, facts.number)
                 weighted = tl.where(inside, p * g, 0.0)
@@ -140,12 +154,14 @@ def _row_sums(
                 gy_sum += tl.sum(weighted * y, 1)
     if MAP == SIGMOID:
         along = facts.above[3]
-        return along, b_sum, rg_sum + along * r_sum - b_sum * e_sum
+        return along, b_sum, rg_sum + along * r_sum - b_sum * e_sum, steepest
     # A sum that is NaN stays: its row has a score that is not finite.
     total = tl.where(r_sum == 0, 1.0, r_sum)
     e = facts.number
     part = (b_sum * g_sum - gb_sum - e * (b_sum * gy_sum + e_sum * gb_sum)) / total
-    return rg_sum / total, zero, part
+    if MAP == ENTMAX:
+        return base, rg_sum / total, part, steepest
+    return rg_sum / total, zero, part, steepest
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "places"])
@@ -208,19 +224,19 @@ def row_query_kernel(
     log_total = tl.where(some, log_of(tl.where(some, z, 1.0), tl.where(some, zl, 0.0)), 0.0)
     zero = 0.0 * n
     above = loaded(rows.above + at_rows, plane, exists & (n > 0), LETTERS)
-    facts = Facts(m, one, two, number, inverse, log_total, 0.0 - a * inverse, zero, zero, winner, above)
+    facts = Facts(m, one, two, number, inverse, log_total, 0.0 - a * inverse, zero, zero, winner, winner, above)
     dout = tile.query
     if E > 0:
         dout = rows_of(upstream, batch, head, read, BLOCK_E, E, WIDE, True, structure.rows)
-    along, mean_slope, part = zero, zero, zero
+    along, mean_slope, part, steepest = zero, zero, zero, winner
     if (MAP != SIGMOID) | PER_HEAD | (LETTERS > W):
-        along, mean_slope, part = _row_sums(
+        along, mean_slope, part, steepest = _row_sums(
             tile, keys, dout, value, facts, count, listed, MAP, LETTERS, RELATIVE, PER_HEAD, FIRST, MAXIMUM,
             MASK, LIMIT, SOFTCAP, D, BLOCK_D, E, BLOCK_E, BLOCK_M, BLOCK_N, WIDE,
         )  # fmt: skip
     else:
         along = above[3]
-    facts = Facts(m, one, two, number, inverse, log_total, facts.mean, along, mean_slope, winner, above)
+    facts = Facts(m, one, two, number, inverse, log_total, facts.mean, along, mean_slope, winner, steepest, above)
     tl.store(rows.numbers + at_rows, inverse, mask=exists)
     tl.store(rows.numbers + plane + at_rows, log_total, mask=exists)
     tl.store(rows.numbers + 2 * plane + at_rows, facts.mean, mask=exists)
@@ -228,6 +244,7 @@ def row_query_kernel(
     tl.store(rows.numbers + 4 * plane + at_rows, mean_slope, mask=exists)
     tl.store(rows.places + at_rows, limit, mask=exists)
     tl.store(rows.places + plane + at_rows, winner, mask=exists)
+    tl.store(rows.places + 2 * plane + at_rows, steepest, mask=exists)
     if PER_HEAD:
         tl.store(per_head_rows + at_rows, tl.where(n > 0, part, 0.0), mask=exists)
     if QUERY | MULTIPLIER:

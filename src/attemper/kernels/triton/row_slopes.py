@@ -4,11 +4,12 @@ With p = omega / Omega, l = log omega, dP = dO V^T, X = d + a, and g the gradien
 
     b = -g_h l + 2 g_c p - g_a d + g_v X^2 + g_f [first] + g_t distance + g_p [j = winner]
     ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/design/0008 and maps.py)
+    entmax    ds = r (G - sum r G / sum r),   G = dP + b less that of the key of the largest r, where it is exactly 0
     sigmoid   ds = (1 - w) (w (dP + g_w) + p (b - sum p b))
     all       ds += p (2 g_v X - g_a) + [j = winner] (g_m + g_a)
 
-What is the same for all keys in b cancels, so l may stand for log p. ``along``, Omega, a and sum p b are computed once per
-row, by the kernel that holds rows. A key without weight has exactly 0 (but for the last term, which it never is).
+What is the same for all keys in b cancels, so l may stand for log p. ``along`` (of entmax: what G is less by), Omega, a and
+sum p b (of entmax: sum r G / sum r) are computed once per row, by the kernel that holds rows. A key without weight has exactly 0 (but for the last term, which it never is).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attemper.kernels.triton.row_state import A, C, F, H, P, T, V, loaded
 from attemper.kernels.triton.row_tiles import below, distance_of, first_of
 from attemper.kernels.triton.scores import product
 
-NUMBERS, PLACES = 5, 2
+NUMBERS, PLACES = 5, 3
 """Planes of float32 and of int32 that the row kernel leaves for the others."""
 
 
@@ -34,9 +35,9 @@ class Rows(NamedTuple):
     above: Any
     """Gradients of the state."""
     numbers: Any
-    """1 / Omega, log Omega, a, along, sum p b: float32."""
+    """1 / Omega, log Omega, a, along, sum p b (of entmax: sum r G / sum r): float32."""
     places: Any
-    """The first key whose tie does not count (top-k), and where the maximum stands: int32."""
+    """The first key whose tie does not count (top-k), where the maximum stands, and the largest r of entmax: int32."""
     plane: int
     """Numbers in a plane."""
 
@@ -54,6 +55,7 @@ class Facts(NamedTuple):
     along: Any
     mean_slope: Any
     winner: Any
+    steepest: Any
     above: Any
 
 
@@ -67,13 +69,14 @@ def known(rows, at, exists, number, MAP: tl.constexpr, LETTERS: tl.constexpr, RE
     above = loaded(rows.above + at, plane, exists, LETTERS)
     limit = tl.load(rows.places + at, mask=exists, other=0)
     winner = tl.load(rows.places + plane + at, mask=exists, other=0)
+    steepest = tl.load(rows.places + 2 * plane + at, mask=exists, other=0)
     inverse = tl.load(rows.numbers + at, mask=exists, other=0.0)
     log_total = tl.load(rows.numbers + plane + at, mask=exists, other=0.0)
     mean = tl.load(rows.numbers + 2 * plane + at, mask=exists, other=0.0)
     along = tl.load(rows.numbers + 3 * plane + at, mask=exists, other=0.0)
     mean_slope = tl.load(rows.numbers + 4 * plane + at, mask=exists, other=0.0)
     first, second = knobs(tl.where(n > 0, x, 1.0), m, limit, number, MAP, RELATIVE)
-    return Facts(m, first, second, number, inverse, log_total, mean, along, mean_slope, winner, above), n
+    return Facts(m, first, second, number, inverse, log_total, mean, along, mean_slope, winner, steepest, above), n
 
 
 @triton.jit
@@ -139,7 +142,11 @@ def block_slopes(
         ds = sigmoid(-z) * (applied * (slope + facts.along[:, None]) + p * (b - facts.mean_slope[:, None]))
     else:
         r = slope_of_map(p, logs, facts.log_total, facts.number, MAP)
-        ds = r * (slope + b - facts.along[:, None])
+        relative = slope + b - facts.along[:, None]
+        if MAP == ENTMAX:
+            # Products in another order may differ in their last digit, and r there has no limit above alpha = 2.
+            relative = tl.where(place[None, :] == facts.steepest[:, None], 0.0, relative) - facts.mean_slope[:, None]
+        ds = r * relative
     if (A | V) & LETTERS:
         direct = 0.0 * d
         if A & LETTERS:
