@@ -296,7 +296,7 @@ MUTANTS = (
     Mutant("rows: spread of blocks taken as equal", ROW_STATE, "b, bl = _added(b, bl, _spread(z, a, 0.0, block_z, block_a, 0.0))", "pass", mapped("sigmoid", "plain")),
     Mutant("rows: concentration divided once", ROW_STATE, "(c + cl) * inverse * inverse", "(c + cl) * inverse", mapped("entmax15")),
     Mutant("rows: a sigmoid's mass is that of the largest", ROW_STATE, "mass = top * z", "mass = top + 0.0 * z", mapped("sigmoid")),
-    Mutant("rows: gradient not centred", ROW_SLOPES, "ds = r * (slope + b - facts.along[:, None])", "ds = r * (slope + b)", mapped("sparsemax")),
+    Mutant("rows: gradient not centred", ROW_SLOPES, "relative = slope + b - facts.along[:, None]", "relative = slope + b", mapped("sparsemax")),
     Mutant("rows: sigmoid's slope without its rest", ROW_SLOPES, "ds = sigmoid(-z) * (", "ds = (", mapped("sigmoid")),
     Mutant("rows: statistics of sigmoids not centred", ROW_SLOPES, "(b - facts.mean_slope[:, None])", "b", mapped("sigmoid")),
     Mutant("rows: variance owes nothing to scores", ROW_SLOPES, "direct += 2.0 * facts.above[8][:, None] * (d + facts.mean[:, None])", "pass", mapped("entmax15")),
