@@ -81,9 +81,9 @@ def every_third_hidden(case: Case) -> Tensor:
 CASES = (
     Case("plain"),
     Case("grouped heads", batch=2, heads=4, rows=33, keys=70, size=24, width=40),
-    Case("causal", rows=300, keys=300, options={"right": 0}),
+    Case("causal", heads=1, groups=1, rows=300, keys=300, options={"right": 0}),
     Case("causal, bottom right", groups=1, rows=50, keys=80, width=20, options={"right": 0, "offset": 30}),
-    Case("window", rows=300, keys=700, options={"left": 40, "right": 100}),
+    Case("window", heads=1, groups=1, rows=300, keys=700, options={"left": 40, "right": 100}),
     Case("positions", rows=20, keys=90, options={"right": 0, "positions": torch.arange(20) * 4}),
     Case("long", heads=1, groups=1, rows=45, keys=1500, size=64, width=64),
     Case("long and sharp", heads=1, groups=1, rows=45, keys=1500, size=64, width=64, spread=6.0),
