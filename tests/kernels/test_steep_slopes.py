@@ -79,6 +79,13 @@ def test_attention_passes_it_on(backend: str) -> None:
     assert float(found.sum()) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
+def test_attention_passes_on_what_double_precision_would_cancel() -> None:
+    found = key_gradient(-0.1111, 10.0, "native")  # a weight of 1e-5, r = 1e39
+    assert float(found[0]) == pytest.approx(2.0, rel=1e-2)
+    assert float(found.sum()) == pytest.approx(0, abs=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["blocked", *NATIVE, "triton"])
 @pytest.mark.usefixtures("interpreted")
 def test_gradients_of_a_row_sum_to_nothing(backend: str) -> None:
