@@ -151,7 +151,7 @@ def _ends(runs: dict[str, Run]) -> Table:
     return Table(
         title=f"after {STEPS:,} steps, {DRAWS} draws of each",
         see=(
-            "Every target is reached in the mean; how close each row comes is the optimizer's doing. The first gradients "
+            "Every target is reached in the mean; how close single rows come is the optimizer's doing. Early gradients "
             "are steep, and with beta2 = 0.999 Adam remembers them to the end, so that later steps stay small."
         ),
         columns=(
