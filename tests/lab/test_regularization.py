@@ -37,7 +37,8 @@ def test_a_demonstration_is_that_of_loops_over_its_heads_and_rows():
             scores = torch.stack([q @ (key @ w_key[:, head]) for key in context[draw]]) / 4
             p = scores.exp() / scores.exp().sum()
             assert entropies[draw, head, row].item() == pytest.approx(-(p * p.log()).sum().item(), rel=1e-12)
-            summed = summed + sum(p[j] * (context[draw, j] @ w_value[:, head]) for j in range(6)) @ w_output[head]
+            attended = torch.stack([p[j] * (context[draw, j] @ w_value[:, head]) for j in range(lab.KEYS)]).sum(0)
+            summed = summed + attended @ w_output[head]
         normed = (summed - summed.mean()) / (summed.var(unbiased=False) + 1e-3).sqrt() * gain + shift
         logits += normed @ classify[row]
     probabilities = logits.sigmoid()

@@ -126,8 +126,8 @@ def _initial(generator: torch.Generator) -> list[Tensor]:
 
 
 def _glorot(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    field = math.prod(shape[:-2])
-    bound = math.sqrt(6 / (field * (shape[-2] if len(shape) > 1 else shape[-1]) + field * shape[-1]))
+    *field, rows, columns = (shape[-1], *shape) if len(shape) == 1 else shape
+    bound = math.sqrt(6 / (math.prod(field) * (rows + columns)))
     return (2 * torch.rand(DRAWS, *shape, generator=generator) - 1) * bound
 
 
