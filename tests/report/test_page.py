@@ -13,8 +13,7 @@ from dataclasses import replace
 import pytest
 
 from attemper import report
-from attemper.monitor.alarms import FEWEST_KEYS
-from attemper.records import Reading
+from attemper.records import FEWEST_KEYS, Reading
 from attemper.report import build, vendored
 from attemper.report import verdict as verdict_module
 from attemper.report.display import script_json, shown

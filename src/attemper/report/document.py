@@ -7,11 +7,10 @@ what can be seen, and empty bins of a histogram are left out.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 from attemper.report.display import cut, rounded, shown
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 
@@ -45,16 +44,6 @@ class Stack:
     @property
     def size(self) -> str:
         return f"up to {self.queries:,} queries × {self.keys:,} keys"
-
-
-def pattern_of(name: str) -> str:
-    """A site's name with its numbers starred, as in the terminal's table."""
-    return re.sub(r"\d+", "*", name)
-
-
-def label_of(name: str) -> str:
-    """The numbers that tell a site from the others of its stack."""
-    return ".".join(re.findall(r"\d+", name)) or "–"
 
 
 def stacks(sites: tuple[SiteReading, ...]) -> tuple[Stack, ...]:
