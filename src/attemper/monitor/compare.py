@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from attemper._checks import one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.result import Scan
 from attemper.records import SCHEMA, Reading, SiteReading
@@ -71,8 +72,7 @@ class Comparison:
         Raises:
             InputError: the statistic is not one of ``STATISTICS``.
         """
-        if statistic not in STATISTICS:
-            raise InputError(f"largest(statistic) must be one of {', '.join(STATISTICS)}; got {statistic!r}.")
+        one_of("largest(statistic)", statistic, STATISTICS)
         return tuple(sorted(self.heads, key=lambda head: _size(head, statistic), reverse=True)[:count])
 
     def to_dict(self) -> dict[str, Any]:
