@@ -21,6 +21,9 @@ SEVERITIES = ("notice", "warning", "critical")
 FEWEST_KEYS = 32
 """A row must see this many keys before its sharpness says anything, unless told otherwise."""
 
+BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats")
+"""Numbers of a head that are None unless they were asked for."""
+
 Record = TypeVar("Record")
 
 
@@ -79,9 +82,11 @@ class HeadReading:
     judged: bool = False
     """Whether a valid row sees ``Reading.fewest_keys`` keys or more: without one, no alarm speaks of its sharpness."""
     support_size: float | None = None
-    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the next one."""
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
     mean_distance: float | None = None
     """Mean distance between a query and its keys under the weights, in positions."""
+    entropy_with_sink_nats: float | None = None
+    """Entropy of the weights with the sink as one more outcome."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name != "by_visible_keys"}

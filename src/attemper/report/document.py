@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attemper._text import cut, shown
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
+from attemper.records import BY_NAME, SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 from attemper.report.display import rounded
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 
@@ -82,10 +82,12 @@ def _letter(place: int) -> str:
 
 
 def quantities(reading: Reading) -> tuple[Quantity, ...]:
-    """Those that the reading has; the Gini coefficient, which costs extra, only if some head has it."""
-    heads = [head for site in reading.sites for head in site.heads]
+    """Those that the reading has: what is measured only if asked for, only if some head has it."""
     kinds = QUANTITIES if reading.sampled_rows is None else map(of_sample, QUANTITIES)
-    return tuple(q for q in kinds if q.key != "gini" or any(head.gini is not None for head in heads))
+    return tuple(
+        kind for kind in kinds
+        if kind.key not in BY_NAME or any(getattr(head, kind.key) is not None for head in reading.heads)
+    )  # fmt: skip
 
 
 def document(reading: Reading, towers: tuple[Stack, ...], *, details: bool = True) -> dict[str, Any]:
