@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -288,6 +288,14 @@ def label_of(name: str) -> str:
         '3.0'
     """
     return ".".join(re.findall(r"\d+", name)) or "–"
+
+
+def labels_of(sites: Iterable[SiteReading]) -> tuple[str, ...]:
+    """What tells the sites of a stack from each other: their layers, or ``label_of`` where two share one."""
+    sites = tuple(sites)
+    layers = {site.layer for site in sites}
+    alone = None not in layers and len(layers) == len(sites)
+    return tuple(str(site.layer) if alone else label_of(site.name) for site in sites)
 
 
 _BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attemper._text import shown
-from attemper.records import Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
+from attemper.records import Alarm, HeadReading, Reading, SiteReading, labels_of, pattern_of
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -64,11 +64,7 @@ def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], width: 
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
     for title in titles:
         grid.add_column(title, justify="right")
-    layers = {site.layer for site in sites}
-    # Several calls or parts of one block have its number in common: then all numbers of their names are shown.
-    alone = None not in layers and len(layers) == len(sites)
-    for site in sites:
-        label = str(site.layer) if alone else label_of(site.name)
+    for site, label in zip(sites, labels_of(sites), strict=True):
         grid.add_row(label, _cells(site.heads, heads_a_line), *_summary(site.heads, extra))
     yield grid
 
