@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -64,3 +66,13 @@ def test_equal_keys_give_the_query_no_gradient_however_steep_entmax_is(alpha: fl
     # What is left is the rounding of one term.
     budget = 2 * U * terms.abs().amax(-1, keepdim=True) * key.abs().max() / 8**0.5
     assert (found.abs() <= budget).all(), f"{(found.abs() / budget).max():.1f} times the rounding of one term"
+
+
+@pytest.mark.parametrize("backend", NATIVE)
+def test_visible_keys_are_exact_to_two_to_the_24_and_then_the_nearest_float32(backend: str):
+    for keys, counted in {2**24: 2**24, 2**24 + 1: 2**24}.items():
+        query, key = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1).expand(1, 1, keys, 1)
+        stats = attemper.attention_statistics(query, key, stats=("visible_keys", "entropy"), backend=backend)
+        assert stats.visible_keys.dtype == torch.int64
+        assert stats.visible_keys.item() == counted
+        assert math.isclose(stats.entropy.item(), math.log(keys), rel_tol=2 * U)

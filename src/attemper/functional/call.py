@@ -390,5 +390,6 @@ def _features(
         "temperature": isinstance(options.temperature, Tensor),
         "varlen": packing is not None,
         "second_pass": "gini" in names or "key_mass" in names,
+        "score_variance": "score_variance" in names,
     }
     return frozenset(feature for feature, needed in asked.items() if needed)

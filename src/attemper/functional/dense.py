@@ -154,6 +154,10 @@ def _state(call: Call, measures: dict) -> dict[str, Tensor]:
                 state["c"] = torch.where(seen, 1 / torch.where(seen, measures["effective_tokens"](), 1.0), 0.0)
             case "f":
                 state["f"] = measures["first_token_mass"]()
+            case "u":
+                state["u"] = torch.where(seen, state["m"] - measures["score_mean"](), 0.0)
+            case "y":
+                state["y"] = measures["score_variance"]()
             case _:
                 continue
     return state

@@ -130,6 +130,15 @@ class _Rows:
         mean = (p * inside).sum(-1, dtype=self.problem.sum_dtype).to(p.dtype)
         return inside, inside - mean[..., None]
 
+    def plain_deviations(self) -> Tensor:
+        """Scores less their mean over visible keys, without weights; 0 where hidden."""
+        hidden = self.d == -math.inf
+        d = self.d.masked_fill(hidden, 0.0).to(self.problem.sum_dtype)
+        return (d - (d.sum(-1) / self.count.clamp(min=1))[..., None]).masked_fill_(hidden, 0.0)
+
+    def score_variance(self) -> Tensor:
+        return self.plain_deviations().square_().sum(-1) / self.count.clamp(min=1)
+
     def state(self) -> Tensor:
         """The letters asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
         problem, tile, p = self.problem, self.tile, self.shares()
@@ -150,6 +159,7 @@ class _Rows:
             "c": lambda: (p * p).sum(-1, dtype=wide),
             "f": lambda: (tile.grid(p) * first_keys(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
             "t": lambda: (tile.grid(p) * distance(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
+            "y": self.score_variance,
             "g": lambda: (p.sort(-1).values * gini_rank(self.count[..., None].to(p.dtype), p.shape[-1])).sum(-1),
         }
         found_parts = []
@@ -266,13 +276,16 @@ def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], ab
 
 
 def _with_direct(problem: Problem, rows: _Rows, slope: Tensor, grad: dict[str, Tensor]) -> Tensor:
-    """Adds what statistics owe to the scores themselves: mean, variance and maximum."""
+    """Adds what statistics owe to the scores themselves: means, variances and maximum."""
     if "a" in grad or "v" in grad:
         p = rows.shares()
         if "a" in grad:
             slope = slope - grad["a"] * p
         if "v" in grad:
             slope = slope + 2 * grad["v"] * p * rows.deviations(p)[1]
+    if "y" in grad:
+        share = rows.plain_deviations() / rows.count.clamp(min=1)[..., None]
+        slope = slope + 2 * grad["y"] * share.to(slope.dtype)
     if problem.maximum_gradient or "a" in grad:
         at_maximum = grad["m"] + grad.get("a", 0.0)
         slope = slope.scatter_add(-1, rows.scores.values.argmax(-1, keepdim=True), at_maximum.to(slope.dtype))
