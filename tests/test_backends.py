@@ -99,6 +99,7 @@ CALLS = {
     "dropout": {"dropout_p": 0.5},
     "temperature": {"temperature": torch.ones(2, 1)},
     "second_pass": {"stats": ("gini",)},
+    "score_variance": {"stats": ("score_variance",)},
     "gqa": {"enable_gqa": True},
 }
 

@@ -15,7 +15,7 @@ from attemper.errors import BackendError, InputError
 
 FEATURES = (
     "mask", "bias", "causal", "window", "gqa", "softcap", "sink", "dropout", "temperature", "varlen", "rows",
-    "second_pass", "statistics_gradient", "second_derivative", "normalizer",
+    "second_pass", "score_variance", "statistics_gradient", "second_derivative", "normalizer",
 )  # fmt: skip
 """What a call can ask for. ``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: double
 backward. ``normalizer``: another map than softmax and what follows from it.
@@ -104,7 +104,7 @@ BACKENDS = (
     Backend(
         "native",
         "C++ for CPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
+        frozenset(FEATURES) - {"dropout", "second_pass", "score_variance", "second_derivative"},
         ("float16", "bfloat16", "float32"),
         "cpu",
         _native_missing(),
@@ -114,7 +114,7 @@ BACKENDS = (
     Backend(
         "triton",
         "Triton for GPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
+        frozenset(FEATURES) - {"dropout", "second_pass", "score_variance", "second_derivative"},
         ("float16", "bfloat16", "float32"),
         "cuda",
         _triton_missing(),

@@ -83,7 +83,8 @@ def scores(call: Call) -> tuple[Tensor, Tensor]:
     positions, documents = _positions(call)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (call.left, call.right))
     visible = _reference.visible_keys(shape, call.mask, left, right, positions, documents)
-    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.expand(shape)
+    # In float64 before it is spread: its gradient is summed there.
+    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.double().expand(shape)
     return _reference.scores(call.query, call.key, call.multiplier, bias, visible, call.softcap), visible
 
 
@@ -153,6 +154,10 @@ def _state(call: Call, measures: dict) -> dict[str, Tensor]:
                 state["c"] = torch.where(seen, 1 / torch.where(seen, measures["effective_tokens"](), 1.0), 0.0)
             case "f":
                 state["f"] = measures["first_token_mass"]()
+            case "u":
+                state["u"] = torch.where(seen, state["m"] - measures["score_mean"](), 0.0)
+            case "y":
+                state["y"] = measures["score_variance"]()
             case _:
                 continue
     return state
