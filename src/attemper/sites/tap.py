@@ -22,6 +22,7 @@ from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
 from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
+from attemper.functional.constants import constant_in_graphs
 from attemper.sites import tap_buffers
 from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
 from attemper.sites.sharded import is_dtensor, local
@@ -153,13 +154,13 @@ def _may_be_captured() -> bool:
 # Both are asked while a graph is traced: what they make is not of the graph's memory.
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _prepared(name: str, module: int, device: str, dtype: str, size: int, heads: int) -> bool:
     """Makes the buffer of a site; False where Triton cannot fill one."""
     return fits(dtype, size) and tap_buffers.registered(name, module, device, heads) is not None
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def token(device: str) -> Tensor:
     """What operators without a result claim to write on a device."""
     place = torch.device(device)
