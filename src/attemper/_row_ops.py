@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attemper import _transforms
 from attemper._transforms import all_mapped
@@ -149,7 +150,9 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, scores: Tensor | None, alpha: Tensor | None, *_: Any) -> Tensor:
-        return _tangent(*ctx.saved_tensors, ctx.kind, ctx.number, scores, alpha)
+        with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
+            tangent = _tangent(*ctx.saved_tensors, ctx.kind, ctx.number, scores, alpha)
+            return forward_ad.unpack_dual(tangent).primal
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
