@@ -7,7 +7,7 @@ either go by :class:`Attention`. docs/design/0009.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +94,11 @@ torch.library.register_autograd("attemper::attention", gradient, setup_context=s
 torch.library.register_autograd("attemper::attention_backward", _refuse_second_derivative, lib=LIBRARY)
 
 
+def _tangents_of(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    found = (forward_ad.unpack_dual(result) for result in results)
+    return tuple(torch.zeros_like(part.primal) if part.tangent is None else part.tangent for part in found)
+
+
 class Attention(torch.autograd.Function):
     """The operator with every rule that a transform asks for."""
 
@@ -116,10 +121,7 @@ class Attention(torch.autograd.Function):
         # The saved tensors carry ``tangents`` themselves, once forward mode is on again.
         arguments = Arguments(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), **ctx.plain)
         with forward_ad._set_fwd_grad_enabled(True):
-            found = [forward_ad.unpack_dual(result) for result in _tangents.results(arguments)]
-        return tuple(
-            torch.zeros_like(result.primal) if result.tangent is None else result.tangent for result in found
-        )
+            return _tangents_of(_tangents.results(arguments))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -127,7 +129,7 @@ class Attention(torch.autograd.Function):
 
 
 class AttentionBackward(torch.autograd.Function):
-    """The backward operator: batched, and not to be differentiated."""
+    """The backward operator: batched, with a tangent, and not to be differentiated in reverse."""
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
@@ -135,15 +137,23 @@ class AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
+        ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.save_for_forward(*(value for value in inputs if isinstance(value, Tensor)))
+        ctx.places = [place for place, value in enumerate(inputs) if isinstance(value, Tensor)]
 
     @staticmethod
     def backward(ctx: Any, *above: Any) -> Any:
         _refuse_second_derivative()
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        _refuse_second_derivative()
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        args = list(ctx.plain)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            args[place] = tensor
+        _, _, *above, needs = args[COUNT:]
+        with forward_ad._set_fwd_grad_enabled(True):
+            found = _tangents.gradients(Arguments(*args[:COUNT]), tuple(above), needs)
+            return _tangents_of(found)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

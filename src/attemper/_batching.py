@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper._ops import COUNT, NAMES, Arguments
+from attemper._ops import COUNT, DIFFERENTIABLE, NAMES, Arguments
 from attemper._transforms import mapped
 
 _WITH_BATCH = ("query", "key", "value", "mask", "multiplier", "first_keys")
 _SHARED = ("mask", "multiplier", "first_keys")
 """Of these, what may stand for a whole batch with a size of 1."""
-_DIFFERENTIABLE = NAMES[:6]
 
 Places = Sequence[Any]
 """For each argument, the dimension that is mapped over; None for an argument that all samples share."""
@@ -44,10 +43,10 @@ def forward(run: Callable[[Arguments], tuple[Tensor, ...]], size: int, in_dims: 
 def backward(run: Callable[..., Sequence[Tensor]], size: int, in_dims: Places, args: Sequence[Any]) -> Any:
     """The same of ``attemper::attention_backward``; every sample has gradients of its own."""
     needs = args[-1]
-    own = frozenset(name for name, need in zip(_DIFFERENTIABLE, needs, strict=True) if need)
+    own = frozenset(name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need)
     if "sink" in own or not _joins_batch(args[:COUNT], in_dims[:COUNT]):
         found = [run(*sample) for sample in _samples(size, in_dims, args)]
-        return [torch.stack(each) for each in zip(*found, strict=True)], [0] * len(_DIFFERENTIABLE)
+        return [torch.stack(each) for each in zip(*found, strict=True)], [0] * len(DIFFERENTIABLE)
     batch = _sizes(args, in_dims)
     call = _folded(size, in_dims[:COUNT], args[:COUNT], own)
     output, state, grad_output, grad_state, grad_mass = (

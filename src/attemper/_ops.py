@@ -104,6 +104,7 @@ class Arguments:
 
 NAMES = tuple(Arguments.__dataclass_fields__)
 COUNT = len(NAMES)
+DIFFERENTIABLE = NAMES[:6]
 
 
 def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:

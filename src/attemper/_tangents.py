@@ -6,7 +6,7 @@ differentiated again, in both modes. The tiles are those of ``kernels/blocked``,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper import _ops, _reference, _reference_maps, _row_ops
-from attemper._ops import ROW_NORMALIZERS, Arguments
+from attemper._ops import DIFFERENTIABLE, ROW_NORMALIZERS, Arguments
 from attemper.kernels.blocked.problem import Tile, key_blocks, row_positions, tiles
 from attemper.kernels.blocked.scores import dropout, first_keys
 from attemper.kernels.problem import UNBOUNDED, Problem
@@ -36,6 +36,19 @@ def results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     output, state = torch.cat([part.output for part in parts], 2), torch.cat([part.state for part in parts], 3)
     masses = [part.key_mass for part in parts if part.key_mass is not None]
     return output, state, torch.cat(masses, 2) if masses else state.new_zeros(0)
+
+
+def gradients(arguments: Arguments, above: tuple[Tensor, ...], needs: Sequence[bool]) -> list[Tensor]:
+    """What the backward operator returns, by the same formulas; size 0 where no gradient is needed."""
+    names = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need and getattr(arguments, name) is not None]
+
+    def of(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return results(replace(arguments, **dict(zip(names, tensors, strict=True))))
+
+    _, pulled = torch.func.vjp(of, *(getattr(arguments, name) for name in names))
+    found = dict(zip(names, pulled(above), strict=True))
+    nothing = arguments.query.new_empty(0)
+    return [found.get(name, nothing) for name in DIFFERENTIABLE]
 
 
 def _of_problem(arguments: Arguments, problem: Problem) -> _Results:

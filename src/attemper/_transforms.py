@@ -26,17 +26,13 @@ def forward_mode() -> bool:
 
 
 def second_derivative() -> bool:
-    """Whether a gradient is taken inside of another derivative, as by ``torch.func.hessian``: what is computed now is
-    differentiated in reverse, and that again. Plain ``create_graph=True`` cannot be told beforehand.
+    """Whether a gradient is taken of a gradient, as by ``torch.func.jacrev(torch.func.jacrev(f))``. That of a plain
+    ``create_graph=True`` cannot be told beforehand.
     """
     if torch.compiler.is_compiling() or _innermost() is None:
         return False
     functorch: Any = torch._C._functorch
-    kinds = [interpreter.key().name for interpreter in functorch.get_interpreter_stack()]
-    derivatives = [kind for kind in kinds if kind in ("Grad", "Jvp")]
-    if forward_ad._current_level >= 0 and "Jvp" not in derivatives:
-        derivatives.insert(0, "Jvp")  # forward_ad.dual_level, outside of torch.func
-    return "Grad" in derivatives[1:]
+    return sum(interpreter.key().name == "Grad" for interpreter in functorch.get_interpreter_stack()) > 1
 
 
 def mapped(tensor: Tensor | None, place: int | None, size: int) -> Tensor | None:
