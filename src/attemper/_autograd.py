@@ -49,6 +49,7 @@ def gradient(
     run: Callable[..., list[Tensor]] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """``run``: the backward pass where it is not to go by the dispatcher (``_direct.py``)."""
+    _refuse_batched(grad_output, grad_state, grad_key_mass)
     *tensors, output, state = ctx.saved_tensors
     arguments = Arguments(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
     needs = [bool(need) for need in ctx.needs_input_grad[:6]]
@@ -60,9 +61,7 @@ def gradient(
         grad_state = torch.zeros_like(state)
     if grad_key_mass is None:
         grad_key_mass = state.new_zeros(ctx.key_mass_shape if arguments.key_mass else (0,))
-    results = (run or gradients)(
-        *arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs
-    )
+    results = (run or gradients)(*arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs)
     grads = [
         result if need and tensor is not None else None
         for result, need, tensor in zip(results, needs, arguments.differentiable, strict=True)
@@ -81,6 +80,17 @@ def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Argume
         call.key_mass or "g" in call.fields or call.normalizer != "softmax" for call in (arguments, wanted)
     )
     return arguments if arguments.dropout_p > 0 and whole != needed else wanted
+
+
+def _refuse_batched(*above: Tensor | None) -> None:
+    """Autograd maps over these with an older mechanism than ``torch.vmap``, without rules for operators."""
+    functorch: Any = torch._C._functorch
+    if any(grad is not None and functorch.is_legacy_batchedtensor(grad) for grad in above):
+        raise BackendError(
+            "attention has no batch of gradients in one backward pass (is_grads_batched=True, "
+            "jacobian(vectorize=True)) on this backend. Use torch.func.jacrev or torch.vmap of torch.func.vjp, or "
+            "backend='reference'."
+        )
 
 
 def _refuse_second_derivative(*_: Any) -> None:

@@ -8,7 +8,6 @@ gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.errors import BackendError
 from attemper.kernels.blocked import backward, forward
 from attemper.kernels.precision import exact
 from attemper.kernels.problem import ROW_NORMALIZERS as ROW_NORMALIZERS

@@ -43,6 +43,7 @@ def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | 
     """
     if _transforms.active():
         return _Transformed.apply(scores, alpha, kind, float(number))
+    _transforms.refuse_in_graph(kind)
     return torch.ops.attemper.row_weights(scores, alpha, kind, float(number))
 
 

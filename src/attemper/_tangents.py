@@ -40,7 +40,9 @@ def results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 def gradients(arguments: Arguments, above: tuple[Tensor, ...], needs: Sequence[bool]) -> list[Tensor]:
     """What the backward operator returns, by the same formulas; size 0 where no gradient is needed."""
-    names = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need and getattr(arguments, name) is not None]
+    names = [
+        name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need and getattr(arguments, name) is not None
+    ]
 
     def of(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return results(replace(arguments, **dict(zip(names, tensors, strict=True))))

@@ -380,5 +380,6 @@ def _features(
         "varlen": packing is not None,
         "second_pass": "gini" in names or "key_mass" in names,
         "second_derivative": _transforms.second_derivative(),
+        "derivative_in_graph": _transforms.derivative_in_graph(),
     }
     return frozenset(feature for feature, needed in asked.items() if needed)

@@ -96,6 +96,7 @@ class _Transformed(torch.autograd.Function):
 def _exponential(raw: Tensor, low: float, high: float) -> Tensor:
     if _transforms.active():
         return _Transformed.apply(raw, low, high)  # pyright: ignore[reportReturnType]
+    _transforms.refuse_in_graph("A learned number")
     return torch.ops.attemper.bounded_exponential(raw, low, high)
 
 

@@ -18,11 +18,13 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper import _transforms
 from attemper._checks import one_of, positive_number
+from attemper._compiling import constant_in_graphs
+from attemper._transforms import is_mapped
 from attemper.errors import InputError
 from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
-from attemper.functional.constants import constant_in_graphs
 from attemper.sites import tap_buffers
 from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
 from attemper.sites.sharded import is_dtensor, local
@@ -140,6 +142,8 @@ def _call(
         query, key, mask, sink = _on_this_process(query, key, mask, temperature, sink, name, module)
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
     operator, place = torch.ops.attemper.tap, str(query.device)
+    if _transforms.active() and any(map(is_mapped, (query, key))):
+        operator = _tap  # no rule for torch.vmap: observers are told that they see nothing here
     if _may_be_captured() and tap_buffers.graphed(query.device):
         ready = _prepared(name, module, place, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
         operator = torch.ops.attemper.tap_into if ready else operator
