@@ -78,8 +78,9 @@ class Calibration:
 
         Plain transformers, or an inference engine that reads its checkpoint, then gives what the tempered model gives,
         but for one rounding of the weights. Into the query projection, its bias with it; in latent attention into both
-        parts of it. Where queries are normalised after their projection, into the gain of that norm, if it has one per
-        head or all heads of the layer have one temperature.
+        parts of it. Where queries are normalised after their projection, into the gain of that norm: each head's slice
+        of it, where the norm runs over all heads (OLMo 2 and 3) or has a gain per head; where heads share the gain, all
+        heads of the layer must have one temperature.
 
         Call it once: a second call multiplies again. Nothing is changed if it raises.
 
