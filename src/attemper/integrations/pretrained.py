@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attemper._checks import one_of
 from attemper.errors import InputError, MissingExtraError
+from attemper.integrations.shards import check_shards
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -129,6 +130,7 @@ def _check_folder(source: str) -> None:
                 "model.save_pretrained(folder) in an environment you trust; it writes safetensors."
             )
         raise InputError(f"{source} holds no weights: there is no .safetensors file in it.")
+    check_shards(path)
 
 
 def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
