@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from attemper._files import replace_synced
 from attemper.errors import InputError
 
 FILE = "attemper.safetensors"
@@ -34,7 +35,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, whole,
         metadata={"attemper": json.dumps(about)},
     )  # fmt: skip
-    whole.replace(path)
+    replace_synced(whole, path)
     return path
 
 
