@@ -126,7 +126,7 @@ class _Searched(Temperature):
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
         self.heads = query.shape[1]
-        return self.given().to(query.device)[None, :, None]
+        return self.given().to(query.device, torch.promote_types(query.dtype, torch.float32))[None, :, None]
 
 
 class _Objective:
@@ -146,7 +146,7 @@ class _Objective:
 
     def give(self, logs: Tensor) -> None:
         """Tempers the sites."""
-        each = logs.exp().float()
+        each = logs.exp()
         for site, place in zip(self._sites, self._places, strict=True):
             site.now = each[place]
 

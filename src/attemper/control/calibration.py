@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attemper.control.fold import fold_
 from attemper.control.stored import place, read, write
@@ -70,7 +70,7 @@ class Calibration:
         Raises:
             InputError: a site is not one of the model, or what ``temper`` raises.
         """
-        given = {site: FixedTemperature(torch.tensor(found)) for site, found in self.temperatures.items()}
+        given = {site: FixedTemperature(found) for site, found in self._tensors().items()}
         return temper(model, temperature=given, sites=tuple(given))
 
     def fold(self, model: nn.Module) -> None:
@@ -90,7 +90,7 @@ class Calibration:
                 split over processes; or the queries pass something on their way that a factor does not: a norm without
                 a gain that fits, clipping, scores of relative positions.
         """
-        fold_("Calibration.fold", model, {site: torch.tensor(found) for site, found in self.temperatures.items()})
+        fold_("Calibration.fold", model, self._tensors())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in JSON's types, schema 1."""
@@ -103,7 +103,7 @@ class Calibration:
     def save(self, path: str | Path) -> Path:
         """Writes it as safetensors: to the file, or as ``attemper.safetensors`` into the folder."""
         about = {name: value for name, value in asdict(self).items() if name != "temperatures"}
-        tensors = {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}
+        tensors = self._tensors()
         return write(path, tensors, _KIND, {**about, "sites": list(tensors)})
 
     @classmethod
@@ -121,6 +121,9 @@ class Calibration:
         given: dict[str, Any] = {name: about[name] for name in names}
         given |= {name: tuple(given[name]) for name in ("interval", "bounds")}
         return cls(temperatures={site: tuple(tensors[site].tolist()) for site in sites}, **given)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}
 
     def table(self) -> RenderableType:
         """For rich: the temperatures by site, the loss before and after."""

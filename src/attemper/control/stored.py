@@ -32,7 +32,8 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
     about = {"format": kind, "version": 1, **(more or {})}
     whole = path.with_name(f"{path.name}.part")
     save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, whole,
+        # Sites may share a module, and safetensors takes no tensors that share their memory.
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, whole,
         metadata={"attemper": json.dumps(about)},
     )  # fmt: skip
     replace_synced(whole, path)
