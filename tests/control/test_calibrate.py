@@ -459,6 +459,40 @@ def test_a_single_head_folds_into_the_gain_of_its_norm():
     torch.testing.assert_close(model(x), tempered)
 
 
+DOUBTS = [
+    ({"interval": (-0.2, 0.1)}, r"the 8 held-out batches cannot tell.*-0\.2000 to \+0\.1000, holds 0"),
+    ({"after": 2.5, "interval": (0.4, 0.6)}, r"the held-out loss rises, 2\.0000 -> 2\.5000"),
+    ({"bounds": (0.25, 1.5)}, r"held by a bound of \(0\.25, 1\.5\), at model\.layers\.0\.self_attn"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), DOUBTS)
+def test_temperatures_that_are_in_doubt_are_folded_only_by_force(more: dict[str, Any], message: str):
+    model: Any = built("llama")[0]
+    before = copy.deepcopy(model.state_dict())
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    found = made({"model.layers.0.self_attn": (1.49,)}, **more)
+    with pytest.raises(InputError, match=rf"Calibration\.fold: .*{message}.*force=True\. The model was not changed"):
+        found.fold(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found.fold(model, force=True)
+    assert not torch.equal(model.state_dict()[weight], before[weight])
+
+
+def test_temperatures_in_no_doubt_say_so():
+    assert made({"a": (1.49,)}).doubt is None
+    assert "at a, b, c, d and 2 more" in (made(dict.fromkeys("abcdef", (4.0,))).doubt or "")
+
+
+def test_a_search_tells_after_each_batch_how_far_it_is():
+    told: list[tuple[int, int]] = []
+    found = calibrate(
+        One(), teacher_batches(torch.tensor([1.6])), squared, steps=4, on_batch=lambda *numbers: told.append(numbers)
+    )
+    most = 2 * found.held_out + 4 * found.fitting
+    assert told == [(number + 1, most) for number in range(2 * found.held_out + found.evaluations * found.fitting)]
+
+
 def test_a_tempered_handle_folds_what_it_learned_and_comes_off():
     model, batch = built("gpt2")
     handle = attemper.temper(
