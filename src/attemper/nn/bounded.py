@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attemper import _transforms
+from attemper.functional.onnx import exports_to_onnx
 
 
 def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
@@ -27,6 +28,8 @@ def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
     Returns:
         In the shape and type of ``raw``, finite, within the bounds.
     """
+    if exports_to_onnx():
+        return _inside(raw, math.log(low), math.log(high)).exp()  # no gradient is asked for there
     return _exponential(raw, math.log(low), math.log(high))
 
 
