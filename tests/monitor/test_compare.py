@@ -71,7 +71,7 @@ def test_heads_are_in_order_of_what_they_changed_and_missing_numbers_come_first(
     assert comparison.heads[1].change("normalized_entropy") == pytest.approx(-0.2)
     assert [head.head for head in comparison.largest("max_logit", 1)] == [1]
     assert [head.head for head in comparison.largest("first_token_mass", 1)] == [0]
-    with pytest.raises(InputError, match=r"largest\(statistic\) must be one of normalized_entropy, .* got 'gini'"):
+    with pytest.raises(InputError, match=r"largest\(statistic\) must be one of 'normalized_entropy', .* got 'gini'"):
         comparison.largest("gini")
 
 

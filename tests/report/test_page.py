@@ -13,11 +13,12 @@ from dataclasses import replace
 import pytest
 
 from attemper import report
+from attemper._text import shown
 from attemper.monitor.alarms import FEWEST_KEYS
 from attemper.records import Reading
 from attemper.report import build, vendored
 from attemper.report import verdict as verdict_module
-from attemper.report.display import script_json, shown
+from attemper.report.display import script_json
 from attemper.report.document import stacks
 from tests.report import readings
 

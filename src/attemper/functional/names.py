@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from attemper._checks import did_you_mean
 from attemper.errors import InputError
 
 ONE_PASS = (
@@ -59,7 +60,7 @@ def asked_names(where: str, stats: str | Iterable[str], one_pass: tuple[str, ...
     if unknown:
         raise InputError(
             f"{where}(stats=...) does not know {', '.join(map(repr, unknown))}. Valid: 'all' (one pass), or names of "
-            f"{', '.join(STATISTICS)}."
+            f"{', '.join(STATISTICS)}.{did_you_mean(unknown[0], ('all', *STATISTICS))}"
         )
     return tuple(name for name in STATISTICS if name in asked)
 

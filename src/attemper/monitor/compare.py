@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper._checks import one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.result import Scan
 from attemper.records import SCHEMA, Reading
@@ -67,8 +68,7 @@ class Comparison:
         Raises:
             InputError: the statistic is not one of ``STATISTICS``.
         """
-        if statistic not in STATISTICS:
-            raise InputError(f"largest(statistic) must be one of {', '.join(STATISTICS)}; got {statistic!r}.")
+        one_of("largest(statistic)", statistic, STATISTICS)
         return tuple(sorted(self.heads, key=lambda head: _size(head, statistic), reverse=True)[:count])
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attemper import __version__
+from attemper._text import shown
 from attemper.records import Reading
-from attemper.report.display import script_json, shown
+from attemper.report.display import script_json
 from attemper.report.document import document, quantities, stacks
 from attemper.report.overview import figures, groups, rows
 from attemper.report.target import write_whole

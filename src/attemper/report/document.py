@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from attemper._text import cut, shown
 from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import cut, rounded, shown
+from attemper.report.display import rounded
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attemper._text import cut, shown
 from attemper.records import SEVERITIES, Alarm, HeadReading, Reading
-from attemper.report.display import cut, number, shown
+from attemper.report.display import number
 from attemper.report.document import Stack, by_name, label_of, level_of, said, site_of
 from attemper.report.quantities import Quantity
 

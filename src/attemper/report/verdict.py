@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from attemper._text import cut, shown
 from attemper.records import Alarm, HeadReading, Reading
-from attemper.report.display import count, cut, number, shown
+from attemper.report.display import count, number
 from attemper.report.document import level_of
 
 FEWEST_KEYS = 32
