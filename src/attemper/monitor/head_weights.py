@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
@@ -83,9 +84,9 @@ class WeightsCollector(Collector):
         if keys is None and kind == "self" and queries == size:
             keys = real
         ids = _ids(self.context, kind, seen.shape)
-        self.kept.append(
-            Kept(seen, head_weights(call, place, self._head), *(_of(part, place) for part in (real, keys, *ids)))
-        )
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        weights = head_weights(call, place, self._head).to(dtype)
+        self.kept.append(Kept(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
 
     def _place(self, batch: int) -> int:
         if self._sequence is None and batch == 1:

@@ -32,7 +32,7 @@ class Pattern:
     """The weights of one head for one text. In a notebook it shows itself as a heat map.
 
     Attributes:
-        weights: [Q, K] on the CPU, float64 for a float64 model, float32 otherwise: what is applied to the values,
+        weights: [Q, K] on the CPU, float64 for float64 queries, float32 otherwise: what is applied to the values,
             before dropout. A row sums to 1, or to its ``mass`` under a sink or a sigmoid; one that sees no key is 0.
         tokens: a label for each query.
         site, head: which head it is.
@@ -135,7 +135,7 @@ def pattern(
     if head >= heads:
         raise InputError(f"pattern(head={head}): {name} has {heads} heads, 0 to {heads - 1}.")
     kept = _chosen_call([kept for kept in collector.kept if kept.call.site == name], name, call)
-    return _labelled(kept, name, head, tokens, tokenizer, _dtype_of(model))
+    return _labelled(kept, name, head, tokens, tokenizer)
 
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
@@ -207,15 +207,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:MOST_LISTED]) + more
 
 
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    """float64 where a parameter is."""
-    wide = any(parameter.dtype == torch.float64 for parameter in model.parameters())
-    return torch.float64 if wide else torch.float32
-
-
-def _labelled(
-    kept: Kept, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any, dtype: torch.dtype
-) -> Pattern:
+def _labelled(kept: Kept, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:
     """The weights without padding, and what their rows and columns are called."""
     queries, keys = kept.weights.shape
     same = kept.call.kind == "self" and queries == keys
@@ -228,7 +220,7 @@ def _labelled(
         # A key of padding that some row gives weight to is part of the pattern.
         columns = (kept.keys | (weights != 0).any(0)).nonzero().view(-1)
     return Pattern(
-        weights[:, columns].to(dtype), tuple(query_labels[row] for row in rows.tolist()), name, head,
+        weights[:, columns], tuple(query_labels[row] for row in rows.tolist()), name, head,
         tuple(key_labels[column] for column in columns.tolist()), kept.call.kind,
         (queries - len(rows), keys - len(columns)),
     )  # fmt: skip
