@@ -14,8 +14,7 @@ import pytest
 
 from attemper import report
 from attemper._text import shown
-from attemper.monitor.alarms import FEWEST_KEYS
-from attemper.records import Reading
+from attemper.records import FEWEST_KEYS, Reading
 from attemper.report import build, vendored
 from attemper.report import verdict as verdict_module
 from attemper.report.display import script_json

@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from attemper._checks import one_of
 from attemper.errors import InputError
-from attemper.records import Alarm, HeadReading, SiteReading
+from attemper.records import FEWEST_KEYS, Alarm, HeadReading, SiteReading
 
 LIMITS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}
 """collapsed: normalised entropy below; diffuse: above; logits: largest score above; first_token: weight on it above."""
-
-FEWEST_KEYS = 32
-"""A row must see this many keys before its sharpness says anything."""
 
 _ADVICE = {
     "collapsed": (

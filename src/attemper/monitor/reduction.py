@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attemper.functional.accumulated import COLUMNS, column, joined, summed
 from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, by_head
-from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
+from attemper.records import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, layer_of, number
 
 _MEANS = (
     "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass",
@@ -119,14 +119,16 @@ class SiteReduction:
     def reading(self) -> SiteReading:
         """Means over everything added so far."""
         self._take_in()
-        heads = tuple(self._head(head) for head in range(self.heads))
-        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer)
+        layer = layer_of(self.name)
+        heads = tuple(self._head(head, layer) for head in range(self.heads))
+        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer, layer)
 
     def _mean(self, statistic: str, head: int) -> float | None:
         count = float(self._counts[statistic][head])
         return number(float(self._sums[statistic][head]) / count) if count else None
 
-    def _head(self, head: int) -> HeadReading:
+    def _head(self, head: int, layer: int | None) -> HeadReading:
+        buckets = self._buckets(head)
         variance = self._mean("logit_variance", head)
         return HeadReading(
             head=head,
@@ -140,10 +142,12 @@ class SiteReduction:
             first_token_mass=self._mean("first_token_mass", head),
             gini=self._mean("gini", head),
             normalized_entropy_histogram=tuple(self._histogram[head].tolist()),
-            by_visible_keys=self._buckets(head),
+            by_visible_keys=buckets,
             rows=int(self._rows[head]),
             empty_rows=int(self._empty[head]),
             nonfinite_rows=int(self._nonfinite[head]),
+            layer=layer,
+            judged=any(bucket.first >= FEWEST_KEYS for bucket in buckets),
         )
 
     def _buckets(self, head: int) -> tuple[VisibleKeyBucket, ...]:

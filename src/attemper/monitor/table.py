@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.records import Alarm, HeadReading, Reading, SiteReading
+from attemper.records import Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -30,7 +29,7 @@ def table(reading: Reading, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(reading)]
     stacks: dict[tuple[str, str, str], list[SiteReading]] = {}
     for site in reading.sites:
-        stacks.setdefault((_pattern(site.name), site.kind, site.mode), []).append(site)
+        stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
     for (pattern, kind, mode), sites in stacks.items():
         parts += _group(pattern, kind, mode, sites, heads_a_line)
     parts += _alarms(reading.alarms)
@@ -46,16 +45,6 @@ def _headline(reading: Reading) -> Text:
     return Text.assemble((reading.model, "bold"), counts)
 
 
-def _pattern(name: str) -> str:
-    """A site's name with its numbers starred: what the sites of a stack share."""
-    return re.sub(r"\d+", "*", name)
-
-
-def _numbers(name: str) -> str:
-    """The numbers that tell a site from the others of its stack."""
-    return ".".join(re.findall(r"\d+", name)) or "-"
-
-
 def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], heads_a_line: int) -> Iterator[RenderableType]:
     queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
     yield Text.assemble("\n", (pattern, "bold"), f"  {kind} attention, {mode}, up to {queries} queries x {keys} keys")
@@ -64,8 +53,12 @@ def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], heads_a
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
     for title in ("H nats", "tokens", "max logit"):
         grid.add_column(title, justify="right")
+    layers = {site.layer for site in sites}
+    # Several calls or parts of one block have its number in common: then all numbers of their names are shown.
+    alone = None not in layers and len(layers) == len(sites)
     for site in sites:
-        grid.add_row(_numbers(site.name), _cells(site.heads, heads_a_line), *_summary(site.heads))
+        label = str(site.layer) if alone else label_of(site.name)
+        grid.add_row(label, _cells(site.heads, heads_a_line), *_summary(site.heads))
     yield grid
 
 

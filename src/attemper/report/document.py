@@ -7,12 +7,11 @@ what can be seen, and empty bins of a histogram are left out.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from attemper._text import cut, shown
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 from attemper.report.display import rounded
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 
@@ -46,16 +45,6 @@ class Stack:
     @property
     def size(self) -> str:
         return f"up to {self.queries:,} queries × {self.keys:,} keys"
-
-
-def pattern_of(name: str) -> str:
-    """A site's name with its numbers starred, as in the terminal's table."""
-    return re.sub(r"\d+", "*", name)
-
-
-def label_of(name: str) -> str:
-    """The numbers that tell a site from the others of its stack."""
-    return ".".join(re.findall(r"\d+", name)) or "–"
 
 
 def stacks(sites: tuple[SiteReading, ...]) -> tuple[Stack, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attemper._text import cut, shown
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, label_of
 from attemper.report.display import number
-from attemper.report.document import Stack, by_name, label_of, level_of, said, site_of
+from attemper.report.document import Stack, by_name, level_of, said, site_of
 from attemper.report.quantities import Quantity
 
 MOST_PLACES = 60

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attemper._text import cut, shown
-from attemper.records import Alarm, HeadReading, Reading
+from attemper.records import FEWEST_KEYS, Alarm, HeadReading, Reading
 from attemper.report.display import count, number
 from attemper.report.document import level_of
-
-FEWEST_KEYS = 32
-"""Rows that see fewer keys say nothing of sharpness; the same number as in the alarms."""
 
 MOST_KINDS = 5
 
