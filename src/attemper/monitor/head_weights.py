@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attemper.errors import InputError
 from attemper.functional.call import Call
 from attemper.functional.dense import head_weights
+from attemper.functional.names import ONE_PASS
 from attemper.monitor.collector import Collector
 from attemper.sites.padding import CallContext, Tokens
 
@@ -51,7 +52,7 @@ class WeightsCollector(Collector):
         self, model: nn.Module, context: CallContext, *, asked: Callable[[str], bool], head: int,
         sequence: int | None, max_weights: int,
     ) -> None:  # fmt: skip
-        super().__init__(model, ("max_weight",), "auto", context, replace=True)
+        super().__init__(model, ONE_PASS, "auto", context, replace=True)
         self._asked, self._head, self._sequence, self._max_weights = asked, head, sequence, max_weights
         self.seen: list[SeenCall] = []
         self.kept: list[Kept] = []

@@ -107,7 +107,8 @@ def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> 
             f'title="{names[0][row]} → {names[1][column]}: {value:.4g}"></td>'
             for column, (value, (r, g, b)) in enumerate(zip(values, line, strict=True))
         )
-        lines.append(f'<tr style="background:transparent"><th scope="row" style="{plain}">{names[0][row]}</th>{cells}</tr>')
+        name = f'<th scope="row" style="{plain}">{names[0][row]}</th>'
+        lines.append(f'<tr style="background:transparent">{name}{cells}</tr>')
     return (
         '<table style="border-collapse:collapse;font-size:11px;line-height:14px;color:inherit;margin:6px 0">'
         f"<thead><tr><td></td>{heading}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

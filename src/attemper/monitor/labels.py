@@ -71,5 +71,5 @@ def _naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
 def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
     """Tokens; the id for one that is not in the vocabulary."""
     if len(tokens) != len(ids):
-        raise InputError(f"pattern(tokenizer=...) gave {len(tokens)} strings for {len(ids)} ids: one for each is needed.")
+        raise InputError(f"pattern(tokenizer=...) gave {len(tokens)} strings for {len(ids)} ids: one for each, please.")
     return [str(number) if token is None else str(token) for token, number in zip(tokens, ids, strict=True)]

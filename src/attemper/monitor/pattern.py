@@ -193,13 +193,12 @@ def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None
 
 
 def _chosen_call(kept: list[Kept], name: str, call: int | None) -> Kept:
-    if call is None and len(kept) == 1:
-        return kept[0]
-    if call is None:
-        raise InputError(f"pattern: {name} attends {len(kept)} times in this pass, say which: call=0 to {len(kept) - 1}.")
-    if call >= len(kept):
-        raise InputError(f"pattern(call={call}): {name} attends {len(kept)} times in this pass, 0 to {len(kept) - 1}.")
-    return kept[call]
+    calls = f"{name} attends {len(kept)} times in this pass"
+    if call is None and len(kept) > 1:
+        raise InputError(f"pattern: {calls}: say which, call=0 to {len(kept) - 1}.")
+    if call is not None and call >= len(kept):
+        raise InputError(f"pattern(call={call}): {calls}, 0 to {len(kept) - 1}.")
+    return kept[call or 0]
 
 
 def _listed(names: list[str]) -> str:
