@@ -324,8 +324,8 @@ WRONG: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "layer": (_llama, {"layer": 7, "head": 0, "sequence": 0}, "there is no such layer. Layers: 0, 1"),
     "head": (_llama, {"site": SITE, "head": 4, "sequence": 0}, rf"pattern\(head=4\): {SITE} has 4 heads, 0 to 3"),
     "which site": (_llama, {"head": 0, "sequence": 0}, "the model has 2 sites, name one by site=: model.layers.0"),
-    "which of a layer": (_t5, {"layer": 0, "head": 0, "sequence": 0}, "layer 0 has 3 sites, name one by site=: encoder"),
-    "sequence": (_llama, {"layer": 0, "head": 0}, "the batch has 3 sequences, and none was chosen: pass sequence=0 to 2"),
+    "which of a layer": (_t5, {"layer": 0, "head": 0, "sequence": 0}, "layer 0 has 3 sites, name one by site=: enc"),
+    "sequence": (_llama, {"layer": 0, "head": 0}, "the batch has 3 sequences, and none was chosen: pass .*=0 to 2"),
     "which sequence": (_llama, {"layer": 0, "head": 0, "sequence": 3}, "sequence=3 is not among them"),
     "size": (
         _llama, {"layer": 0, "head": 0, "sequence": 0, "max_weights": 63},

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper._text import cut, shown
-from attemper.errors import MissingExtraError
+from attemper.errors import InputError, MissingExtraError
 
 MOST_CELLS = 48
 """Rows and columns up to which HTML is a table with labels; beyond, an image without."""
@@ -51,7 +51,10 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
 
     Raises:
         MissingExtraError: matplotlib is not installed.
+        InputError: there is no weight to draw.
     """
+    if not weights.numel():
+        raise InputError(f"there is nothing to draw: {title}.")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -76,6 +79,18 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
     return file.getvalue()
 
 
+def viridis(share: float) -> tuple[int, int, int]:
+    """The colour of a value from 0 to 1; the nearest of ``VIRIDIS``."""
+    return VIRIDIS[round(min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1))]
+
+
+def ink_on(colour: tuple[int, int, int]) -> str:
+    """Black or white, whichever has more contrast: never below 4.5 to 1, by the formula of WCAG."""
+    shares = [channel / 255 for channel in colour]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return "#000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#fff"
+
+
 def _largest(weights: Tensor) -> float:
     known = weights[torch.isfinite(weights)]
     return float(known.max()) if known.numel() else 0.0
@@ -95,10 +110,13 @@ def _colours(weights: Tensor) -> Tensor:
 def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> str:
     names = [[escape(cut(shown(name), LONGEST_LABEL)) for name in axis] for axis in (rows, columns)]
     plain = "border:0;padding:0 4px;text-align:right;font-weight:400;white-space:pre;background:transparent"
-    upright = "display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg);max-height:9em;overflow:hidden"
+    turned = "border:0;padding:0;vertical-align:bottom;font-weight:400;background:transparent"
+    upright = (
+        "display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg);white-space:pre;max-height:9em;"
+        "overflow:hidden;padding:3px 0"
+    )
     heading = "".join(
-        f'<th scope="col" style="{plain};padding:0;vertical-align:bottom"><span style="{upright}">{name}</span></th>'
-        for name in names[1]
+        f'<th scope="col" style="{turned}"><span style="{upright}">{name}</span></th>' for name in names[1]
     )
     lines = []
     for row, (values, line) in enumerate(zip(weights.tolist(), _colours(weights).tolist(), strict=True)):
@@ -122,7 +140,7 @@ def _image(weights: Tensor, title: str) -> str:
     size = f"width:{round(wide * factor)}px;height:{round(tall * factor)}px"
     return (
         f'<img alt="Heat map: {escape(shown(title))}" src="data:image/png;base64,{data}" '
-        f'style="{size};max-width:none;image-rendering:pixelated;display:block;margin:6px 0">'
+        f'style="{size};max-width:none;image-rendering:pixelated;display:block;margin:6px 0;border:1px solid #808080">'
     )
 
 
