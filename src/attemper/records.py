@@ -190,6 +190,18 @@ class Reading:
         """All heads, in the order of the model."""
         return tuple(head for site in self.sites for head in site.heads)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the alarms do not cover: heads that were not judged, and why. Empty where all were."""
+        short = {site.name: sum(bool(head.rows) and not head.judged for head in site.heads) for site in self.sites}
+        silent = {site.name: sum(not head.rows for head in site.heads) for site in self.sites}
+        total, advice = len(self.heads), "; give longer inputs or lower fewest_keys"
+        parts = (
+            (f"too few keys to judge ({self.fewest_keys} needed)", short, advice),
+            ("no valid row to judge", silent, ""),
+        )
+        return tuple(f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values()))
+
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""
         return {
@@ -199,6 +211,7 @@ class Reading:
             "backend": self.backend,
             "sampled_rows": self.sampled_rows,
             "fewest_keys": self.fewest_keys,
+            "notes": list(self.notes),
             "sites": [site.to_dict() for site in self.sites],
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "alarms": [asdict(alarm) for alarm in self.alarms],
@@ -245,6 +258,16 @@ class Reading:
 def number(value: float) -> float | None:
     """A float, or None where there is none (NaN) or JSON has no word for it (infinite)."""
     return float(value) if math.isfinite(value) else None
+
+
+def _extent(many: Mapping[str, int], total: int) -> str:
+    """How many of ``total`` heads, and at which sites."""
+    found = sum(many.values())
+    if found == total:
+        return "the only head" if total == 1 else f"all {total} heads"
+    names = [f"{name} ({count})" for name, count in many.items() if count]
+    more = f" and {len(names) - 3} more sites" if len(names) > 3 else ""
+    return f"{found} of {total} heads, at {', '.join(names[:3])}{more}"
 
 
 def pattern_of(name: str) -> str:

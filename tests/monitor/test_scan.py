@@ -145,6 +145,7 @@ def test_json_is_the_promised_document(llama: Any) -> None:
         "backend",
         "sampled_rows",
         "fewest_keys",
+        "notes",
         "sites",
         "skipped",
         "alarms",

@@ -14,9 +14,8 @@ import pytest
 
 from attemper import report
 from attemper._text import shown
-from attemper.records import FEWEST_KEYS, Reading
+from attemper.records import Reading
 from attemper.report import build, vendored
-from attemper.report import verdict as verdict_module
 from attemper.report.display import script_json
 from attemper.report.document import stacks
 from tests.report import readings
@@ -180,8 +179,13 @@ def test_an_empty_reading_is_a_page(reading: Reading) -> None:
     assert "Nothing measured" in html
 
 
-def test_the_page_and_the_alarms_agree_on_how_many_keys_are_enough() -> None:
-    assert verdict_module.FEWEST_KEYS == FEWEST_KEYS
+def test_a_page_says_which_heads_were_not_judged_instead_of_no_alarms() -> None:
+    short = replace(readings.head(0), judged=False)
+    html = report.page(readings.reading(replace(readings.site("layer.0", 1), heads=(short,)), fewest_keys=64))
+    assert "No alarms" not in html
+    assert "nothing needs attention" not in html
+    assert "Too few keys to judge (64 needed): the only head; give longer inputs or lower fewest_keys." in html
+    assert "No alarms." in report.page(readings.reading(readings.site("layer.0", 1)))
 
 
 def test_a_page_needs_no_torch() -> None:

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from attemper._text import shown
 from attemper.records import Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
@@ -32,7 +33,7 @@ def table(reading: Reading, width: int) -> RenderableType:
         stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
     for (pattern, kind, mode), sites in stacks.items():
         parts += _group(pattern, kind, mode, sites, heads_a_line)
-    parts += _alarms(reading.alarms)
+    parts += _alarms(reading)
     parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
     return Group(*parts)
 
@@ -96,12 +97,19 @@ def _summary(heads: tuple[HeadReading, ...]) -> tuple[str, str, str]:
     return mean("entropy_nats", 2), mean("effective_tokens", 1), f"{max(logits):.1f}" if logits else "-"
 
 
-def _alarms(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
-    """Counts by kind, with the advice once and the first few places."""
-    if not alarms:
-        yield Text("\nno alarms", style="green")
-        return
+def _alarms(reading: Reading) -> Iterator[RenderableType]:
+    """Counts by kind, with the advice once and the first few places; then what was not judged."""
     yield Text("")
+    if reading.alarms:
+        yield from _of_kinds(reading.alarms)
+    elif not reading.notes:
+        yield Text("no alarms", style="green")
+    elif judged := sum(head.judged for head in reading.heads):
+        yield Text(f"no alarms in the {judged} of {len(reading.heads)} heads that were judged", style="green")
+    yield from (Text(shown(note), style="yellow") for note in reading.notes)
+
+
+def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     kinds = Counter((alarm.severity, alarm.kind) for alarm in alarms)
     for (severity, kind), count in sorted(
         kinds.items(), key=lambda item: list(_STYLES).index(item[0][0]), reverse=True
