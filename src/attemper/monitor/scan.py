@@ -13,6 +13,7 @@ from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observed, run
+from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.records import FEWEST_KEYS, Reading
 from attemper.sites.compiled import SCRIPTED, is_script
@@ -30,7 +31,7 @@ ADVICE = (
 def scan(
     model: nn.Module, batches: Iterable[Any], *, stats: str | Iterable[str] = "all",
     limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS, backend: str = "auto",
-    name: str | None = None, on_batch: Callable[[int], None] | None = None,
+    name: str | None = None, text: str | None = None, on_batch: Callable[[int], None] | None = None,
 ) -> Scan:  # fmt: skip
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
@@ -48,7 +49,9 @@ def scan(
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
             such a row is not ``judged``, and the result's ``notes`` say so.
         backend: as in :func:`attemper.attention`.
-        name: of the model in the result; None for its class and, if it has one, the path it was loaded from.
+        name: of the model in the result; None for its class and what it was loaded from: a hub id, or the last two
+            names of a folder.
+        text: what the batches are, by a name that the result shows (a file's, a data set's).
         on_batch: called with the number of batches done, after each.
 
     Returns:
@@ -77,9 +80,11 @@ def scan(
         reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in collector.skips())
         raise InputError(f"scan saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
     found = collector.found()
-    title = name or _title(model)
     raised = alarms(found.sites, checked, fewest_keys)
-    reading = Reading(title, found.tokens, found.backend, found.sites, found.skipped, raised, fewest_keys=fewest_keys)
+    reading = Reading(
+        name or title(model), found.tokens, found.backend, found.sites, found.skipped, raised,
+        fewest_keys=fewest_keys, text=text, **provenance(model, now()),
+    )  # fmt: skip
     return Scan(reading, found.last)
 
 
@@ -98,9 +103,3 @@ def device_of(model: nn.Module) -> str | None:
     """The kind of device that the model's parameters are on; None where it has none."""
     parameter = next(model.parameters(), None)
     return None if parameter is None else parameter.device.type
-
-
-def _title(model: nn.Module) -> str:
-    model = unwrapped(model)
-    path = getattr(getattr(model, "config", None), "_name_or_path", "")
-    return f"{class_name(model)} {path}".strip()
