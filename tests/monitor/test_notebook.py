@@ -61,6 +61,14 @@ def test_hostile_names_are_text_and_never_markup() -> None:
         assert "x" * 500 not in parsed.text
 
 
+def test_heads_that_were_not_judged_are_told_in_place_of_no_alarms() -> None:
+    heads = tuple(replace(head, judged=False) for head in readings.site("layers.0.attn", 2).heads)
+    short = readings.reading(replace(readings.site("layers.0.attn", 2), heads=heads))
+    parsed = Parsed(scan_of(short)._repr_html_())
+    assert "too few keys to judge (32 needed): all 2 heads" in parsed.text
+    assert "no alarms" not in parsed.text
+
+
 @pytest.mark.parametrize("sites", [(), (readings.silent("layer.0"),)])
 def test_an_empty_scan_has_a_table_too(sites: tuple) -> None:
     assert "some-model" in scan_of(readings.reading(*sites))._repr_html_()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attemper._text import cut, shown
 from attemper.monitor.heat_map import ink_on, viridis
-from attemper.records import Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 
 if TYPE_CHECKING:
     from attemper.monitor.compare import Comparison, HeadChange
@@ -38,7 +38,9 @@ def scan_html(reading: Reading) -> str:
         stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
     parts = [_headline(reading.model, counts)]
     parts += [_stack(pattern, kind, mode, sites) for (pattern, kind, mode), sites in stacks.items()]
-    parts += [_alarms(reading.alarms)]
+    parts += [_line(note, 400) for note in reading.notes]
+    if reading.alarms or not reading.notes:
+        parts.append(_alarms(reading.alarms))
     parts += [_line(f"skipped {entry.name}: {entry.reason}", 400) for entry in reading.skipped]
     return _frame(parts)
 
@@ -81,8 +83,12 @@ def _row(cells: Iterable[str]) -> str:
     return f'<tr style="background:transparent">{"".join(cells)}</tr>'
 
 
-def _heading(titles: Iterable[str]) -> str:
-    cells = (f'<th scope="col" style="{_PLAIN};{_MUTED}">{_text(title)}</th>' for title in titles)
+def _heading(titles: Iterable[str], style: str = _PLAIN) -> str:
+    """A line of titles; ``style`` is that of the first."""
+    cells = (
+        f'<th scope="col" style="{_PLAIN if place else style};{_MUTED}">{_text(title)}</th>'
+        for place, title in enumerate(titles)
+    )
     return f"<thead>{_row(cells)}</thead>"
 
 
@@ -142,7 +148,7 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
     if not alarms:
         return _line("no alarms")
     groups: dict[tuple[str, str], list[Alarm]] = {}
-    for alarm in alarms:
+    for alarm in sorted(alarms, key=_severity, reverse=True):
         groups.setdefault((alarm.severity, alarm.kind), []).append(alarm)
     lines = [
         _row(
@@ -156,7 +162,12 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
         )
         for (severity, kind), found in groups.items()
     ]
-    return f'<table style="{_TABLE}">{_heading(["alarms", "", "", ""])}<tbody>{"".join(lines)}</tbody></table>'
+    return f'<table style="{_TABLE}">{_heading(["alarms", "", "", ""], _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
+
+
+def _severity(alarm: Alarm) -> int:
+    """Its place in ``SEVERITIES``; one that is not known stands with the worst."""
+    return SEVERITIES.index(alarm.severity) if alarm.severity in SEVERITIES else len(SEVERITIES)
 
 
 def _changes(heads: tuple[HeadChange, ...], statistics: Sequence[str]) -> str:
@@ -172,7 +183,7 @@ def _changes(heads: tuple[HeadChange, ...], statistics: Sequence[str]) -> str:
         )
         for head in heads[:MOST_LINES]
     ]
-    return f'<table style="{_TABLE}">{_heading(titles)}<tbody>{"".join(lines)}</tbody></table>'
+    return f'<table style="{_TABLE}">{_heading(titles, _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
 
 
 def _change(before: float | None, after: float | None) -> str:
