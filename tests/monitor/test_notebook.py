@@ -85,7 +85,7 @@ def test_no_colour_but_those_of_cells_is_fixed_so_that_both_themes_can_be_read()
                 continue
             assert ink is not None
             red, green, blue = map(int, re.findall(r"\d+", given))
-            assert contrast((red, green, blue), (255,) * 3 if ink.group(1) == "#fff" else (0,) * 3) >= 4.5
+            assert contrast((red, green, blue), (255, 255, 255) if ink.group(1) == "#fff" else (0, 0, 0)) >= 4.5
 
 
 def test_the_sampled_rows_are_told() -> None:

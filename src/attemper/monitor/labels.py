@@ -65,7 +65,10 @@ def _naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
         return lambda ids: _or_ids(tokenizer.convert_ids_to_tokens(ids), ids)
     if hasattr(tokenizer, "decode"):
         return lambda ids: [str(tokenizer.decode([number])) for number in ids]
-    return (lambda ids: _or_ids(tokenizer(ids), ids)) if callable(tokenizer) else None
+    if not callable(tokenizer):
+        return None
+    function: Callable[[list[int]], Any] = tokenizer
+    return lambda ids: _or_ids(function(ids), ids)
 
 
 def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
