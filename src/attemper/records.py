@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -20,6 +20,9 @@ SEVERITIES = ("notice", "warning", "critical")
 
 FEWEST_KEYS = 32
 """A row must see this many keys before its sharpness says anything, unless told otherwise."""
+
+BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats")
+"""Numbers of a head that are None unless they were asked for."""
 
 Record = TypeVar("Record")
 
@@ -79,9 +82,11 @@ class HeadReading:
     judged: bool = False
     """Whether a valid row sees ``Reading.fewest_keys`` keys or more: without one, no alarm speaks of its sharpness."""
     support_size: float | None = None
-    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the next one."""
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
     mean_distance: float | None = None
     """Mean distance between a query and its keys under the weights, in positions."""
+    entropy_with_sink_nats: float | None = None
+    """Entropy of the weights with the sink as one more outcome."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name != "by_visible_keys"}
@@ -300,6 +305,14 @@ def label_of(name: str) -> str:
     return ".".join(re.findall(r"\d+", name)) or "–"
 
 
+def labels_of(sites: Iterable[SiteReading]) -> tuple[str, ...]:
+    """What tells the sites of a stack from each other: their layers, or ``label_of`` where two share one."""
+    sites = tuple(sites)
+    layers = {site.layer for site in sites}
+    alone = None not in layers and len(layers) == len(sites)
+    return tuple(str(site.layer) if alone else label_of(site.name) for site in sites)
+
+
 _BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")
 """Names of lists that hold the blocks of a model: ``layers``, ``resblocks``, GPT-2's ``h``."""
 _INDEX = re.compile(r"[0-9]{1,9}")
@@ -401,6 +414,8 @@ def _checked(kind: str, value: Any, where: str) -> Any:
         raise InputError(f"{where.removeprefix('.')} must be {said}, got {value!r:.60}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{where.removeprefix('.')} must be {said}, got {value!r}: a missing value is null.")
+    if isinstance(value, int) and abs(value) > 2**63:
+        raise InputError(f"{where.removeprefix('.')} is beyond what a number of a scan can be.")
     return float(value) if "float" in kind and value is not None else value
 
 

@@ -136,6 +136,16 @@ def test_layers_of_a_kind_are_one_map_even_where_they_alternate() -> None:
     ]
 
 
+def test_a_map_is_labelled_by_layers_and_by_all_numbers_where_sites_share_one() -> None:
+    t5 = [readings.site(f"decoder.block.{block}.layer.{part}.attention", 2) for block in range(2) for part in range(2)]
+    towers = stacks(tuple(t5))
+    assert [tower.labels for tower in towers] == [("0.0", "0.1", "1.0", "1.1")]
+    towers = stacks(tuple(t5[::2]))
+    assert [tower.labels for tower in towers] == [("0", "1")]
+    data = data_of(report.page(readings.reading(*t5[::2], readings.site("pooler"))))
+    assert [(one["label"], one["layer"]) for one in data["sites"]] == [("0", 0), ("1", 1), ("–", None)]
+
+
 def test_layers_with_other_numbers_of_heads_are_another_map() -> None:
     sites = (readings.site("layers.0.attn", 3), readings.site("layers.1.attn", 6), readings.site("layers.2.attn", 6))
     assert [(stack.heads, stack.sites) for stack in stacks(sites)] == [(3, (0,)), (6, (1, 2))]

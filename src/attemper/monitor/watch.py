@@ -64,7 +64,7 @@ def watch(
             until the first ``.step()``; from then on steps are (call ``.step()`` once before the loop if the first
             step has several forward passes).
         rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
-        stats: which statistics.
+        stats: as in :func:`attemper.scan`.
         sites: names of modules to watch, with all below them; None for all.
         store: must be None in this version.
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here on
