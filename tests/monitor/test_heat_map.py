@@ -93,7 +93,7 @@ def test_a_large_pattern_is_an_image_of_its_weights_that_loads_nothing() -> None
     assert lines.count(bytes(VIRIDIS[-1])) == 1
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (1, 0)])
+@pytest.mark.parametrize("shape", [(0, 0), (1, 0), (60, 0)])
 def test_an_empty_pattern_is_html_and_no_picture(shape: tuple[int, int], tmp_path: Path) -> None:
     pattern = Pattern(torch.zeros(shape), ("a",) * shape[0], "x", 0, ("b",) * shape[1])
     assert "x head 0" in pattern._repr_html_()
