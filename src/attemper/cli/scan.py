@@ -92,7 +92,7 @@ def scan(
         task = progress.add_task("scan", total=len(batches))
         result = attemper.scan(
             loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=_title(model),
-            on_batch=lambda done: progress.update(task, completed=done),
+            text=text_name(text), on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     if html is not None:
         result.to_html(html)
@@ -162,6 +162,13 @@ def read_text(text: str | None) -> str:
         raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
     except OSError as error:
         raise InputError(f"the text {path} cannot be read: {error.strerror or error}.") from error
+
+
+def text_name(text: str | None) -> str:
+    """What a ``--text`` option reads, by a name: a file without its folder."""
+    if text is None:
+        return "the text that ships"
+    return "standard input" if text == "-" else Path(text).name
 
 
 def _title(model: str | None) -> str:

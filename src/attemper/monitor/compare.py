@@ -122,6 +122,11 @@ class Comparison:
 
         yield table(self)
 
+    def _repr_html_(self) -> str:
+        from attemper.monitor.notebook import comparison_html
+
+        return comparison_html(self, STATISTICS)
+
     def __str__(self) -> str:
         from rich.console import Console
 
