@@ -17,6 +17,10 @@ SHORT = 70
 """A line that ends before this column, between two lines of its paragraph, is a leftover."""
 PIECE = 30
 """Characters of a piece of a message, below which a break inside it has a reason only at its end."""
+LONGEST_WORD = 40
+"""Characters; what is longer is a name, and may need a line."""
+_ENTRY = re.compile(r"^[\w, ]+: ")
+"""An argument and what is said of it."""
 _STRUCTURE = (">>>", "...", "- ", ".. ", "|", "=", "::")
 _ONLY_A_STRING = re.compile(r"""^\s*(?:raise \w+\(|\w+\(|return |\()?[frb]*"(?P<text>.*)"$""")
 _BEGINS_WITH_A_STRING = re.compile(r"""^\s*[frb]*\"""")
@@ -74,7 +78,7 @@ def _line(number: int, raw: str) -> Line:
 def _orphans(block: list[Line]) -> Iterator[tuple[int, str]]:
     for paragraph in _paragraphs(block):
         for before, line in pairwise(paragraph):
-            if before.end >= FULL and len(line.text.split()) == 1:
+            if before.end >= FULL and len(line.text.split()) == 1 and len(line.text) <= LONGEST_WORD:
                 yield line.number, f"one word on a line: {line.text!r}"
         for before, line, _ in zip(paragraph, paragraph[1:], paragraph[2:], strict=False):
             words = len(line.text.split())
@@ -87,7 +91,8 @@ def _paragraphs(block: list[Line]) -> Iterator[list[Line]]:
     paragraph: list[Line] = []
     for line in block:
         structure = line.text.startswith(_STRUCTURE) or "   " in line.text or " = " in line.text
-        if paragraph and (not line.text or structure or line.indent != paragraph[-1].indent):
+        entry = _ENTRY.match(line.text) is not None
+        if paragraph and (not line.text or structure or entry or line.indent != paragraph[-1].indent):
             yield paragraph
             paragraph = []
         if line.text and not structure:
@@ -97,9 +102,9 @@ def _paragraphs(block: list[Line]) -> Iterator[list[Line]]:
 
 
 def _cut_messages(source: str) -> Iterator[tuple[int, str]]:
-    lines = source.split("\n")
-    for number, (line, following) in enumerate(pairwise(lines), 1):
-        piece = _ONLY_A_STRING.match(line)
+    inside = {line.number for block in _docstrings(source) for line in block}
+    for number, (line, following) in enumerate(pairwise(source.split("\n")), 1):
+        piece = None if number in inside else _ONLY_A_STRING.match(line)
         if piece and _BEGINS_WITH_A_STRING.match(following):
             text = piece["text"]
             if len(text) < PIECE and not text.endswith("\\n"):
