@@ -408,3 +408,34 @@ def test_dense_weights_have_tangents_and_are_mapped(name: str):
     assert_near(torch.func.jvp(call, at, along)[1], differences(call, at, along), EXACT)
     given = [torch.stack(pair) for pair in zip(at, along, strict=True)]
     assert_near(torch.func.vmap(call)(*given)[0], [call(*at)[0], call(*along)[0]], 1e-12)
+
+
+SHARED: dict[str, Callable[[], Tensor]] = {
+    "a mask for the batch": lambda: torch.rand(2, 1, 1, KEYS) < 0.7,
+    "a mask for all": lambda: torch.randn(5, KEYS),
+    "a bias for the batch": lambda: torch.randn(2, HEADS, 5, KEYS),
+}
+
+
+@pytest.mark.parametrize("mask", SHARED)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "triton"])
+def test_what_samples_share_has_its_own_gradient_in_each(backend: str, mask: str):
+    shared = SHARED[mask]()
+
+    def call(query: Tensor, key: Tensor, shared: Tensor) -> Tensors:
+        found = attemper.attention(
+            query, key, key, shared, enable_gqa=True, stats=("entropy", "first_token_mass"), backend=backend
+        )
+        return found.output, known(found.stats).entropy, known(found.stats).first_token_mass
+
+    def loss(*given: Tensor) -> Tensor:
+        return sum(part.square().sum() for part in call(*given))  # pyright: ignore[reportReturnType]
+
+    given = [torch.stack(pair) for pair in zip(tensors(torch.float32)[:2], tensors(torch.float32, 1)[:2], strict=True)]
+    loops = [call(*each, shared) for each in zip(*given, strict=True)]
+    together = torch.func.vmap(call, (0, 0, None))(*given, shared)
+    assert_near(together, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
+    wanted = (0, 1, 2) if shared.dtype.is_floating_point else (0, 1)
+    per_sample = torch.func.vmap(torch.func.grad(loss, wanted), (0, 0, None))(*given, shared)
+    loops = [torch.func.grad(loss, wanted)(*each, shared) for each in zip(*given, strict=True)]
+    assert_near(per_sample, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)

@@ -85,6 +85,8 @@ def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Argume
 
 def _refuse_batched(*above: Tensor | None) -> None:
     """Autograd maps over these with an older mechanism than ``torch.vmap``, without rules for operators."""
+    if torch.compiler.is_compiling():
+        return
     if any(grad is not None and FUNCTORCH.is_legacy_batchedtensor(grad) for grad in above):
         raise BackendError(
             "attention has no batch of gradients in one backward pass (is_grads_batched=True, "
