@@ -149,7 +149,7 @@ def test_a_mistake_is_told_under_compile_too():
 
 
 def derivatives(backend: str) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What torch.func makes of attention, of a map of rows, and of a bounded parameter."""
+    """Tangents of attention, of a map of rows, and of a bounded parameter."""
 
     def loss(x: Tensor) -> Tensor:
         output, stats = attended(backend, x, x.sin(), x, stats=("entropy",))
@@ -160,7 +160,6 @@ def derivatives(backend: str) -> dict[str, Callable[[Tensor], Tensor]]:
 
     return {
         "tangent": tangent(loss),
-        "gradients per sample": lambda x: torch.func.vmap(torch.func.grad(loss))(x[None]),
         "tangent of entmax15": tangent(attemper.functional.entmax15),
         "tangent of a bounded parameter": tangent(lambda x: bounded_exponential(x, 0.1, 10.0)),
     }

@@ -127,6 +127,13 @@ def duals(function: Function, at: Tensors, along: Tensors) -> Tensors:
         return tuple(torch.zeros_like(part.primal) if part.tangent is None else part.tangent for part in parts)
 
 
+def tangent_of(dual: Tensor) -> Tensor:
+    """What ``forward_ad`` knows of a tensor that has a tangent."""
+    found = forward_ad.unpack_dual(dual).tangent
+    assert found is not None
+    return found
+
+
 def assert_near(found: Any, expected: Any, tolerance: float) -> None:
     """Each within ``tolerance`` of its largest entry, or of 1."""
     assert len(found) == len(expected)
@@ -148,7 +155,7 @@ def test_tangents_of_output_and_statistics_are_differences_of_the_reference(back
     dtype = type_of(backend)
     at, along = tuple(each.to(dtype) for each in at), tuple(each.to(dtype) for each in along)
     call = attended(backend, name)
-    results, tangents = torch.func.jvp(call, at, along)
+    results, tangents = torch.func.jvp(call, at, along)[:2]
     assert_near(tangents, want, tolerance_of(backend))
     assert all(tangent.dtype == result.dtype for tangent, result in zip(tangents, results, strict=True))
     for one, two in zip(duals(call, at, along), tangents, strict=True):
@@ -302,11 +309,11 @@ def test_duals_meet_plain_autograd_in_both_orders(backend: str):
     want = (hessian_of("softmax", x).reshape(12, 12) @ way.double().flatten()).view_as(x)
     loss, leaf = small_loss(backend), x.clone().requires_grad_()
     with forward_ad.dual_level():
-        tangent = forward_ad.unpack_dual(loss(forward_ad.make_dual(leaf, way))).tangent
+        tangent = tangent_of(loss(forward_ad.make_dual(leaf, way)))
         (reverse_of_forward,) = torch.autograd.grad(tangent, leaf)
         dual = forward_ad.make_dual(leaf, way)
         (gradient,) = torch.autograd.grad(loss(dual), dual, create_graph=True)
-        forward_of_reverse = forward_ad.unpack_dual(gradient).tangent
+        forward_of_reverse = tangent_of(gradient)
     assert_near([reverse_of_forward, forward_of_reverse], [want, want], tolerance_of(backend))
 
 
@@ -318,7 +325,7 @@ def test_a_tangent_that_comes_from_above_passes_through_a_graph_made_before(back
     (want,) = torch.autograd.grad(output, x, above, retain_graph=True)
     with forward_ad.dual_level():
         (found,) = torch.autograd.grad(output, x, forward_ad.make_dual(torch.ones_like(above), above))
-        tangent = forward_ad.unpack_dual(found).tangent
+        tangent = tangent_of(found)
     assert_near([tangent], [want], tolerance_of(backend))
 
 
@@ -401,3 +408,34 @@ def test_dense_weights_have_tangents_and_are_mapped(name: str):
     assert_near(torch.func.jvp(call, at, along)[1], differences(call, at, along), EXACT)
     given = [torch.stack(pair) for pair in zip(at, along, strict=True)]
     assert_near(torch.func.vmap(call)(*given)[0], [call(*at)[0], call(*along)[0]], 1e-12)
+
+
+SHARED: dict[str, Callable[[], Tensor]] = {
+    "a mask for the batch": lambda: torch.rand(2, 1, 1, KEYS) < 0.7,
+    "a mask for all": lambda: torch.randn(5, KEYS),
+    "a bias for the batch": lambda: torch.randn(2, HEADS, 5, KEYS),
+}
+
+
+@pytest.mark.parametrize("mask", SHARED)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "triton"])
+def test_what_samples_share_has_its_own_gradient_in_each(backend: str, mask: str):
+    shared = SHARED[mask]()
+
+    def call(query: Tensor, key: Tensor, shared: Tensor) -> Tensors:
+        found = attemper.attention(
+            query, key, key, shared, enable_gqa=True, stats=("entropy", "first_token_mass"), backend=backend
+        )
+        return found.output, known(found.stats).entropy, known(found.stats).first_token_mass
+
+    def loss(*given: Tensor) -> Tensor:
+        return sum(part.square().sum() for part in call(*given))  # pyright: ignore[reportReturnType]
+
+    given = [torch.stack(pair) for pair in zip(tensors(torch.float32)[:2], tensors(torch.float32, 1)[:2], strict=True)]
+    loops = [call(*each, shared) for each in zip(*given, strict=True)]
+    together = torch.func.vmap(call, (0, 0, None))(*given, shared)
+    assert_near(together, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
+    wanted = (0, 1, 2) if shared.dtype.is_floating_point else (0, 1)
+    per_sample = torch.func.vmap(torch.func.grad(loss, wanted), (0, 0, None))(*given, shared)
+    loops = [torch.func.grad(loss, wanted)(*each, shared) for each in zip(*given, strict=True)]
+    assert_near(per_sample, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)

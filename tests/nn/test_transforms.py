@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from attemper import nn
 from attemper.nn.bounded import bounded_exponential
-from tests.test_transforms import EXACT, assert_near
+from tests.test_transforms import EXACT, assert_near, tangent_of
 
 # PyTorch's own, when it loads its rules for forward mode.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
@@ -45,7 +45,7 @@ def test_attention_modules_have_tangents_and_gradients_per_sample(parts: str):
     at, along = (x, *values), tuple(torch.randn_like(each) for each in (x, *values))
     # What is learned may be float32 inside, too coarse for differences: the gradient, which plain autograd vouches for
     # below, is the transpose.
-    (output,), (tangent,) = torch.func.jvp(of, at, along)
+    (output,), (tangent,) = torch.func.jvp(of, at, along)[:2]
     above = torch.randn_like(output)
     pulled = torch.func.vjp(of, *at)[1]((above,))
     want = sum((gradient * way).sum() for gradient, way in zip(pulled, along, strict=True))
@@ -66,7 +66,7 @@ def test_the_bounded_exponential_has_the_tangent_of_its_values():
     assert torch.equal(tangent, torch.tensor([0.0, raw[1].exp(), 0.0, 0.0], dtype=torch.float64))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(raw, torch.ones_like(raw))
-        assert torch.equal(forward_ad.unpack_dual(bounded_exponential(dual, 0.1, 10.0)).tangent, tangent)
+        assert torch.equal(tangent_of(bounded_exponential(dual, 0.1, 10.0)), tangent)
     curve = torch.func.jacfwd(torch.func.jacfwd(lambda x: bounded_exponential(x, 0.1, 10.0)))(raw[1])
     assert_near([curve], [raw[1].exp()], 1e-12)
 
@@ -76,4 +76,5 @@ def test_the_gradient_of_the_bounded_exponential_leads_back_in_transforms_too():
     leaf = raw.clone().requires_grad_()
     bounded_exponential(leaf, 0.1, 10.0).sum().backward()
     found = torch.func.vmap(torch.func.grad(lambda x: bounded_exponential(x, 0.1, 10.0)))(raw)
+    assert leaf.grad is not None
     assert torch.equal(found, leaf.grad)

@@ -154,6 +154,7 @@ def test_a_clip_that_is_dropped_unclosed_goes_with_its_model() -> None:
     assert not tap._listeners
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of SDPA, which has no rule
 def test_a_tap_inside_a_transform_of_functions_leaves_it_right_and_says_that_it_saw_nothing() -> None:
     model, x = Tapped(), torch.randn(2, 6, 32)
 
