@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant("forward: sum of an empty row not guarded", FORWARD, "return torch.where(self.total > 0, self.total, 1.0).reciprocal()", "return self.total.reciprocal()"),
     Mutant("forward: log of an empty row not guarded", FORWARD, "return torch.where(self.count > 0, self.total, 1.0).log()", "return self.total.log()"),
     Mutant("backward: no guard of -inf in the base", BACKWARD, "maximum.masked_fill(maximum == -math.inf, 0.0)", "maximum"),
-    Mutant("backward: no clamp of distances", BACKWARD, "sub_(rows.base).clamp_(min=VANISHED)", "sub_(rows.base)"),
+    Mutant("backward: no clamp of distances", BACKWARD, "        d.clamp_(min=VANISHED)\n", ""),
     Mutant("backward: empty rows not silenced", BACKWARD, "above = silence_empty_rows(problem, state, upstream)", "above = upstream"),
     # The rescaling when the maximum moves.
     Mutant("rescale: never", FORWARD, "rescale=number > 0", "rescale=False"),

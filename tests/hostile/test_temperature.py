@@ -68,7 +68,9 @@ def test_extreme_temperatures_give_one_hot_and_uniform_rows_and_finite_gradients
     if how != "number":
         divisor = torch.full((1, 1, 1) if how == "tensor" else (H, 1), temperature, requires_grad=True)
         leaves.append(divisor)
-    output, stats = attended(backend, *leaves[:3], mask, temperature=divisor, stats=had(backend, STATISTICS))
+    # Scores of 1e30 have a variance of 1e60, beyond float32: inf, as is told.
+    names = [name for name in STATISTICS if not (name == "score_variance" and temperature < 1)]
+    output, stats = attended(backend, *leaves[:3], mask, temperature=divisor, stats=had(backend, names))
     for name in stats:
         assert torch.isfinite(stats[name]).all(), name
     if temperature < 1:

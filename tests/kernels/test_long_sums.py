@@ -60,8 +60,8 @@ def test_equal_keys_give_the_query_no_gradient_however_steep_entmax_is(alpha: fl
     value, bias = torch.randn(1, 1, 456, 4), torch.zeros(1, 1, 33, 456, dtype=torch.float64, requires_grad=True)
     output = attemper.attention(query, key, value, normalizer=Entmax(alpha), backend=backend).output
     (found,) = torch.autograd.grad(output.sum(), query)
-    tensors = [tensor.detach().double() for tensor in (query, key, value)]
-    exact = attemper.attention(*tensors, bias, normalizer=Entmax(alpha), backend="reference").output
+    q, k, v = (tensor.detach().double() for tensor in (query, key, value))
+    exact = attemper.attention(q, k, v, bias, normalizer=Entmax(alpha), backend="reference").output
     (terms,) = torch.autograd.grad(exact.sum(), bias)
     # What is left is the rounding of one term.
     budget = 2 * U * terms.abs().amax(-1, keepdim=True) * key.abs().max() / 8**0.5

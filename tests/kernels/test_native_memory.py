@@ -13,9 +13,7 @@ from torch import Tensor
 
 import attemper
 from attemper import BackendError, functional
-from attemper.functional.derive import letters
 from attemper.kernels.native import build, library
-from attemper.kernels.sums import FIELDS
 from tests.calls import PRESENT, attended
 
 pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
@@ -44,23 +42,27 @@ def backward(rows: int, **options: object) -> Callable[[], object]:
     return lambda: torch.autograd.grad(output.sum(), given, retain_graph=True)
 
 
-def readings() -> Callable[[], object]:
-    """A count of 2^15 keys: the table of logarithms that statistics and their sums keep is longer than ``ROOM``."""
-    state = torch.ones(len(FIELDS), 1, 1, 2)
-    state[FIELDS.index("n")] = 2.0**15
-    return lambda: letters(FIELDS, state, native=True).sums(None, 1)
+def half_precision() -> Callable[[], object]:
+    query, key, value = tensors(40, torch.bfloat16)
+    return lambda: attemper.attention(query, key, value, backend="native")
+
+
+def gradient_of_scores() -> Callable[[], object]:
+    scores = torch.randn(4, 2000, requires_grad=True)
+    weights = functional.entmax15(scores)
+    return lambda: torch.autograd.grad(weights, scores, torch.randn(4, 2000), retain_graph=True)
 
 
 CALLS: dict[str, Callable[[], Callable[[], object]]] = {
     "tiles": lambda: forward(40),
-    "half precision": lambda: lambda: attemper.attention(*tensors(40, torch.bfloat16), backend="native"),
+    "half precision": half_precision,
     "few rows": lambda: forward(1),
     "whole rows": lambda: forward(40, normalizer="entmax15"),
     "gradient": lambda: backward(40),
     "gradient of few rows": lambda: backward(1),
     "gradient of whole rows": lambda: backward(40, normalizer="entmax15"),
     "maps of scores": lambda: lambda: functional.entmax15(torch.zeros(4, 2000)),
-    "gradients of maps of scores": lambda: lambda: functional.entmax15(torch.zeros(4, 2000, requires_grad=True)).sum(),
+    "gradients of maps of scores": gradient_of_scores,
 }
 ROOM = 1000
 

@@ -382,7 +382,7 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
             for (int64_t tile = 0; tile < real; tile += ROWS)
                 for (int64_t p = 0; p < deep; p += PANEL)
                     add_product<APART>(desk.slopes + tile * APART + span.begin, 1,
-                                      desk.key_lines + p * KEYS + span.begin * PANEL, n,
+                                      desk.key_lines + p * KEYS + span.begin * PANEL, span.begin, n,
                                       desk.query_sum + (first + tile) * deep + p, deep, ones);
     }
 }

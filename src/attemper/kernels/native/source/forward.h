@@ -329,8 +329,8 @@ public:
     // output = keep output + weights values
     void add(int64_t tile, int64_t, const Span& span, const float* keep) {
         for (int64_t p = 0; p < wide_; p += PANEL)
-            add_product<KEYS>(scores_ + span.begin, 1, values_ + p * KEYS + span.begin * PANEL, span.end - span.begin,
-                              output + tile * wide_ + p, wide_, keep);
+            add_product<KEYS>(scores_ + span.begin, 1, values_ + p * KEYS + span.begin * PANEL, span.begin,
+                              span.end - span.begin, output + tile * wide_ + p, wide_, keep);
     }
 
     float* output;  // [row][up(width, PANEL)]

@@ -132,7 +132,8 @@ int row_backward_with(const RowCall& of) {
 
 }  // namespace
 
-// Hash of the sources, of the command that built this library, and the version (build.py). Compared at load (library.py).
+// Hash of the sources, of the command that built this library, and the version (build.py). Compared at load
+// (library.py).
 ATTEMPER_EXPORT const char* attemper_stamp() { return ATTEMPER_STAMP; }
 
 // Whether this processor, and the system for this process, let the library compute: what is not told by the name of the

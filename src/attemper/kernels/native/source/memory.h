@@ -1,5 +1,6 @@
 // Memory beyond the tensors of a call, and what a call returns when there is none. An allocation that fails throws
-// std::bad_alloc: run_tasks (pool.h) ends its tasks with NO_MEMORY, and so does `guarded`; nothing leaves the C interface.
+// std::bad_alloc: run_tasks (pool.h) ends its tasks with NO_MEMORY, and so does `guarded`. Nothing leaves the C
+// interface.
 #pragma once
 #include <atomic>
 #include <cstdint>

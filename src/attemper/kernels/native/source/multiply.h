@@ -8,8 +8,9 @@
 
 namespace attemper {
 
-// Products that one float32 sum takes in, one after another, before it is added to the sums of those before: a sum of n
-// equal terms, each rounded where the sum stands, would be off by about sqrt(n) / 5 roundings.
+// Keys of a piece: their products are summed one after another, pieces in their block, blocks to the running output. A
+// sum of n equal terms, each rounded where the sum stands, would be off by about sqrt(n) / 5 roundings. Pieces begin at
+// multiples of PIECE among all keys, so that a row's sums do not depend on which keys its neighbours see.
 constexpr int64_t PIECE = 64;
 
 constexpr int64_t AHEAD = 8;  // steps of k by which B is asked for before it is used: it comes from L2
@@ -44,21 +45,24 @@ inline void product(const float* a, int64_t step_k, const float* b, int64_t dept
     }
 }
 
-// to = keep_i * to + A B, the running sum of an online softmax. A B is summed by itself, in pieces.
+// to = keep_i * to + A B, the running sum of an online softmax. A B is summed by itself, in pieces; `begin`: the
+// place of its first key in the block.
 template <int STEP_I>
-inline void add_product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride,
-                        const float* keep) {
+inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
+                        int64_t stride, const float* keep) {
     alignas(64) float sums[ROWS * PANEL];
-    for (int64_t from = 0; from + PIECE < depth; from += PIECE) {
+    int64_t last = 0;
+    for (int64_t end = PIECE - begin % PIECE; end < depth; end += PIECE) {
+        const int64_t from = last;
+        last = end;
         Vec c[ROWS][2] = {};
-        multiply<STEP_I>(a + from * step_k, step_k, b + from * PANEL, PIECE, c);
+        multiply<STEP_I>(a + from * step_k, step_k, b + from * PANEL, end - from, c);
         for (int i = 0; i < ROWS; i++)
             for (int half = 0; half < 2; half++) {
                 float* sum = sums + i * PANEL + half * LANES;
                 store(sum, from ? load(sum) + c[i][half] : c[i][half]);
             }
     }
-    const int64_t last = (depth - 1) / PIECE * PIECE;
     Vec c[ROWS][2] = {};
     multiply<STEP_I>(a + last * step_k, step_k, b + last * PANEL, depth - last, c);
 #pragma GCC unroll 16
@@ -71,8 +75,8 @@ inline void add_product(const float* a, int64_t step_k, const float* b, int64_t 
         }
 }
 
-// to += A^T B for COUNT columns of A: a[k * step_k + i] is broadcast. Depth is the number of rows of a tile or a few; they
-// are summed by themselves.
+// to += A^T B for COUNT columns of A: a[k * step_k + i] is broadcast. Depth is the number of rows of a tile or a few;
+// they are summed by themselves.
 template <int COUNT>
 inline void add_transposed(const float* __restrict a, int64_t step_k, const float* __restrict b, int64_t depth,
                            float* to, int64_t stride) {

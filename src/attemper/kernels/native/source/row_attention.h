@@ -285,35 +285,44 @@ inline void write_letters(const RowCall& of, int64_t batch, const Row& row, cons
                 row.bad && letter != ROW_N ? NAN : float(letters[letter]);
 }
 
-// to += sum w v over a list of keys, WIDE vectors of the width from `from` on.
+// to += sum w v over a list of keys, WIDE vectors of the width from `from` on, summed as by add_product. `first`: the
+// key at place 0.
 template <int WIDE>
-inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place,
-                   int64_t size, int64_t from, float* buffer, float* to) {
-    for (int64_t begin = 0; begin < size; begin += PIECE) {
-        const int64_t end = begin + PIECE < size ? begin + PIECE : size;
-        Vec sum[WIDE] = {};
-        for (int64_t j = begin; j < end; j++) {
-            const float* v = row_at(view, base + place[j] * view.stride[2], view.stride[3], width, buffer) + from;
-            const Vec w = splat(weight[j]);
+inline void gather(const View& view, int64_t base, int64_t width, int64_t first, const float* weight,
+                   const int32_t* place, int64_t size, int64_t from, float* buffer, float* to) {
+    for (int64_t j = 0; j < size;) {
+        const int64_t block = (first + place[j]) / KEYS;
+        Vec whole[WIDE] = {};
+        while (j < size && (first + place[j]) / KEYS == block) {
+            const int64_t piece = (first + place[j]) / PIECE;
+            Vec sum[WIDE] = {};
+            for (; j < size && (first + place[j]) / PIECE == piece; j++) {
+                const float* v = row_at(view, base + place[j] * view.stride[2], view.stride[3], width, buffer) + from;
+                const Vec w = splat(weight[j]);
 #pragma GCC unroll 8
-            for (int e = 0; e < WIDE; e++) sum[e] += w * load(v + e * LANES);
+                for (int e = 0; e < WIDE; e++) sum[e] += w * load(v + e * LANES);
+            }
+#pragma GCC unroll 8
+            for (int e = 0; e < WIDE; e++) whole[e] += sum[e];
         }
 #pragma GCC unroll 8
-        for (int e = 0; e < WIDE; e++) store(to + from + e * LANES, load(to + from + e * LANES) + sum[e]);
+        for (int e = 0; e < WIDE; e++) store(to + from + e * LANES, load(to + from + e * LANES) + whole[e]);
     }
 }
 
 // to [up(width, LANES)] += sum w v; `base`: the place of the value of key 0 of the list. `buffer` holds zeros past the
 // width.
-inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place,
-                   int64_t size, float* buffer, float* to) {
+inline void gather(const View& view, int64_t base, int64_t width, int64_t first, const float* weight,
+                   const int32_t* place, int64_t size, float* buffer, float* to) {
     const int64_t wide = up(width, LANES);
     for (int64_t from = 0; from < wide;) {
         const int64_t left = (wide - from) / LANES;
-        if (left >= 8) gather<8>(view, base, width, weight, place, size, from, buffer, to), from += 8 * LANES;
-        else if (left >= 4) gather<4>(view, base, width, weight, place, size, from, buffer, to), from += 4 * LANES;
-        else if (left >= 2) gather<2>(view, base, width, weight, place, size, from, buffer, to), from += 2 * LANES;
-        else gather<1>(view, base, width, weight, place, size, from, buffer, to), from += LANES;
+        if (left >= 8) gather<8>(view, base, width, first, weight, place, size, from, buffer, to), from += 8 * LANES;
+        else if (left >= 4)
+            gather<4>(view, base, width, first, weight, place, size, from, buffer, to), from += 4 * LANES;
+        else if (left >= 2)
+            gather<2>(view, base, width, first, weight, place, size, from, buffer, to), from += 2 * LANES;
+        else gather<1>(view, base, width, first, weight, place, size, from, buffer, to), from += LANES;
     }
 }
 
@@ -404,8 +413,8 @@ inline void add_blocks(const Arguments& call, int64_t batch, int64_t group, cons
             std::memset(square, 0, size_t(ROWS * KEYS) * 4);
             for (int64_t i = 0; i < real; i++) copy_line(of, tile + i, place + span.begin, n, square + i * KEYS);
             for (int64_t p = 0; p < wide; p += PANEL)
-                add_product<KEYS>(square, 1, values + p * KEYS + span.begin * PANEL, n, output + tile * wide + p, wide,
-                                  ones);
+                add_product<KEYS>(square, 1, values + p * KEYS + span.begin * PANEL, span.begin, n,
+                                  output + tile * wide + p, wide, ones);
         }
     }
 }
@@ -457,8 +466,8 @@ inline void row_forward_chunk(const RowCall& of, const RowCut& cut, int64_t task
                 spread(support, support.weight, n, lines.line(i) + line.begin);
                 continue;
             }
-            gather(call.value, at(call.value, batch, group, start), width, support.weight, support.place, support.size,
-                   buffer, output + i * wide);
+            gather(call.value, at(call.value, batch, group, start), width, start, support.weight, support.place,
+                   support.size, buffer, output + i * wide);
         }
         dense[tile / ROWS] = pays(lines, tile, stop, much);
         any |= dense[tile / ROWS];
@@ -466,8 +475,8 @@ inline void row_forward_chunk(const RowCall& of, const RowCut& cut, int64_t task
         for (int64_t i = tile; i < stop; i++) {
             if (!lines.lines[i].large) continue;
             list_line(lines.line(i), lines.lines[i], support);
-            gather(call.value, at(call.value, batch, group, lines.base), width, support.weight, support.place,
-                   support.size, buffer, output + i * wide);
+            gather(call.value, at(call.value, batch, group, lines.base), width, lines.base, support.weight,
+                   support.place, support.size, buffer, output + i * wide);
         }
     }
     if (any) add_blocks(call, batch, group, lines, dense, values, square, output);

@@ -294,7 +294,7 @@ inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const
     if (is_steep(of.rule_of(lines.rows[i])))
         gather_in_doubles(call.key, keys, call.depth, list, desk.slope, desk.key, desk.exact, sum);
     else
-        gather(call.key, keys, call.depth, desk.slope, list.place, list.size, desk.key, sum);
+        gather(call.key, keys, call.depth, first_key, desk.slope, list.place, list.size, desk.key, sum);
 }
 
 // Solves row i anew; false where it has nothing to do.
@@ -383,8 +383,8 @@ inline void backward_run(const RowCall& of, int64_t batch, int64_t group, const 
         if (call.grad_query || call.grad_multiplier)
             for (int64_t tile = 0; tile < count; tile += ROWS)
                 for (int64_t p = 0; p < deep; p += PANEL)
-                    add_product<APART>(run.slopes + tile * APART, 1, run.key_lines + p * KEYS + span.begin * PANEL, n,
-                                       desk.query_sum + (start + tile) * deep + p, deep, ones);
+                    add_product<APART>(run.slopes + tile * APART, 1, run.key_lines + p * KEYS + span.begin * PANEL,
+                                       span.begin, n, desk.query_sum + (start + tile) * deep + p, deep, ones);
     }
 }
 
