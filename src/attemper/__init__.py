@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
+    from attemper.integrations.folder import load
     from attemper.monitor.compare import Comparison, compare
     from attemper.monitor.result import Scan
     from attemper.monitor.scan import scan
@@ -43,6 +44,7 @@ _HOMES = {
     "compare": "attemper.monitor.compare",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
+    "load": "attemper.integrations.folder",
     "nn": "attemper.nn",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
@@ -88,6 +90,7 @@ __all__ = [
     "compare",
     "dense_weights",
     "functional",
+    "load",
     "nn",
     "regularize",
     "scan",
