@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
+    from attemper.integrations.folder import load
     from attemper.monitor.compare import Comparison, compare
     from attemper.monitor.pattern import Pattern, pattern
     from attemper.monitor.result import Scan
@@ -47,6 +48,7 @@ _HOMES = {
     "pattern": "attemper.monitor.pattern",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
+    "load": "attemper.integrations.folder",
     "nn": "attemper.nn",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
@@ -93,6 +95,7 @@ __all__ = [
     "compare",
     "dense_weights",
     "functional",
+    "load",
     "nn",
     "pattern",
     "regularize",

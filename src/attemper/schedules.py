@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
@@ -182,3 +183,34 @@ class _Piecewise:
             return before[-1][1]
         (start, value), (end, next_value) = before[-1], after[0]
         return value + (next_value - value) * (done - start) / (end - start)
+
+
+_FORMS = {"constant": (_Constant, constant), "warmup_anneal": (_WarmupAnneal, warmup_anneal)}
+
+
+def schedule_form(schedule: Schedule) -> dict[str, Any] | None:
+    """A schedule of this module as JSON's types, for a file; None for a function of the user's own."""
+    for name, (kind, _) in _FORMS.items():
+        if isinstance(schedule, kind):
+            return {"name": name, **vars(schedule)}
+    if isinstance(schedule, _Piecewise):
+        points = [list(point) for point in schedule.points]
+        return {"name": "piecewise", "points": points, "interpolation": "linear" if schedule.linear else "constant"}
+    return None
+
+
+def schedule_of(form: object) -> Schedule:
+    """The schedule of a form that ``schedule_form`` gave.
+
+    Raises:
+        InputError: it is none.
+    """
+    makers = {name: make for name, (_, make) in _FORMS.items()} | {"piecewise": piecewise}
+    given = dict(form) if isinstance(form, dict) else {}
+    name = given.pop("name", None)
+    if not isinstance(name, str) or name not in makers:
+        raise InputError(f"{name!r:.80} is no schedule of attemper.schedules; known are {', '.join(makers)}.")
+    try:
+        return makers[name](**given)
+    except TypeError as error:
+        raise InputError(f"the schedule {name} cannot be made of {given!r:.200}: {error}.") from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,13 +41,12 @@ def tempered(**options: Any) -> nn.Module:
     return model
 
 
-def onnx_of(model: nn.Module, x: torch.Tensor) -> bytes:
+def onnx_of(model: nn.Module, x: torch.Tensor, file: Path) -> bytes:
     """By the exporter that needs no other package; the newer one asks the same question."""
-    file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this exporter is the older one, and says so
         torch.onnx.export(model, (x,), file, dynamo=False)
-    return file.getvalue()
+    return file.read_bytes()
 
 
 X = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -70,20 +69,20 @@ WITH_ONE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_FORM)
-def test_what_onnx_has_no_form_of_is_told_in_one_sentence(name: str):
+def test_what_onnx_has_no_form_of_is_told_in_one_sentence(name: str, tmp_path: Path):
     make, message = WITHOUT_A_FORM[name]
     with pytest.raises(BackendError, match=message):
-        onnx_of(make(), X)
+        onnx_of(make(), X, tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("name", WITH_ONE)
-def test_what_has_a_form_is_exported(name: str):
+def test_what_has_a_form_is_exported(name: str, tmp_path: Path):
     if find_spec("onnx"):
-        assert len(onnx_of(WITH_ONE[name](), X)) > 100
+        assert len(onnx_of(WITH_ONE[name](), X, tmp_path / "model.onnx")) > 100
         return
     # Every operator has been translated when torch looks for the package that writes the file.
     with pytest.raises(torch.onnx.OnnxExporterError, match="onnx is not installed"):
-        onnx_of(WITH_ONE[name](), X)
+        onnx_of(WITH_ONE[name](), X, tmp_path / "model.onnx")
 
 
 def test_the_bounds_of_a_learned_temperature_are_exported_with_it(monkeypatch: pytest.MonkeyPatch):

@@ -116,6 +116,8 @@ def calibrate(
     else:
         known, windows = _pretrained(model, words, max_length, device, dtype.value)
         loaded = known.model
+        if fold is not None:
+            _fold_own(known)
     size = batch_size or max(1, min(_MOST, len(windows) // _WANTED))
     batches = windows.split(size)
     # A last batch of fewer windows would count as much as a whole one.
@@ -138,6 +140,14 @@ def calibrate(
         print(_sentence(found, _unit(model)))
     if refused:
         raise InputError(f"--fold wrote nothing to {fold}: {found.doubt}, or pass --force.")
+
+
+def _fold_own(known: Pretrained) -> None:
+    """The temperatures that the model came with: plain transformers would not read them. Refused before the search."""
+    for handle in known.tempered:
+        handle.fold()
+    if known.tempered:
+        print("the model came with temperatures of attemper: its temperatures are folded in too", file=sys.stderr)
 
 
 def _write_folded(found: Calibration, known: Pretrained, folder: Path, force: bool) -> None:

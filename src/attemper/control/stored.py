@@ -68,6 +68,20 @@ def write_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) 
     return write(path, tensors, _FORMAT, {"sites": {site: type(part).__name__ for site, part in temperatures.items()}})
 
 
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Tensors of a tempered model, by names as those of ``write_temperatures``."""
+    return write(path, tensors, _FORMAT)
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """What ``write_tensors`` or ``write_temperatures`` wrote.
+
+    Raises:
+        InputError: there is no such file, or it is not of this kind.
+    """
+    return read(path, _FORMAT)[0]
+
+
 def read_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> None:
     """Into temperatures of the same sites and sizes; nothing is changed if anything does not fit."""
     tensors, _ = read(path, _FORMAT)

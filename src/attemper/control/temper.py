@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.originals import parts_for
+from attemper.control.saved_model import accompany, is_tempered, parts_in, unaccompany
 from attemper.control.stored import read_temperatures, write_temperatures
 from attemper.control.temper_table import lines
 from attemper.errors import InputError
@@ -124,6 +125,7 @@ class Tempered:
                 self._add(site, ADDED, self.temperatures[site.name])
             if site.name in self.normalizers:
                 self._add(site, ADDED_NORMALIZER, self.normalizers[site.name])
+        accompany(model)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -203,6 +205,7 @@ class Tempered:
                 delattr(site.module, child)
             release(site.module)
         self._children.clear()
+        unaccompany(self.model)
 
     def __repr__(self) -> str:
         """What stands where, with its numbers as they are now."""
@@ -234,6 +237,39 @@ class Tempered:
         part.train(site.module.training)
         names.append(child)
         self._children.append((site, child, part))
+
+
+def restored(model: nn.Module, folder: str | Path) -> tuple[Tempered, ...]:
+    """Gives a model what ``save_pretrained`` wrote of its temperatures and normalizers; one handle for all of them, or
+    more where a site has several temperatures. Nothing where the folder holds no tempered model.
+
+    Raises:
+        InputError: as ``parts_in``; or the model has not the sites that the folder names.
+    """
+    folder = Path(folder)
+    if not is_tempered(folder):
+        return ()
+    sites = {site.name: site for site in chosen_sites("attemper.load", model, None)}
+    here = {_own_name(model, name, sites): parts for name, parts in parts_in(folder).items()}
+    maps = {name: parts[-1] for name, parts in here.items() if isinstance(parts[-1], Normalizer)}
+    each = {name: [part for part in parts if isinstance(part, Temperature)] for name, parts in here.items()}
+    handles = []
+    for level in range(max([1, *(len(parts) for parts in each.values())])):
+        those = {name: parts[level] for name, parts in each.items() if len(parts) > level}
+        handles.append(Tempered(model, list(sites.values()), those, maps if level == 0 else None))
+    return tuple(handles)
+
+
+def _own_name(model: nn.Module, name: str, sites: Mapping[str, Site]) -> str:
+    """A site's name in this model, which may be the body of the one that was saved, or have it as its body."""
+    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
+    for own in (name, f"{prefix}{name}", name.removeprefix(prefix)):
+        if own in sites:
+            return own
+    raise InputError(
+        f"attemper.load: {class_name(model)} has no attention {name!r:.120}, which the folder names. Its own: "
+        f"{', '.join(list(sites)[:8])}. Pass cls=, the class that was saved."
+    )
 
 
 def _normalizer(given: Any) -> Normalizer:

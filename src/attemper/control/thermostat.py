@@ -17,7 +17,7 @@ from attemper.control.held import Gauge, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
 from attemper.functional.normalization import normalization
-from attemper.nn.temperature import CEILING, FLOOR, Temperature, fits, wide
+from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.acting import listen, unlisten
 from attemper.sites.actions import normalizer_of
 from attemper.sites.callers import OWN
@@ -47,6 +47,10 @@ class HeldTemperature(Temperature):
     def value(self) -> Tensor:
         """[heads or 1], in the type of the model."""
         return self.log_temperature.exp()
+
+    def saved_as(self) -> Temperature:
+        """The temperatures as they are: the thermostat is not part of a saved model."""
+        return FixedTemperature(self.logs.exp())
 
     def set(self, logs: Tensor) -> None:
         """Takes log temperatures [heads]."""

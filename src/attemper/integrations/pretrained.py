@@ -5,6 +5,8 @@ Weights come from safetensors only; ``trust_remote_code`` stays off; a folder is
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -17,9 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from attemper._checks import one_of
+from attemper.control.saved_model import FIELD, FILE
+from attemper.control.stored import FILE as TENSORS
+from attemper.control.temper import Tempered, restored
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations.shards import check_shards
 
+_LOG = logging.getLogger(__name__)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST = 1 << 20
@@ -37,6 +43,8 @@ class Pretrained:
     model: nn.Module
     tokenizer: Any
     longest: int
+    tempered: tuple[Tempered, ...] = ()
+    """Handles of what ``temper`` had given the model when it was saved; it has it again."""
 
 
 def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: bool = False) -> Pretrained:
@@ -58,8 +66,75 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
         raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with _quiet(transformers):
         model = _model(transformers, source, getattr(torch, dtype), predicts)
+        tempered = _restored(transformers, model, source)
         tokenizer = _tokenizer(transformers, source)
-    return Pretrained(moved(model, device).eval(), tokenizer, _longest(model, tokenizer))
+    return Pretrained(moved(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
+
+
+def _restored(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
+    """What ``attemper.json`` says of the model, on the model; of a hub id too, if its config has the field."""
+    folder = Path(source)
+    if not folder.is_dir():
+        if not hasattr(model.config, FIELD):
+            return ()
+        for name in (FILE, TENSORS):
+            folder = Path(transformers.utils.cached_file(source, name)).parent
+    handles = restored(model, folder)
+    if handles:
+        _LOG.warning("%s: with what attemper.temper gave it (%s): %s", source, FILE, _summary(handles))
+        delattr(model.config, FIELD)
+    return handles
+
+
+def _summary(handles: tuple[Tempered, ...]) -> str:
+    sites = {site for handle in handles for site in handle.sites}
+    maps = {type(part).__name__ for handle in handles for part in handle.normalizers.values()}
+    return f"{len(sites)} site{'' if len(sites) == 1 else 's'}" + (f", {', '.join(sorted(maps))}" if maps else "")
+
+
+def model_of(folder: str, cls: Any = None) -> Any:
+    """The model in a folder, in evaluation mode, by a class of transformers; None for the one that its config names.
+
+    Raises:
+        InputError: as :func:`load`, or the config names no class of transformers.
+        MissingExtraError: transformers is not installed.
+    """
+    _check_folder(folder)
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
+    with _quiet(transformers):
+        kind = _named_class(transformers, folder)
+        own = cls or kind
+        if own is None:
+            raise InputError(f"{folder}: config.json names no class of transformers. Pass cls=.")
+        # Never what a config names: it could name a kernel of the hub.
+        implementation = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+        try:
+            model, info = own.from_pretrained(
+                folder, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation,
+                local_files_only=True, output_loading_info=True,
+            )  # fmt: skip
+        except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for one cause
+            raise InputError(f"{folder} could not be loaded as a model: {_first_line(error)}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(f"{folder} is a broken checkpoint: {len(missing)} parameters are missing, {missing[0]} first.")
+    if hasattr(model.config, FIELD):
+        delattr(model.config, FIELD)
+    return model.eval()
+
+
+def _named_class(transformers: Any, folder: str) -> Any:
+    """The class of transformers that a config names as its first; None if it is none of theirs."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        named = (config.get("architectures") or [None])[0]
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(f"{folder}: config.json cannot be read: {_first_line(error)}") from error
+    found = getattr(transformers, named, None) if isinstance(named, str) and named.isidentifier() else None
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 
 
 def moved(model: nn.Module, device: str) -> nn.Module:

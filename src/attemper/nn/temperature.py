@@ -7,6 +7,7 @@ forms are one thing to a kernel.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from attemper._checks import one_of, positive_number
 from attemper.errors import InputError
 from attemper.functional.length import LAWS, length_temperature
 from attemper.nn.bounded import bounded_exponential
-from attemper.schedules import Schedule
+from attemper.schedules import Schedule, schedule_form
 
 ADDED = "attemper_temperature"
 """Name, or its beginning, of a temperature that an attention module was given later."""
@@ -54,6 +55,10 @@ class Temperature(nn.Module):
     def follows(self, what: str) -> bool:
         """Whether it or a factor of it ``follows_length`` or ``follows_input``."""
         return any(getattr(part, what, False) for part in self.modules())
+
+    def saved_as(self) -> Temperature:
+        """What stands for it in a model that is saved: itself, or what it was then, if what moves it is not saved."""
+        return self
 
     def __mul__(self, other: Temperature | float | Tensor) -> ProductTemperature:
         return ProductTemperature([self, other if isinstance(other, Temperature) else FixedTemperature(other)])
@@ -273,6 +278,18 @@ class ScheduledTemperature(Temperature):
             f"the schedule's temperature at step {step}", self.schedule(step, self.total_steps), _ADVICE
         )
 
+    def saved_as(self) -> Temperature:
+        """Itself, if its schedule is one of ``attemper.schedules``; else the temperature as it is now."""
+        if schedule_form(self.schedule) is not None:
+            return self
+        warnings.warn(
+            f"the ScheduledTemperature is saved as what it is at step {int(self.steps)}, {self.value.item():g}: its "
+            "schedule is a function of yours, which is not saved.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return FixedTemperature(self.value.detach().reshape(1))
+
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> ScheduledTemperature:
         super()._apply(fn, recurse)
         if self.value.dtype == torch.float64 and not self.value.is_meta:
@@ -305,6 +322,11 @@ class ProductTemperature(Temperature):
         self.factors = nn.ModuleList(factors)
         if not len(self.factors):
             raise InputError("ProductTemperature(factors) must hold at least one temperature.")
+
+    def saved_as(self) -> Temperature:
+        factors = [factor.saved_as() for factor in self.factors if isinstance(factor, Temperature)]
+        same = all(one is other for one, other in zip(factors, self.factors, strict=True))
+        return self if same else ProductTemperature(factors)
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None

@@ -1,0 +1,232 @@
+"""A tempered model in a folder: ``save_pretrained`` writes what stands at its sites beside the weights.
+
+``attemper.json`` says what stands where, ``attemper.safetensors`` holds its tensors (as ``handle.save`` writes them),
+and the field ``attemper`` of config.json says that they are there. Neither file can name code: see ``part_form``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper._files import replace_synced
+from attemper.control.part_form import form_of, part_of
+from attemper.control.stored import read_tensors, write_tensors
+from attemper.errors import InputError
+from attemper.nn.normalizers import Normalizer
+from attemper.nn.temperature import ACTIONS, Temperature
+from attemper.sites import callers
+from attemper.sites.actions import normalizer_of, temperatures
+from attemper.sites.sharded import is_dtensor
+
+FILE = "attemper.json"
+FIELD = "attemper"
+"""In config.json."""
+_FORMAT, _VERSION = "attemper-tempered-model", 1
+_LARGEST = 1 << 24
+"""Bytes of an attemper.json that is read: 16 MiB are tens of thousands of sites."""
+
+Parts = dict[str, list[Temperature | Normalizer]]
+"""Temperatures of each site, then its normalizer if it has one."""
+
+
+def accompany(model: nn.Module) -> None:
+    """Lets every ``save_pretrained`` of a model and of its parts write what they were given."""
+    for module in model.modules():
+        own = module.__dict__.get("save_pretrained")
+        if callable(getattr(module, "save_pretrained", None)) and not _is_ours(own):
+            module.save_pretrained = partial(_save, module, own)
+
+
+def unaccompany(model: nn.Module) -> None:
+    """Gives each ``save_pretrained`` back, where nothing is tempered any more."""
+    for module in model.modules():
+        ours = module.__dict__.get("save_pretrained")
+        if _is_ours(ours) and not any(hasattr(part, ACTIONS) and _parts_at(part) for part in module.modules()):
+            del module.save_pretrained
+            if ours.args[1] is not None:
+                module.save_pretrained = ours.args[1]
+
+
+def _is_ours(given: Any) -> bool:
+    return isinstance(given, partial) and given.func is _save
+
+
+def _save(model: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
+    """``save_pretrained`` of a model while it is tempered."""
+    run = partial(type(model).save_pretrained, model) if own is None else own  # pyright: ignore[reportAttributeAccessIssue]
+    names = list(inspect.signature(run).parameters)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    parts = _parts_of(model)
+    if not parts or not given.get("is_main_process", True):
+        return run(*args, **kwargs)
+    if given.get("push_to_hub"):
+        raise InputError(
+            f"save_pretrained(push_to_hub=True) uploads before {FILE} is written, and this model is tempered: call "
+            "model.push_to_hub(...), which uploads all of it."
+        )
+    document, tensors = _document(parts, given.get("state_dict") or {})
+    result = run(*args, **kwargs)
+    folder = Path(given[names[0]])
+    if folder.is_dir():
+        write_tensors(folder, tensors)
+        _write(folder / FILE, document)
+        _mark(folder / "config.json")
+    return result
+
+
+def _parts_at(module: nn.Module) -> list[Temperature | Normalizer]:
+    normalizer = normalizer_of(module)
+    return [*temperatures(module), *([] if normalizer is None else [normalizer])]
+
+
+def _parts_of(model: nn.Module) -> Parts:
+    found = {name: _parts_at(module) for name, (module, _) in callers.callers(model).items()}
+    return {name: parts for name, parts in found.items() if parts}
+
+
+def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What stands at each site, and its tensors: those of a state dict, where one was gathered from many processes."""
+    sites: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for site, those in parts.items():
+        forms = []
+        for number, part in enumerate(those):
+            kept = part.saved_as() if isinstance(part, Temperature) else part
+            forms.append(form_of(kept) or {"kind": None, "class": type(kept).__name__})
+            child = _child(part, number)
+            for name, tensor in kept.state_dict().items():
+                full = state.get(f"{site}.{child}.{name}", tensor) if kept is part else tensor
+                _refuse_split(site, full)
+                tensors[f"{_beginning(site, part, number)}.{name}"] = full
+            if forms[-1]["kind"] is None:
+                warnings.warn(
+                    f"{site}: a {type(kept).__name__} is a class of yours, which {FILE} cannot name: attemper.load "
+                    "will refuse the folder. Load the model, temper it as before, and call handle.load(folder).",
+                    UserWarning,
+                    stacklevel=4,
+                )
+        sites[site] = {"temperatures": forms, "normalizer": None}
+        if isinstance(those[-1], Normalizer):
+            sites[site]["normalizer"] = forms.pop()
+    return {"format": _FORMAT, "version": _VERSION, "sites": sites}, tensors
+
+
+def _child(part: nn.Module, number: int) -> str:
+    """The name under which ``temper`` put a part into its site, where handles came in order."""
+    beginning = "attemper_normalizer" if isinstance(part, Normalizer) else "attemper_temperature"
+    return beginning if isinstance(part, Normalizer) or number == 0 else f"{beginning}_{number + 1}"
+
+
+def _beginning(site: str, part: nn.Module, number: int) -> str:
+    """Of a part's names in attemper.safetensors: those of ``handle.save``, for the first temperature of a site."""
+    return f"{site}.normalizer" if isinstance(part, Normalizer) else site if number == 0 else f"{site}#{number + 1}"
+
+
+def _refuse_split(site: str, tensor: Tensor) -> None:
+    if is_dtensor(tensor):
+        raise InputError(
+            f"save_pretrained: the temperature of {site} is split over processes (DTensor): pass state_dict= with "
+            "whole tensors."
+        )
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    replace_synced(part, path)
+
+
+def _mark(config: Path) -> None:
+    """Says in config.json that the weights are not all: a reader of it meets the field."""
+    if config.is_file():
+        content = json.loads(config.read_text(encoding="utf-8"))
+        _write(config, content | {FIELD: {"version": _VERSION, "restored_by": "attemper.load(folder)"}})
+
+
+def is_tempered(folder: Path) -> bool:
+    """Whether a folder holds a tempered model.
+
+    Raises:
+        InputError: its config.json says so and ``attemper.json`` does not, or the other way round.
+    """
+    there, config = (folder / FILE).is_file(), folder / "config.json"
+    if not config.is_file():
+        return there
+    try:
+        named = FIELD in json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{config} cannot be read: {error}.") from error
+    if named and not there:
+        raise InputError(
+            f"{config} has the field {FIELD!r}: this model was tempered, and {FILE}, which says how, is missing. Copy "
+            "it here, with attemper.safetensors; or delete the field, to read the model without its temperatures."
+        )
+    if there and not named:
+        raise InputError(
+            f"{folder / FILE} is there and config.json does not name it: a model without temperatures was saved over a "
+            f"tempered one. Delete {FILE}, or save the tempered model again."
+        )
+    return there
+
+
+def parts_in(folder: Path) -> Parts:
+    """What a folder says of the sites of its model.
+
+    Raises:
+        InputError: a file is missing, damaged or of another kind, or names what is not attemper's.
+    """
+    sites, tensors = _sites(folder / FILE), read_tensors(folder)
+    found: Parts = {}
+    for site, given in sites.items():
+        forms = [*given["temperatures"], *([] if given["normalizer"] is None else [given["normalizer"]])]
+        found[site] = []
+        for number, form in enumerate(forms):
+            is_map = number == len(given["temperatures"])
+            beginning = f"{site}.normalizer." if is_map else f"{site}." if number == 0 else f"{site}#{number + 1}."
+            # Not those of the site's map, nor of a site inside of this one.
+            inner = [f"{other}." for other in (*sites, f"{site}.normalizer") if other.startswith(beginning)]
+            own = {
+                name.removeprefix(beginning): value for name, value in tensors.items()
+                if name.startswith(beginning) and not name.startswith(tuple(inner))
+            }  # fmt: skip
+            try:
+                part = part_of(form, own)
+            except InputError as error:
+                raise InputError(f"{folder / FILE}: {site}: {error}") from error
+            if isinstance(part, Normalizer) is not is_map:
+                raise InputError(f"{folder / FILE}: {site}: a {type(part).__name__} stands in the other's place.")
+            found[site].append(part)
+    return found
+
+
+def _sites(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _LARGEST:
+        raise InputError(f"{path} has {path.stat().st_size:,} bytes: no model of attemper's is described by so many.")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from error
+    document = document if isinstance(document, dict) else {}
+    if document.get("format") != _FORMAT or document.get("version") != _VERSION:
+        came = {name: document.get(name) for name in ("format", "version")}
+        raise InputError(f"{path} is no description of a tempered model, version {_VERSION}: it says {came!r:.200}.")
+    sites = document.get("sites")
+    if not isinstance(sites, dict) or not sites or not all(_is_site(given) for given in sites.values()):
+        raise InputError(f"{path} is damaged: its sites have not a list of temperatures and a normalizer each.")
+    return sites
+
+
+def _is_site(given: object) -> bool:
+    return isinstance(given, dict) and isinstance(given.get("temperatures"), list) and "normalizer" in given
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
