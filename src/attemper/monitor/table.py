@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from attemper._text import shown
 from attemper.records import Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
@@ -33,7 +34,7 @@ def table(reading: Reading, width: int) -> RenderableType:
     for (pattern, kind, mode), sites in stacks.items():
         parts += _group(pattern, kind, mode, sites, heads_a_line)
     parts += _alarms(reading.alarms)
-    parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
+    parts += [Text.assemble(("skipped ", "yellow"), shown(f"{s.name}: {s.reason}")) for s in reading.skipped]
     return Group(*parts)
 
 
@@ -41,13 +42,14 @@ def _headline(reading: Reading) -> Text:
     heads = sum(len(site.heads) for site in reading.sites)
     rows = reading.sampled_rows
     sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
-    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}{sampled}"
-    return Text.assemble((reading.model, "bold"), counts)
+    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {shown(reading.backend)}{sampled}"
+    return Text.assemble((shown(reading.model), "bold"), counts)
 
 
 def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], heads_a_line: int) -> Iterator[RenderableType]:
     queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
-    yield Text.assemble("\n", (pattern, "bold"), f"  {kind} attention, {mode}, up to {queries} queries x {keys} keys")
+    what = f"  {shown(kind)} attention, {shown(mode)}, up to {queries} queries x {keys} keys"
+    yield Text.assemble("\n", (shown(pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("layer", justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
@@ -108,7 +110,7 @@ def _alarms(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     ):
         chosen = [alarm for alarm in alarms if (alarm.severity, alarm.kind) == (severity, kind)]
         style = _STYLES[severity]
-        yield Text.assemble((severity, style), f" {kind}: {count} head{'s' if count > 1 else ''}")
+        yield Text.assemble((shown(severity), style), f" {shown(kind)}: {count} head{'s' if count > 1 else ''}")
         yield from (_indented(alarm.message, "dim") for alarm in chosen[:3])
         if count > 3:
             yield _indented(f"and {count - 3} more", "dim")
@@ -116,4 +118,4 @@ def _alarms(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
 
 
 def _indented(text: str, style: str = "") -> RenderableType:
-    return Padding(Text(text, style=style), (0, 0, 0, 2))
+    return Padding(Text(shown(text), style=style), (0, 0, 0, 2))
