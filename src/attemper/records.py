@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -20,6 +20,9 @@ SEVERITIES = ("notice", "warning", "critical")
 
 FEWEST_KEYS = 32
 """A row must see this many keys before its sharpness says anything, unless told otherwise."""
+
+BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats")
+"""Numbers of a head that are None unless they were asked for."""
 
 Record = TypeVar("Record")
 
@@ -79,9 +82,11 @@ class HeadReading:
     judged: bool = False
     """Whether a valid row sees ``Reading.fewest_keys`` keys or more: without one, no alarm speaks of its sharpness."""
     support_size: float | None = None
-    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the next one."""
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
     mean_distance: float | None = None
     """Mean distance between a query and its keys under the weights, in positions."""
+    entropy_with_sink_nats: float | None = None
+    """Entropy of the weights with the sink as one more outcome."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name != "by_visible_keys"}
@@ -190,6 +195,18 @@ class Reading:
         """All heads, in the order of the model."""
         return tuple(head for site in self.sites for head in site.heads)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the alarms do not cover: heads that were not judged, and why. Empty where all were."""
+        short = {site.name: sum(bool(head.rows) and not head.judged for head in site.heads) for site in self.sites}
+        silent = {site.name: sum(not head.rows for head in site.heads) for site in self.sites}
+        total, advice = len(self.heads), "; give longer inputs or lower fewest_keys"
+        parts = (
+            (f"too few keys to judge ({self.fewest_keys} needed)", short, advice),
+            ("no valid row to judge", silent, ""),
+        )
+        return tuple(f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values()))
+
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""
         return {
@@ -199,6 +216,7 @@ class Reading:
             "backend": self.backend,
             "sampled_rows": self.sampled_rows,
             "fewest_keys": self.fewest_keys,
+            "notes": list(self.notes),
             "sites": [site.to_dict() for site in self.sites],
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "alarms": [asdict(alarm) for alarm in self.alarms],
@@ -247,6 +265,16 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def _extent(many: Mapping[str, int], total: int) -> str:
+    """How many of ``total`` heads, and at which sites."""
+    found = sum(many.values())
+    if found == total:
+        return "the only head" if total == 1 else f"all {total} heads"
+    names = [f"{name} ({count})" for name, count in many.items() if count]
+    more = f" and {len(names) - 3} more sites" if len(names) > 3 else ""
+    return f"{found} of {total} heads, at {', '.join(names[:3])}{more}"
+
+
 def pattern_of(name: str) -> str:
     """A site's name with its numbers starred: what the sites of a stack share."""
     return re.sub(r"\d+", "*", name)
@@ -260,6 +288,14 @@ def label_of(name: str) -> str:
         '3.0'
     """
     return ".".join(re.findall(r"\d+", name)) or "–"
+
+
+def labels_of(sites: Iterable[SiteReading]) -> tuple[str, ...]:
+    """What tells the sites of a stack from each other: their layers, or ``label_of`` where two share one."""
+    sites = tuple(sites)
+    layers = {site.layer for site in sites}
+    alone = None not in layers and len(layers) == len(sites)
+    return tuple(str(site.layer) if alone else label_of(site.name) for site in sites)
 
 
 _BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attemper.records import Alarm, HeadReading, Reading, SiteReading, Skipped, VisibleKeyBucket
+from attemper.records import Alarm, HeadReading, Reading, SiteReading, Skipped, VisibleKeyBucket, layer_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -47,12 +47,17 @@ def head(number: int, value: float | None = 0.5, **changes: Any) -> HeadReading:
 def site(name: str, heads: int = 4, kind: str = "self", mode: str = "eval", value: float | None = None) -> SiteReading:
     """A site whose heads spread over the range, or all have ``value``."""
     values = [value if value is not None else (place + 0.5) / heads for place in range(heads)]
-    return SiteReading(name, kind, mode, 256, 256, tuple(head(place, v) for place, v in enumerate(values)))
+    layer = layer_of(name)
+    heads = tuple(head(place, v, layer=layer) for place, v in enumerate(values))
+    return SiteReading(name, kind, mode, 256, 256, heads, layer=layer)
 
 
 def silent(name: str, heads: int = 4) -> SiteReading:
     """A site no row of which was valid."""
-    return SiteReading(name, "self", "eval", 8, 8, tuple(head(place, None) for place in range(heads)))
+    layer = layer_of(name)
+    return SiteReading(
+        name, "self", "eval", 8, 8, tuple(head(place, None, layer=layer) for place in range(heads)), layer=layer
+    )
 
 
 def reading(*sites: SiteReading, **changes: Any) -> Reading:

@@ -81,6 +81,8 @@ class HeadTable:
         model = (shown(self.reading.model), "bold")
         yield Text.assemble(model, f"  {how_many}, {which} {self.order.statistic} first")
         yield self._grid(chosen, options.max_width)
+        if many := len(self.reading.alarms):
+            yield Text(f"{many} alarm{'s' if many > 1 else ''}; told one by one without --sort and --top", style="dim")
 
     def _grid(self, chosen: list[tuple[SiteReading, HeadReading]], width: int) -> Any:
         from rich.table import Table

@@ -16,6 +16,7 @@ from attemper.cli.output import check_files, print_json, write_csv
 from attemper.cli.usage import usage_of
 from attemper.errors import InputError
 from attemper.monitor.alarms import checked_limits
+from attemper.records import FEWEST_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,6 +68,9 @@ def scan(
             metavar="NAME=V", help="Limit of an alarm: collapsed, diffuse, logits or first_token. Repeatable."
         ),
     ] = None,
+    fewest_keys: Annotated[
+        int, typer.Option(min=2, help="Keys that a row must see before its sharpness is judged.")
+    ] = FEWEST_KEYS,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +105,7 @@ def scan(
     check_files(html, csv)
     result = scan_of(
         model, words, max_length=max_length, batch_size=batch_size, device=device, dtype=dtype, backend=backend,
-        limits=limits,
+        limits=limits, fewest_keys=fewest_keys,
     )  # fmt: skip
     if html is not None:
         result.to_html(html)
@@ -130,7 +134,7 @@ def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:
 
 def scan_of(
     model: str | None, words: str, *, max_length: int | None, batch_size: int, device: str, dtype: Dtype,
-    backend: str, limits: Mapping[str, float] | None = None, name: str | None = None,
+    backend: str, limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
 ) -> Scan:  # fmt: skip
     """Scans a pretrained model, or the one that ships (None), over a text, with a bar of progress on stderr."""
     from rich.console import Console
@@ -152,7 +156,7 @@ def scan_of(
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
         return attemper.scan(
-            loaded, batches, limits=limits, backend=backend, name=name or title_of(model),
+            loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=title_of(model),
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from attemper._checks import one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.result import Scan
-from attemper.records import SCHEMA, Reading, SiteReading
+from attemper.records import BY_NAME, SCHEMA, Reading, SiteReading
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console, ConsoleOptions, RenderResult
 
 ALWAYS = ("normalized_entropy", "effective_tokens", "max_logit", "first_token_mass")
-STATISTICS = (*ALWAYS, "support_size", "mean_distance", "gini")
+STATISTICS = (*ALWAYS, *BY_NAME)
 """What is compared of each head, in the order of columns; after ``ALWAYS``, what a scan has if it was asked for."""
 Given = Scan | Reading | Mapping[str, Any] | str | os.PathLike[str]
 Key = tuple[str, str, str]
@@ -42,6 +42,7 @@ class HeadChange:
     support_size: tuple[float | None, float | None] = (None, None)
     mean_distance: tuple[float | None, float | None] = (None, None)
     gini: tuple[float | None, float | None] = (None, None)
+    entropy_with_sink_nats: tuple[float | None, float | None] = (None, None)
     layer: int | None = None
 
     def change(self, statistic: str) -> float | None:

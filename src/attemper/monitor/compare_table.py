@@ -19,6 +19,7 @@ _TITLES = {
     "support_size": "support size",
     "mean_distance": "mean distance",
     "gini": "gini, %",
+    "entropy_with_sink_nats": "entropy with sink",
 }
 _SHARES = ("normalized_entropy", "first_token_mass", "gini")
 """Shown in percent."""

@@ -67,6 +67,11 @@ class Scan:
     def alarms(self) -> tuple[Alarm, ...]:
         return self.reading.alarms
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the alarms do not cover: heads that were not judged, and why."""
+        return self.reading.notes
+
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``, schema 2."""
         return self.reading.to_dict()
@@ -146,4 +151,4 @@ class Scan:
     def __repr__(self) -> str:
         heads = sum(len(site.heads) for site in self.sites)
         counts = f"{len(self.sites)} sites, {heads} heads, {self.tokens} tokens, {len(self.alarms)} alarms"
-        return f"Scan({self.model!r}: {counts})"
+        return f"Scan({self.model!r}: {'; '.join((counts, *self.notes))})"

@@ -61,6 +61,7 @@ def _rendered(reading: Reading, details: bool) -> str:
         verdict=verdict(reading),
         figures=figures(reading, towers),
         groups=groups(reading, towers),
+        notes=[shown(note[:1].upper() + note[1:]) for note in reading.notes],
         towers=towers,
         quantities=kinds,
         rows=rows(reading, kinds),
