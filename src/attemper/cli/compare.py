@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from attemper.records import Reading
 
 SIDE = "What `attemper scan --json` printed into a file, or a model: a folder or a hub id."
-STATISTICS = (
-    "normalized_entropy", "effective_tokens", "max_logit", "first_token_mass", "support_size", "mean_distance", "gini",
-)  # fmt: skip
-"""Those of a comparison, without loading torch; a test holds them together."""
 
 
 def compare(
@@ -45,8 +41,12 @@ def compare(
     dtype: Weights = Dtype.float32,
     backend: BackendName = "auto",
     sort: Annotated[
-        str, typer.Option(metavar="STATISTIC", help="By whose change the heads are in order, the largest first.")
-    ] = STATISTICS[0],
+        str | None,
+        typer.Option(
+            metavar="STATISTIC",
+            help="By whose change the heads are in order, the largest first; without it, normalized_entropy.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="List only so many heads.")] = 20,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
@@ -57,10 +57,7 @@ def compare(
 
     Models are scanned first, on the text of --text; a file was scanned on its own.
     """
-    with usage_of("--sort"):
-        one_of("the statistic", sort, STATISTICS)
-    with usage_of("--backend"):
-        checked(backend, device)
+    _check_usage(sort, backend, device)
     files = [_is_file(side) for side in (a, b)]
     check_files(html, None)
     if all(files) and text is not None:
@@ -88,6 +85,16 @@ def compare(
 
         console = Console()
         console.print(table(found, console.width, statistic=sort, top=top))
+
+
+def _check_usage(sort: str | None, backend: str, device: str) -> None:
+    with usage_of("--backend"):
+        checked(backend, device)
+    if sort is not None:
+        from attemper.monitor.compare import STATISTICS
+
+        with usage_of("--sort"):
+            one_of("the statistic", sort, STATISTICS)
 
 
 def _is_file(side: str) -> bool:

@@ -39,13 +39,13 @@ def usage_of(option: str) -> Iterator[None]:
 
 def print_usage_error(error: Any) -> int:
     """Prints what was wrong, how the verb is used, and the nearest name; the exit code."""
-    option, param = getattr(error, "option_name", None), getattr(error, "param", None)
-    value = re.search(r"'(.*?)' is not one of ", error.message)
+    option = getattr(error, "option_name", None)
+    choice = re.fullmatch(r"(?:Value error, )?('(.*?)' is not one of (.*))", error.message)
     if option is not None and getattr(error, "possibilities", None) is not None:
         error.message = f"there is no option {option!r}.{did_you_mean(option, error.possibilities)}"
         error.possibilities = None
-    elif value and param is not None:
-        error.message += did_you_mean(value[1], getattr(param.type, "choices", ()))
+    elif choice:
+        error.message = choice[1] + did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[3]))
     error.message = shown(error.message)
     error.show()
     return int(error.exit_code)

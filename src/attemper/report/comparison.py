@@ -19,6 +19,7 @@ from attemper.report.target import write_whole
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
+_PICTURED = ("normalized_entropy", "max_logit")
 SIDE = 320
 """Width and height of a picture, in its own units."""
 _MARGIN = 34
@@ -95,7 +96,7 @@ def comparison_page(document: Mapping[str, Any], summary: str) -> str:
         sites=len({(head["site"], head["kind"], head["mode"]) for head in document["heads"]}),
         columns=[_column(key, document["heads"]) for key in keys],
         rows=[_row(head, keys) for head in document["heads"][:MOST_ROWS]],
-        pictures=[_picture(key, document["heads"][:MOST_ROWS]) for key in keys[:2]],
+        pictures=[_picture(key, document["heads"][:MOST_ROWS]) for key in _PICTURED if key in keys],
         side=SIDE,
         margin=_MARGIN,
         alone=[(side, [shown(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],

@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from attemper._text import named
 from attemper.errors import InputError
 
 SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv"}
@@ -65,7 +66,7 @@ def _temporary(target: Path) -> Path:
 
 
 def _message(what: str, path: str | os.PathLike[str], reason: str) -> str:
-    name, example = os.fspath(path), f"{what}{SUFFIXES[what]}"
+    name, example = named(os.fspath(path)), f"{what}{SUFFIXES[what]}"
     return (
         f"the {what} cannot be written to {name!r}: {reason}. Name a file in a folder that exists, such as {example}."
     )
