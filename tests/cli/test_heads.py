@@ -27,7 +27,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr("sys.argv", ["attemper", "scan", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
-        return int(stop.value.code or 0), *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
 
     return command
 

@@ -142,10 +142,14 @@ def _cell(value: Mapping[str, float | None]) -> Cell:
     before, after, change = value["before"], value["after"], value["change"]
     size = abs(change) if change is not None else 0.0 if before is after else None
     sign = "+" if change is not None and change > 0 else ""
-    exact = ["" if one is None else repr(one) for one in (before, after, change)]
     return Cell(
-        *exact, number(before), number(after), sign + number(change), "Infinity" if size is None else repr(size)
-    )
+        _exact(before), _exact(after), _exact(change), number(before), number(after), sign + number(change),
+        "Infinity" if size is None else repr(size),
+    )  # fmt: skip
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else repr(value)
 
 
 def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
