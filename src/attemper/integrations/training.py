@@ -67,7 +67,7 @@ class Monitor:
         self._open = ExitStack()
         self._seen: set[tuple[str, str, int | None]] = set()
         self._sampled = 0
-        self._told_nothing = False
+        self._told_nothing = self._told_notes = False
         self.watch: Watch | None = None
         self.last: Scan | None = None
 
@@ -90,7 +90,8 @@ class Monitor:
         options = {"sites": None, "store": None, "observe": "beside", "backend": "auto", "limits": None}
         self._sinks = Sinks([*self._trackers, *trackers])
         running = TrainingWatch(model, compiled=compiled, **(options | self._options))
-        self.watch, self.last, self._sampled, self._told_nothing = running, None, 0, False
+        self.watch, self.last, self._sampled = running, None, 0
+        self._told_nothing = self._told_notes = False
         self._seen.clear()
         self._open.callback(running.close)
         # No framework tells every callback that training raised: whoever drops the callback drops the hooks.
@@ -123,6 +124,7 @@ class Monitor:
             return {}
         levels = scalars(self.last, self._stats)
         self._sinks.write(self._budget.chosen(levels), step)
+        self._tell_notes(self.last.notes, step)
         self._tell_alarms(self.last.alarms, step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
 
@@ -131,6 +133,12 @@ class Monitor:
         if not self._told_nothing:
             self._told_nothing = True
             warnings.warn(f"attemper: nothing is logged. {error}", stacklevel=3)
+
+    def _tell_notes(self, notes: Iterable[str], step: int) -> None:
+        """Tells once what is not judged: without it, no alarm would look like a healthy model."""
+        for note in () if self._told_notes else notes:
+            self._told_notes = True
+            logger.warning(f"attemper: step {step}: {note}")
 
     def _tell_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
         """Tells each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""
