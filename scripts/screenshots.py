@@ -17,12 +17,10 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from attemper import report
-
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for the readings that the tests use
+sys.path.insert(0, str(ROOT))  # for the encoder that the tests use
 
-from tests.report import readings  # noqa: E402
+from tests import encoder  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000
@@ -50,10 +48,10 @@ def picture(browser: Browser, page: Path, path: Path, screen: tuple[int, int], *
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 
-def shipped(folder: Path) -> Path:
-    """The page that ``attemper scan --html`` writes without a model."""
-    page = folder / "shipped.html"
-    command = [str(Path(sys.executable).with_name("attemper")), "scan", "--html", str(page)]
+def scanned(folder: Path, name: str, *model: str) -> Path:
+    """The page that ``attemper scan [MODEL] --html`` writes."""
+    page = folder / f"{name}.html"
+    command = [sys.executable, "-m", "attemper", "scan", *model, "--html", str(page)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return page
 
@@ -64,8 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         pages = {
-            "shipped": shipped(Path(folder)),
-            "page": report.write(readings.minilm(), Path(folder) / "minilm.html"),
+            "shipped": scanned(Path(folder), "shipped"),
+            "page": scanned(Path(folder), "minilm", str(encoder.folder())),
         }
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         if options.all:

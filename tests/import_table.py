@@ -43,8 +43,8 @@ MAY_IMPORT["__main__"] = {"cli"}
 FACADE = "attemper"
 """The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
 
-ONLY_INSIDE = {("monitor", "report"): "to_html"}
-"""(importer, imported) -> the one function that may hold the import."""
+ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
+"""(importer, imported) -> the functions that may hold the import."""
 
 WITHOUT_TORCH = {"errors", "_checks", "_text", "records", "store", "report"}
 """Never import torch: it costs seconds."""
@@ -175,9 +175,10 @@ def _refused(layer: str, found: Import) -> str | None:
     if target != layer and target not in allowed:
         names = ", ".join(sorted(allowed)) or "nothing of ours"
         return f"layer {layer!r} imports layer {target!r} ({found.target}); it may import {names}"
-    scope = ONLY_INSIDE.get((layer, target))
-    if scope and scope not in found.functions:
-        return f"layer {layer!r} may import layer {target!r} ({found.target}) only inside {scope}()"
+    scopes = ONLY_INSIDE.get((layer, target))
+    if scopes and not set(scopes) & set(found.functions):
+        named = " or ".join(f"{scope}()" for scope in scopes)
+        return f"layer {layer!r} may import layer {target!r} ({found.target}) only inside {named}"
     return None
 
 

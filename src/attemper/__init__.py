@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.functional.stats import AttentionOutput, AttentionStats
     from attemper.monitor.compare import Comparison, compare
+    from attemper.monitor.pattern import Pattern, pattern
     from attemper.monitor.result import Scan
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
@@ -42,6 +43,8 @@ _HOMES = {
     "attention_statistics": "attemper.functional.attention",
     "Comparison": "attemper.monitor.compare",
     "compare": "attemper.monitor.compare",
+    "Pattern": "attemper.monitor.pattern",
+    "pattern": "attemper.monitor.pattern",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "nn": "attemper.nn",
@@ -75,6 +78,7 @@ __all__ = [
     "EntropyTarget",
     "InputError",
     "MissingExtraError",
+    "Pattern",
     "QKClip",
     "Regularizer",
     "Scan",
@@ -90,6 +94,7 @@ __all__ = [
     "dense_weights",
     "functional",
     "nn",
+    "pattern",
     "regularize",
     "scan",
     "schedules",

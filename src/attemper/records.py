@@ -189,6 +189,16 @@ class Reading:
     """Rows measured of each sequence, if not all: then ``max_logit`` is a lower bound."""
     fewest_keys: int = FEWEST_KEYS
     """Keys that a row must see to count for alarms about sharpness and first tokens."""
+    text: str | None = None
+    """What was read, by a name: never the text itself."""
+    date: str | None = None
+    """When it was read, in UTC: ``2026-01-31T09:30:00Z``."""
+    dtype: str | None = None
+    """Type of the weights; several names, joined by commas, where they differ."""
+    revision: str | None = None
+    """The commit of a hub model, where it is known."""
+    versions: Mapping[str, str] | None = field(default=None, hash=False)
+    """Of attemper, Python, torch and transformers when it was read."""
 
     @property
     def heads(self) -> tuple[HeadReading, ...]:
@@ -216,6 +226,11 @@ class Reading:
             "backend": self.backend,
             "sampled_rows": self.sampled_rows,
             "fewest_keys": self.fewest_keys,
+            "text": self.text,
+            "date": self.date,
+            "dtype": self.dtype,
+            "revision": self.revision,
+            "versions": None if self.versions is None else dict(self.versions),
             "notes": list(self.notes),
             "sites": [site.to_dict() for site in self.sites],
             "skipped": [asdict(skipped) for skipped in self.skipped],
@@ -247,7 +262,7 @@ class Reading:
             )
             for name, record in (("skipped", Skipped), ("alarms", Alarm))
         }
-        return _loaded(cls, checked, "", sites=sites, **others)
+        return _loaded(cls, checked, "", sites=sites, versions=_versions(checked.get("versions")), **others)
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Self:
@@ -384,6 +399,7 @@ def _refuse(word: str) -> None:
 
 _KINDS = {
     "str": ("text", (str,)),
+    "str | None": ("text or null", (str, type(None))),
     "int": ("a whole number", (int,)),
     "int | None": ("a whole number or null", (int, type(None))),
     "float | None": ("a number or null", (int, float, type(None))),
@@ -401,6 +417,14 @@ def _checked(kind: str, value: Any, where: str) -> Any:
     if isinstance(value, int) and abs(value) > 2**63:
         raise InputError(f"{where.removeprefix('.')} is beyond what a number of a scan can be.")
     return float(value) if "float" in kind and value is not None else value
+
+
+def _versions(value: Any) -> dict[str, str] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(f"versions must be an object or null, got {value!r:.60}.")
+    return (
+        value if value is None else {str(name): _checked("str", of, f"versions.{name}") for name, of in value.items()}
+    )
 
 
 def _present(document: Any, name: str, where: str) -> Any:

@@ -67,6 +67,7 @@ def test_sharpen_a_retrieval_head(run: Any) -> None:
     place = (names["site"], names["head"])
     assert place[0] == "blocks.3.attention"
     assert names["missed"][place] > 0
+    assert names["looked_up"] > 5 * names["at_itself"]
     assert names["best"] < 1
     assert names["tempered"][1] < names["plain"][1], "what was found on some texts helps on others"
     assert (names["changed"].site, names["changed"].head) == place

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import csv
+import gzip
 import hashlib
+import io
 import json
 import re
 import subprocess
@@ -18,6 +21,8 @@ from attemper.records import Reading
 from attemper.report import build, vendored
 from attemper.report.display import script_json
 from attemper.report.document import stacks
+from attemper.report.download import as_csv, file_name
+from tests.contrast import contrast, of_hex
 from tests.report import readings
 
 
@@ -69,7 +74,7 @@ def test_hostile_names_are_escaped_in_the_markup() -> None:
     assert "<script>alert" not in own
     assert "<svg" not in own
     assert "<img" not in own
-    assert own.count("<script") == 3
+    assert own.count("<script") == 5
     assert "{{ 7 * 7 }}" in own
     assert {site["name"] for site in data_of(html)["sites"]} == {
         shown(f"layer.{place}.{name}") for place, name in enumerate(readings.HOSTILE)
@@ -171,12 +176,70 @@ def test_a_page_of_sampled_rows_says_that_its_largest_logit_is_a_bound() -> None
         assert ("the largest logit is the largest over all rows" in own) != sampled
 
 
-def test_a_page_that_would_be_too_large_leaves_out_the_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = len(report.page(readings.minilm()).encode("utf-8"))
-    monkeypatch.setattr(build, "LARGEST_BYTES", whole - 1)
-    html = report.page(readings.minilm())
-    assert len(data_of(html)["sites"][0]["heads"][0]) == 5
-    assert "would not fit in a page" in html
+def test_a_page_that_would_be_too_large_leaves_out_the_json_then_the_details_then_the_csv(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for _ in range(4):
+        html = report.page(readings.minilm())
+        files = tuple(kind for kind in ("csv", "json") if f'data-kind="{kind}"' in html)
+        found.append((len(data_of(html)["sites"][0]["heads"][0]) == 7, files))
+        assert ("Histograms and curves of this many heads would not fit in a page" in html) == (not found[-1][0])
+        assert ("The JSON of this many heads would not fit" in html) == (files == ("csv",))
+        assert ("CSV and JSON of this many heads would not fit" in html) == (files == ())
+        monkeypatch.setattr(build, "LARGEST_BYTES", len(html.encode("utf-8")) - 1)
+    assert found == [(True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False, ())]
+
+
+def file_of(html: str, kind: str) -> str:
+    found = re.search(rf'<script type="text/plain" id="file-{kind}">([A-Za-z0-9+/=]*)</script>', html)
+    assert found
+    return gzip.decompress(base64.b64decode(found.group(1))).decode("utf-8")
+
+
+@pytest.mark.parametrize("name", ["minilm", "encoder_decoder", "hostile"])
+def test_the_files_in_a_page_hold_every_number_exactly(name: str) -> None:
+    reading: Reading = getattr(readings, name)()
+    html = report.page(reading)
+    assert Reading.from_json(file_of(html, "json")) == reading
+    lines = list(csv.DictReader(io.StringIO(file_of(html, "csv"), newline="")))
+    assert len(lines) == len(reading.heads)
+    for line, head in zip(lines, reading.heads, strict=True):
+        assert int(line["head"]) == head.head
+        for field in ("entropy_nats", "max_logit", "gini"):
+            value = getattr(head, field)
+            assert line[field] == ("" if value is None else str(value))
+    assert set(lines[0]) >= {"site", "layer", "kind", "mode", "judged", "rows"}
+    assert "by_visible_keys" not in lines[0]
+
+
+def test_what_a_spreadsheet_would_calculate_is_text() -> None:
+    sites = tuple(readings.site(f"{first}1+1", 1) for first in "=+-@x")
+    found = [line["site"] for line in csv.DictReader(io.StringIO(as_csv(readings.reading(*sites))))]
+    assert found == ["'=1+1", "'+1+1", "'-1+1", "'@1+1", "x1+1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("org/model 7b", "attemper-org-model-7b"), ("../../etc/passwd", "attemper-etc-passwd"), ("模型", "attemper")],
+)
+def test_a_file_has_a_plain_name(model: str, name: str) -> None:
+    assert file_name(readings.reading(model=model)) == name
+
+
+def test_a_page_says_what_was_read_when_and_with_what() -> None:
+    reading = replace(
+        readings.minilm(), text="poems <b>.txt", date="2026-01-31T09:30:00Z", dtype="bfloat16", revision="0a" * 20,
+        versions={"attemper": "9.9", "torch": "2.13.0"},
+    )  # fmt: skip
+    found = re.search(r'<p class="facts" id="origin">(.*?)</p>', report.page(reading), re.DOTALL)
+    assert found
+    text = " ".join(re.sub(r"<[^>]*>", " ", found.group(1)).split())
+    assert text == (
+        "text poems &lt;b&gt;.txt read on 2026-01-31 09:30:00 UTC weights bfloat16 revision 0a0a0a0a0a0a "
+        "with attemper 9.9, torch 2.13.0"
+    )
+    assert 'id="origin"' not in report.page(readings.minilm()), "older readings do not tell"
 
 
 @pytest.mark.parametrize(
@@ -203,21 +266,25 @@ def test_a_page_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def _luminance(colour: str) -> float:
-    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_all_colours_of_text_have_a_contrast_of_4_5_in_both_themes() -> None:
+@pytest.mark.parametrize(
+    ("marks", "grounds", "least"),
+    [
+        (("ink", "muted", "accent", "critical", "warning", "notice", "fine"), ("ground", "surface"), 4.5),
+        (("mark", "accent"), ("ground", "surface"), 3.0),
+        (("hatch",), ("hatch-ground",), 3.0),
+        (("critical",), ("broken-ground",), 3.0),
+    ],
+)
+def test_colours_of_text_and_of_marks_stand_out_in_both_themes(
+    marks: tuple[str, ...], grounds: tuple[str, ...], least: float
+) -> None:
     style = re.search(r"<style>(.*?)</style>", report.page(readings.reading()), re.DOTALL)
     assert style
     themes = re.findall(r":root[^{]*\{([^}]*)\}", style.group(1))
     assert len(themes) == 3
     for theme in themes:
         colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", theme))
-        for text in ("ink", "muted", "accent", "critical", "warning", "notice", "fine"):
-            for ground in ("ground", "surface"):
-                light, dark = sorted((_luminance(colours[text]), _luminance(colours[ground])), reverse=True)
-                assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+        for mark in marks:
+            for ground in grounds:
+                assert contrast(of_hex(colours[mark]), of_hex(colours[ground])) >= least, (mark, ground)
     assert themes[1].split() == themes[2].split(), "dark by the button is dark by the system"

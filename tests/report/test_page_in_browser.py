@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from attemper.records import Reading
+from attemper.report.download import as_csv
+from tests.contrast import contrast, of_hex
 from tests.report import readings
 from tests.report.conftest import Open
 
@@ -249,7 +253,7 @@ def test_hostile_names_are_shown_as_text_everywhere(open_page: Open) -> None:
     for name in readings.HOSTILE[:8]:
         assert text.count(name) >= 5, name
     assert page.locator("img, svg, iframe, main script, a[href^=javascript]").count() == 0
-    assert page.evaluate("document.scripts.length") == 3
+    assert page.evaluate("document.scripts.length") == 5
     assert "\u202e" not in page.content()
 
 
@@ -257,7 +261,8 @@ def test_without_scripts_there_is_a_table(open_page: Open) -> None:
     page = open_page(readings.minilm(), java_script_enabled=False)
     assert page.locator("noscript tbody tr").count() == 72
     assert page.locator("#heads").is_hidden()
-    assert "nothing needs attention" in (page.text_content("#verdict") or "")
+    assert "4 notices, no warning" in (page.text_content("#verdict") or "")
+    assert page.locator(".save").first.is_hidden()
 
 
 @pytest.mark.parametrize("sites", [(), (readings.silent("layer.0"),)])
@@ -282,3 +287,93 @@ def test_a_curve_may_have_gaps_and_a_histogram_may_be_empty(open_page: Open) -> 
     page = open_page(readings.reading(replace(readings.site("layer.0", 2), heads=(odd, heads[1]))))
     assert page.get_attribute("#histogram", "aria-label") == "no row"
     assert "256–511 keys: –" in (page.get_attribute("#curve", "aria-label") or "")
+
+
+INK = """
+([host, x, y]) => {
+  const canvas = document.querySelector(`${host} canvas`);
+  const scale = canvas.width / canvas.clientWidth;
+  const at = [x, canvas.clientHeight + y].map((place) => Math.round(place * scale));
+  return [...window.copy(canvas).getImageData(...at, 1, 1).data].slice(0, 3);
+}
+"""
+GROUND = """
+(selector) => {
+  const [r, g, b] = getComputedStyle(document.querySelector(selector)).backgroundColor.match(/[0-9]+/g).map(Number);
+  return [r, g, b];
+}
+"""
+MARKS = """
+() => {
+  const options = (box) => echarts.getInstanceByDom(document.querySelector(box)).getOption();
+  const [strip, histogram, curve, map] = ["#strip", "#histogram", "#curve", ".map .drawing"].map(options);
+  return {
+    "#panel": [
+      strip.series[0].itemStyle.borderColor, strip.xAxis[0].axisLine.lineStyle.color,
+      histogram.series[0].itemStyle.color, histogram.xAxis[1].axisLine.lineStyle.color,
+      curve.series[0].lineStyle.color, curve.series[0].itemStyle.color, curve.xAxis[0].axisLine.lineStyle.color,
+    ],
+    "body": [map.series[0].itemStyle.borderColor],
+  };
+}
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_mark_of_a_chart_stands_out_from_its_ground(open_page: Open, theme: str) -> None:
+    page = open_page(readings.minilm(), color_scheme=theme)
+    for box, marks in page.evaluate(MARKS).items():
+        ground = page.evaluate(GROUND, box)
+        for mark in marks:
+            assert contrast(of_hex(mark), ground) >= 3, (box, mark)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("value", [0.02, 0.98])
+def test_the_bars_of_sharp_and_of_diffuse_rows_are_seen_in_both_themes(
+    open_page: Open, theme: str, value: float
+) -> None:
+    page = open_page(readings.reading(readings.site("layer.0", 2, value=value)), color_scheme=theme)
+    wide = page.evaluate("document.querySelector('#histogram canvas').clientWidth")
+    middle = 44 + (int(value * 32) + 0.5) / 32 * (wide - 58)  # of the bar; the chart's margins are 44 and 14
+    bar = page.evaluate(INK, ["#histogram", middle, -24 - 20])
+    assert contrast(bar, page.evaluate(GROUND, "#panel")) >= 3
+
+
+def test_points_of_the_curve_are_labelled_with_what_its_axis_shows(open_page: Open) -> None:
+    page = open_page(readings.reading(readings.site("layer.0", 1, value=0.25)))
+    shown = page.evaluate(
+        "echarts.getInstanceByDom(document.querySelector('#curve')).getOption().series[0].label.formatter"
+        "({ dataIndex: 0 })"
+    )
+    assert shown == "0.25"
+
+
+def test_on_a_phone_the_numbers_are_in_the_cells_and_the_alarms_before_the_panel(open_page: Open) -> None:
+    page = open_page(readings.minilm(), width=390, has_touch=True, is_mobile=True)
+    texts = page.evaluate(
+        "echarts.getInstanceByDom(document.querySelector('.map .drawing')).getOption()"
+        ".series[0].data.map((cell) => cell.label && cell.label.formatter)"
+    )
+    assert len(texts) == 72
+    assert texts[:3] == [".92", ".94", ".04"]
+    tops = [page.evaluate(f"document.querySelector('{at}').offsetTop") for at in ("#heads", "#alarms", "#panel")]
+    assert tops == sorted(tops)
+    assert page.locator(".figures .value small").first.is_visible(), "units"
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_the_numbers_can_be_saved_offline_under_the_policy_of_the_page(
+    open_page: Open, tmp_path: Path, kind: str
+) -> None:
+    reading = replace(readings.minilm(), model="org/a model")
+    page = open_page(reading, offline=True)
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name=kind.upper(), exact=True).click()
+    assert waiting.value.suggested_filename == f"attemper-org-a-model.{kind}"
+    waiting.value.save_as(tmp_path / "saved")
+    saved = (tmp_path / "saved").read_text(encoding="utf-8")
+    if kind == "json":
+        assert Reading.from_json(saved) == reading
+    else:
+        assert saved == as_csv(reading)

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+
+import pytest
 
 from attemper.records import Skipped
+from attemper.report.document import stacks
+from attemper.report.overview import groups
 from attemper.report.verdict import verdict
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
 
 
-def test_notices_of_a_healthy_model_need_no_attention() -> None:
+def test_notices_of_a_healthy_model_are_counted_and_not_called_fine() -> None:
     found = verdict(minilm())
-    assert found.level == "fine"
+    assert found.level == "notice"
     assert found.sentence == (
         "72 heads in 6 layers: 1 is nearly one-hot, 3 are nearly uniform, and the largest logit is 77.25; "
-        "nothing needs attention."
+        "4 notices, no warning."
     )
+
+
+@pytest.mark.parametrize("severities", list(product(("", "notice"), ("", "warning"), ("", "critical"), ("", "odd"))))
+def test_the_verdict_and_the_cards_of_alarms_say_the_same(severities: tuple[str, ...]) -> None:
+    """Every combination of severities: the level is that of the first card, and every card has its clause."""
+    kinds = {"notice": "first_token", "warning": "logits", "critical": "nonfinite", "odd": "drifting"}
+    clauses = {
+        "notice": "rests on the first token", "warning": "has logits above 100", "critical": "has NaN",
+        "odd": "raised the alarm “drifting”",
+    }  # fmt: skip
+    given = [severity for severity in severities if severity]
+    alarms = tuple(alarm(kinds[severity], severity, "layer.0", 0, 1.0) for severity in given)
+    one = reading(site("layer.0"), alarms=alarms)
+    cards, found = groups(one, stacks(one.sites)), verdict(one)
+    assert len(cards) == len(given)
+    assert found.level == (cards[0].level if cards else "fine")
+    assert ("nothing needs attention" in found.sentence) == (not cards)
+    assert all(clauses[severity] in found.sentence for severity in given)
 
 
 def test_without_alarms_the_largest_logit_is_said() -> None:
@@ -49,8 +72,8 @@ def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
     assert found.level == "critical"
     assert found.sentence == (
         "104 heads in 13 layers: 1 has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention; besides, "
-        "2 have logits above 100, the largest 143.2; 8 heads have no valid row and 1 module was skipped and not "
-        "measured."
+        "2 have logits above 100, the largest 143.2 and 8 rest on the first token; 8 heads have no valid row and "
+        "1 module was skipped and not measured."
     )
 
 

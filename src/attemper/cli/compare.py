@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,12 +65,12 @@ def compare(
     words = "" if all(files) else read_text(text)
     import attemper
 
+    options: dict[str, Any] = {
+        "text": text, "max_length": max_length, "batch_size": batch_size, "device": device, "dtype": dtype,
+        "backend": backend,
+    }  # fmt: skip
     readings = [
-        _stored(side)
-        if file
-        else scan_of(
-            side, words, max_length=max_length, batch_size=batch_size, device=device, dtype=dtype, backend=backend
-        ).reading
+        _stored(side) if file else scan_of(side, words, **options).reading
         for side, file in zip((a, b), files, strict=True)
     ]
     found = attemper.compare(*readings, names=_names(a, b, readings))

@@ -104,8 +104,8 @@ def scan(
     words = read_text(text)
     check_files(html, csv)
     result = scan_of(
-        model, words, max_length=max_length, batch_size=batch_size, device=device, dtype=dtype, backend=backend,
-        limits=limits, fewest_keys=fewest_keys,
+        model, words, text=text, max_length=max_length, batch_size=batch_size, device=device, dtype=dtype,
+        backend=backend, limits=limits, fewest_keys=fewest_keys,
     )  # fmt: skip
     if html is not None:
         result.to_html(html)
@@ -133,8 +133,8 @@ def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:
 
 
 def scan_of(
-    model: str | None, words: str, *, max_length: int | None, batch_size: int, device: str, dtype: Dtype,
-    backend: str, limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
+    model: str | None, words: str, *, text: str | None, max_length: int | None, batch_size: int, device: str,
+    dtype: Dtype, backend: str, limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
 ) -> Scan:  # fmt: skip
     """Scans a pretrained model, or the one that ships (None), over a text, with a bar of progress on stderr."""
     from rich.console import Console
@@ -157,7 +157,7 @@ def scan_of(
         task = progress.add_task("scan", total=len(batches))
         return attemper.scan(
             loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=title_of(model),
-            on_batch=lambda done: progress.update(task, completed=done),
+            text=text_name(text), on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
 
 
@@ -214,6 +214,13 @@ def read_text(text: str | None) -> str:
         raise InputError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
     except OSError as error:
         raise InputError(f"the text {named(path)} cannot be read: {error.strerror or error}.") from error
+
+
+def text_name(text: str | None) -> str:
+    """What a ``--text`` option reads, by a name: a file without its folder."""
+    if text is None:
+        return "the text that ships"
+    return "standard input" if text == "-" else Path(text).name
 
 
 def title_of(model: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -65,6 +66,34 @@ def applied_weights(call: Call) -> Tensor:
     if call.normalizer != "softmax":
         return _reference_maps.weights(s, visible, call.normalizer, call.number, call.per_head)
     return _reference.weights(s, visible) * _share(call, s, visible)[..., None]
+
+
+def head_weights(call: Call, sequence: int, head: int) -> Tensor:
+    """``applied_weights`` of one head of one sequence, [Q, K] in float64 on the CPU: of a call of all its rows."""
+    batch, heads = call.query.shape[:2]
+
+    def part(tensor: Tensor | None) -> Tensor | None:
+        """Of a tensor [batch or 1, heads or 1, ...] what this head and sequence have."""
+        if tensor is None:
+            return None
+        at, of = (place if size > 1 else 0 for place, size in zip((sequence, head), tensor.shape[:2], strict=True))
+        return tensor[at : at + 1, of : of + 1].detach().cpu()
+
+    def own(tensor: Tensor | None) -> Tensor | None:
+        """Of a tensor [heads] what this head has."""
+        return None if tensor is None else tensor[head : head + 1].detach().cpu()
+
+    group = head // (heads // max(call.key.shape[1], 1))
+    key = call.key[sequence : sequence + 1, group : group + 1].detach().cpu()
+    query = call.query[sequence : sequence + 1, head : head + 1].detach().cpu()
+    multiplier = part(call.multiplier)
+    assert multiplier is not None
+    assert batch > sequence
+    one = replace(
+        call, query=query, key=key, value=None, mask=part(call.mask), multiplier=multiplier, sink=own(call.sink),
+        per_head=own(call.per_head), first_keys=None,
+    )  # fmt: skip
+    return applied_weights(one)[0, 0]
 
 
 def _marked(name: str, value: Tensor, rows: Tensor) -> Tensor:

@@ -161,15 +161,16 @@ class Collector:
         except (InputError, BackendError) as error:
             self.skip(module, str(error))
             return
-        self._stage(module, found, kind, shape, real, reason, plan.backend)
+        self._stage(module, found, kind, shape, real, reason, plan)
 
-    def observe(self, module: nn.Module, stats: AttentionStats, keys: int, backend: str) -> None:
+    def observe(self, module: nn.Module, stats: AttentionStats, plan: Call) -> None:
         if not self._kept(self.name_of(module)):
             return
+        keys = plan.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self._real(kind, shape, stats.rows, None)
         found = stats.detach() if real is None else _where(stats, real).detach()
-        self._stage(module, found, kind, shape, real, reason, backend)
+        self._stage(module, found, kind, shape, real, reason, plan)
 
     def take(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
         """Takes what taps have summed in their buffers, by names of sites."""
@@ -218,7 +219,7 @@ class Collector:
 
     def _stage(
         self, module: nn.Module, found: AttentionStats | Accumulated | None, kind: str, shape: tuple[int, ...],
-        real: Tensor | None, reason: str | None, backend: str,
+        real: Tensor | None, reason: str | None, plan: Call,
     ) -> None:  # fmt: skip
         name = self._next_name(module)
         if reason is not None or found is None:
@@ -226,7 +227,14 @@ class Collector:
             return
         tokens = shape[0] * shape[2] if real is None else real.sum()
         key = (name, kind, "train" if module.training else "eval")
-        self._staged.append(Taken(key, found, shape[2], shape[3], tokens, backend))
+        self._staged.append(Taken(key, found, shape[2], shape[3], tokens, plan.backend))
+        self.note(module, name, kind, plan, real)
+
+    def note(self, module: nn.Module, name: str, kind: str, call: Call, real: Tensor | None) -> None:
+        """Called with every call that is measured, while it is there to look at: a scan wants no more of it.
+
+        ``real``: [B, Q] bool, which of its queries are tokens; None for all.
+        """
 
     def _next_name(self, module: nn.Module) -> str:
         """The name of the attention call that is running: ``name``, and from the second one on ``name#2``."""

@@ -158,6 +158,11 @@ class Comparison:
 
         yield table(self, options.max_width)
 
+    def _repr_html_(self) -> str:
+        from attemper.monitor.notebook import comparison_html
+
+        return comparison_html(self, STATISTICS)
+
     def __str__(self) -> str:
         from rich.console import Console
 

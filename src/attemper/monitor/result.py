@@ -141,6 +141,11 @@ class Scan:
 
         yield table(self.reading, options.max_width)
 
+    def _repr_html_(self) -> str:
+        from attemper.monitor.notebook import scan_html
+
+        return scan_html(self.reading)
+
     def __str__(self) -> str:
         from rich.console import Console
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
@@ -14,13 +12,12 @@ from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
+from attemper.monitor.forward import observed, run
+from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.records import FEWEST_KEYS, Reading
-from attemper.sites import functions, public_functions
-from attemper.sites import transformers as registry
-from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
-from attemper.sites.observer import UnsupportedCallError, observing
-from attemper.sites.padding import CallContext, tracked
+from attemper.sites.compiled import SCRIPTED, is_script
+from attemper.sites.padding import CallContext
 from attemper.sites.wrappers import class_name, unwrapped
 
 ADVICE = (
@@ -34,7 +31,7 @@ ADVICE = (
 def scan(
     model: nn.Module, batches: Iterable[Any], *, stats: str | Iterable[str] = "all",
     limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS, backend: str = "auto",
-    name: str | None = None, on_batch: Callable[[int], None] | None = None,
+    name: str | None = None, text: str | None = None, on_batch: Callable[[int], None] | None = None,
 ) -> Scan:  # fmt: skip
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
@@ -53,7 +50,9 @@ def scan(
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
             such a row is not ``judged``, and the result's ``notes`` say so.
         backend: as in :func:`attemper.attention`.
-        name: of the model in the result; None for its class and, if it has one, the path it was loaded from.
+        name: of the model in the result; None for its class and what it was loaded from: a hub id, or the last two
+            names of a folder.
+        text: what the batches are, by a name that the result shows (a file's, a data set's).
         on_batch: called with the number of batches done, after each.
 
     Returns:
@@ -70,16 +69,9 @@ def scan(
     checked_backend(backend, device_of(model))
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
-    with ExitStack() as stack:
-        switch = stack.enter_context(registry.switched(model))
-        stack.enter_context(tracked(context, model, registry.pretrained(model)))
-        stack.enter_context(public_functions.seen())
-        if any(map(is_compiled, model.modules())):
-            # Nothing can look into compiled code; run as it was written it computes the same.
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        collector.refuse({name: reason for name, reason in compiled_parts(model).items() if reason == SCRIPTED})
+    with observed(model, collector) as switch:
         for done, batch in enumerate(batches, 1):
-            _run(model, batch, collector, switch, done)
+            run(f"scan: batch {done}", model, batch, collector, switch)
             if on_batch is not None:
                 on_batch(done)
     if not done:
@@ -89,9 +81,11 @@ def scan(
         reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in collector.skips())
         raise InputError(f"scan saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
     found = collector.found()
-    title = name or _title(model)
     raised = alarms(found.sites, checked, fewest_keys)
-    reading = Reading(title, found.tokens, found.backend, found.sites, found.skipped, raised, fewest_keys=fewest_keys)
+    reading = Reading(
+        name or title(model), found.tokens, found.backend, found.sites, found.skipped, raised,
+        fewest_keys=fewest_keys, text=text, **provenance(model, now()),
+    )  # fmt: skip
     return Scan(reading, found.last)
 
 
@@ -110,40 +104,3 @@ def device_of(model: nn.Module) -> str | None:
     """The kind of device that the model's parameters are on; None where it has none."""
     parameter = next(model.parameters(), None)
     return None if parameter is None else parameter.device.type
-
-
-def _run(model: nn.Module, batch: Any, collector: Collector, switch: registry.Switched, number: int) -> None:
-    """One batch; a model with a call that cannot be honoured gets its own attention back, and the batch runs again."""
-    while True:
-        collector.begin()
-        try:
-            with torch.no_grad(), observing(collector), functions.seen():
-                _called(model, batch, number)
-        except UnsupportedCallError as error:
-            owner = collector.owner(error.module, switch.models)
-            if owner is None:
-                raise
-            collector.skipped[collector.name_of(error.module)] = error.reason
-            switch.exclude(owner)
-            continue
-        collector.commit()
-        return
-
-
-def _called(model: nn.Module, batch: Any, number: int) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, tuple | list):
-        return model(*batch)
-    if isinstance(batch, Tensor):
-        return model(batch)
-    raise InputError(
-        f"scan: batch {number} is {type(batch).__name__}; expected a dict (model(**batch)), a tuple or list "
-        "(model(*batch)) or a tensor (model(batch))."
-    )
-
-
-def _title(model: nn.Module) -> str:
-    model = unwrapped(model)
-    path = getattr(getattr(model, "config", None), "_name_or_path", "")
-    return f"{class_name(model)} {path}".strip()

@@ -22,6 +22,7 @@ from attemper.monitor.alarms import alarms as found_alarms
 from attemper.monitor.alarms import checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running
+from attemper.monitor.provenance import now, provenance
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
 from attemper.records import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
@@ -118,6 +119,8 @@ class Watch:
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
         self._stepping = self._fresh = False
+        self._date: str | None = None
+        """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
@@ -262,7 +265,7 @@ class Watch:
         if not self._fresh:
             self._collector.commit()
             self._collector.forget()
-            self._fresh = True
+            self._fresh, self._date = True, now()
             self.sampled += 1
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -378,6 +381,7 @@ class Watch:
             found_alarms(found.sites, self._limits, self._fewest_keys),
             sampled_rows=self._collector.rows,
             fewest_keys=self._fewest_keys,
+            **provenance(self.model, self._date),
         )
         return Scan(reading, dict(found.last))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,16 +16,21 @@ from attemper._text import shown
 from attemper.records import Reading
 from attemper.report.display import script_json
 from attemper.report.document import document, quantities, stacks
-from attemper.report.overview import figures, groups, rows
+from attemper.report.download import file_name, packed
+from attemper.report.overview import figures, groups, origin, rows
 from attemper.report.target import write_whole
 from attemper.report.vendored import VERSION, echarts
 from attemper.report.verdict import verdict
 
 LARGEST_BYTES = 2_000_000
-"""A page that would be larger leaves out the histograms and curves, and says so."""
+"""A page that would be larger leaves something out, and says so."""
+_LEVELS = ((True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False, ()))
+"""Whether histograms and curves are in it, and which files it can save; the first that is small enough is taken."""
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("numbers.js", "colours.js", "theme.js", "maps.js", "charts.js", "panel.js", "table.js", "main.js")
+_SCRIPTS = (
+    "numbers.js", "colours.js", "theme.js", "maps.js", "charts.js", "panel.js", "table.js", "download.js", "main.js",
+)  # fmt: skip
 """Put together in this order, inside one function: they share names, and add none to the window."""
 
 
@@ -34,8 +40,13 @@ def page(reading: Reading) -> str:
     Raises:
         ValueError: a number of the reading is NaN or infinite; a missing number is None.
     """
-    whole = _rendered(reading, details=True)
-    return whole if len(whole.encode("utf-8")) <= LARGEST_BYTES else _rendered(reading, details=False)
+    files = {kind: packed(reading, kind) for kind in ("csv", "json")}
+    whole = ""
+    for details, kinds in _LEVELS:
+        whole = _rendered(reading, details=details, files={kind: files[kind] for kind in kinds})
+        if len(whole.encode("utf-8")) <= LARGEST_BYTES:
+            break
+    return whole
 
 
 def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
@@ -47,7 +58,7 @@ def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
     return write_whole(path, page(reading))
 
 
-def _rendered(reading: Reading, details: bool) -> str:
+def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
     towers, kinds = stacks(reading.sites), quantities(reading)
     style, script, library = asset("page.css"), _script(), echarts()
     return templates().get_template("page.html.j2").render(
@@ -55,6 +66,9 @@ def _rendered(reading: Reading, details: bool) -> str:
         tokens=reading.tokens,
         backend=shown(reading.backend),
         sampled_rows=reading.sampled_rows,
+        origin=origin(reading),
+        files={kind: Markup(text) for kind, text in files.items()},
+        file_name=file_name(reading),
         heads=sum(len(site.heads) for site in reading.sites),
         sites=len(reading.sites),
         skipped=[(shown(skipped.name), shown(skipped.reason)) for skipped in reading.skipped],

@@ -91,6 +91,20 @@ def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]
     return Place(site, head, f"{label}{of_head}", cut(shown(name), 300) + ("" if head is None else f", head {head}"))
 
 
+def origin(reading: Reading) -> tuple[tuple[str, str], ...]:
+    """What was read, when and with what, as titles and values; what the reading does not tell is left out."""
+    date = None if reading.date is None else reading.date.replace("T", " ").replace("Z", " UTC")
+    versions = ", ".join(f"{name} {version}" for name, version in (reading.versions or {}).items())
+    told = {
+        "text": reading.text,
+        "read on": date,
+        "weights": reading.dtype,
+        "revision": None if reading.revision is None else reading.revision[:12],
+        "with": versions or None,
+    }
+    return tuple((title, cut(shown(value), 160)) for title, value in told.items() if value is not None)
+
+
 def figures(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Figure, ...]:
     """The mean and the extremes of normalised entropy and the largest logit; those that have a number."""
     labels = spoken_labels(towers)

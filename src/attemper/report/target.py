@@ -67,6 +67,5 @@ def _temporary(target: Path) -> Path:
 
 def _message(what: str, path: str | os.PathLike[str], reason: str) -> str:
     name, example = named(os.fspath(path)), f"{what}{SUFFIXES[what]}"
-    return (
-        f"the {what} cannot be written to {name!r}: {reason}. Name a file in a folder that exists, such as {example}."
-    )
+    advice = f"Name a file in a folder that exists, such as {example}."
+    return f"the {what} cannot be written to {name!r}: {reason}. {advice}"

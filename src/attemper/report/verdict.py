@@ -21,8 +21,8 @@ _NOTICED = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """``level`` is the worst severity: critical, warning or fine; unjudged, where no row sees enough keys; or empty,
-    where nothing was measured.
+    """``level`` is the worst severity, as on the cards below it: critical, warning, notice, or fine without an alarm;
+    unjudged, where no row sees enough keys; or empty, where nothing was measured.
     """
 
     level: str
@@ -39,7 +39,8 @@ def verdict(reading: Reading) -> Verdict:
     unknown = _unmeasured(reading, heads)
     bound = "" if reading.sampled_rows is None else "at least "
     if alarms["critical"]:
-        rest = f"; besides, {_joined(_clauses(alarms['warning'], bound))}" if alarms["warning"] else ""
+        others = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
+        rest = f"; besides, {_joined(others)}" if others else ""
         found = _joined(_clauses(alarms["critical"], bound))
         return Verdict("critical", f"{total}: {found}{_first(alarms['critical'])}{rest}{unknown}.")
     if alarms["warning"]:
@@ -47,6 +48,9 @@ def verdict(reading: Reading) -> Verdict:
         return Verdict("warning", f"{total}: {_joined(noticed)}{unknown}.")
     short = [head for head in heads if head.rows and not head.judged]
     calm = [*_clauses(alarms["notice"], bound), *_largest_logit(heads, bound), *_short_rows(reading, short)]
+    if alarms["notice"]:
+        notices = count(len(alarms["notice"]), "notice")
+        return Verdict("notice", f"{total}: {_joined(calm)}{unknown}; {notices}, no warning.")
     if not any(head.judged for head in heads):
         return Verdict("unjudged", f"{total}: {_joined(calm)}{unknown}.")
     others = " in the others" if short else ""

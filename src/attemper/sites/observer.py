@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.functional.call import Options, Packing
+from attemper.functional.call import Call, Options, Packing
 from attemper.functional.stats import AttentionStats
 from attemper.sites.padding import CallContext
 
@@ -63,8 +63,8 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, keys: int, backend: str) -> None:
-        """Takes the statistics of a call that ``backend`` computed here."""
+    def observe(self, module: nn.Module, stats: AttentionStats, plan: Call) -> None:
+        """Takes the statistics of a call that was computed here."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:

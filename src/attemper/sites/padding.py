@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +31,10 @@ OTHER_SEQUENCES = (
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Arguments that hold keys of earlier calls."""
+
+_IDS = "input_ids"
+"""How the names of transformers' arguments that hold token ids end."""
+_INTEGERS = (torch.int32, torch.int64)
 
 _PADDING = {
     nn.TransformerEncoderLayer: ("src_key_padding_mask",),
@@ -55,6 +59,10 @@ class Tokens:
     """Whether they may be of either side of an encoder-decoder: then nothing can be told of a call's queries."""
     unclear: bool = False
     """Whether True in ``own`` may mean hidden: ``CallContext.settle`` decides."""
+    ids: Mapping[str, Tensor] | None = None
+    """Token ids [B, tokens] among the arguments, by name; empty where the sequence is that of the module around; None
+    where it is something else (pixels, frames).
+    """
 
     def of_queries(self, queries: int, keys: int, *, cross: bool) -> Tensor | None:
         """[B, queries] bool: which queries are real; None where the mask does not tell.
@@ -264,9 +272,25 @@ def _enter_model(context: CallContext, names: list[str]) -> Any:
             padding = _given(names, args, kwargs, name)
             own = ~hidden(padding) if _token_mask(padding) is not None else own
         past = _past(next((_given(names, args, kwargs, name) for name in _CACHES if name in names), None))
-        context.stack.append(Tokens(own, encoder, past, unclear=unclear))
+        ids = _token_ids(module, dict(zip(names, args, strict=False)) | kwargs)
+        context.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=ids))
 
     return hook
+
+
+def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor] | None:
+    """Arguments that are token ids, [B, tokens]: by their names in transformers, any whole numbers elsewhere."""
+    if isinstance(module, _LAYERS):
+        return {}
+    found = {
+        name: part for name, part in arguments.items()
+        if isinstance(part, Tensor) and part.dim() == 2 and part.dtype in _INTEGERS and "mask" not in name
+    }  # fmt: skip
+    named = {name: part for name, part in found.items() if name.endswith(_IDS)}
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None or not isinstance(module, library.PreTrainedModel):
+        return named or found
+    return named if named or arguments.get("inputs_embeds") is not None else None
 
 
 def _leave_module(context: CallContext) -> Any:

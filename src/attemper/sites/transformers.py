@@ -109,7 +109,7 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
     output, stats = executed(plan)
     for observer in observers:
         if stats is not None:
-            observer.observe(module, stats, call.key.shape[2], plan.backend)
+            observer.observe(module, stats, plan)
     return output
 
 

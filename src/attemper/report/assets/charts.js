@@ -12,7 +12,7 @@ function chartOn(id) {
 
 function axisStyle() {
   return {
-    axisLine: { lineStyle: { color: theme("--line") } },
+    axisLine: { lineStyle: { color: theme("--mark") } },
     axisTick: { show: false },
     axisLabel: { color: theme("--muted"), fontSize: 11, hideOverlap: true },
     splitLine: { lineStyle: { color: theme("--line"), opacity: 0.6 } },
@@ -51,7 +51,7 @@ function drawStrip(head) {
     series: [
       {
         type: "scatter", progressiveThreshold: Infinity, symbolSize: size, data: points.map(({ x, y }) => [x, y]), markLine: mineLine(mine),
-        itemStyle: { color: ({ dataIndex }) => fill(points[dataIndex]), opacity: 0.85, borderColor: theme("--dot-line"), borderWidth: 0.5 },
+        itemStyle: { color: ({ dataIndex }) => fill(points[dataIndex]), opacity: 1, borderColor: theme("--mark"), borderWidth: size < 7 ? 0.75 : 1 },
       },
       {
         type: "scatter", silent: true, symbolSize: 15, z: 5, data: mine.map(({ x, y }) => [x, y]),
@@ -93,9 +93,8 @@ function drawHistogram(head) {
     yAxis: { ...style, type: "value", minInterval: 1, splitNumber: 2, axisLine: { show: false } },
     series: [{
       type: "bar", silent: true, barCategoryGap: "12%",
-      data: bins.map((rows, bin) => ({
-        value: rows, itemStyle: { color: css(viridis((bin + 0.5) / 32)), borderColor: theme("--dot-line"), borderWidth: 0.5, borderRadius: [2, 2, 0, 0] },
-      })),
+      itemStyle: { color: theme("--accent"), borderRadius: [2, 2, 0, 0] }, // both ends of viridis vanish on one of the grounds
+      data: bins,
     }],
   }, true);
 }
@@ -125,7 +124,7 @@ function drawCurve(head) {
     series: [{
       type: "line", silent: true, symbol: "circle", symbolSize: 8, connectNulls: false,
       lineStyle: { color: theme("--accent"), width: 2 }, itemStyle: { color: theme("--accent") },
-      label: { show: buckets.length <= 8, position: "top", formatter: ({ dataIndex }) => `${full(buckets[dataIndex].nats)} nats`, color: theme("--muted"), fontSize: 10.5 },
+      label: { show: buckets.length <= 8, position: "top", formatter: ({ dataIndex }) => full(buckets[dataIndex].normalized), color: theme("--muted"), fontSize: 10.5 },
       labelLayout: { hideOverlap: true },
       data: buckets.map(({ normalized }) => normalized),
     }],

@@ -58,6 +58,7 @@ function firstHead() {
 
 startTheme(redraw);
 byId("heads").hidden = false;
+startDownloads();
 if (HEADS.length) {
   startMaps();
   startControls();

@@ -1,6 +1,7 @@
 // Layers x heads, one map for each stack: cells on an ECharts canvas, labels and the two rings around it in the document.
 
 const TOP = 22; // room for the numbers of the heads
+const MOST_TEXTS = 1200; // cells with a number in them: each has a style of its own, which takes time
 const maps = []; // one { stack, host, area, chart, cursor, ring, wide, tall } each
 
 function makeMap(host, stack) {
@@ -64,8 +65,7 @@ function drawMap(map) {
   place(map);
 }
 
-// A square for every head, in the colour of its value. A style of its own for each costs ECharts time: only where the
-// cells have room for text, which only maps of few heads have.
+// A square for every head, in the colour of its value, with its number where there is room.
 function cells(map, rows) {
   const ends = range();
   const size = [map.wide - 2, map.tall - 2];
@@ -76,26 +76,32 @@ function cells(map, rows) {
     return valueOf(head) === null ? missing : css(viridis(shareOf(valueOf(head), ends)));
   };
   const heads = rows.flatMap((row, y) => row.map((head, x) => ({ head, at: [x, y] })));
-  const roomy = map.wide >= 34 && map.tall >= 26;
+  const roomy = map.wide >= 22 && map.tall >= 20 && heads.length <= MOST_TEXTS;
   return {
     type: "scatter", silent: true, symbol: "rect", symbolSize: size, clip: false, progressiveThreshold: Infinity,
-    itemStyle: { color: ({ dataIndex }) => fill(heads[dataIndex].head), opacity: 1 },
-    data: heads.map(({ head, at }) => (roomy ? { value: at, label: cellText(head, ends) } : at)),
+    itemStyle: { color: ({ dataIndex }) => fill(heads[dataIndex].head), opacity: 1, borderColor: theme("--mark"), borderWidth: 1 },
+    data: heads.map(({ head, at }) => (roomy ? { value: at, label: cellText(head, ends, isNarrow(map)) } : at)),
   };
 }
 
-function cellText(head, ends) {
+function isNarrow(map) {
+  return map.wide < 34 || map.tall < 26;
+}
+
+function cellText(head, ends, narrow) {
   const value = valueOf(head);
+  const fontSize = narrow ? 9.5 : 11;
+  const offset = narrow ? [0, 3] : [0, 0]; // below the dot of an alarm
   if (head.nonfinite) {
-    return { show: true, formatter: "NaN", fontSize: 11, color: theme("--ink"), backgroundColor: theme("--broken-ground"), padding: [2, 3] };
+    return { show: true, formatter: "NaN", fontSize, offset, color: theme("--ink"), backgroundColor: theme("--broken-ground"), padding: narrow ? [1, 0] : [2, 3] };
   }
   if (value === null) return { show: false };
-  return { show: true, formatter: short(value), fontSize: 11, color: inkOn(viridis(shareOf(value, ends))) };
+  return { show: true, formatter: narrow ? shortest(value) : short(value), fontSize, offset, color: inkOn(viridis(shareOf(value, ends))) };
 }
 
 // A dot in the corner of the heads that raised an alarm.
 function marks(map, rows) {
-  const inset = Math.min(9, map.wide / 3);
+  const inset = isNarrow(map) ? 5 : 9;
   return {
     type: "scatter", silent: true, progressiveThreshold: Infinity, symbol: "circle", symbolSize: map.wide >= 34 ? 6 : map.wide >= 20 ? 5 : 4,
     symbolOffset: [map.wide / 2 - inset, -map.tall / 2 + inset],

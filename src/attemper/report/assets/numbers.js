@@ -53,6 +53,15 @@ function short(value) {
   return value.toFixed(2);
 }
 
+// As much as fits in a narrow cell: three characters, four with a sign.
+function shortest(value) {
+  const size = Math.abs(value);
+  if (size >= 1000) return `${Math.round(value / 1000)}k`;
+  if (size >= 9.95) return value.toFixed(0);
+  if (size >= 0.995) return value.toFixed(1);
+  return value.toFixed(2).replace("0.", ".");
+}
+
 function withUnit(value, quantity) {
   return value === null || !quantity.unit ? full(value) : `${full(value)} ${quantity.unit}`;
 }

@@ -1,0 +1,69 @@
+"""Forward passes of a whole model that a collector sees all attention of, with everything put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import InputError
+from attemper.monitor.collector import Collector
+from attemper.sites import functions, public_functions
+from attemper.sites import transformers as registry
+from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled
+from attemper.sites.observer import UnsupportedCallError, observing
+from attemper.sites.padding import tracked
+
+
+@contextmanager
+def observed(model: nn.Module, collector: Collector) -> Iterator[registry.Switched]:
+    """Models of transformers' registry attend here, masks and cross attention are followed, compiled code runs as it
+    was written.
+    """
+    with ExitStack() as stack:
+        switch = stack.enter_context(registry.switched(model))
+        stack.enter_context(tracked(collector.context, model, registry.pretrained(model)))
+        stack.enter_context(public_functions.seen())
+        if any(map(is_compiled, model.modules())):
+            # Nothing can look into compiled code; run as it was written it computes the same.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        collector.refuse({name: reason for name, reason in compiled_parts(model).items() if reason == SCRIPTED})
+        yield switch
+
+
+def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: registry.Switched) -> None:
+    """One batch; a model with a call that cannot be honoured gets its own attention back, and the batch runs again.
+
+    Raises:
+        InputError: the batch is no dict, tuple, list or tensor; ``where`` stands before the message.
+    """
+    while True:
+        collector.begin()
+        try:
+            with torch.no_grad(), observing(collector), functions.seen():
+                _called(where, model, batch)
+        except UnsupportedCallError as error:
+            owner = collector.owner(error.module, switch.models)
+            if owner is None:
+                raise
+            collector.skipped[collector.name_of(error.module)] = error.reason
+            switch.exclude(owner)
+            continue
+        collector.commit()
+        return
+
+
+def _called(where: str, model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    if isinstance(batch, Tensor):
+        return model(batch)
+    raise InputError(
+        f"{where} is {type(batch).__name__}; expected a dict (model(**batch)), a tuple or list (model(*batch)) or a "
+        "tensor (model(batch))."
+    )

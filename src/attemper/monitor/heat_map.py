@@ -1,0 +1,156 @@
+"""A grid of weights [Q, K] with a label for each row and column, as HTML without scripts and as a picture."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from html import escape
+
+import torch
+from torch import Tensor
+
+from attemper._text import cut, shown
+from attemper.errors import InputError, MissingExtraError
+
+MOST_CELLS = 48
+"""Rows and columns up to which HTML is a table with labels; beyond, an image without."""
+MOST_LABELS = 80
+"""Labels on an axis of a picture; of more, every so many-th is shown."""
+LONGEST_LABEL = 24
+
+VIRIDIS = (
+    (68, 1, 84), (72, 26, 108), (71, 47, 125), (65, 68, 135), (57, 86, 140), (49, 104, 142), (42, 120, 142),
+    (35, 136, 142), (31, 152, 139), (34, 168, 132), (53, 183, 121), (84, 197, 104), (122, 209, 81), (165, 219, 54),
+    (210, 226, 27), (253, 231, 37),
+)  # fmt: skip
+"""Dark is little weight, light is much; readable without colour vision, since lightness rises throughout."""
+MISSING = (160, 160, 160)
+"""Weights that are no number."""
+_SMALL = "font-size:12px;color:inherit;opacity:0.75"
+
+
+def html(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title: str) -> str:
+    """The grid as HTML that needs no script, loads nothing and is readable on light and on dark ground.
+
+    Up to ``MOST_CELLS`` rows and columns as a table, each cell with its weight on hover; larger ones as an image.
+    """
+    largest = _largest(weights)
+    scale = f"Dark is 0, light is {largest:.3g}, the largest weight. Rows are queries, columns are keys."
+    small = max(weights.shape, default=0) <= MOST_CELLS
+    body = _table(weights, rows, columns) if small else _image(weights, title)
+    return (
+        f'<div style="overflow-x:auto;color:inherit"><div style="font-weight:600">{escape(shown(title))}</div>'
+        f'{body}<div style="{_SMALL}">{escape(scale)}</div></div>'
+    )
+
+
+def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title: str) -> bytes:
+    """The grid as PNG, with labels and a scale.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: there is no weight to draw.
+    """
+    if not weights.numel():
+        raise InputError(f"there is nothing to draw: {title}.")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("Pattern.to_png", "matplotlib", "plot") from error
+    wide, tall = (min(14.0, 3.0 + 0.2 * size) for size in (len(columns), len(rows)))
+    figure = Figure(figsize=(wide + 1, tall), layout="constrained")
+    axes = figure.add_subplot()
+    drawn = axes.imshow(weights.double().numpy(), cmap="viridis", vmin=0.0, interpolation="nearest", aspect="auto")
+    axes.set_title(cut(shown(title), 120), fontsize=9, parse_math=False)
+    axes.set_xlabel("keys")
+    axes.set_ylabel("queries")
+    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+        step = max(1, -(-len(names) // MOST_LABELS))
+        places = range(0, len(names), step)
+        labels = axis.set_ticks(places, [cut(shown(names[place]), LONGEST_LABEL) for place in places], fontsize=7)
+        for label in labels:
+            label.label1.set_parse_math(False)  # a token may be a dollar sign
+    axes.tick_params(axis="x", rotation=90)
+    figure.colorbar(drawn, ax=axes, label="weight", shrink=0.8)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def viridis(share: float) -> tuple[int, int, int]:
+    """The colour of a value from 0 to 1; the nearest of ``VIRIDIS``."""
+    return VIRIDIS[round(min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1))]
+
+
+def ink_on(colour: tuple[int, int, int]) -> str:
+    """Black or white, whichever has more contrast: never below 4.5 to 1, by the formula of WCAG."""
+    shares = [channel / 255 for channel in colour]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return "#000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#fff"
+
+
+def _largest(weights: Tensor) -> float:
+    known = weights[torch.isfinite(weights)]
+    return float(known.max()) if known.numel() else 0.0
+
+
+def _colours(weights: Tensor) -> Tensor:
+    """[Q, K, 3] bytes: viridis from 0 to the largest weight, grey where there is no number."""
+    scale = torch.tensor(VIRIDIS, dtype=torch.float64)
+    share = weights.double() / (_largest(weights) or 1.0)
+    place = share.nan_to_num(0.0).clamp(0, 1) * (len(VIRIDIS) - 1)
+    low = place.long().clamp(max=len(VIRIDIS) - 2)
+    mixed = torch.lerp(scale[low], scale[low + 1], (place - low)[..., None])
+    missing = torch.tensor(MISSING, dtype=torch.float64)
+    return torch.where(torch.isfinite(share)[..., None], mixed, missing).round().to(torch.uint8)
+
+
+def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    names = [[escape(cut(shown(name), LONGEST_LABEL)) for name in axis] for axis in (rows, columns)]
+    plain = "border:0;padding:0 4px;text-align:right;font-weight:400;white-space:pre;background:transparent"
+    turned = "border:0;padding:0;vertical-align:bottom;font-weight:400;background:transparent"
+    upright = (
+        "display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg);white-space:pre;max-height:9em;"
+        "overflow:hidden;padding:3px 0"
+    )
+    heading = "".join(
+        f'<th scope="col" style="{turned}"><span style="{upright}">{name}</span></th>' for name in names[1]
+    )
+    lines = []
+    for row, (values, line) in enumerate(zip(weights.tolist(), _colours(weights).tolist(), strict=True)):
+        cells = "".join(
+            f'<td style="border:0;padding:0;min-width:14px;height:14px;background:rgb({r},{g},{b})" '
+            f'title="{names[0][row]} → {names[1][column]}: {value:.4g}"></td>'
+            for column, (value, (r, g, b)) in enumerate(zip(values, line, strict=True))
+        )
+        name = f'<th scope="row" style="{plain}">{names[0][row]}</th>'
+        lines.append(f'<tr style="background:transparent">{name}{cells}</tr>')
+    return (
+        '<table style="border-collapse:collapse;font-size:11px;line-height:14px;color:inherit;margin:6px 0">'
+        f"<thead><tr><td></td>{heading}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _image(weights: Tensor, title: str) -> str:
+    data = base64.b64encode(_png(_colours(weights))).decode("ascii")
+    tall, wide = weights.shape
+    factor = max(1.0, min(640 / wide, 640 / tall))
+    size = f"width:{round(wide * factor)}px;height:{round(tall * factor)}px"
+    return (
+        f'<img alt="Heat map: {escape(shown(title))}" src="data:image/png;base64,{data}" '
+        f'style="{size};max-width:none;image-rendering:pixelated;display:block;margin:6px 0;border:1px solid #808080">'
+    )
+
+
+def _png(pixels: Tensor) -> bytes:
+    """[rows, columns, 3] bytes as a PNG."""
+    tall, wide = pixels.shape[:2]
+    # Each row begins with the number of its filter, 0 for none.
+    lines = torch.cat([pixels.new_zeros(tall, 1), pixels.reshape(tall, 3 * wide)], 1)
+    header = struct.pack(">IIBBBBB", wide, tall, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.contiguous().numpy().tobytes(), 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )

@@ -1,0 +1,192 @@
+"""Scans and comparisons as a notebook shows them: HTML that needs no script and is readable on light and dark ground.
+
+Every text in it comes from somebody's model: it is escaped, and what cannot be seen is written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from attemper._text import cut, shown
+from attemper.monitor.heat_map import ink_on, viridis
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
+
+if TYPE_CHECKING:
+    from attemper.monitor.compare import Comparison, HeadChange
+
+MOST_LINES = 48
+"""Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
+LONGEST_NAME = 80
+
+_PLAIN = "border:0;padding:1px 8px 1px 0;text-align:right;font-weight:400;background:transparent"
+_LEFT = _PLAIN.replace("right", "left")
+_MUTED = "color:inherit;opacity:0.75"
+_TABLE = "border-collapse:collapse;font-size:12px;line-height:16px;color:inherit;margin:4px 0 10px"
+_MISSING = "–"
+
+
+def scan_html(reading: Reading) -> str:
+    """Layers x heads by normalised entropy, then alarms and what was skipped."""
+    heads = sum(len(site.heads) for site in reading.sites)
+    rows = reading.sampled_rows
+    sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
+    counts = f"{len(reading.sites)} sites, {heads} heads, {reading.tokens:,} tokens, {reading.backend}{sampled}"
+    stacks: dict[tuple[str, str, str], list[SiteReading]] = {}
+    for site in reading.sites:
+        stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
+    parts = [_headline(reading.model, counts)]
+    parts += [_stack(pattern, kind, mode, sites) for (pattern, kind, mode), sites in stacks.items()]
+    parts += [_line(note, 400) for note in reading.notes]
+    if reading.alarms or not reading.notes:
+        parts.append(_alarms(reading.alarms))
+    parts += [_line(f"skipped {entry.name}: {entry.reason}", 400) for entry in reading.skipped]
+    return _frame(parts)
+
+
+def comparison_html(comparison: Comparison, statistics: Sequence[str]) -> str:
+    """The heads that changed most, before and after, and the sites that only one of the two has."""
+    heads = comparison.heads
+    title = f"{cut(comparison.before, LONGEST_NAME)} → {cut(comparison.after, LONGEST_NAME)}"
+    known = [name for name in statistics if any(getattr(head, name) != (None, None) for head in heads)]
+    parts = [_headline(title, f"{len(heads)} heads"), _changes(heads, known)]
+    if len(heads) > MOST_LINES:
+        parts.append(_line(f"and {len(heads) - MOST_LINES} heads that changed less"))
+    for side, names in (("before", comparison.only_before), ("after", comparison.only_after)):
+        parts += [_line(f"only {side}: {name}") for name in names]
+    return _frame(parts)
+
+
+def _frame(parts: Iterable[str]) -> str:
+    return f'<div style="overflow-x:auto;color:inherit">{"".join(parts)}</div>'
+
+
+def _headline(title: str, counts: str) -> str:
+    name, told = _text(title, 2 * LONGEST_NAME + 3), _text(counts, 200)
+    return f'<div><b>{name}</b> <span style="{_MUTED}">{told}</span></div>'
+
+
+def _line(text: str, longest: int = 200) -> str:
+    return f'<div style="font-size:12px;{_MUTED}">{_text(text, longest)}</div>'
+
+
+def _text(text: object, longest: int = LONGEST_NAME) -> str:
+    return escape(cut(shown(text), longest))
+
+
+def _cell(text: object, style: str = _PLAIN) -> str:
+    return f'<td style="{style}">{_text(text)}</td>'
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f'<tr style="background:transparent">{"".join(cells)}</tr>'
+
+
+def _heading(titles: Iterable[str], style: str = _PLAIN) -> str:
+    """A line of titles; ``style`` is that of the first."""
+    cells = (
+        f'<th scope="col" style="{_PLAIN if place else style};{_MUTED}">{_text(title)}</th>'
+        for place, title in enumerate(titles)
+    )
+    return f"<thead>{_row(cells)}</thead>"
+
+
+def _stack(pattern: str, kind: str, mode: str, sites: list[SiteReading]) -> str:
+    """One table of like sites: a line for each, a coloured cell for each head."""
+    queries, keys = (max(getattr(site, name) for site in sites) for name in ("queries", "keys"))
+    what = f"{pattern}: {kind} attention, {mode}, up to {queries:,} queries x {keys:,} keys"
+    most = max(len(site.heads) for site in sites)
+    columns = ["layer", *map(str, range(most)), "entropy, nats", "effective tokens", "max logit"]
+    lines = [
+        _row(
+            [
+                _cell(label_of(site.name)),
+                *map(_entropy, site.heads),
+                *(_cell("") for _ in range(most - len(site.heads))),
+                *map(_cell, _summary(site.heads)),
+            ]
+        )
+        for site in sites[:MOST_LINES]
+    ]
+    more = _line(f"and {len(sites) - MOST_LINES} more layers") if len(sites) > MOST_LINES else ""
+    told = "normalised entropy of each head, % of log n: dark is sharp, light is diffuse"
+    return (
+        f'<div style="font-size:12px;margin-top:6px">{_text(what, 240)}</div>{_line(told)}'
+        f'<table style="{_TABLE}">{_heading(columns)}<tbody>{"".join(lines)}</tbody></table>{more}'
+    )
+
+
+def _entropy(head: HeadReading) -> str:
+    value = head.normalized_entropy
+    if head.nonfinite_rows:
+        return '<td style="border:0;padding:1px 4px;text-align:center;background:#b0201a;color:#fff">NaN</td>'
+    if value is None:
+        return _cell(_MISSING)
+    colour = viridis(value)
+    ground = ",".join(map(str, colour))
+    style = f"border:0;padding:1px 4px;text-align:center;background:rgb({ground});color:{ink_on(colour)}"
+    return f'<td style="{style}">{value * 100:.0f}</td>'
+
+
+def _summary(heads: tuple[HeadReading, ...]) -> tuple[str, str, str]:
+    """Mean entropy and effective tokens over heads, and the largest logit."""
+
+    def known(name: str) -> list[float]:
+        return [value for head in heads if (value := getattr(head, name)) is not None]
+
+    def mean(name: str) -> str:
+        values = known(name)
+        return f"{sum(values) / len(values):.4g}" if values else _MISSING
+
+    logits = known("max_logit")
+    return mean("entropy_nats"), mean("effective_tokens"), f"{max(logits):.4g}" if logits else _MISSING
+
+
+def _alarms(alarms: tuple[Alarm, ...]) -> str:
+    """Alarms by severity and kind: how many, and the first three."""
+    if not alarms:
+        return _line("no alarms")
+    groups: dict[tuple[str, str], list[Alarm]] = {}
+    for alarm in sorted(alarms, key=_severity, reverse=True):
+        groups.setdefault((alarm.severity, alarm.kind), []).append(alarm)
+    lines = [
+        _row(
+            [
+                _cell(severity, f"{_LEFT};font-weight:600"),
+                _cell(kind, _LEFT),
+                _cell(len(found)),
+                f'<td style="{_LEFT}">{"<br>".join(_text(alarm.message, 200) for alarm in found[:3])}'
+                f"{'<br>…' if len(found) > 3 else ''}</td>",
+            ]
+        )
+        for (severity, kind), found in groups.items()
+    ]
+    return f'<table style="{_TABLE}">{_heading(["alarms", "", "", ""], _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
+
+
+def _severity(alarm: Alarm) -> int:
+    """Its place in ``SEVERITIES``; one that is not known stands with the worst."""
+    return SEVERITIES.index(alarm.severity) if alarm.severity in SEVERITIES else len(SEVERITIES)
+
+
+def _changes(heads: tuple[HeadChange, ...], statistics: Sequence[str]) -> str:
+    modes = {head.mode for head in heads}
+    titles = ["site", "head", *(name.replace("_", " ").replace("normalized", "normalised") for name in statistics)]
+    lines = [
+        _row(
+            [
+                _cell(f"{head.site} ({head.mode})" if len(modes) > 1 else head.site, _LEFT),
+                _cell(head.head),
+                *(_cell(_change(*getattr(head, name))) for name in statistics),
+            ]
+        )
+        for head in heads[:MOST_LINES]
+    ]
+    return f'<table style="{_TABLE}">{_heading(titles, _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
+
+
+def _change(before: float | None, after: float | None) -> str:
+    values = [_MISSING if value is None else f"{value:.4g}" for value in (before, after)]
+    difference = "" if before is None or after is None else f" ({after - before:+.3g})"
+    return f"{values[0]} → {values[1]}{difference}"

@@ -1,0 +1,225 @@
+"""``attemper.pattern``: the exact weights of one head for one text, with its tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper._checks import did_you_mean
+from attemper.errors import InputError
+from attemper.monitor.forward import observed, run
+from attemper.monitor.head_weights import Kept, WeightsCollector
+from attemper.monitor.labels import checked_labels, given_labels, labels
+from attemper.monitor.scan import ADVICE
+from attemper.records import layer_of
+from attemper.sites.compiled import SCRIPTED, is_script
+from attemper.sites.padding import CallContext
+from attemper.sites.wrappers import class_name, unwrapped
+
+MOST_LISTED = 20
+"""Sites that an error lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """The weights of one head for one text. In a notebook it shows itself as a heat map.
+
+    Attributes:
+        weights: [Q, K] on the CPU, float64 for float64 queries, float32 otherwise: what is applied to the values,
+            before dropout. A row sums to 1, or to its ``mass`` under a sink or a sigmoid; one that sees no key is 0.
+        tokens: a label for each query.
+        site, head: which head it is.
+        key_tokens: a label for each key; those of the queries too, unless it is cross attention or a cache is read.
+        kind: "self" or "cross".
+        padding: queries and keys that were left out as padding.
+    """
+
+    weights: Tensor
+    tokens: tuple[str, ...]
+    site: str
+    head: int
+    key_tokens: tuple[str, ...]
+    kind: str = "self"
+    padding: tuple[int, int] = (0, 0)
+
+    @property
+    def layer(self) -> int | None:
+        """The number of the block that the site is in; None where its name has none."""
+        return layer_of(self.site)
+
+    @property
+    def title(self) -> str:
+        """The head, the size and the padding in one line."""
+        queries, keys = self.weights.shape
+        left_out = f", {self.padding[0]} padded queries and {self.padding[1]} padded keys left out"
+        told = left_out if any(self.padding) else ""
+        return f"{self.site} head {self.head}: {queries} queries x {keys} keys{told}"
+
+    def to_png(self, path: str | os.PathLike[str]) -> Path:
+        """Draws the heat map with its tokens (up to 80 on an axis) into ``path``, whole or not at all.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed (the extra ``plot``).
+            InputError: no file can be written there.
+        """
+        from attemper.monitor.heat_map import picture
+        from attemper.report.target import checked_target, write_whole
+
+        checked_target(path, "picture")
+        return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")
+
+    def _repr_html_(self) -> str:
+        from attemper.monitor.heat_map import html
+
+        return html(self.weights, self.tokens, self.key_tokens, self.title)
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.title})"
+
+
+def pattern(
+    model: nn.Module, batch: Any, *, site: str | None = None, layer: int | None = None, head: int,
+    sequence: int | None = None, call: int | None = None, tokenizer: Any = None, tokens: Sequence[str] | None = None,
+    max_weights: int = 2048 * 2048,
+) -> Pattern:  # fmt: skip
+    """The exact attention weights of one head for one text, with its tokens: to look at a head that a scan found.
+
+    The batch runs through the model once, without gradients, as in :func:`attemper.scan`; every site that a scan sees
+    has a pattern, whatever computes its attention. The weights follow from the queries, keys and masks of that call
+    by :func:`attemper.dense_weights`, in float64. Padded tokens are left out of rows and columns. ::
+
+        attemper.pattern(model, tokenizer(text, return_tensors="pt"), layer=3, head=8, tokenizer=tokenizer)
+
+    Args:
+        model: any module.
+        batch: dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor (``model(batch)``).
+        site: name of a site, as in ``Scan.sites``; or
+        layer: number of its block. Neither is needed where the model has one site.
+        head: from 0.
+        sequence: which one of the batch, from 0; None for the only one.
+        call: which of the calls, from 0, where one site attends several times in a pass; None for the only one.
+        tokenizer: names the ids that the model was given: an object with ``convert_ids_to_tokens`` or ``decode``, or
+            a function from a list of ids to strings. Without it ids are labels, and places (``#0``) where there are
+            no ids: pixels, earlier keys of a cache.
+        tokens: labels of the keys, in place of a tokenizer; with or without those of padding.
+        max_weights: the most that are computed, queries times keys.
+
+    Returns:
+        A :class:`Pattern`: ``.weights`` [Q, K], ``.tokens``, ``.key_tokens``; ``.to_png(path)``.
+
+    Raises:
+        InputError: there is no such site, layer, head, sequence or call; several could be meant; the site was not
+            measured; or there are more than ``max_weights`` weights.
+    """
+    _check(model, batch, site=site, layer=layer, head=head, sequence=sequence, call=call, max_weights=max_weights)
+    checked_labels(tokens, tokenizer)
+    asked = partial(_is_asked, site, layer)
+    collector = WeightsCollector(
+        model, CallContext(), asked=asked, head=head, sequence=sequence, max_weights=max_weights
+    )
+    with observed(model, collector) as switch:
+        run("pattern: the batch", model, batch, collector, switch)
+        collector.refuse(switch.refused)
+    name = _chosen_site(model, collector, site, layer)
+    heads = next(seen.shape[1] for seen in collector.seen if seen.site == name)
+    if head >= heads:
+        raise InputError(f"pattern(head={head}): {name} has {heads} heads, 0 to {heads - 1}.")
+    kept = _chosen_call([kept for kept in collector.kept if kept.call.site == name], name, call)
+    return _labelled(kept, name, head, tokens, tokenizer)
+
+
+def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"pattern(model) must be a torch.nn.Module, got {type(model).__name__}.")
+    if is_script(model):
+        raise InputError(f"pattern({type(model).__name__}): {SCRIPTED}.")
+    if not isinstance(batch, Mapping | tuple | list | Tensor):
+        raise InputError(
+            f"pattern(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
+            f"(model(batch)), got {type(batch).__name__}."
+        )
+    if site is not None and layer is not None:
+        raise InputError(f"pattern(site={site!r}, layer={layer!r}): give one of the two.")
+    if site is not None and not isinstance(site, str):
+        raise InputError(f"pattern(site=...) must be the name of a site, got {site!r}.")
+    for name, number in (("layer", layer), *numbers.items()):
+        optional = name in ("layer", "sequence", "call")
+        if number is None and optional:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            wanted = "an int from 0, or None" if optional else "an int from 0"
+            raise InputError(f"pattern({name}=...) must be {wanted}, got {number!r}.")
+
+
+def _is_asked(site: str | None, layer: int | None, name: str) -> bool:
+    if site is not None:
+        return name == site
+    return layer is None or layer_of(name) == layer
+
+
+def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None, layer: int | None) -> str:
+    """The one site that was asked for, among those that were seen."""
+    names = list(dict.fromkeys(seen.site for seen in collector.seen))
+    skipped = {entry.name: entry.reason for entry in collector.skips()}
+    if site is not None and site not in names and site in skipped:
+        raise InputError(f"pattern(site={site!r}): it was not measured: {skipped[site]}.")
+    if not names:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in skipped.items())
+        raise InputError(f"pattern saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
+    if site is not None:
+        if site not in names:
+            near = did_you_mean(site, names)
+            raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {_listed(names)}.")
+        return site
+    asked = [name for name in names if layer is None or layer_of(name) == layer]
+    if not asked:
+        layers = sorted({number for name in names if (number := layer_of(name)) is not None})
+        there = f"Layers: {', '.join(map(str, layers))}" if layers else f"No site has a number: {_listed(names)}"
+        raise InputError(f"pattern(layer={layer}): there is no such layer. {there}.")
+    if len(asked) > 1:
+        where = "the model" if layer is None else f"layer {layer}"
+        raise InputError(f"pattern: {where} has {len(asked)} sites, name one by site=: {_listed(asked)}.")
+    return asked[0]
+
+
+def _chosen_call(kept: list[Kept], name: str, call: int | None) -> Kept:
+    calls = f"{name} attends {len(kept)} times in this pass"
+    if call is None and len(kept) > 1:
+        raise InputError(f"pattern: {calls}: say which, call=0 to {len(kept) - 1}.")
+    if call is not None and call >= len(kept):
+        raise InputError(f"pattern(call={call}): {calls}, 0 to {len(kept) - 1}.")
+    return kept[call or 0]
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+def _labelled(kept: Kept, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:
+    """The weights without padding, and what their rows and columns are called."""
+    queries, keys = kept.weights.shape
+    same = kept.call.kind == "self" and queries == keys
+    key_labels = labels(kept.key_ids, keys, tokenizer) if tokens is None else given_labels(tokens, kept.keys, keys)
+    query_labels = key_labels if same else labels(kept.query_ids, queries, tokenizer)
+    rows = torch.arange(queries) if kept.queries is None else kept.queries.nonzero().view(-1)
+    weights = kept.weights[rows]
+    columns = torch.arange(keys)
+    if kept.keys is not None:
+        # A key of padding that some row gives weight to is part of the pattern.
+        columns = (kept.keys | (weights != 0).any(0)).nonzero().view(-1)
+    return Pattern(
+        weights[:, columns], tuple(query_labels[row] for row in rows.tolist()), name, head,
+        tuple(key_labels[column] for column in columns.tolist()), kept.call.kind,
+        (queries - len(rows), keys - len(columns)),
+    )  # fmt: skip
