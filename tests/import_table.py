@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ANYWHERE = {"errors", "_checks", "_text"}
-"""May be imported by every layer above them; of the three, ``_checks`` may import ``errors``."""
+ANYWHERE = {"errors", "_checks", "_files", "_text"}
+"""May be imported by every layer above them; of them, ``_checks`` may import ``errors``."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_checks": {"errors"},
+    "_files": set(),
     "_text": set(),
     "records": set(),
     "schedules": set(),
@@ -46,7 +47,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
 """(importer, imported) -> the functions that may hold the import."""
 
-WITHOUT_TORCH = {"errors", "_checks", "_text", "records", "store", "report"}
+WITHOUT_TORCH = {"errors", "_checks", "_files", "_text", "records", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

@@ -21,7 +21,7 @@ from attemper.control.search import by_gradient, by_grid
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
 from tests.control.models import BUILD, built
-from tests.monitor.tiny_models import TINY, inputs
+from tests.monitor.tiny_models import GROUPED, TINY, inputs
 
 HARD = ("bloom",)
 """Softmaxed by hand: nothing to temper from outside."""
@@ -422,6 +422,77 @@ def _gemma3() -> nn.Module:
     return tf.Gemma3ForCausalLM._from_config(config, attn_implementation="eager")
 
 
+@pytest.mark.parametrize("name", ["Olmo2", "Olmo3"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_a_norm_over_all_heads_takes_each_heads_temperature_in_its_slice_of_the_gain(name: str, per_head: bool):
+    config = getattr(tf, f"{name}Config")(**GROUPED)
+    model = getattr(tf, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.double().eval()
+    batch = inputs("decoder", None)
+    found = made(temperatures_of(model) if per_head else {"model.layers.0.self_attn": (0.7,)})
+    plain = output(model, batch)
+    with found.apply(model):
+        tempered = output(model, batch)
+    assert (tempered - plain).abs().max() > 1e-3
+    found.fold(model)
+    assert (output(model, batch) - tempered).abs().max() <= 1e-5 * (tempered - plain).abs().max()
+
+
+def test_a_single_head_folds_into_the_gain_of_its_norm():
+    class OneHead(NormWithoutGain):
+        num_heads = 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_norm = nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key = self.q_norm(self.q_proj(x))[:, None], self.k_proj(x)[:, None]
+            return F.scaled_dot_product_attention(query, key, key)
+
+    model, x = OneHead(), torch.randn(1, 3, 8)
+    with made({"OneHead": (2.0,)}).apply(model):
+        tempered = model(x)
+    made({"OneHead": (2.0,)}).fold(model)
+    torch.testing.assert_close(model(x), tempered)
+
+
+DOUBTS = [
+    ({"interval": (-0.2, 0.1)}, r"the 8 held-out batches cannot tell.*-0\.2000 to \+0\.1000, holds 0"),
+    ({"after": 2.5, "interval": (0.4, 0.6)}, r"the held-out loss rises, 2\.0000 -> 2\.5000"),
+    ({"bounds": (0.25, 1.5)}, r"held by a bound of \(0\.25, 1\.5\), at model\.layers\.0\.self_attn"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), DOUBTS)
+def test_temperatures_that_are_in_doubt_are_folded_only_by_force(more: dict[str, Any], message: str):
+    model: Any = built("llama")[0]
+    before = copy.deepcopy(model.state_dict())
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    found = made({"model.layers.0.self_attn": (1.49,)}, **more)
+    with pytest.raises(InputError, match=rf"Calibration\.fold: .*{message}.*force=True\. The model was not changed"):
+        found.fold(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found.fold(model, force=True)
+    assert not torch.equal(model.state_dict()[weight], before[weight])
+
+
+def test_temperatures_in_no_doubt_say_so():
+    assert made({"a": (1.49,)}).doubt is None
+    assert "at a, b, c, d and 2 more" in (made(dict.fromkeys("abcdef", (4.0,))).doubt or "")
+
+
+def test_a_search_tells_after_each_batch_how_far_it_is():
+    told: list[tuple[int, int]] = []
+    found = calibrate(
+        One(), teacher_batches(torch.tensor([1.6])), squared, steps=4, on_batch=lambda *numbers: told.append(numbers)
+    )
+    most = 2 * found.held_out + 4 * found.fitting
+    assert told == [(number + 1, most) for number in range(2 * found.held_out + found.evaluations * found.fitting)]
+
+
 def test_a_tempered_handle_folds_what_it_learned_and_comes_off():
     model, batch = built("gpt2")
     handle = attemper.temper(
@@ -513,10 +584,18 @@ class NormWithoutGain(Normalises):
         return self.q_norm(x.unflatten(-1, (2, 4)).transpose(1, 2))
 
 
-class NormOfAll(NormWithoutGain):
+class NormOfPairs(NormWithoutGain):
     def __init__(self) -> None:
         super().__init__()
-        self.q_norm = nn.LayerNorm(8)
+        self.q_norm = nn.LayerNorm(2)
+
+
+class ClipsWhatIsNormalised(NormWithoutGain):
+    clip_qkv = 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm = nn.LayerNorm(4)
 
 
 @pytest.mark.parametrize(
@@ -525,7 +604,8 @@ class NormOfAll(NormWithoutGain):
         (Normalises, r"the code of Normalises \(Normalises\) uses normalize"),
         (Clips, r"clips its queries \(clip_qkv\)"),
         (NormWithoutGain, r"without a learned gain of the queries alone"),
-        (NormOfAll, r"by a gain of shape \[8\], which is neither one head's \(4\) nor all heads' \(\[2, 4\]\)"),
+        (NormOfPairs, r"by a gain of shape \[2\], which is neither one head's \(4\) nor all heads' \(\[2, 4\] or 8\)"),
+        (ClipsWhatIsNormalised, r"clips its queries \(clip_qkv\)"),
     ],
 )
 def test_queries_that_pass_more_than_their_projection_are_refused(kind: type[nn.Module], message: str):

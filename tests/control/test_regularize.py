@@ -277,6 +277,23 @@ def test_frozen_parts_count_and_need_no_gradient():
     assert model.model.layers[1].self_attn.q_proj.weight.grad is not None
 
 
+def test_a_scheduled_target_is_that_of_the_steps_that_are_over():
+    goals = [0.4, 1.3, 2.2]
+    model, batch = llama()
+
+    def penalised(penalty: attemper.EntropyTarget, steps: int) -> list[float]:
+        with attemper.regularize(model, penalty) as handle:
+            values = []
+            for _ in range(steps):
+                handle.attach(model(**batch).loss)
+                values.append(handle.value)
+                handle.step()
+            return values
+
+    scheduled = penalised(EntropyTarget(lambda step, _: goals[min(step, 2)], 1.0, total_steps=3), 3)
+    assert scheduled == pytest.approx([penalised(EntropyTarget(goal, 1.0), 1)[0] for goal in goals], rel=1e-6)
+
+
 def test_a_schedule_moves_the_target_and_is_resumed():
     def alpha(step: int, total: int) -> float:
         return 2.0 * step / total

@@ -83,6 +83,33 @@ def test_a_schedule_is_followed():
     assert abs(readings[-1]["blocks.0.attention"].entropy.mean() - 0.6) < 0.02
 
 
+def test_a_schedule_is_asked_for_the_steps_that_are_over():
+    model, asked = small(), []
+
+    def target(step: int, total: int) -> float:
+        asked.append((step, total))
+        return 0.5
+
+    with attemper.Thermostat(model, target_entropy=target, unit="normalized", total_steps=7) as thermostat:
+        asked.clear()  # the target is checked when the thermostat is made
+        held(model, IDS, thermostat, 3)
+        assert asked == [(0, 7), (1, 7), (2, 7)]
+        thermostat.load_state_dict(thermostat.state_dict() | {"steps": 5})
+        held(model, IDS, thermostat, 1)
+    assert asked[3:] == [(5, 7)]
+
+
+def test_the_first_step_aims_at_the_schedules_first_target():
+    goals = [0.9, 0.2, 0.2]
+    moved = []
+    for target in (lambda step, _: goals[step], lambda step, _: goals[min(step + 1, 2)]):
+        model = small()
+        with attemper.Thermostat(model, target_entropy=target, unit="normalized", total_steps=3) as thermostat:
+            moved.append(held(model, IDS, thermostat, 1)[0]["blocks.0.attention"].temperature - 1)
+    assert (moved[0] > 0).all()
+    assert (moved[1] < 0).all()
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "bert", "nn.MultiheadAttention"])
 def test_models_of_every_way_in(name: str):
     model, batch = built(name)

@@ -160,6 +160,24 @@ def test_a_schedule_goes_on_after_a_checkpoint_with_the_same_bits():
     assert two.value.item() == pytest.approx(0.1)
 
 
+def test_a_schedule_is_asked_for_the_steps_that_are_over():
+    asked = []
+
+    def schedule(step: int, total: int) -> float:
+        asked.append((step, total))
+        return 1.0 + step
+
+    module = nn.ScheduledTemperature(schedule, 9)
+    query = tensors()[0]
+    values = [module(query).item()]
+    for _ in range(2):
+        module.step()
+        values.append(module(query).item())
+    module.step(7)
+    assert asked == [(0, 9), (1, 9), (2, 9), (7, 9)]
+    assert [*values, module(query).item()] == [1.0, 2.0, 3.0, 8.0]
+
+
 def test_a_compiled_model_is_not_compiled_again_when_its_schedule_moves():
     module, (query, key, value) = scheduled(), tensors()
     counter = torch._dynamo.testing.CompileCounter()

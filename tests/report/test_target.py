@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attemper import report
+from attemper import _files, report
 from attemper.errors import InputError
-from attemper.report import target
 from tests.report import readings
 
 
@@ -74,7 +73,7 @@ def test_a_write_that_fails_leaves_the_earlier_page_and_nothing_else(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(target.os, "replace", full)
+    monkeypatch.setattr(_files.os, "replace", full)
     with pytest.raises(InputError, match="No space left on device"):
         report.write(readings.minilm(), path)
     assert path.read_text() == "old"

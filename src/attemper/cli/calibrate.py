@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +46,10 @@ class Method(StrEnum):
     grid = "grid"
 
 
+_SLOWER = {Method.gradient: 3.0, Method.grid: 1.0}
+"""How much longer a batch of the search takes than one that is judged: a backward pass is two forward passes."""
+
+
 def calibrate(
     model: Annotated[
         str | None,
@@ -71,9 +78,11 @@ def calibrate(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write MODEL, the temperatures folded into its weights, and its tokenizer, for plain transformers.",
+            help="Write MODEL, the temperatures folded into its weights, and its tokenizer, for plain transformers. "
+            "Refused where the text cannot tell whether they help, or a temperature is held by a bound.",
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fold although the temperatures are in doubt.")] = False,
     max_length: Annotated[
         int | None,
         typer.Option(
@@ -112,20 +121,59 @@ def calibrate(
     # A last batch of fewer windows would count as much as a whole one.
     batches = batches[:-1] if len(batches) > 1 and len(batches[-1]) < size else batches
     print(f"{len(batches)} batches of {size} windows of {windows.shape[1]} {_unit(model)}s", file=sys.stderr)
-    found = attemper.calibrate(
-        loaded, batches, _loss, per=per.value, method=method.value, validation=validation, seed=seed
-    )
+    with _progress(round(validation * len(batches)), method) as on_batch:
+        found = attemper.calibrate(
+            loaded, batches, _loss, per=per.value, method=method.value, validation=validation, seed=seed,
+            on_batch=on_batch,
+        )  # fmt: skip
     if out is not None:
-        found.save(out)
-    if fold is not None and known is not None:
-        found.fold(loaded)
-        loaded.save_pretrained(fold)
-        known.tokenizer.save_pretrained(fold)
+        print(f"wrote the temperatures to {found.save(out)}", file=sys.stderr)
+    refused = fold is not None and not force and found.doubt is not None
+    if fold is not None and known is not None and not refused:
+        _write_folded(found, known, fold, force)
     if as_json:
         print(json.dumps(found.to_dict() | {"bits": _bits(found) | {"unit": f"bits/{_unit(model)}"}}, indent=2))
     else:
         Console().print(found)
         print(_sentence(found, _unit(model)))
+    if refused:
+        raise InputError(f"--fold wrote nothing to {fold}: {found.doubt}, or pass --force.")
+
+
+def _write_folded(found: Calibration, known: Pretrained, folder: Path, force: bool) -> None:
+    model: Any = known.model
+    found.fold(model, force=force)
+    model.save_pretrained(folder)
+    known.tokenizer.save_pretrained(folder)
+    print(f"wrote {Path(folder)}: the model with its temperatures folded in, for plain transformers", file=sys.stderr)
+    if found.doubt is not None:
+        print(f"by --force, although {found.doubt}", file=sys.stderr)
+
+
+@contextmanager
+def _progress(held_out: int, method: Method) -> Iterator[Callable[[int, int], None]]:
+    """To call after each batch: a bar in a terminal; elsewhere one line, once it is known how long a batch takes."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("calibrate")
+            yield lambda done, most: bar.update(task, completed=done, total=most)
+        return
+    began = time.monotonic()
+
+    def tell(done: int, most: int) -> None:
+        if done == held_out:
+            seconds = (time.monotonic() - began) / done * (most - done) * _SLOWER[method]
+            print(f"up to {most} batches in all, about {_duration(seconds)} at most", file=sys.stderr)
+
+    yield tell
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
 
 
 def _loss(model: Any, ids: Any) -> Any:

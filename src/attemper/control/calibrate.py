@@ -21,6 +21,8 @@ from attemper.sites.wrappers import unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a mean, as a scalar tensor."""
+OnBatch = Callable[[int, int], None]
+"""``on_batch(done, most)``: batches that were run, and how many will be at most."""
 
 PER = ("model", "layer", "head")
 METHODS = {"gradient": by_gradient, "grid": by_grid}
@@ -34,7 +36,7 @@ _GRADIENT_STEPS, _GRID_STEPS = 60, 60
 def calibrate(
     model: nn.Module, batches: Iterable[Any], loss: Loss, *, per: str = "model", method: str = "gradient",
     sites: Iterable[str] | None = None, bounds: tuple[float, float] = (0.25, 4.0), steps: int | None = None,
-    validation: float = 0.3, seed: int = 0,
+    validation: float = 0.3, seed: int = 0, on_batch: OnBatch | None = None,
 ) -> Calibration:  # fmt: skip
     r"""Temperatures that minimise a loss: one for the model, one for each attention layer, or one for each head.
 
@@ -48,7 +50,7 @@ def calibrate(
 
         calibration = attemper.calibrate(model, batches, lambda model, batch: model(**batch).loss, per="layer")
         print(calibration)
-        calibration.fold(model)     # or handle = calibration.apply(model)
+        calibration.fold(model)     # or handle = calibration.apply(model); refused where calibration.doubt says why
 
     Args:
         model: as for :func:`attemper.temper`, and neither wrapped nor compiled yet.
@@ -64,10 +66,12 @@ def calibrate(
             by gradient, 60 for each temperature by grid.
         validation: share of the batches that is held out, drawn by ``seed``.
         seed: of the split, of the bootstrap, and of what the loss draws.
+        on_batch: called after every batch with how many were run and how many will be at most: the held-out ones, the
+            fitting ones ``steps`` times, and the held-out ones again. A search that ends by itself runs fewer.
 
     Returns:
         ``Calibration``: temperatures, held-out loss before and after, and a 95% interval of their difference. Look at
-        ``.tells`` before using them: data that pass the least count may still be too few to tell.
+        ``.doubt`` before using them: data that pass the least count may still be too few to tell.
 
     Raises:
         InputError: fewer than 8 batches on either side of the split (told before the model runs); the loss is no finite
@@ -80,13 +84,15 @@ def calibrate(
     fitting, held_out = _split(batches, validation, seed)
     with _still(model), temper(model, temperature=_Searched(), sites=sites) as handle:
         searched = {name: part for name, part in handle.temperatures.items() if isinstance(part, _Searched)}
-        judged = _Objective(model, loss, held_out, "held-out", seed)
+        counted = _Counted(loss, on_batch, 2 * len(held_out) + _steps(steps, method, 1) * len(fitting))
+        judged = _Objective(model, counted, held_out, "held-out", seed)
         before = judged.losses()
         searched = {name: part for name, part in searched.items() if part.heads}
         if not searched:
             raise InputError("calibrate: loss(model, batch) runs none of the model's attention: nothing to temper.")
-        objective = _Objective(model, loss, fitting, "fitting", seed, list(searched.values()), per)
+        objective = _Objective(model, counted, fitting, "fitting", seed, list(searched.values()), per)
         most = _steps(steps, method, objective.count)
+        counted.most = 2 * len(held_out) + most * len(fitting)
         found = METHODS[method](objective, objective.count, limits, most)
         objective.give(found.logs)
         after = judged.losses()
@@ -126,7 +132,21 @@ class _Searched(Temperature):
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
         self.heads = query.shape[1]
-        return self.given().to(query.device)[None, :, None]
+        return self.given().to(query.device, torch.promote_types(query.dtype, torch.float32))[None, :, None]
+
+
+class _Counted:
+    """A loss that tells how often it was asked."""
+
+    def __init__(self, loss: Loss, on_batch: OnBatch | None, most: int) -> None:
+        self._loss, self._on_batch, self.most, self._done = loss, on_batch, most, 0
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        value = self._loss(model, batch)
+        self._done += 1
+        if self._on_batch is not None:
+            self._on_batch(self._done, max(self.most, self._done))
+        return value
 
 
 class _Objective:
@@ -146,7 +166,7 @@ class _Objective:
 
     def give(self, logs: Tensor) -> None:
         """Tempers the sites."""
-        each = logs.exp().float()
+        each = logs.exp()
         for site, place in zip(self._sites, self._places, strict=True):
             site.now = each[place]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attemper.control.fold import fold_
 from attemper.control.stored import place, read, write
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _KIND = "attemper-calibration"
 _AT_A_BOUND = 1.02
 """A ratio to a bound under which a temperature counts as held by it."""
+
+
+def shortened(names: tuple[str, ...], most: int = 4) -> str:
+    """Names, the first few of many."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -70,30 +76,61 @@ class Calibration:
         Raises:
             InputError: a site is not one of the model, or what ``temper`` raises.
         """
-        given = {site: FixedTemperature(torch.tensor(found)) for site, found in self.temperatures.items()}
+        given = {site: FixedTemperature(found) for site, found in self._tensors().items()}
         return temper(model, temperature=given, sites=tuple(given))
 
-    def fold(self, model: nn.Module) -> None:
+    @property
+    def doubt(self) -> str | None:
+        """Why these temperatures should not be used as they are; None if nothing speaks against it."""
+        low, high = self.interval
+        if not self.tells:
+            return (
+                f"the {self.held_out} held-out batches cannot tell whether the temperatures help: the 95% interval of "
+                f"the change of the loss, {low:+.4f} to {high:+.4f}, holds 0. Calibrate on more batches"
+            )
+        if self.after > self.before:
+            return (
+                f"the held-out loss rises, {self.before:.4f} -> {self.after:.4f}: the temperatures suit only the "
+                "batches that they were fitted on. Calibrate on more batches"
+            )
+        if self.at_bounds:
+            return (
+                f"temperatures are held by a bound of {self.bounds}, at {shortened(self.at_bounds)}: the least loss "
+                "may lie beyond, or the temperature does not matter there. Calibrate with wider bounds= or other sites="
+            )
+        return None
+
+    def fold(self, model: nn.Module, *, force: bool = False) -> None:
         """Multiplies what makes each head's queries by 1/T, in place: exact, and nothing of ours is left in the model.
 
         Plain transformers, or an inference engine that reads its checkpoint, then gives what the tempered model gives,
         but for one rounding of the weights. Into the query projection, its bias with it; in latent attention into both
-        parts of it. Where queries are normalised after their projection, into the gain of that norm, if it has one per
-        head or all heads of the layer have one temperature.
+        parts of it. Where queries are normalised after their projection, into the gain of that norm: each head's slice
+        of it, where the norm runs over all heads (OLMo 2 and 3) or has a gain per head; where heads share the gain, all
+        heads of the layer must have one temperature.
 
         Call it once: a second call multiplies again. Nothing is changed if it raises.
 
+        Args:
+            model: the model that was calibrated, or one of its kind.
+            force: fold although :attr:`doubt` says why not to.
+
         Raises:
-            InputError: a site is not one of the model, or has another number of heads; the layout of its projections
-                is not known; a weight is shared with another module, quantised, parametrised, under an adapter or
-                split over processes; or the queries pass something on their way that a factor does not: a norm without
-                a gain that fits, clipping, scores of relative positions.
+            InputError: the held-out batches cannot tell whether the temperatures help, or say that they harm, or a
+                temperature is held by a bound, and ``force`` is not given; a site is not one of the model, or has
+                another number of heads; the layout of its projections is not known; a weight is shared with another
+                module, quantised, parametrised, under an adapter or split over processes; or the queries pass something
+                on their way that a factor does not: a norm without a gain that fits, clipping, scores of relative
+                positions.
         """
-        fold_("Calibration.fold", model, {site: torch.tensor(found) for site, found in self.temperatures.items()})
+        if self.doubt is not None and not force:
+            raise InputError(f"Calibration.fold: {self.doubt}, or pass force=True. The model was not changed.")
+        fold_("Calibration.fold", model, self._tensors())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in JSON's types, schema 1."""
-        return {"schema": 1, **asdict(self), "tells": self.tells, "at_bounds": list(self.at_bounds)}
+        judged = {"tells": self.tells, "at_bounds": list(self.at_bounds), "doubt": self.doubt}
+        return {"schema": 1, **asdict(self), **judged}
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as text."""
@@ -102,7 +139,7 @@ class Calibration:
     def save(self, path: str | Path) -> Path:
         """Writes it as safetensors: to the file, or as ``attemper.safetensors`` into the folder."""
         about = {name: value for name, value in asdict(self).items() if name != "temperatures"}
-        tensors = {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}
+        tensors = self._tensors()
         return write(path, tensors, _KIND, {**about, "sites": list(tensors)})
 
     @classmethod
@@ -120,6 +157,9 @@ class Calibration:
         given: dict[str, Any] = {name: about[name] for name in names}
         given |= {name: tuple(given[name]) for name in ("interval", "bounds")}
         return cls(temperatures={site: tuple(tensors[site].tolist()) for site in sites}, **given)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}
 
     def table(self) -> RenderableType:
         """For rich: the temperatures by site, the loss before and after."""

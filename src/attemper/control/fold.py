@@ -154,6 +154,10 @@ def _refuse_other_features(where: str, site: Site, found: Projections) -> None:
             f"{where}: the query projection of {site.name} makes {size} features a head, whose size is {own}: not all "
             "of them are queries. Keep the temperatures with Calibration.apply."
         )
+    _refuse_clipped(where, site)
+
+
+def _refuse_clipped(where: str, site: Site) -> None:
     for holder in (site.module, getattr(site.module, "config", None)):
         if getattr(holder, "clip_qkv", None) is not None:
             raise InputError(
@@ -185,38 +189,47 @@ def _into_gain(
         raise InputError(f"{said}, without a learned gain of the queries alone: there is no weight to fold into.")
     if is_dtensor(gain):
         raise InputError(f"{said}, by a gain that is split over processes (DTensor), which is not supported.")
+    _refuse_clipped(where, site)
     heads, size = found.query.index.shape
     own = getattr(site.module, "head_dim", None)
     size = own if isinstance(own, int) else size
-    if gain.shape == (heads, size):
-        each = factors[:, None]
-    elif gain.shape == (size,) and heads > 1 and bool((factors == factors[0]).all()):
-        each = factors[:1]
-    elif gain.shape == (size,):
-        raise InputError(
-            f"{said}, by a gain that its heads share, and their temperatures differ: they cannot be folded. Calibrate "
-            "with per='layer' or per='model', or keep the temperatures with Calibration.apply."
-        )
-    else:
-        raise InputError(
-            f"{said}, by a gain of shape {list(gain.shape)}, which is neither one head's ({size}) nor all heads' "
-            f"([{heads}, {size}]): folding into it is not supported. Keep the temperatures with Calibration.apply."
-        )
+    each = _factors_of_gain(said, gain.shape, factors, size)
     for offset in (0.0, 1.0):
         fold = _GainFold(norm, each, offset)
-        if _does(fold, heads, size):
+        if _does(fold, (heads * size,) if each.shape == (heads * size,) else (heads, size)):
             return fold
     raise InputError(f"{said}, and its gain ({type(norm).__name__}) does not multiply what it gives: it is not folded.")
 
 
-def _does(fold: _GainFold, heads: int, size: int) -> bool:
+def _factors_of_gain(said: str, gain: torch.Size, factors: Tensor, size: int) -> Tensor:
+    """The factors of heads [heads], each of ``size`` features, broadcastable to a norm's gain of this shape."""
+    heads = len(factors)
+    if gain == (heads, size):
+        return factors[:, None]
+    if gain == (heads * size,):  # one norm over all heads (OLMo 2): each head has its slice of the gain
+        return factors.repeat_interleave(size)
+    if gain == (size,) and bool((factors == factors[0]).all()):
+        return factors[:1]
+    if gain == (size,):
+        raise InputError(
+            f"{said}, by a gain that its heads share, and their temperatures differ: they cannot be folded. Calibrate "
+            "with per='layer' or per='model', or keep the temperatures with Calibration.apply."
+        )
+    raise InputError(
+        f"{said}, by a gain of shape {list(gain)}, which is neither one head's ({size}) nor all heads' ([{heads}, "
+        f"{size}] or {heads * size}): folding into it is not supported. Keep the temperatures with Calibration.apply."
+    )
+
+
+def _does(fold: _GainFold, shape: tuple[int, ...]) -> bool:
     """Whether the norm with such a fold gives what it gave, times the factors; tried on a copy.
 
-    With factors of its own, not those to fold: near 1, one form could not be told from the other.
+    The copy gets queries [2, *shape], and factors of its own, not those to fold: near 1, one form could not be told
+    from the other.
     """
     norm = copy.deepcopy(fold.norm).float()
     factors = torch.linspace(0.5, 2.0, len(fold.factors)).view_as(fold.factors)
-    probe = torch.randn(2, heads, size, generator=torch.Generator().manual_seed(0))
+    probe = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     probe = probe.to(next(norm.parameters()).device)
     with torch.no_grad():
         wanted = norm(probe) * factors.to(probe)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from attemper._files import replace_synced
 from attemper.errors import InputError
 
 FILE = "attemper.safetensors"
@@ -31,10 +32,11 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
     about = {"format": kind, "version": 1, **(more or {})}
     whole = path.with_name(f"{path.name}.part")
     save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, whole,
+        # Sites may share a module, and safetensors takes no tensors that share their memory.
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, whole,
         metadata={"attemper": json.dumps(about)},
     )  # fmt: skip
-    whole.replace(path)
+    replace_synced(whole, path)
     return path
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
+from attemper.control.originals import parts_for
 from attemper.control.stored import read_temperatures, write_temperatures
+from attemper.control.temper_table import lines
 from attemper.errors import InputError
 from attemper.functional.normalization import normalization
 from attemper.nn.normalizers import (
@@ -27,6 +30,7 @@ from attemper.nn.normalizers import (
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, ScheduledTemperature, Temperature
 from attemper.sites import callers
 from attemper.sites.acting import actions_of, release
+from attemper.sites.wrappers import class_name, unwrapped
 
 ADDED_NORMALIZER = "attemper_normalizer"
 """Name, or its beginning, of a map that an attention module was given."""
@@ -46,9 +50,10 @@ def temper(
     With a temperature alone the model's own attention runs, whatever its kernel, on queries divided by T: the bits stay
     where T is 1. With a ``normalizer`` ours takes its place (within 1e-5 of softmax, where that is the normalizer). The
     temperatures become children of the attention modules (``attemper_temperature``): they are in ``state_dict()``, move
-    and copy with the model, and what is learned is trained by an optimizer that is made afterwards, or gets
-    ``handle.parameters()`` as a group. Right under both kinds of activation checkpointing, gradient accumulation,
-    autocast, DDP and torch.compile, if it is called before them.
+    and copy with the model, in float64 if it is, and what is learned is trained by an optimizer that is made
+    afterwards, or gets ``handle.parameters()`` as a group. ``print(handle)`` shows what stands where. Right under both
+    kinds of activation checkpointing, gradient accumulation, autocast, DDP and torch.compile, if it is called before
+    them.
 
     ::
 
@@ -59,13 +64,16 @@ def temper(
     Args:
         model: models of transformers' registry, modules that call ``F.scaled_dot_product_attention``,
             ``nn.MultiheadAttention``, layers of ``attemper.nn``, and any mixture of them.
-        temperature: a number or a tensor [heads] for every site; a module of ``attemper.nn``, of which each site gets a
-            copy; a list with one of these per site, in the order of the model; or a mapping from names (of modules,
-            for all below them) to them. None for 1.
+        temperature: a number or a tensor [heads] for every site; a module of ``attemper.nn``; a list with one of these
+            per site, in the order of the model; or a mapping from names (of modules, for all below them) to them. None
+            for 1. A module that is given for one site stands there itself. One that is given for several is copied:
+            each site learns its own, which ``handle.temperatures`` has, and an optimizer that steps with the
+            original's parameters is told by a warning. A :class:`~attemper.nn.ScheduledTemperature` is not copied: its
+            ``step()`` moves all its sites.
         normalizer: a name ("entmax15", "sparsemax", ...) or a module of ``attemper.nn`` (``TopK(64)``,
-            ``Entmax(1.3, learned=True)``), of which each site gets a copy, its child ``attemper_normalizer``; None to
-            leave the model's own attention where it is. A model was trained with softmax: what another map does to its
-            loss is for you to measure, or to train.
+            ``Entmax(1.3, learned=True)``), for one site itself and for several copied, as a temperature is: the child
+            ``attemper_normalizer``. None to leave the model's own attention where it is. A model was trained with
+            softmax: what another map does to its loss is for you to measure, or to train.
         sites: names of modules whose attention to temper, with all below them; None for all that are found.
 
     Returns:
@@ -87,13 +95,12 @@ def temper(
     found = chosen_sites("temper", model, sites)
     if chosen is not None:
         _refuse_torch_layers(found)
-    each = (
-        {} if temperature is None and chosen is not None else _each(1.0 if temperature is None else temperature, found)
-    )
-    parts = [*each.values(), *([] if chosen is None else [chosen])]
-    if any(parameter.requires_grad for part in parts for parameter in part.parameters()):
+    given = 1.0 if temperature is None and chosen is None else temperature
+    each = {} if given is None else _each(given, found)
+    if any(parameter.requires_grad for part in (*each.values(), chosen) if part for parameter in part.parameters()):
         refuse_wrapped("temper", model)
-    return Tempered(model, found, each, chosen)
+    maps = [] if chosen is None else parts_for(chosen, len(found))
+    return Tempered(model, found, each, {site.name: part for site, part in zip(found, maps, strict=False)})
 
 
 class Tempered:
@@ -104,19 +111,18 @@ class Tempered:
         model: nn.Module,
         sites: list[Site],
         temperatures: Mapping[str, Temperature],
-        normalizer: Normalizer | None = None,
+        normalizers: Mapping[str, Normalizer] | None = None,
     ) -> None:
         self.model = model
         self.temperatures: dict[str, Temperature] = dict(temperatures)
-        """The temperature of each site that got one, by its name."""
-        self.normalizers: dict[str, Normalizer] = {}
-        """The map of each site that got one, by its name."""
+        """The temperature that stands at each site that got one, by its name."""
+        self.normalizers: dict[str, Normalizer] = dict(normalizers or {})
+        """The map that stands at each site that got one, by its name."""
         self._children: list[tuple[Site, str, nn.Module]] = []
         for site in sites:
-            if site.name in temperatures:
-                self._add(site, ADDED, temperatures[site.name])
-            if normalizer is not None:
-                self.normalizers[site.name] = copy.deepcopy(normalizer)
+            if site.name in self.temperatures:
+                self._add(site, ADDED, self.temperatures[site.name])
+            if site.name in self.normalizers:
                 self._add(site, ADDED_NORMALIZER, self.normalizers[site.name])
 
     @property
@@ -125,16 +131,15 @@ class Tempered:
         return tuple(dict.fromkeys((*self.temperatures, *self.normalizers)))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What is learned, for an optimizer."""
-        for part in (*self.temperatures.values(), *self.normalizers.values()):
-            yield from part.parameters()
+        """What is learned, for an optimizer; what several sites share comes once."""
+        parts = (*self.temperatures.values(), *self.normalizers.values())
+        yield from dict.fromkeys(parameter for part in parts for parameter in part.parameters())
 
     def step(self) -> None:
-        """Goes on by one optimizer step, where temperatures are scheduled."""
-        for part in self.temperatures.values():
-            for factor in part.modules():
-                if isinstance(factor, ScheduledTemperature):
-                    factor.step()
+        """Goes on by one optimizer step, where temperatures are scheduled: each schedule once, whoever follows it."""
+        factors = (factor for part in self.temperatures.values() for factor in part.modules())
+        for schedule in dict.fromkeys(factor for factor in factors if isinstance(factor, ScheduledTemperature)):
+            schedule.step()
 
     def values(self) -> dict[str, Tensor]:
         """The temperatures [heads or 1] of each site that has one for every query, by name."""
@@ -199,6 +204,12 @@ class Tempered:
             release(site.module)
         self._children.clear()
 
+    def __repr__(self) -> str:
+        """What stands where, with its numbers as they are now."""
+        found = f"{class_name(unwrapped(self.model))}, {'tempered at' if self._children else 'no more tempered at'}"
+        shown = lines(self.temperatures, self.normalizers)
+        return "\n".join((f"{found} {len(shown)} site{'' if len(shown) == 1 else 's'}", *shown))
+
     def __enter__(self) -> Tempered:
         return self
 
@@ -216,8 +227,10 @@ class Tempered:
         free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
         # Another one may have been removed before: the first name that is free.
         child = next(name for name in free if not hasattr(site.module, name))
-        weight = next(site.module.parameters(), None)
-        site.module.add_module(child, part if weight is None else part.to(weight.device))
+        weight = next(chain(site.module.parameters(), self.model.parameters()), None)
+        if weight is not None:
+            part.to(weight.device, torch.float64 if weight.dtype == torch.float64 else torch.float32)
+        site.module.add_module(child, part)
         part.train(site.module.training)
         names.append(child)
         self._children.append((site, child, part))
@@ -258,8 +271,8 @@ def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
                 f"temper(temperature=[...]) has {len(given)} entries and the model {len(sites)} attention sites: "
                 f"{', '.join(site.name for site in sites)}."
             )
-        return {site.name: _module(part) for site, part in zip(sites, given, strict=True)}
-    return {site.name: _module(given) for site in sites}
+        return {site.name: _modules(part, 1)[0] for site, part in zip(sites, given, strict=True)}
+    return _at(given, [site.name for site in sites])
 
 
 def _named(given: Mapping[str, Any], sites: list[Site]) -> dict[str, Temperature]:
@@ -271,16 +284,25 @@ def _named(given: Mapping[str, Any], sites: list[Site]) -> dict[str, Temperature
                 f"temper(temperature=...) names {name!r}, which is no attention site. They are: "
                 f"{', '.join(site.name for site in sites)}."
             )
-        found |= {site: _module(part) for site in below}
+        found |= _at(part, below)
     return found
 
 
-def _module(given: Any) -> Temperature:
+def _at(given: Any, names: Sequence[str]) -> dict[str, Temperature]:
+    return dict(zip(names, _modules(given, len(names)), strict=True))
+
+
+def _modules(given: Any, count: int) -> list[Temperature]:
+    """The temperatures of ``count`` sites.
+
+    Raises:
+        InputError: it is no temperature.
+    """
     if isinstance(given, Temperature):
-        return copy.deepcopy(given)
+        return parts_for(given, count)
     if isinstance(given, nn.Module) or not isinstance(given, int | float | Tensor) or isinstance(given, bool):
         raise InputError(
             f"temper(temperature=...) must be a number above 0, a tensor [heads] or a module of attemper.nn, got "
             f"{type(given).__name__}."
         )
-    return FixedTemperature(given)
+    return [FixedTemperature(given) for _ in range(count)]

@@ -17,7 +17,7 @@ from attemper.control.held import Gauge, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
 from attemper.functional.normalization import normalization
-from attemper.nn.temperature import CEILING, FLOOR, Temperature, fits
+from attemper.nn.temperature import CEILING, FLOOR, Temperature, fits, wide
 from attemper.sites.acting import listen, unlisten
 from attemper.sites.actions import normalizer_of
 from attemper.sites.callers import OWN
@@ -42,10 +42,10 @@ class HeldTemperature(Temperature):
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
         fits("Thermostat", self.log_temperature, query)
-        return self.log_temperature.float().exp()[None, :, None]
+        return wide(self.log_temperature).exp()[None, :, None]
 
     def value(self) -> Tensor:
-        """[heads or 1] float32."""
+        """[heads or 1], in the type of the model."""
         return self.log_temperature.exp()
 
     def set(self, logs: Tensor) -> None:

@@ -17,6 +17,7 @@ from attemper.functional import dense
 from attemper.functional.call import Call, Options, Packing, planned
 from attemper.functional.derive import derived, letters
 from attemper.functional.names import row_fields, state_fields
+from attemper.functional.onnx import refuse_onnx
 from attemper.functional.sampling import sampled, waits
 from attemper.functional.stats import AttentionOutput, AttentionStats
 
@@ -253,6 +254,11 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
 
 def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str, Tensor]]:
     softmax = call.normalizer == "softmax"
+    refuse_onnx(
+        f"attention(normalizer={call.kind!r}, backend={call.backend!r})",
+        'attention(..., backend="reference") is plain operators, which ONNX has; a tempered model needs its softmax '
+        "back: handle.remove().",
+    )
     fields = state_fields(call.names) if softmax else row_fields(call.names)
     packing = call.packing
     output, state, key_mass = operator(

@@ -10,6 +10,7 @@ from torch import Tensor
 from attemper import _row_ops
 from attemper.errors import InputError
 from attemper.functional.measures import softmax
+from attemper.functional.onnx import SOFTMAX_INSTEAD, refuse_onnx
 from attemper.functional.tempered import keys_last, per_row, tempered
 
 _ALPHA_ADVICE = "1 is softmax, 1.5 entmax15, 2 sparsemax; larger is sparser. One for each row: [H, 1] for heads."
@@ -157,5 +158,6 @@ def _mapped(
     dtype: torch.dtype | None,
     alpha: float | Tensor = 0.0,
 ) -> Tensor:
+    refuse_onnx(where, SOFTMAX_INSTEAD)
     z = tempered(where, keys_last(where, scores, dim), temperature)
     return _row_ops.row_weights(z, kind, *_number_or_tensor(alpha)).movedim(-1, dim).to(dtype or scores.dtype)

@@ -36,8 +36,8 @@ def length_temperature(n: float | Tensor, reference: float, law: str = "log", *,
         beta: of "llama4".
 
     Returns:
-        A number, or a float32 tensor in the shape of ``n``. At one key "log" gives inf, which a single key does not
-        feel.
+        A number, or a tensor in the shape of ``n``, float64 if ``n`` is and else float32. At one key "log" gives inf,
+        which a single key does not feel.
 
     Raises:
         InputError: the law is unknown, ``reference`` or ``n`` (a number) is too small, or a tensor is not of numbers.
@@ -56,7 +56,7 @@ def length_temperature(n: float | Tensor, reference: float, law: str = "log", *,
         return float(_law(torch.tensor(n, dtype=torch.float64), float(reference), law, beta))
     if n.dtype == torch.bool or n.is_complex():
         raise InputError(f"length_temperature(n) must hold numbers of keys, got {n.dtype}.")
-    return _law(n.float(), float(reference), law, beta)
+    return _law(n if n.dtype == torch.float64 else n.float(), float(reference), law, beta)
 
 
 def _law(n: Tensor, reference: float, law: str, beta: float) -> Tensor:

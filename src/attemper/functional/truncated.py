@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attemper import _row_ops
 from attemper.functional.normalization import threshold, topk
+from attemper.functional.onnx import SOFTMAX_INSTEAD, refuse_onnx
 from attemper.functional.tempered import keys_last, tempered
 
 
@@ -49,6 +50,7 @@ def topk_softmax(
     z = tempered("topk_softmax", x, temperature)
     if z is not x:  # two scores may have become one
         z = torch.where(_row_ops.largest(x.detach(), k), z, -math.inf)
+    refuse_onnx("topk_softmax", SOFTMAX_INSTEAD)
     weights = _row_ops.row_weights(z, "topk", k)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)
 
@@ -89,5 +91,6 @@ def threshold_softmax(
     """
     threshold(min_weight, "threshold_softmax")
     x = keys_last("threshold_softmax", scores, dim)
+    refuse_onnx("threshold_softmax", SOFTMAX_INSTEAD)
     weights = _row_ops.row_weights(tempered("threshold_softmax", x, temperature), "threshold", min_weight)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)

@@ -20,11 +20,14 @@ from attemper._checks import one_of
 from attemper._text import named
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations.hub import first_line, near_folder, on_hub, refusal
+from attemper.integrations.shards import check_shards
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST = 1 << 20
 """Tokenizers without a limit of their own say 1e30."""
+_TABLES = ("wpe", "embed_positions", "position_embeddings")
+"""Names of modules that hold a learned vector for each position."""
 _HEADS_OF_THEIR_OWN = ("pooler", "lm_head", "classifier", "cls.", "qa_outputs", "score")
 """Parameters that a checkpoint may leave out because no attention depends on them."""
 
@@ -89,7 +92,10 @@ def windows(
         if not max_length >= 1:
             raise InputError(f"max_length must be at least 1, got {max_length}.")
         if max_length > longest and longest < _LONGEST:
-            raise InputError(f"max_length is {max_length} but the model reads at most {longest} tokens.")
+            raise InputError(
+                f"max_length is {max_length} but the model reads at most {longest} tokens. "
+                f"{_how_to_read(max_length, pretrained)}"
+            )
         longest = min(longest, max_length)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
@@ -133,6 +139,7 @@ def _check_folder(source: str) -> None:
                 "model.save_pretrained(folder) in an environment you trust; it writes safetensors."
             )
         raise InputError(f"{source} holds no weights: there is no .safetensors file in it.")
+    check_shards(path)
 
 
 def _refuse_gguf(path: Path) -> None:
@@ -253,16 +260,40 @@ def _padded(rows: list[list[int]], pad: int, left: bool, device: torch.device) -
 
 
 def _longest(model: Any, tokenizer: Any) -> int:
-    limits = [getattr(tokenizer, "model_max_length", None)]
+    return min([*_limits(model, tokenizer).values(), _LONGEST])
+
+
+def _limits(model: Any, tokenizer: Any) -> dict[str, int]:
+    """What holds a sequence's length, by where it stands."""
     config = getattr(model, "config", None)
-    limits += [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    limits = {"model_max_length in tokenizer_config.json": getattr(tokenizer, "model_max_length", None)}
+    for name in ("max_position_embeddings", "n_positions"):
+        limits[f"{name} in config.json"] = getattr(config, name, None)
     # RoBERTa and its kin count positions from padding_idx + 1: the table is that much longer than what it can read.
-    tables = [part for name, part in model.named_modules() if name.endswith("position_embeddings")]
-    limits += [table.num_embeddings - table.padding_idx - 1 for table in tables if getattr(table, "padding_idx", None)]
-    known = [
-        int(limit) for limit in limits if isinstance(limit, int | float) and math.isfinite(limit) and 0 < limit < 1e9
-    ]
-    return min([*known, _LONGEST])
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(table, "padding_idx", None):
+            limits[f"the table {name}"] = table.num_embeddings - table.padding_idx - 1
+    return {
+        name: int(limit) for name, limit in limits.items()
+        if isinstance(limit, int | float) and math.isfinite(limit) and 0 < limit < 1e9
+    }  # fmt: skip
+
+
+def _how_to_read(length: int, pretrained: Pretrained) -> str:
+    """What to change so that a model reads as many tokens."""
+    limits = _limits(pretrained.model, pretrained.tokenizer)
+    short = ", ".join(f"{name} ({limit})" for name, limit in limits.items() if limit < length)
+    learned = [
+        name for name, part in pretrained.model.named_modules()
+        if isinstance(part, nn.Embedding) and part.num_embeddings < length and name.split(".")[-1] in _TABLES
+    ]  # fmt: skip
+    if learned:
+        return f"Its positions are learned ({learned[0]}): it cannot read more without training. Take a shorter length."
+    factor = math.ceil(length / pretrained.longest)
+    return (
+        f"To read more, change {short}, and with them rope_parameters in config.json, for instance "
+        f'{{"rope_type": "yarn", "factor": {factor}.0}} beside what stands there.'
+    )
 
 
 @contextmanager

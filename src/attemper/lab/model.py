@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attemper._checks import one_of
+from attemper._files import replace_synced
 from attemper.errors import InputError
 
 WEIGHTS = Path(__file__).parent / "weights" / "bytes.safetensors"
@@ -201,7 +202,9 @@ def bits_per_byte(model: ByteModel, ids: Tensor) -> float:
 def save(model: ByteModel, path: Path) -> None:
     """Writes the weights to ``path`` as float16 safetensors, with the sizes in the metadata."""
     tensors = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, path, metadata={"config": json.dumps(asdict(model.config))})
+    part = path.with_name(f"{path.name}.part")
+    save_file(tensors, part, metadata={"config": json.dumps(asdict(model.config))})
+    replace_synced(part, path)
 
 
 def load(path: Path = WEIGHTS) -> ByteModel:

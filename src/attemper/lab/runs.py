@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from attemper._files import replace_synced
 from attemper.errors import InputError
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.training import Run, trained
@@ -140,7 +141,7 @@ def _write(run: Run, job: Job, corpus: Corpus | None, path: Path) -> None:
     }  # fmt: skip
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-    os.replace(part, path)
+    replace_synced(part, path)
 
 
 def environment() -> dict[str, str]:

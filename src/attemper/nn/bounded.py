@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.functional.onnx import exports_to_onnx
+
 
 def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
     r""":math:`\min(\max(e^{raw}, low), high)`, whose parameter cannot be lost.
@@ -24,6 +26,8 @@ def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
     Returns:
         In the shape and type of ``raw``, finite, within the bounds.
     """
+    if exports_to_onnx():
+        return _inside(raw, math.log(low), math.log(high)).exp()  # no gradient is asked for there
     return _bounded(raw, math.log(low), math.log(high))
 
 

@@ -1,12 +1,14 @@
 """Temperatures as modules: fixed, learned, conditional on the input, following the length, scheduled; and products.
 
-Every one gives a float32 tensor that broadcasts to [B, H, Q], which is what ``attention(temperature=...)`` takes on any
-backend: a temperature is a multiplier of each row of scores, and all its forms are one thing to a kernel.
+Every one gives a float32 tensor (float64 in a float64 model) that broadcasts to [B, H, Q], which is what
+``attention(temperature=...)`` takes on any backend: a temperature is a multiplier of each row of scores, and all its
+forms are one thing to a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +65,7 @@ class FixedTemperature(Temperature):
     """The same temperature always: a number, or one per head.
 
     Args:
-        value: above 0; a tensor [H] is one per head. Saved with the model, not trained.
+        value: above 0; a tensor [H] is one per head, kept in float64 if it comes so. Saved with the model, not trained.
 
     Raises:
         InputError: a value is not above 0, or the tensor has not one dimension.
@@ -75,13 +77,23 @@ class FixedTemperature(Temperature):
         super().__init__()
         if isinstance(value, int | float):
             positive_number("FixedTemperature(value)", value, _ADVICE, infinite=True)
-        self.register_buffer("value", _per_head("FixedTemperature(value)", value))
+        given = _per_head("FixedTemperature(value)", value)
+        self.register_buffer("value", wide(given) if isinstance(value, Tensor) else given.float())
+        self._exact = given.cpu().double()
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> FixedTemperature:
+        super()._apply(fn, recurse)
+        if self.value.dtype == torch.float64 and not self.value.is_meta:
+            exact = self._exact.to(self.value.device)
+            if torch.equal(exact.float(), self.value.float()):
+                self.value.copy_(exact)  # in float64 it is the number that was given, not its float32
+        return self
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
         fits("FixedTemperature", self.value, query)
-        return self.value[None, :, None]
+        return wide(self.value)[None, :, None]
 
     def extra_repr(self) -> str:
         return f"heads={len(self.value)}" if len(self.value) > 1 else f"{self.value.item():g}"
@@ -118,8 +130,8 @@ class LearnedTemperature(Temperature):
         return self.value()[None, :, None]
 
     def value(self) -> Tensor:
-        """[heads] float32: the temperatures as they are now."""
-        return bounded_exponential(self.log_temperature.float(), self.floor, self.ceiling)
+        """[heads]: the temperatures as they are now; float32, or float64 if the parameter is."""
+        return bounded_exponential(wide(self.log_temperature), self.floor, self.ceiling)
 
     def extra_repr(self) -> str:
         return f"heads={len(self.log_temperature)}, floor={self.floor:g}, ceiling={self.ceiling:g}"
@@ -176,7 +188,7 @@ class ConditionalTemperature(Temperature):
         fits("ConditionalTemperature", self.projection.bias, query)
         given = hidden.mean(1, keepdim=True) if self.pool == "mean" else hidden
         logs = self.projection(given.to(self.projection.weight.dtype)).transpose(1, 2)
-        return bounded_exponential(logs.float(), self.floor, self.ceiling)
+        return bounded_exponential(wide(logs), self.floor, self.ceiling)
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}, floor={self.floor:g}, ceiling={self.ceiling:g}"
@@ -212,6 +224,7 @@ class LengthTemperature(Temperature):
         if keys.dim() > 3:
             raise InputError(f"LengthTemperature(visible_keys=...) must fit [B, H, Q], got {list(keys.shape)}.")
         keys = keys.reshape((1,) * (3 - keys.dim()) + tuple(keys.shape)).clamp(min=1)
+        keys = keys.double() if query.dtype == torch.float64 else keys
         found = length_temperature(keys, self.reference, self.law)
         assert isinstance(found, Tensor)
         return found
@@ -246,7 +259,8 @@ class ScheduledTemperature(Temperature):
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
-        return self.value[None, None, None]
+        # Sites that share one may lie on several devices.
+        return wide(self.value).to(query.device)[None, None, None]
 
     def step(self, step: int | None = None) -> None:
         """Goes on by one optimizer step, or to ``step``."""
@@ -258,6 +272,17 @@ class ScheduledTemperature(Temperature):
         return positive_number(
             f"the schedule's temperature at step {step}", self.schedule(step, self.total_steps), _ADVICE
         )
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> ScheduledTemperature:
+        super()._apply(fn, recurse)
+        if self.value.dtype == torch.float64 and not self.value.is_meta:
+            self.value.fill_(self._at(int(self.steps)))  # in float64 it is the schedule's own number again
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Where sites share a schedule, safetensors refuses tensors that share their memory.
+        destination[f"{prefix}steps"] = destination[f"{prefix}steps"].clone()
 
     def _loaded(self, state: dict[str, Tensor], prefix: str, *_: object) -> None:
         """The value follows from the step that a checkpoint brings."""
@@ -291,6 +316,11 @@ class ProductTemperature(Temperature):
         return product
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """In float32, or float64 if it is: the type that a temperature has whatever the model's is."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def times(one: Tensor, other: Tensor) -> Tensor:
     """The product of two temperatures. Where one is infinite it is infinite, and nothing flows back."""
     infinite = torch.isinf(one) | torch.isinf(other)
@@ -299,14 +329,17 @@ def times(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _per_head(where: str, value: float | Tensor | Iterable[float]) -> Tensor:
-    if isinstance(value, int | float):
-        return torch.tensor([float(value)])
-    tensor = value.detach().clone() if isinstance(value, Tensor) else torch.tensor([float(number) for number in value])
+    """[heads]: a tensor's own numbers, or those that were given in float64."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().clone()
+    else:
+        numbers = [value] if isinstance(value, int | float) else value
+        tensor = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
     if tensor.dim() == 0:
         tensor = tensor[None]
     if tensor.dim() != 1 or not len(tensor) or not bool((tensor > 0).all()):
         raise InputError(f"{where} must be a number above 0 or a tensor [heads] of them, got {value!r}. {_ADVICE}")
-    return tensor.float()
+    return tensor
 
 
 def _count(where: str, value: int) -> int:

@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from attemper._files import replace_synced
 from attemper._text import named
 from attemper.errors import InputError
 
@@ -36,7 +37,8 @@ def checked_target(path: str | os.PathLike[str], what: str = "page") -> Path:
 
 
 def write_whole(path: str | os.PathLike[str], text: str | bytes, what: str = "page") -> Path:
-    """Writes ``text`` beside ``path`` and moves it there in one step: a reader sees the old file or the new one.
+    """Writes ``text`` beside ``path`` and moves it there in one step: a reader sees the old file or the new one, and so
+    does a machine that lost its power.
 
     Raises:
         InputError: as ``checked_target``, or the disk is full; an earlier file is as it was.
@@ -50,7 +52,7 @@ def write_whole(path: str | os.PathLike[str], text: str | bytes, what: str = "pa
             file.write(text if isinstance(text, bytes) else text.encode("utf-8"))
         if target.is_file():
             os.chmod(temporary, target.stat().st_mode & 0o777)
-        os.replace(temporary, target)
+        replace_synced(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise InputError(_message(what, path, error.strerror or str(error))) from error
