@@ -30,7 +30,13 @@ class Step:
     code: str
 
 
-NOT_YET = Text("Not in this version.", "当前版本尚未提供。")
+@dataclass(frozen=True)
+class Missing:
+    """Something of an article that this version does not have, and the public names that would offer it."""
+
+    say: Text
+    names: tuple[str, ...]
+    """Of ``attemper``, or with a dot of one of its classes: the day one is there, the sentence is wrong."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,9 @@ class Case:
     verdict: Text
     """What comes of it, for the table at the head of its document."""
     steps: tuple[Step, ...]
-    here: Step | None
-    """The library's way; None where this version has none."""
-    line: str = ""
+    here: Step
+    """The library's way."""
+    line: str
     """The library's name for it, for that table."""
     snippet: bool = True
     builds_on: tuple[str, ...] = ()
@@ -53,6 +59,8 @@ class Case:
     """Code that makes what the snippet takes for granted."""
     needs_model: bool = False
     slow: bool = False
+    missing: Missing | None = None
+    """A part of it that the library's way does not have; said at the end."""
 
     @property
     def file(self) -> Path:

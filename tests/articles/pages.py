@@ -6,7 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from tests.articles.case import NOT_YET, SNIPPETS, Case, Document, Step, Text
+from tests.articles.case import SNIPPETS, Case, Document, Step, Text
 from tests.articles.cases import DOCUMENTS
 from tests.articles.runner import IMPORTS, MODEL, Run, run_of
 
@@ -97,9 +97,8 @@ def _row(case: Case, language: str) -> str:
     called = [output for output in run.outputs[:1] if AN_ERROR.match(output)]
     first = (run.complaints or [run.failure or "".join(called)])[0]
     printed = f"`{first}`" if first else RUNS.of(language)
-    here = f"`{case.line}`" if case.line else NOT_YET.of(language).rstrip(".。").lower()
     title = case.title.of(language)
-    return f"| {title} | {printed if case.snippet else '-'} | {case.verdict.of(language)} | {here} |"
+    return f"| {title} | {printed if case.snippet else '-'} | {case.verdict.of(language)} | `{case.line}` |"
 
 
 def section(case: Case, language: str) -> list[str]:
@@ -112,10 +111,9 @@ def section(case: Case, language: str) -> list[str]:
         parts.append(_details(case, language))
     for step, output in zip(case.steps, run.outputs, strict=True):
         parts += _step(step, output, language)
-    if case.here is None:
-        return [*parts, f"{HERE.of(language)} {NOT_YET.of(language)}"]
     said = Text(*(f"{HERE.of(name)} {case.here.say.of(name)}" for name in ("en", "zh")))
-    return [*parts, *_step(Step(said, case.here.code), run.here, language)]
+    missing = [case.missing.say.of(language)] if case.missing else []
+    return [*parts, *_step(Step(said, case.here.code), run.here, language), *missing]
 
 
 def _as_printed(case: Case, run: Run, language: str) -> list[str]:

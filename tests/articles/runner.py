@@ -115,8 +115,7 @@ def _play(case: Case, run: Run, inputs: str = "") -> None:
     if case.needs_model:
         exec(MODEL, run.names)
     run.outputs = [_output(case, run, step, inputs) for step in case.steps]
-    if case.here is not None:
-        run.here = _output(case, run, case.here, inputs)
+    run.here = _output(case, run, case.here, inputs)
 
 
 def _loaded(case: Case, run: Run, inputs: str) -> ModuleType:

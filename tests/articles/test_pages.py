@@ -57,13 +57,24 @@ def test_the_pages_link_to_each_other() -> None:
     assert "](from-article-to-library.md)" in on_disk("zh")
 
 
-def test_the_table_names_no_line_for_what_this_version_has_not() -> None:
-    absent = [case for case in CASES if case.here is None]
-    assert absent
-    for case in absent:
-        for language, cell in (("en", "not in this version"), ("zh", "当前版本尚未提供")):
-            rows = [line for line in on_disk(language).split("\n") if line.startswith(f"| {case.title.of(language)} |")]
-            assert [row.split("|")[-2].strip() for row in rows] == [cell]
+@pytest.mark.parametrize("case", [case for case in CASES if case.missing], ids=lambda case: case.name)
+def test_what_a_page_says_is_missing_is_no_public_name(case: Case) -> None:
+    assert case.missing is not None
+    assert case.missing.names
+    for name in case.missing.names:
+        owner, _, attribute = name.rpartition(".")
+        home = getattr(attemper, owner) if owner else attemper
+        assert not hasattr(home, attribute), f"{name} is there: the sentence {case.missing.say.en!r} is wrong"
+
+
+@pytest.mark.parametrize(("language", "phrase"), [("en", "in this version"), ("zh", "当前版本")])
+def test_a_page_says_of_nothing_else_that_it_is_missing(language: str, phrase: str) -> None:
+    page = " ".join(on_disk(language).split())
+    for sentence in (case.missing.say.of(language) for case in CASES if case.missing):
+        assert phrase in sentence
+        assert sentence in page
+        page = page.replace(sentence, "")
+    assert phrase not in page
 
 
 def test_the_chinese_page_has_the_title_by_which_the_chinese_readme_links_to_it() -> None:
@@ -91,8 +102,8 @@ def test_a_restored_snippet_differs_from_the_printed_one_in_white_space_alone(pa
 
 
 def texts(case: Case) -> list[Text]:
-    steps: list[Step] = [*case.steps, *([case.here] if case.here else [])]
-    return [case.verdict, *(step.say for step in steps)]
+    steps: list[Step] = [*case.steps, case.here]
+    return [case.verdict, *(step.say for step in steps), *([case.missing.say] if case.missing else [])]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -102,9 +113,8 @@ def test_every_sentence_stands_in_both_languages(case: Case) -> None:
         assert not re.search("[一-鿿]", text.en), text.en
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.line], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_line_named_in_a_table_is_a_public_name_and_its_code_uses_it(case: Case) -> None:
-    assert case.here is not None
     if case.line.startswith("attemper lab "):
         experiment = case.line.removeprefix("attemper lab ")
         assert experiment in lab.EXPERIMENTS
@@ -113,11 +123,6 @@ def test_the_line_named_in_a_table_is_a_public_name_and_its_code_uses_it(case: C
     for name in re.findall(r"^\w+", case.line) if "(" in case.line else case.line.split(", "):
         assert name in attemper.__all__ or name in functional.__all__
         assert name in case.here.code
-
-
-def test_a_case_without_a_line_says_that_this_version_has_none() -> None:
-    for case in CASES:
-        assert bool(case.line) == (case.here is not None)
 
 
 def test_two_outputs_are_the_same_up_to_the_last_printed_digit_of_a_number() -> None:

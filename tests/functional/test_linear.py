@@ -50,6 +50,26 @@ def test_it_is_the_quadratic_form(name: str, causal: bool, dtype: torch.dtype):
         )
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_tensors_without_heads_are_one_head(name: str, causal: bool):
+    q, k, v = tensors(7, heads=1, groups=1)
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    whole = linear_attention(q, k, v, feature_map=given(name), is_causal=causal, mask=mask)
+    plain = [tensor[:, 0] for tensor in (q, k, v)]
+    got = linear_attention(*plain, feature_map=given(name), is_causal=causal, mask=mask)
+    assert torch.equal(got.output, whole.output[:, 0])
+    assert torch.equal(got.valid, whole.valid[:, 0])
+    assert all(torch.equal(part, want) for part, want in zip(got.state, whole.state, strict=True))
+    if causal:
+        halves = [[tensor[:, :3] for tensor in plain], [tensor[:, 3:] for tensor in plain]]
+        first = linear_attention(*halves[0], feature_map=given(name), is_causal=True, mask=mask[:, :3])
+        rest = linear_attention(
+            *halves[1], feature_map=given(name), is_causal=True, mask=mask[:, 3:], state=first.state
+        )
+        torch.testing.assert_close(torch.cat((first.output, rest.output), 1), got.output)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_it_is_the_recurrence_token_by_token(name: str):
     q, k, v = tensors(40, dtype=torch.float64)

@@ -165,6 +165,40 @@ def saved_and_loaded() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def fitted() -> dict[str, Any]:
+    """What ``fit`` and ``evaluate`` log of the layer, and the same from its weights, by hand."""
+    import keras
+
+    from attemper.integrations.keras import CrossAttention, EntropyTarget
+
+    draw = np.random.RandomState(2)
+    inputs = [draw.randn(6, 4, 5).astype("float32"), draw.randn(6, 7, 5).astype("float32")]
+    query, context = keras.Input((4, 5)), keras.Input((7, 5))
+    attention = CrossAttention(2, 4, entropy_regularizer=EntropyTarget(0.5, 2.0), name="cross")
+    output, weights = attention(query, context, return_attention_scores=True)
+    model = keras.Model([query, context], keras.layers.Dense(1)(output))
+    looked = keras.Model([query, context], weights)
+
+    def entropies() -> np.ndarray:
+        p = np.asarray(keras.ops.convert_to_numpy(looked(inputs)), "float64")
+        return -(p * np.log(p)).sum(-1)
+
+    # No learning: every batch of an epoch meets the same weights.
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    before = len(attention.weights)
+    history = model.fit(inputs, np.zeros((6, 4, 1)), epochs=2, batch_size=3, verbose=0, validation_data=(  # type: ignore[arg-type]
+        [part[:2] for part in inputs], np.zeros((2, 4, 1)),
+    ))  # fmt: skip
+    found = entropies()
+    evaluated = model.evaluate([part[:2] for part in inputs], np.zeros((2, 4, 1)), verbose=0, return_dict=True)  # type: ignore[arg-type]
+    return {
+        "logs": {name: [float(value) for value in values] for name, values in history.history.items()},
+        "evaluated": {name: float(value) for name, value in evaluated.items()},
+        "entropy": float(found.mean()), "first_two": float(found[:2].mean()),
+        "term": float(2 * np.square(found - 0.5).mean()), "weights": [before, len(attention.weights)],
+    }  # fmt: skip
+
+
 def mistakes() -> list[str]:
     """What is said to calls that have no meaning."""
     from attemper.integrations.keras import CrossAttention, EntropyTarget, TabulatedSchedule
@@ -173,6 +207,7 @@ def mistakes() -> list[str]:
     for make in (
         lambda: EntropyTarget(-1), lambda: EntropyTarget(0.1, tolerance=-1), lambda: CrossAttention(0, 4),
         lambda: CrossAttention(2, 4, temperature=0), lambda: TabulatedSchedule([]),
+        lambda: CrossAttention(1.5, 4), lambda: CrossAttention(2, True),  # type: ignore[arg-type]
     ):  # fmt: skip
         try:
             make()
@@ -194,7 +229,7 @@ def main() -> None:
     found = {
         "backend": keras.backend.backend(), "output": flat(output), "weights": flat(weights),
         "losses": flat(losses[0]), "gradients": gradients(layer()), "hostile": hostile(), "mistakes": mistakes(),
-        "saved": saved_and_loaded(), "low": low,
+        "saved": saved_and_loaded(), "low": low, "fitted": fitted(),
     }  # fmt: skip
     print(json.dumps(found))
 

@@ -135,7 +135,38 @@ def test_mistakes_are_told(found: dict[str, Any]):
     assert found["mistakes"] == [
         "InputError EntropyTarget(alpha=...) must be a number of nats, at least 0, or a function of the step; got -1.",
         "InputError EntropyTarget(tolerance=...) must be at least 0 nats, got -1.",
-        "InputError CrossAttention(num_heads=0, key_dim=4): both must be at least 1.",
+        "InputError CrossAttention(num_heads=...) must be an int of at least 1, got 0.",
         "InputError CrossAttention(temperature=...) must be finite and above 0, got 0. Below 1 sharpens.",
         "InputError TabulatedSchedule(values) must have at least one number, got none.",
+        "InputError CrossAttention(num_heads=...) must be an int of at least 1, got 1.5.",
+        "InputError CrossAttention(key_dim=...) must be an int of at least 1, got True.",
     ]
+
+
+def test_fit_and_evaluate_log_the_entropy_and_the_term(found: dict[str, Any]):
+    fitted = found["fitted"]
+    assert fitted["logs"]["cross_entropy_nats"] == pytest.approx([fitted["entropy"]] * 2, rel=1e-5)
+    assert fitted["logs"]["cross_entropy_term"] == pytest.approx([fitted["term"]] * 2, rel=1e-5)
+    assert fitted["logs"]["val_cross_entropy_nats"] == pytest.approx([fitted["first_two"]] * 2, rel=1e-5)
+    assert fitted["evaluated"]["cross_entropy_nats"] == pytest.approx(fitted["first_two"], rel=1e-5)
+    # Four projections with a bias each: what the metrics sum is state, no weight, and is not saved.
+    assert fitted["weights"] == [8, 8]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_saved_model_loads_in_a_fresh_process_that_imports_the_integration(backend: str, tmp_path: Path):
+    build = (
+        "import keras, numpy as np\n"
+        "from attemper.integrations.keras import CrossAttention\n"
+        "q, c = keras.Input((3, 4)), keras.Input((5, 4))\n"
+        "keras.Model([q, c], CrossAttention(2, 4, entropy_regularizer=0.2)(q, c)).save({path!r})\n"
+    )
+    load = (
+        "import keras, numpy as np\n{line}\n"
+        "model = keras.models.load_model({path!r})\n"
+        "print(model([np.ones((1, 3, 4), 'float32'), np.ones((1, 5, 4), 'float32')]).shape)\n"
+    )
+    path = str(tmp_path / "model.keras")
+    ran(backend, "-c", build.format(path=path))
+    out = ran(backend, "-c", load.format(path=path, line="import attemper.integrations.keras"))
+    assert "1, 3, 4" in out

@@ -77,7 +77,7 @@ def test_tables_and_charts_are_named_once_said_and_labelled(name: str, first: di
 
 
 def test_a_wrong_name_lists_the_right_ones():
-    with pytest.raises(InputError, match=r"must be one of 'scaling', .*'representation'; got 'scalling'"):
+    with pytest.raises(InputError, match=r"must be one of 'scaling', .*'regularization'; got 'scalling'"):
         run("scalling")
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from attemper import schedules
 from attemper.functional import entropy, softmax
 from attemper.lab import temperature as lab
 from tests.lab.printed import FromItsCode, Printed, rows
@@ -41,15 +42,16 @@ class AsPrinted:
 
 SCHEDULE = AsPrinted().get_temperature
 LAYER = AsPrinted().layer
+LIBRARY_U = schedules.layerwise(lab.LAYERS, lab.LOW, lab.HIGH, "u").__getitem__
 FROM_CODE = [
     # What its class returns against what its comment describes.
     FromItsCode(ARTICLE, "T at step 0", SCHEDULE(0, 1000), lab.annealed(0.0), right=False),
     FromItsCode(ARTICLE, "T as the warm-up ends", SCHEDULE(100, 1000), lab.annealed(0.1), right=False),
     FromItsCode(ARTICLE, "T half way through the annealing", SCHEDULE(550, 1000), lab.annealed(0.55), right=True),
     FromItsCode(ARTICLE, "T at the last step", SCHEDULE(1000, 1000), lab.annealed(1.0), right=False),
-    FromItsCode(ARTICLE, "T of the first layer, u", LAYER(0, "u", 5), lab.u_shape(0), right=False),
-    FromItsCode(ARTICLE, "T of the second layer, u", LAYER(1, "u", 5), lab.u_shape(1), right=False),
-    FromItsCode(ARTICLE, "T of the middle layer, u", LAYER(2, "u", 5), lab.u_shape(2), right=False),
+    FromItsCode(ARTICLE, "T of the first layer, u", LAYER(0, "u", 5), LIBRARY_U(0), right=False),
+    FromItsCode(ARTICLE, "T of the second layer, u", LAYER(1, "u", 5), LIBRARY_U(1), right=False),
+    FromItsCode(ARTICLE, "T of the middle layer, u", LAYER(2, "u", 5), LIBRARY_U(2), right=False),
 ]
 PRINTED = [
     Printed(ARTICLE, "T_low, of the first layer, linear", "0.5", lab.their_layerwise(0, "linear")),
@@ -95,7 +97,16 @@ def test_the_printed_schedule_starts_at_zero_and_runs_backwards_and_the_describe
     assert min(described) == 0.1
     u = result.table("temperature by layer, 5 layers, 0.5 to 1")
     assert u.column("u, as printed") == (0.75, 0.875, 1.0, 0.875, 0.75)
-    assert u.column("u, as described") == (1.0, 0.75, 0.5, 0.75, 1.0)
+    assert u.column("u, as described") == (1.0, 0.625, 0.5, 0.625, 1.0)
+
+
+def test_what_is_shown_as_described_is_what_the_library_computes(result):
+    table = result.table("warm up to 2, then anneal to 0.1")
+    schedule = schedules.warmup_anneal(2.0, 0.1)
+    for done, T in zip(table.column("steps done"), table.column("T, as described"), strict=True):
+        assert pytest.approx(schedule(round(10_000 * done), 1_000_000), abs=1e-12) == T
+    u = result.table("temperature by layer, 5 layers, 0.5 to 1")
+    assert list(u.column("u, as described")) == schedules.layerwise(5, 0.5, 1.0, "u")
 
 
 def test_the_limits_are_one_hot_ties_and_uniform(result):

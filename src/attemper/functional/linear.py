@@ -88,7 +88,7 @@ def linear_attention(
     ``torch.compile``; elsewhere negative features become NaN, and the rows that see them are not valid.
 
     Args:
-        q: [B, H, Q, D]; float16, bfloat16, float32 or float64.
+        q: [B, H, Q, D]; float16, bfloat16, float32 or float64. Or all three without heads, [B, Q, D]: that is one head.
         k: [B, G, K, D]; H is a multiple of G, and ``enable_gqa`` says that this is meant.
         v: [B, G, K, E].
         feature_map: a name of the table, or a function.
@@ -101,11 +101,12 @@ def linear_attention(
             It changes time and memory, and results by rounding only.
 
     Returns:
-        ``LinearOutput(output [B, H, Q, E], state)``, with an attribute ``valid`` [B, H, Q]. Sums are float32 at least,
-        also under autocast. A sequence in parts, each with the state of the one before, gives what it gives whole.
-        First and second derivatives are exact, through the state too. A row whose denominator is 0 (it sees no key, or
-        features that are all 0) gives 0, gradients of exactly 0, and is not valid. A NaN in a *value* of the same chunk
-        that comes later reaches a row, as in :func:`attemper.attention`.
+        ``LinearOutput(output [B, H, Q, E], state)``, with an attribute ``valid`` [B, H, Q]; without heads [B, Q, E] and
+        [B, Q], beside a state of one head. Sums are float32 at least, also under autocast.
+        A sequence in parts, each with the state of the one before, gives what it gives whole. First and second
+        derivatives are exact, through the state too. A row whose denominator is 0 (it sees no key, or features that
+        are all 0) gives 0, gradients of exactly 0, and is not valid. A NaN in a *value* of the same chunk that comes
+        later reaches a row, as in :func:`attemper.attention`.
 
     Raises:
         InputError: an argument has no meaning here, or a feature is negative.
@@ -120,6 +121,12 @@ def linear_attention(
         tensor([3.0000, 4.5000, 3.0000])
     """
     checked_map(_WHERE, feature_map)
+    if all(isinstance(tensor, Tensor) and tensor.ndim == 3 for tensor in (q, k, v)):
+        made = linear_attention(
+            q[:, None], k[:, None], v[:, None], feature_map=feature_map, is_causal=is_causal, mask=mask, state=state,
+            chunk_size=chunk_size,
+        )  # fmt: skip
+        return LinearOutput(made.output[:, 0], made.state, made.valid[:, 0])
     _check_tensors(q, k, v, mask, enable_gqa)
     _check_causal(q, k, is_causal, chunk_size)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -268,7 +275,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 4:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InputError(f"{_WHERE}({name}) must be a tensor [batch, heads, tokens, size], got {came}.")
+            raise InputError(
+                f"{_WHERE}({name}) must be a tensor [batch, heads, tokens, size], got {came}. "
+                "Without heads, q, k and v must all be [batch, tokens, size]."
+            )
         if tensor.dtype not in DTYPES:
             raise InputError(f"{_WHERE}({name}) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
         if tensor.dtype != q.dtype or tensor.device != q.device:

@@ -1,6 +1,9 @@
 """Cross attention with a target entropy for Keras 3, on any of its backends. Needs the extra ``keras``.
 
 Only ``keras.ops`` is used, so gradients come from the backend that ``KERAS_BACKEND`` names: torch, jax or tensorflow.
+
+``import attemper.integrations.keras`` registers the classes here with Keras. A process that loads a saved model with
+one of them needs that line before ``keras.models.load_model(path)``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ except ModuleNotFoundError as error:
         raise  # Keras is there; what its KERAS_BACKEND names is not, and it says so
     raise MissingExtraError("attemper.integrations.keras", "keras", "keras") from error
 from keras import ops
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 _PACKAGE = "attemper"
 Target = float | Callable[[Any], Any]
@@ -144,6 +148,58 @@ class EntropyTarget(keras.regularizers.Regularizer):
         return cls(**config | {"alpha": alpha})
 
 
+class RowMeans:
+    """Sums over the calls since the last reset, in variables that a compiled step can update."""
+
+    def __init__(self) -> None:
+        self.entropy, self.rows, self.term, self.calls = (
+            keras.Variable(0.0, dtype="float32", trainable=False, name=name)
+            for name in ("entropy_sum", "entropy_rows", "term_sum", "term_calls")
+        )
+
+    @property
+    def variables(self) -> list[Any]:
+        return [self.entropy, self.rows, self.term, self.calls]
+
+    def add_entropy(self, entropy: Any, counted: Any) -> None:
+        """Adds the rows of ``entropy`` in nats where ``counted`` (bool) says so."""
+        if _keeps(entropy):
+            rows = ops.cast(counted, "float32")
+            entropy = ops.where(counted, ops.cast(entropy, "float32"), ops.zeros_like(rows))
+            self.entropy.assign_add(ops.sum(ops.stop_gradient(entropy)))
+            self.rows.assign_add(ops.sum(rows))
+
+    def add_term(self, term: Any) -> None:
+        """Adds the penalty of one call."""
+        if _keeps(term):
+            self.term.assign_add(ops.cast(ops.stop_gradient(term), "float32"))
+            self.calls.assign_add(1.0)
+
+
+class RowMean(keras.metrics.Metric):
+    """A mean that a layer keeps itself, as a metric of ``fit`` and ``evaluate``: over an epoch, or one evaluation.
+
+    On jax a compiled step cannot show a layer's sums: the progress bar has NaN, and the logs of the epoch the mean.
+    """
+
+    def __init__(self, name: str, variables: Callable[[], tuple[Any, Any]]) -> None:
+        super().__init__(name=name)
+        self._sum_and_count = variables
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        raise InputError(f"{self.name} is kept by its layer: it takes no labels. Leave it out of compile(metrics=...).")
+
+    def result(self) -> Any:
+        if in_stateless_scope():
+            return ops.convert_to_tensor(float("nan"), "float32")
+        total, count = self._sum_and_count()
+        return total / ops.maximum(count, 1.0)
+
+    def reset_state(self) -> None:
+        for variable in self._sum_and_count():
+            variable.assign(0.0)
+
+
 @keras.saving.register_keras_serializable(package=_PACKAGE)
 class CrossAttention(keras.layers.Layer):
     """Attention of one sequence to another that adds the loss of its entropies to the model.
@@ -158,16 +214,20 @@ class CrossAttention(keras.layers.Layer):
     Args:
         num_heads: how many.
         key_dim: size of a head.
-        entropy_regularizer: an :class:`EntropyTarget`, a number for its alpha, or None for no loss.
+        entropy_regularizer: an :class:`EntropyTarget`, a number for its alpha in nats, or None for no loss.
         temperature: above 0; divides the scores. Below 1 sharpens.
         dropout: of the weights, in training; entropies are those before it.
         use_bias: of the projections.
+
+    Metrics:
+        ``fit`` and ``evaluate`` show two, named after the layer: ``NAME_entropy_nats``, the mean over heads and real
+        queries that see a key, and, with a regulariser, ``NAME_entropy_term``, the mean of its loss over the batches.
 
     Attributes:
         steps: calls in training so far, if the target follows a schedule; saved with the model.
 
     Raises:
-        InputError: a number of heads or a size below 1, or a temperature that is not above 0.
+        InputError: a number of heads or a size that is not an int of at least 1, or a temperature that is not above 0.
     """
 
     def __init__(
@@ -175,8 +235,9 @@ class CrossAttention(keras.layers.Layer):
         temperature: float = 1.0, dropout: float = 0.0, use_bias: bool = True, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
-        if num_heads < 1 or key_dim < 1:
-            raise InputError(f"CrossAttention(num_heads={num_heads}, key_dim={key_dim}): both must be at least 1.")
+        for name, value in (("num_heads", num_heads), ("key_dim", key_dim)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"CrossAttention({name}=...) must be an int of at least 1, got {value!r}.")
         self.temperature = positive_number("CrossAttention(temperature=...)", temperature, "Below 1 sharpens.")
         if isinstance(entropy_regularizer, dict):
             entropy_regularizer = keras.saving.deserialize_keras_object(entropy_regularizer)
@@ -185,6 +246,15 @@ class CrossAttention(keras.layers.Layer):
         self.num_heads, self.key_dim, self.use_bias, self.dropout = num_heads, key_dim, use_bias, dropout
         self.entropy_regularizer: Any = entropy_regularizer
         self.supports_masking = True
+        self._means = RowMeans()
+        self._entropy_metric = RowMean(f"{self.name}_entropy_nats", lambda: (self._means.entropy, self._means.rows))
+        if entropy_regularizer is not None:
+            self._term_metric = RowMean(f"{self.name}_entropy_term", lambda: (self._means.term, self._means.calls))
+
+    @property
+    def variables(self) -> list[Any]:
+        """As of any layer, and the sums behind its metrics: state of a step, no weights, and not saved."""
+        return [*super().variables, *self._means.variables]
 
     def build(self, query_shape: Sequence[int | None], context_shape: Sequence[int | None]) -> None:
         size = self.num_heads * self.key_dim
@@ -228,8 +298,12 @@ class CrossAttention(keras.layers.Layer):
         scores = ops.matmul(ops.cast(q, wide), ops.transpose(ops.cast(k, wide), (0, 1, 3, 2)))
         scores = scores * (self.key_dim**-0.5 / self.temperature)
         weights, entropy, valid = attention_weights(scores, _joined(context_mask, attention_mask))
+        if query_mask is not None:
+            valid = ops.logical_and(valid, ops.expand_dims(ops.cast(query_mask, "bool"), 1))
+        counted = ops.broadcast_to(valid, ops.shape(entropy))
+        self._means.add_entropy(entropy, counted)
         if self.entropy_regularizer is not None:
-            self._add_entropy_loss(entropy, valid, query_mask, bool(training))
+            self._add_entropy_loss(entropy, counted, bool(training))
         dropped = self.dropout_layer(ops.cast(weights, self.compute_dtype), training=training)
         heads = ops.transpose(ops.matmul(dropped, v), (0, 2, 1, 3))
         shape = ops.shape(heads)
@@ -255,10 +329,10 @@ class CrossAttention(keras.layers.Layer):
         shape = ops.shape(x)
         return ops.transpose(ops.reshape(x, (shape[0], shape[1], self.num_heads, self.key_dim)), (0, 2, 1, 3))
 
-    def _add_entropy_loss(self, entropy: Any, valid: Any, query_mask: Any, training: bool) -> None:
-        if query_mask is not None:
-            valid = ops.logical_and(valid, ops.expand_dims(ops.cast(query_mask, "bool"), 1))
-        self.add_loss(self.entropy_regularizer(entropy, valid, 0 if self.steps is None else self.steps))
+    def _add_entropy_loss(self, entropy: Any, counted: Any, training: bool) -> None:
+        term = self.entropy_regularizer(entropy, counted, 0 if self.steps is None else self.steps)
+        self._means.add_term(term)
+        self.add_loss(term)
         if self.steps is not None and training:
             self.steps.assign(self.steps + 1)
 
@@ -272,6 +346,15 @@ def _joined(context_mask: Any, attention_mask: Any) -> Any:
         mask = ops.cast(attention_mask, "bool")
         parts.append(ops.expand_dims(mask, 1) if len(mask.shape) == 3 else mask)
     return ops.logical_and(*parts) if len(parts) == 2 else parts[0] if parts else None
+
+
+def _keeps(value: Any) -> bool:
+    """Whether a variable may take ``value``: not one that jax traces outside Keras's own steps, which would leak."""
+    if keras.backend.backend() != "jax" or in_stateless_scope():
+        return True
+    import jax
+
+    return not isinstance(value, jax.core.Tracer)
 
 
 def _statistics_dtype(dtype: Any) -> str:

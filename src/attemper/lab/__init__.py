@@ -26,6 +26,7 @@ EXPERIMENTS: dict[str, str] = {
     "complexity": "what attention costs over length: operations and bytes counted, time and memory measured",
     "information": "mutual information, rate and distortion over temperature, and two readings of a PAC-Bayes bound",
     "representation": "what temperature does to the shipped model: effective rank, cosine, loss and calibration",
+    "regularization": "a penalty that brings attention to an entropy: four targets, two optimizers, an article's demo",
 }
 """Name -> what it shows."""
 

@@ -15,6 +15,7 @@ from attemper import attention_statistics
 from attemper.functional import effective_tokens, entropy, entropy_slope, softmax
 from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
 from attemper.lab.threads import one_thread
+from attemper.schedules import layerwise, warmup_anneal
 
 TEMPERATURES = (0.01, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0, math.inf)
 PLAIN = (1.0, 2.0, 3.0)
@@ -45,6 +46,8 @@ LOW, HIGH = 0.5, 1.0
 """Temperatures of the layerwise schedules."""
 START, END, WARMUP = 2.0, 0.1, 0.1
 """Of the schedule over training: temperatures, and the share of steps that warm up."""
+STEPS = 10_000
+"""Of that training: the library's schedules take a step and a total."""
 
 
 @one_thread()
@@ -82,28 +85,16 @@ def their_layerwise(layer: int, shape: str) -> float:
     return HIGH - 0.5 * (HIGH - LOW) * abs(2 * ratio - 1)
 
 
-def u_shape(layer: int) -> float:
-    """What its comment describes: low in the middle, high at both ends."""
-    return LOW + (HIGH - LOW) * abs(2 * layer / max(1, LAYERS - 1) - 1)
-
-
 def their_schedule(done: float) -> float:
     """Temperature after a share of the steps as the article's class computes it."""
     if done < WARMUP:
         return START * done / WARMUP
-    return START - (START - END) * _falling_cosine((done - WARMUP) / (1 - WARMUP))
+    return START - (START - END) * 0.5 * (1 + math.cos(math.pi * (done - WARMUP) / (1 - WARMUP)))
 
 
 def annealed(done: float) -> float:
-    """What its comment describes: up to START, then down to END. It warms up from 1, since nothing divides by 0."""
-    if done < WARMUP:
-        return 1.0 + (START - 1.0) * done / WARMUP
-    return END + (START - END) * _falling_cosine((done - WARMUP) / (1 - WARMUP))
-
-
-def _falling_cosine(share: float) -> float:
-    """From 1 to 0."""
-    return 0.5 * (1 + math.cos(math.pi * share))
+    """What its comment describes, by the library: up to START, then down to END. It starts at 1, never at 0."""
+    return warmup_anneal(START, END, warmup=WARMUP)(round(done * STEPS), STEPS)
 
 
 def _named(value: float) -> str:
@@ -288,15 +279,16 @@ def _layers() -> Table:
         title=f"temperature by layer, {LAYERS} layers, {LOW:g} to {HIGH:g}",
         see=(
             "The u of the article is upside down: highest in the middle, and its ends are half way, so the lowest "
-            "temperature is never reached. Its own comment asks for a low middle and high ends, as in the last column."
+            "temperature is never reached. Its own comment asks for a low middle and high ends: the last column, "
+            "attemper.schedules.layerwise."
         ),
         columns=(
             Column("layer"), Column("linear"), Column("exponential"), Column("u, as printed"),
             Column("u, as described"),
         ),
         rows=tuple(
-            (layer, *(their_layerwise(layer, shape) for shape in ("linear", "exp", "u")), u_shape(layer))
-            for layer in range(LAYERS)
+            (layer, *(their_layerwise(layer, shape) for shape in ("linear", "exp", "u")), described)
+            for layer, described in enumerate(layerwise(LAYERS, LOW, HIGH, "u"))
         ),
     )  # fmt: skip
 
@@ -307,7 +299,8 @@ def _schedule() -> Table:
         title=f"warm up to {START:g}, then anneal to {END:g}",
         see=(
             "As printed it starts at T = 0, a division by zero, falls to 0.1 the moment the warm-up ends, and climbs "
-            "to 2 at the end: the cosine is subtracted where it should be added."
+            "to 2 at the end: the cosine is subtracted where it should be added. The last column is "
+            "attemper.schedules.warmup_anneal."
         ),
         columns=(Column("steps done", "%"), Column("T, as printed"), Column("T, as described")),
         rows=tuple((100 * done, round(their_schedule(done), 12), round(annealed(done), 12)) for done in shares),

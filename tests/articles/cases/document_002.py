@@ -128,10 +128,12 @@ print(tuple(entropy.shape), f"{entropy.mean().item():.2f}, {(entropy - 0.2).abs(
         Text(
             "The same in PyTorch, whole in [examples/entropy_target.py](../../examples/entropy_target.py), and in "
             "Keras in [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py). With an optimizer "
-            "that forgets its first, steep steps every row comes to the target:",
+            "that forgets its first, steep steps every row comes to the target. `attemper lab regularization` has "
+            "both optimizers, four targets and eight draws of each ([regularization.md](../lab/regularization.md)).",
             "同样的事在 PyTorch 里这样做，完整代码见 [examples/entropy_target.py](../../examples/entropy_target.py)；"
             "Keras 版见 [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py)。用一个会忘掉最初"
-            "几步陡峭梯度的优化器，每一行都到达目标：",
+            "几步陡峭梯度的优化器，每一行都到达目标。`attemper lab regularization` 用两种优化器、四个目标、每个目标八次"
+            "抽样重做了这个演示（[regularization.md](../lab/regularization.md)，英文）。",
         ),
         """\
 query, context, labels = torch.rand(1, 4, 16), torch.rand(1, 6, 16), torch.tensor([[0.0, 1.0]])

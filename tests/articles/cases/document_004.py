@@ -124,6 +124,7 @@ TOP_K = Case(
     name="004_top_k_softmax",
     title=Text("`top_k_softmax`", "`top_k_softmax`"),
     verdict=Text("right; fails where a row is shorter than k", "正确；但一行不足 k 个元素时报错"),
+    line="topk_softmax(scores, k)",
     builds_on=("004_softmax_attention",),
     steps=(
         Step(
@@ -145,7 +146,19 @@ print(weights[0], (weights[1] > 0).sum(), weights[2])
             "article.top_k_softmax(rows, 5)\n",
         ),
     ),
-    here=None,
+    here=Step(
+        Text(
+            "The same, with ties going to the lower index on every device. A k above the number of keys gives the "
+            "plain softmax. In attention it is `attention(..., normalizer=attemper.nn.TopK(2))`; `threshold_softmax` "
+            "keeps weights above a limit instead.",
+            "结果相同，并列时在任何设备上都取序号小的 key；k 大于 key 的个数时就是普通 softmax。在注意力里写 "
+            "`attention(..., normalizer=attemper.nn.TopK(2))`；`threshold_softmax` 则保留大于某个阈值的权重。",
+        ),
+        """\
+print(functional.topk_softmax(rows, 2))
+print(torch.allclose(functional.topk_softmax(rows, 5), functional.softmax(rows)))
+""",
+    ),
 )
 
 DOCUMENT = Document(

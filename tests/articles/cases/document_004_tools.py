@@ -10,6 +10,7 @@ KERNEL = Case(
     verdict=Text(
         "right for one head; fails on [B, H, Q, D]; not causal", "单头正确；[B, H, Q, D] 输入报错；不支持因果"
     ),
+    line="linear_attention(q, k, v)",
     steps=(
         Step(
             Text(
@@ -29,7 +30,19 @@ print(torch.allclose(article.kernel_attention(q, k, v), expected, atol=1e-5))
             "article.kernel_attention(*torch.randn(3, 2, 4, 6, 8).unbind())\n",
         ),
     ),
-    here=None,
+    here=Step(
+        Text(
+            "With heads or without, causal or not, with a state for decoding. `attemper.nn.LinearAttention` is the "
+            "module; [linear-attention.md](../linear-attention.md) says when to take it.",
+            "带不带头的维度都行，支持因果，并带有用于解码的状态。对应的模块是 `attemper.nn.LinearAttention`；"
+            "何时该用，见 [linear-attention.md](../linear-attention.md)（英文）。",
+        ),
+        """\
+print(torch.allclose(functional.linear_attention(q, k, v).output, expected, atol=1e-6))
+heads = torch.randn(3, 2, 4, 6, 8).unbind()
+print(functional.linear_attention(*heads, feature_map="elu", is_causal=True).output.shape)
+""",
+    ),
 )
 
 ENTMAX = Case(
@@ -39,6 +52,7 @@ ENTMAX = Case(
         "its threshold function does not exist; right if that gives 2 tau, wrong if it gives tau",
         "阈值函数不存在；它若返回 2 tau 则正确，若返回 tau 则错误",
     ),
+    line="entmax15(scores)",
     steps=(
         Step(
             Text("The function is nowhere in the article:", "文中从未给出这个辅助函数："),
@@ -69,7 +83,17 @@ for name, threshold in (("2 tau", 2 * tau), ("tau", tau)):
 """,
         ),
     ),
-    here=None,
+    here=Step(
+        Text(
+            "The exact threshold, and its exact gradient; `entmax(scores, alpha)` for any alpha above 1, which can be "
+            'learned, and `attention(..., normalizer="entmax15")` without n x n weights.',
+            "阈值与梯度都是精确的；`entmax(scores, alpha)` 支持任意大于 1 的 alpha，alpha 还可以学习；注意力里写 "
+            '`attention(..., normalizer="entmax15")`，不产生 n x n 的权重。',
+        ),
+        """\
+print(functional.entmax15(scores), functional.entmax(scores, 1.5))
+""",
+    ),
 )
 
 ANALYSIS = Case(

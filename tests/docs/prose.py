@@ -1,0 +1,106 @@
+"""Finds text that a mechanical re-wrap has cut: single words left on a line, and messages broken inside a phrase."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+FULL = 95
+"""A line from this column on was broken for its length; a shorter one by choice."""
+SHORT = 70
+"""A line that ends before this column, between two lines of its paragraph, is a leftover."""
+PIECE = 30
+"""Characters of a piece of a message, below which a break inside it has a reason only at its end."""
+_STRUCTURE = (">>>", "...", "- ", ".. ", "|", "=", "::")
+_ONLY_A_STRING = re.compile(r"""^\s*(?:raise \w+\(|\w+\(|return |\()?[frb]*"(?P<text>.*)"$""")
+_BEGINS_WITH_A_STRING = re.compile(r"""^\s*[frb]*\"""")
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    text: str
+    indent: int
+
+    @property
+    def end(self) -> int:
+        return self.indent + len(self.text)
+
+
+def findings(source: str) -> list[str]:
+    """``line: what`` for every orphan and cut phrase of a Python file."""
+    found = [finding for block in [*_docstrings(source), *_comments(source)] for finding in _orphans(block)]
+    return [f"{number}: {what}" for number, what in sorted([*found, *_cut_messages(source)])]
+
+
+def findings_in(folder: Path) -> list[str]:
+    """The same, with file names, of every Python file below ``folder``."""
+    files = sorted(folder.rglob("*.py"))
+    return [f"{path}:{finding}" for path in files for finding in findings(path.read_text(encoding="utf-8"))]
+
+
+def _docstrings(source: str) -> Iterator[list[Line]]:
+    lines = source.split("\n")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield [_line(number, lines[number - 1]) for number in range(node.lineno, (node.end_lineno or 0) + 1)]
+
+
+def _comments(source: str) -> Iterator[list[Line]]:
+    """Runs of lines that hold a comment and nothing else."""
+    block: list[Line] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or token.line.strip() != token.string:
+            continue
+        if block and token.start[0] != block[-1].number + 1:
+            yield block
+            block = []
+        block.append(Line(token.start[0], token.string.lstrip("# "), token.start[1] + 2))
+    if block:
+        yield block
+
+
+def _line(number: int, raw: str) -> Line:
+    text = raw.strip()
+    return Line(number, text.removesuffix('"""').strip(), len(raw) - len(text))
+
+
+def _orphans(block: list[Line]) -> Iterator[tuple[int, str]]:
+    for paragraph in _paragraphs(block):
+        for before, line in pairwise(paragraph):
+            if before.end >= FULL and len(line.text.split()) == 1:
+                yield line.number, f"one word on a line: {line.text!r}"
+        for before, line, _ in zip(paragraph, paragraph[1:], paragraph[2:], strict=False):
+            words = len(line.text.split())
+            if before.end >= FULL and line.end < SHORT and words > 1 and line.text[-1] not in ".:;,)":
+                yield line.number, f"a leftover of a line: {line.text!r}"
+
+
+def _paragraphs(block: list[Line]) -> Iterator[list[Line]]:
+    """Runs of lines at one indentation, without lists, tables, code and formulas."""
+    paragraph: list[Line] = []
+    for line in block:
+        structure = line.text.startswith(_STRUCTURE) or "   " in line.text or " = " in line.text
+        if paragraph and (not line.text or structure or line.indent != paragraph[-1].indent):
+            yield paragraph
+            paragraph = []
+        if line.text and not structure:
+            paragraph.append(line)
+    if paragraph:
+        yield paragraph
+
+
+def _cut_messages(source: str) -> Iterator[tuple[int, str]]:
+    lines = source.split("\n")
+    for number, (line, following) in enumerate(pairwise(lines), 1):
+        piece = _ONLY_A_STRING.match(line)
+        if piece and _BEGINS_WITH_A_STRING.match(following):
+            text = piece["text"]
+            if len(text) < PIECE and not text.endswith("\\n"):
+                yield number, f"a phrase cut after {text!r}"

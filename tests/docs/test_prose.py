@@ -1,0 +1,49 @@
+"""Docstrings, comments and messages are wrapped by whole phrases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.prose import findings, findings_in
+
+ROOT = Path(__file__).parents[2]
+LONG = "a line that is as long as lines are when they are broken because nothing more had room on them, as here"
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "scripts", "benchmarks", "examples"])
+def test_no_word_stands_alone_and_no_message_is_cut_inside_a_phrase(folder: str):
+    assert findings_in(ROOT / folder) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "finding"),
+    [
+        (f'"""{LONG}\nword\n"""', "one word on a line: 'word'"),
+        (f'"""{LONG}\nword\nand so on.\n"""', "one word on a line: 'word'"),
+        (f'"""{LONG}\nin a\n{LONG}\n"""', "a leftover of a line: 'in a'"),
+        (f"# {LONG}\n# word\n", "one word on a line: 'word'"),
+        (
+            'x = (\n    "a message that is broken where its line was full, of "\n    "learning "\n    "rates"\n)',
+            "learning ",
+        ),
+    ],
+)
+def test_the_check_finds_what_it_is_for(source: str, finding: str):
+    (found,) = findings(source)
+    assert finding in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'"""{LONG}\nand two words.\n"""',
+        '"""Short.\nword\n"""',
+        f'"""{LONG}\n\n- word\n"""',
+        f'"""{LONG}\n>>> word\n"""',
+        'x = (\n    "one line\\n"\n    "another\\n"\n)',
+    ],
+)
+def test_the_check_leaves_whole_phrases_alone(source: str):
+    assert findings(source) == []
