@@ -66,6 +66,8 @@ PROBE = "import sys; from attemper.cli import main\ntry: main()\nfinally: assert
         ((), "", ["Usage"]),
         ((), "attemper sc", ["scan"]),
         ((), "attemper scan --so", ["--sort"]),
+        ((), "attemper scan --sort max_l", ["max_logit"]),
+        ((), "attemper lab col", ["collapse"]),
     ],
 )
 def test_version_help_and_completion_start_without_torch(arguments: tuple, completion: str, words: list[str]):

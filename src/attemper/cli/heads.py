@@ -54,6 +54,12 @@ def checked_order(sort: str | None, top: int | None) -> Order | None:
     return Order(one_of("the statistic", name, STATISTICS), sort.startswith("-"), top)
 
 
+def complete_statistic(incomplete: str) -> list[str]:
+    """Names for the shell's completion, of either end."""
+    minus = "-" if incomplete.startswith("-") else ""
+    return [minus + name for name in STATISTICS if (minus + name).startswith(incomplete)]
+
+
 def heads_csv(reading: Reading, order: Order | None) -> str:
     """A row for each head, exact; a number that is missing is an empty cell."""
     heads = [(site, head) for site in reading.sites for head in site.heads] if order is None else order.heads(reading)

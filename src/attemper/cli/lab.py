@@ -21,8 +21,17 @@ if TYPE_CHECKING:
     from attemper.lab.experiment import Cell, Experiment, Table
 
 
+def complete_experiment(incomplete: str) -> list[str]:
+    """Names for the shell's completion."""
+    from attemper.lab import EXPERIMENTS, TRAINED
+
+    return [name for name in EXPERIMENTS | TRAINED if name.startswith(incomplete)]
+
+
 def lab(
-    experiment: Annotated[str | None, typer.Argument(help="Which one; without it, they are listed.")] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="Which one; without it, they are listed.", autocompletion=complete_experiment)
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn at random: the same seed, the same numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
     png: Annotated[
@@ -59,11 +68,11 @@ def lab(
         names = ", ".join(EXPERIMENTS | TRAINED)
         nearest = did_you_mean(experiment, EXPERIMENTS | TRAINED)
         raise typer.BadParameter(f"{experiment!r} is none of: {names}.{nearest}", param_hint="experiment")
-    _announce(experiment, training, results)
     if png is not None:
         from attemper.lab.draw import checked_picture
 
         checked_picture(png)  # told before the experiment runs, not after
+    _announce(experiment, training, results)
     try:
         result = _trained(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import typer
 
 from attemper._backends import checked
 from attemper._text import named
-from attemper.cli.heads import HeadTable, checked_order, heads_csv
+from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
 from attemper.cli.output import check_files, print_json, write_csv
 from attemper.cli.usage import usage_of
 from attemper.errors import InputError
@@ -76,6 +76,7 @@ def scan(
         typer.Option(
             metavar="STATISTIC",
             help="List the heads one by one, the largest STATISTIC first; -STATISTIC: the smallest first.",
+            autocompletion=complete_statistic,
         ),
     ] = None,
     top: Annotated[
