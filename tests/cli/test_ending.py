@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from attemper import __version__, cli
 from attemper.cli.ending import ended
+from attemper.cli.output import print_json
 from attemper.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -200,3 +202,12 @@ def test_a_text_and_a_page_of_an_impossible_name_are_one_short_line(run: Run):
         code, out, err = run("scan", option, name)
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert len(err) < 500
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("utf-8", '{"model": "\u0416"}'), ("ascii", '{"model": "\\u0416"}')])
+def test_json_is_json_whatever_letters_stdout_takes(encoding: str, printed: str, monkeypatch: pytest.MonkeyPatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    print_json('{"model": "\u0416"}')
+    stream.seek(0)
+    assert stream.read() == f"{printed}\n"
