@@ -34,8 +34,8 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
     if none is.
 
     Example:
-        >>> did_you_mean("scna", ["scan", "lab"])
-        " Did you mean 'scan'?"
+        >>> did_you_mean("scna", ["scan", "lab"]) == " Did you mean 'scan'?"
+        True
     """
     if not isinstance(given, str):
         return ""

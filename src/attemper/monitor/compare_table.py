@@ -12,7 +12,7 @@ from attemper.monitor.compare import Comparison, HeadChange
 SHOWN = 20
 """Heads in a table that is not told how many."""
 _TITLES = {
-    "normalized_entropy": "entropy, %",
+    "normalized_entropy": "entropy, % of log n",
     "effective_tokens": "tokens",
     "max_logit": "max logit",
     "first_token_mass": "first token, %",
