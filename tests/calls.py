@@ -19,8 +19,8 @@ DTYPES = {backend.name: backend.dtypes for backend in BACKENDS}
 
 def had(backend: str, names: Iterable[str]) -> tuple[str, ...]:
     """Those of the statistics that the backend has."""
-    one_pass = "second_pass" not in FEATURES[backend]
-    return tuple(name for name in names if not (one_pass and name in ("gini", "key_mass")))
+    needs = {"gini": "second_pass", "key_mass": "second_pass", "score_variance": "score_variance"}
+    return tuple(name for name in names if name not in needs or needs[name] in FEATURES[backend])
 
 
 def skip_without(backend: str, *needed: object) -> None:

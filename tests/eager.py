@@ -67,6 +67,8 @@ def _results(
         else share * entropy - share * logs(gap) - (1 - share) * logs(-gap),
         "mean_distance": (p * distance).sum(-1),
         "gini": (p.sort(-1).values * (2 * rank - n[..., None] - 1)).sum(-1) / n.clamp(min=1),
+        "score_variance": ((finite - (finite.sum(-1) / n.clamp(min=1))[..., None]) ** 2 * visible).sum(-1)
+        / n.clamp(min=1),
     }
     results = {name: value.masked_fill(~seen, 0.0) for name, value in results.items()}
     for name in ("lse", "max_logit"):

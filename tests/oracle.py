@@ -23,7 +23,7 @@ Array = np.ndarray
 ROW_STATISTICS = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
     "logit_variance", "visible_keys", "mass", "first_token_mass", "support_size", "entropy_with_sink",
-    "mean_distance", "gini",
+    "mean_distance", "gini", "score_variance",
 )  # fmt: skip
 INTEGERS = ("visible_keys", "support_size")
 
@@ -92,6 +92,7 @@ def row_statistics(row: Row) -> dict[str, FLOAT]:
         "entropy_with_sink": plogp(weights).sum(),
         "mean_distance": (p * row.distance).sum(),
         "gini": (np.sort(p) * (2 * np.arange(1, n + 1) - n - 1)).sum() / n,
+        "score_variance": ((s - s.mean()) ** 2).mean(),
     }
 
 
@@ -251,6 +252,7 @@ def row_sensitivity(row: Row, upstream: Mapping[str, Any], absolute: bool = Fals
         "max_logit": (np.arange(n) == top).astype(FLOAT),
         "mean_logit": p,
         "logit_variance": 2 * p * (s - mean),
+        "score_variance": 2 * (s - s.mean()) / n,
     }
     for name, g in upstream.items():
         if name in by_p:

@@ -84,6 +84,7 @@ class Results:
 NAMES = (
     "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit", "logit_variance",
     "visible_keys", "mass", "first_token_mass", "support_size", "mean_distance", "gini",
+    "score_variance",
 )  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def forward(call: Inputs, maps: list[Map]) -> Results:
             "support_size": (p > np.finfo(np.float64).tiny).sum(),
             "mean_distance": (p * row.distance).sum(),
             "gini": (np.sort(p) * (2 * np.arange(1, row.n + 1) - row.n - 1)).sum() / row.n,
+            "score_variance": ((row.scores - row.scores.mean()) ** 2).mean(),
         }
         for name, value in values.items():
             found[name][b, h, i] = value

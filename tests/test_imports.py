@@ -113,7 +113,7 @@ def found_in(path: str, source: str) -> list[str]:
             "attemper/_reference.py",
             "from attemper._ops import run\n",
             1,
-            "may import _checks, _files, _text, errors",
+            "it may import _checks, _files, _text, errors",
         ),
         ("attemper/functional/a.py", "def f():\n    from attemper.nn import Softmax\n", 2, "imports layer 'nn'"),
         ("attemper/functional/a.py", "x = import_module('attemper.nn')\n", 1, "imports layer 'nn'"),

@@ -32,7 +32,16 @@ def scores(
 def weights(s: Tensor, visible: Tensor) -> Tensor:
     """``p = softmax(s)`` over the visible keys; a row that sees nothing is all 0."""
     seen = visible.any(-1, keepdim=True)
-    return torch.where(visible, torch.softmax(torch.where(seen, s, 0.0), dim=-1), 0.0)
+    s = torch.where(seen, s, 0.0)
+    # Neither torch.softmax nor torch.logsumexp: PyTorch does not differentiate their tangents.
+    e = torch.exp(s - _maximum(s).detach()[..., None])
+    return torch.where(visible, e / e.sum(-1, keepdim=True), 0.0)
+
+
+def log_sum_exp(s: Tensor) -> Tensor:
+    """``log sum exp(s)`` over the keys; -inf where there are none."""
+    top = _maximum(s).detach()
+    return top + torch.exp(s - top[..., None]).sum(-1).log()
 
 
 def visible_keys(
@@ -80,12 +89,18 @@ def statistics(
     finite = torch.where(visible & seen[..., None], s, 0.0)
     log_p = torch.where(p > 0, p, 1.0).log()
     mean = (p * finite).sum(-1)
+    score_mean = finite.sum(-1) / n.clamp(min=1)
     entropy = 0.0 - (p * log_p).sum(-1)  # -(0.0) would be -0.0
-    lse = torch.logsumexp(torch.where(seen[..., None], s, 0.0), -1)
+    lse = log_sum_exp(torch.where(seen[..., None], s, 0.0))
     share = torch.ones_like(lse) if sink is None else torch.sigmoid(lse - sink.double()[:, None])
 
     def row(value: Tensor, empty: float = 0.0) -> Tensor:
         return torch.where(bad, math.nan, torch.where(seen, value, empty))
+
+    def plain_variance() -> Tensor:
+        """Of the visible scores, every one alike."""
+        shift = finite - torch.where(seen, score_mean, 0.0)[..., None]
+        return torch.where(visible, shift, 0.0).square().sum(-1) / n.clamp(min=1)
 
     def share_entropy() -> Tensor:
         logs = torch.nn.functional.logsigmoid
@@ -113,6 +128,8 @@ def statistics(
         "first_token_mass": lambda: row((p * first).sum(-1)),
         "support_size": lambda: n,
         "gini": lambda: row(sorted_gini()),
+        "score_mean": lambda: row(score_mean),  # no statistic of its own: what merging two variances takes
+        "score_variance": lambda: row(plain_variance()),
         "mean_distance": lambda: row((p * distance).sum(-1)),
         "entropy_with_sink": lambda: row(share_entropy()),
         "key_mass": lambda: torch.where((seen & ~bad)[..., None], p, 0.0).sum(-2),

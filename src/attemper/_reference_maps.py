@@ -123,6 +123,11 @@ def statistics(
     def entropy() -> Tensor:
         return 0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1)
 
+    def plain_variance() -> Tensor:
+        """Of the visible scores, every one alike."""
+        shift = finite - (finite.sum(-1) / n.clamp(min=1))[..., None]
+        return torch.where(visible, shift, 0.0).square().sum(-1) / n.clamp(min=1)
+
     def sorted_gini() -> Tensor:
         rank = torch.arange(1, p.shape[-1] + 1, device=p.device) - (p.shape[-1] - n)[..., None]
         return (p.sort(-1).values * (2 * rank - n[..., None] - 1)).sum(-1) / n.clamp(min=1)
@@ -146,6 +151,7 @@ def statistics(
         "first_token_mass": lambda: row((p * first).sum(-1)),
         "support_size": lambda: (p > 0).sum(-1),
         "gini": lambda: row(sorted_gini()),
+        "score_variance": lambda: row(plain_variance()),
         "mean_distance": lambda: row((p * distance).sum(-1)),
         "key_mass": lambda: torch.where((n > 0)[..., None] & ~bad[..., None], p, 0.0).sum(-2),
     }

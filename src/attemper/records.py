@@ -57,8 +57,10 @@ class VisibleKeyBucket:
 
 @dataclass(frozen=True)
 class HeadReading:
-    """One head of one site: means over its valid rows; ``max_logit`` is the largest, ``logit_std`` = sqrt(mean
-    variance).
+    """One head of one site: means over its valid rows; ``max_logit`` is the largest.
+
+    ``logit_std`` is the logit spread under the weights, sqrt(mean ``logit_variance``): a key counts by its weight. It
+    is near 0 where one key takes all, beside a largest logit of any size.
     """
 
     head: int

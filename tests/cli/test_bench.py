@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from statistics import median
 from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attemper import cli
+from attemper.bench import Row, Shape, machine
+from attemper.bench.timing import quotients, span
+from attemper.cli.bench import sentences
 
 
 class Ended(NamedTuple):
@@ -38,6 +45,8 @@ def test_every_ratio_is_told_in_a_sentence(command):
     assert f"torch {torch.__version__}" in machine
     assert full.startswith("1,2,32,16 float32, forward, full: attention with every statistic of one pass takes ")
     assert causal.startswith("1,2,32,16 float32, forward, causal: ")
+    assert "A ratio is the median over the rounds of our time divided by the other's of the same round" in machine
+    assert full.count(" by round.") == 4
     for words in (
         "on backend blocked",
         " times PyTorch's attention, without statistics (",
@@ -48,6 +57,31 @@ def test_every_ratio_is_told_in_a_sentence(command):
     ):
         assert words in full
     assert ended.err.splitlines() == ["1 of 2: 1,2,32,16, forward, full", "2 of 2: 1,2,32,16, forward, causal"]
+
+
+RATIO = re.compile(r"(\d+\.\d\d) times .* \((\d+\.\d\d) ms\); (\d+\.\d\d) to (\d+\.\d\d) by round")
+
+
+def test_a_ratio_that_is_far_from_the_quotient_of_the_medians_says_between_what_both_lie():
+    # Three rounds of a busy machine: each side's median is of another round.
+    ours, other = [1.35, 1.02, 0.9], [1.0, 1.0, 0.5]
+    shape = Shape(1, 2, 2, 32, 32, 16)
+    row = Row(
+        shape, "blocked", machine(), "wall", 3, 1e3 * median(ours), {"sdpa": 1e3 * median(other)}, {},
+        {"sdpa": median(quotients(ours, other))}, {"sdpa": span(quotients(ours, other))}, 1.0, None, 0.0, 0.0,
+    )  # fmt: skip
+    (line,) = RATIO.findall(sentences(row))
+    ratio, other_ms, least, largest = map(float, line)
+    assert (ratio, least, largest) == (1.35, 1.02, 1.8)
+    assert least <= row.ms / other_ms <= largest
+    assert round(row.ms / other_ms, 2) == 1.02
+
+
+@given(rounds=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1))
+def test_the_quotient_of_two_medians_lies_between_the_quotients_of_the_rounds(rounds: list[tuple[float, float]]):
+    ours, other = map(list, zip(*rounds, strict=True))
+    least, largest = span(quotients(ours, other))
+    assert least * (1 - 1e-12) <= median(ours) / median(other) <= largest * (1 + 1e-12)
 
 
 def test_json_stands_alone_on_stdout(command):
@@ -63,6 +97,9 @@ def test_json_stands_alone_on_stdout(command):
     assert plain["machine"]["threads"] == 1
     assert plain["pairs"] == 3
     assert all(ratio > 0 for ratio in plain["ratios"].values())
+    for name, (least, largest) in plain["ratio_ranges"].items():
+        assert least <= plain["ratios"][name] <= largest
+        assert least <= plain["ms"] / plain["other_ms"][name] <= largest
 
 
 def test_backward_says_what_it_takes_along(command):

@@ -11,7 +11,7 @@ from tests.calls import skip_without
 
 SMOOTH = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
-    "logit_variance", "mass", "first_token_mass", "entropy_with_sink", "mean_distance",
+    "logit_variance", "mass", "first_token_mass", "entropy_with_sink", "mean_distance", "score_variance",
 )  # fmt: skip
 WHOLE_ROWS = ("gini", "key_mass")
 ARGUMENTS = ("query", "key", "value", "temperature", "sink_logits", "bias")

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 SMOOTH = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
     "logit_variance", "mass", "first_token_mass", "entropy_with_sink", "mean_distance", "gini",
+    "score_variance",
 )  # fmt: skip
 
 ROWS = {

@@ -434,6 +434,7 @@ def test_packed_documents_equal_each_document_alone(dtype: torch.dtype):
     [
         ({"dropout_p": 0.5}, "no dropout"),
         ({"stats": ("gini",)}, "no second_pass"),
+        ({"stats": ("score_variance",)}, "no score_variance"),
         ({"stats": ("key_mass",)}, "no second"),
     ],
 )

@@ -140,6 +140,7 @@ def test_gradients_are_those_of_the_reference(name: str, given: Given, backend: 
             "mean_distance",
             "gini",
             "key_mass",
+            "score_variance",
         ),
     )
     found = []

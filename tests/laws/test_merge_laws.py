@@ -12,7 +12,7 @@ from attemper.functional.names import NOT_MERGEABLE, ONE_PASS
 from tests.calls import Result
 from tests.laws.rows import BACKENDS, attended, close, rows
 
-NAMES = ONE_PASS + ("support_size", "entropy_with_sink")
+NAMES = ONE_PASS + ("support_size", "entropy_with_sink", "score_variance")
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -105,7 +105,7 @@ def test_gradients_flow_through_a_merge_as_through_the_whole(backend: str, group
     values = [v.requires_grad_() for v in values_of(groups)]
     one, two = (attended(g, backend, v, stats=NAMES) for g, v in zip(leaves, values, strict=True))
     whole = attended(torch.cat(leaves, 1), backend, torch.cat(values, 2), stats=NAMES)
-    names = [name for name in ONE_PASS if name not in ("visible_keys", "mass")]
+    names = [name for name in (*ONE_PASS, "score_variance") if name not in ("visible_keys", "mass")]
     above = {name: torch.randn(whole.stats.lse.shape, generator=generator, dtype=torch.float64) for name in names}
     # Rows that see nothing have no gradient; a tie for the maximum between parts has no single one.
     tied = leaves[0].max(1).values == leaves[1].max(1).values

@@ -93,7 +93,7 @@ def test_a_large_pattern_is_an_image_of_its_weights_that_loads_nothing() -> None
     assert lines.count(bytes(VIRIDIS[-1])) == 1
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (1, 0)])
+@pytest.mark.parametrize("shape", [(0, 0), (1, 0), (60, 0)])
 def test_an_empty_pattern_is_html_and_no_picture(shape: tuple[int, int], tmp_path: Path) -> None:
     pattern = Pattern(torch.zeros(shape), ("a",) * shape[0], "x", 0, ("b",) * shape[1])
     assert "x head 0" in pattern._repr_html_()
@@ -111,8 +111,8 @@ def test_a_picture_is_written_with_dollar_signs_as_they_are(tmp_path: Path) -> N
 
 def test_a_picture_of_many_tokens_has_a_label_for_some(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    names = tuple(f"token {place}" for place in range(300))
-    pattern = Pattern(torch.eye(300), names, "x", 0, names)
+    names = tuple(f"token {place}" for place in range(100))
+    pattern = Pattern(torch.eye(100), names, "x", 0, names)
     assert pattern.to_png(tmp_path / "many.png").stat().st_size > 1000
 
 

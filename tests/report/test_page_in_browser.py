@@ -328,8 +328,7 @@ def test_every_mark_of_a_chart_stands_out_from_its_ground(open_page: Open, theme
             assert contrast(of_hex(mark), ground) >= 3, (box, mark)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("value", [0.02, 0.98])
+@pytest.mark.parametrize(("theme", "value"), [("dark", 0.02), ("light", 0.98)])
 def test_the_bars_of_sharp_and_of_diffuse_rows_are_seen_in_both_themes(
     open_page: Open, theme: str, value: float
 ) -> None:

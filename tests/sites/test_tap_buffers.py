@@ -299,7 +299,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "support": ({"stats": ["support_size", "mean_distance"]}, "a tap has no support_size and no mean_distance: leave"),
     "fewest keys": (
         {"fewest_keys": 20},
-        "by powers of two of their keys, and fewest_keys=20 is not one: take 16 or 32",
+        "and fewest_keys=20 is not one: take 16 or 32",
     ),
 }
 

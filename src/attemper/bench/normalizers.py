@@ -15,7 +15,7 @@ from torch import Tensor
 from attemper._backends import Given, resolve
 from attemper.bench.hardware import Machine, machine
 from attemper.bench.shape import Shape
-from attemper.bench.timing import CHECKED_ROWS, LARGEST_ERROR, rounds
+from attemper.bench.timing import CHECKED_ROWS, LARGEST_ERROR, quotients, rounds, span
 from attemper.bench.ways import Way
 from attemper.errors import BackendError
 from attemper.functional import attention, normalization
@@ -46,8 +46,10 @@ class NormalizerRow:
     other_ms: dict[str, float]
     ratios: dict[str, float]
     """``softmax``: our softmax attention with every statistic. ``entmax_package``: weights in memory by that package,
-    where it is installed and has the map.
+    where it is installed and has the map. Medians of the quotients of a round.
     """
+    ratio_ranges: dict[str, tuple[float, float]]
+    """Least and largest of those quotients."""
     support: float
     """Mean share of the visible keys that have weight."""
     output_error: float
@@ -81,10 +83,8 @@ def measure_normalizer(
         shape=shape, normalizer=name, backend=named, machine=machine(), pairs=len(times["ours"]),
         ms=1e3 * middle["ours"],
         other_ms={way: 1e3 * value for way, value in middle.items() if way != "ours"},
-        ratios={
-            way: median(own / other for own, other in zip(times["ours"], found, strict=True))
-            for way, found in times.items() if way != "ours"
-        },
+        ratios={way: median(quotients(times["ours"], times[way])) for way in middle if way != "ours"},
+        ratio_ranges={way: span(quotients(times["ours"], times[way])) for way in middle if way != "ours"},
         support=support, output_error=error,
     )  # fmt: skip
 

@@ -39,8 +39,13 @@ class Row:
     least_ms: dict[str, float]
     """The shortest of every way, ``ours`` among them: what a busy machine disturbs least."""
     ratios: dict[str, float]
-    """``without_statistics``: the same call that asks for none. ``sdpa``: PyTorch's attention. ``sdpa_packed_heads``:
-    the same for decoding, heads packed. ``two_sdpa_calls``, ``eager_entropy``: entropy without this package."""
+    """Medians of the quotients of a round. ``without_statistics``: the same call that asks for none. ``sdpa``:
+    PyTorch's attention. ``sdpa_packed_heads``: the same for decoding, heads packed. ``two_sdpa_calls``,
+    ``eager_entropy``: entropy without this package.
+    """
+    ratio_ranges: dict[str, tuple[float, float]]
+    """Least and largest of those quotients. That of the two medians lies between them: a ratio that is far from it was
+    measured on a machine that did something else meanwhile."""
     gflops: float
     peak_gflops: float | None
     """The multiply-adds that the threads were measured to do; None where the native library is not built."""
@@ -95,13 +100,21 @@ def measure(
         ms=1e3 * middle["ours"],
         other_ms={name: 1e3 * value for name, value in middle.items() if name != "ours"},
         least_ms={name: 1e3 * min(found) for name, found in times.items()},
-        ratios={
-            name: median(own / other for own, other in zip(times["ours"], found, strict=True))
-            for name, found in times.items() if name != "ours"
-        },
+        ratios={name: median(quotients(times["ours"], times[name])) for name in middle if name != "ours"},
+        ratio_ranges={name: span(quotients(times["ours"], times[name])) for name in middle if name != "ours"},
         gflops=gflops, peak_gflops=max(peaks) / 1e9 if peaks else None,
         output_error=output_error, entropy_error_nats=entropy_error,
     )  # fmt: skip
+
+
+def quotients(times: list[float], others: list[float]) -> list[float]:
+    """One time divided by the other, round by round."""
+    return [one / other for one, other in zip(times, others, strict=True)]
+
+
+def span(values: list[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    return min(values), max(values)
 
 
 def checked(shape: Shape, tensors: tuple[torch.Tensor, ...], backend: str) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attemper.bench.hardware import Machine, machine
-from attemper.bench.timing import rounds
+from attemper.bench.timing import quotients, rounds, span
 from attemper.bench.ways import Way
 from attemper.monitor.watch import watch
 
@@ -30,6 +30,8 @@ class WatchRow:
     """Of a step that nobody watches."""
     ratios: dict[str, float]
     """``sampled``: a step of which ``ROWS`` rows are measured. ``between``: a watched step that is not sampled."""
+    ratio_ranges: dict[str, tuple[float, float]]
+    """Least and largest of the quotients of a round, whose median a ratio is."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words."""
@@ -49,11 +51,12 @@ def measure_watch(*, batch: int = 4, tokens: int = 512, pairs: int = 15, seconds
         for watching in held:
             if watching is not None:
                 watching.close()
-    ratios = {
-        name: median(one / plain for one, plain in zip(times[name], times["plain"], strict=True))
-        for name in ("sampled", "between")
-    }
-    return WatchRow(batch, tokens, machine(), len(times["plain"]), 1e3 * median(times["plain"]), ratios)
+    found = {name: quotients(times[name], times["plain"]) for name in ("sampled", "between")}
+    return WatchRow(
+        batch, tokens, machine(), len(times["plain"]), 1e3 * median(times["plain"]),
+        ratios={name: median(values) for name, values in found.items()},
+        ratio_ranges={name: span(values) for name, values in found.items()},
+    )  # fmt: skip
 
 
 def _step(batch: int, tokens: int, every: int) -> tuple[Way, Any]:

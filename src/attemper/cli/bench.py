@@ -122,14 +122,15 @@ def _normalizers(shapes: list[Shape], backend: str, pairs: int) -> Told:
         for name in NORMALIZERS:
             print(f"{number + 1} of {len(shapes)}: {one}, {one.mode}, {name}", file=sys.stderr)
             rows.append(measure_normalizer(one, name, backend=backend, pairs=pairs))
-    return [row.to_dict() for row in rows], [_setting(rows[0].machine), *map(normalizer_sentences, rows)]
+    told = [f"{_setting(rows[0].machine)}\n{RATIOS}", *map(normalizer_sentences, rows)]
+    return [row.to_dict() for row in rows], told
 
 
 def _watched(pairs: int) -> Told:
     from attemper.bench.watched import measure_watch
 
     row = measure_watch(pairs=pairs)
-    return [row.to_dict()], [_setting(row.machine), watch_sentence(row)]
+    return [row.to_dict()], [f"{_setting(row.machine)}\n{RATIOS}", watch_sentence(row)]
 
 
 def _memory(shapes: list[Shape], backend: str) -> Told:
@@ -166,8 +167,15 @@ def _setting(machine: Machine) -> str:
 def _machine(row: Row) -> str:
     told, peak = _setting(row.machine), row.peak_gflops
     if peak is None:
-        return f"{told}\nThe native kernels are not built: their share of the machine's peak is not known."
-    return f"{told}\nIts registers alone were measured to do {peak:.0f} GFLOP/s."
+        return f"{told}\nThe native kernels are not built: their share of the machine's peak is not known.\n{RATIOS}"
+    return f"{told}\nIts registers alone were measured to do {peak:.0f} GFLOP/s.\n{RATIOS}"
+
+
+RATIOS = (
+    "All ways run in turns. A ratio is the median over the rounds of our time divided by the other's of the same "
+    "round. The least and the largest of these quotients follow; that of the two medians in ms lies between them."
+)
+"""What a reader needs who divides the printed medians by hand."""
 
 
 OTHERS = {
@@ -191,7 +199,8 @@ def sentences(row: Row) -> str:
     ]
     for name, against in OTHERS.items():
         if name in row.ratios:
-            lines.append(f"  {row.ratios[name]:.2f} times {against} ({row.other_ms[name]:.2f} ms).")
+            by_round = _by_round(row.ratio_ranges[name])
+            lines.append(f"  {row.ratios[name]:.2f} times {against} ({row.other_ms[name]:.2f} ms){by_round}.")
     lines.append(
         f"  Against float64 the output was off by at most {row.output_error:.1e}, the entropy by "
         f"{row.entropy_error_nats:.1e} nats."
@@ -199,16 +208,26 @@ def sentences(row: Row) -> str:
     return "\n".join(lines)
 
 
+def _by_round(span: tuple[float, float], digits: int = 2) -> str:
+    least, largest = span
+    return f"; {least:.{digits}f} to {largest:.{digits}f} by round"
+
+
 def normalizer_sentences(row: NormalizerRow) -> str:
     """A paragraph on one map: what it took, against what, how sparse and how exact it was."""
     lines = [
         f"{row.shape} {row.shape.dtype}, {row.shape.mode}: {row.normalizer} with every statistic takes {row.ms:.2f} ms "
         f"on backend {row.backend} (median of {row.pairs}); {row.support:.1%} of the keys have weight.",
-        f"  {row.ratios['softmax']:.2f} times our softmax attention ({row.other_ms['softmax']:.2f} ms).",
+        f"  {row.ratios['softmax']:.2f} times our softmax attention ({row.other_ms['softmax']:.2f} ms)"
+        f"{_by_round(row.ratio_ranges['softmax'])}.",
     ]
     if "entmax_package" in row.ratios:
         times = 1 / row.ratios["entmax_package"]
-        lines.append(f"  {times:.1f} times as fast as the entmax package ({row.other_ms['entmax_package']:.2f} ms).")
+        least, largest = row.ratio_ranges["entmax_package"]
+        by_round = _by_round((1 / largest, 1 / least), digits=1)
+        lines.append(
+            f"  {times:.1f} times as fast as the entmax package ({row.other_ms['entmax_package']:.2f} ms){by_round}."
+        )
     lines.append(f"  Against float64 the output was off by at most {row.output_error:.1e}.")
     return "\n".join(lines)
 
@@ -218,5 +237,6 @@ def watch_sentence(row: WatchRow) -> str:
     return (
         f"A training step of {row.batch} x {row.tokens} tokens, 2 layers of 4 heads, width 256, takes {row.ms:.1f} ms "
         f"(median of {row.pairs}).\n  Sampled by a watch, 128 rows of each sequence: {row.ratios['sampled']:.3f} times "
-        f"that. Watched and not sampled: {row.ratios['between']:.3f} times."
+        f"that{_by_round(row.ratio_ranges['sampled'], 3)}. Watched and not sampled: {row.ratios['between']:.3f} times"
+        f"{_by_round(row.ratio_ranges['between'], 3)}."
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper import _backends
+from attemper import _backends, _transforms
 from attemper._checks import one_of, positive_number
 from attemper._ops import ROW_NORMALIZERS, UNBOUNDED
 from attemper.errors import InputError
@@ -121,7 +121,7 @@ def planned(
     else:
         asked = asked_names(where, options.stats)
         names = with_kept(asked)
-    mask = None if mask is None else _mask(where, mask, shape)
+    mask = None if mask is None else _mask(where, mask, query, shape)
     if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
         raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
     softcap = options.softcap
@@ -211,7 +211,7 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
         )
 
 
-def _mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InputError(
@@ -226,8 +226,19 @@ def _mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
             f"{list(mask.shape)}. A padding mask [batch, keys] is written mask[:, None, None, :]."
         )
     mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    if mask.shape[3] == shape[3]:
+        return mask
     # Kernels count keys: a mask that is one wide stands for every key.
-    return mask.expand(*mask.shape[:3], shape[3]) if mask.shape[3] != shape[3] else mask
+    return _widened(mask, query).expand(*mask.shape[:3], shape[3])
+
+
+def _widened(mask: Tensor, query: Tensor) -> Tensor:
+    """A bias in the type that its call is computed in: what it sums over keys in its gradient is rounded once then."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if mask.dtype == torch.bool or torch.promote_types(mask.dtype, dtype) == mask.dtype:
+        return mask
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return mask.to(dtype).masked_fill(hidden, -math.inf)
 
 
 def checked_window(where: str, window_size: Any) -> tuple[int, int]:
@@ -379,5 +390,8 @@ def _features(
         "temperature": isinstance(options.temperature, Tensor),
         "varlen": packing is not None,
         "second_pass": "gini" in names or "key_mass" in names,
+        "score_variance": "score_variance" in names,
+        "second_derivative": _transforms.second_derivative(),
+        "derivative_in_graph": _transforms.derivative_in_graph(),
     }
     return frozenset(feature for feature, needed in asked.items() if needed)

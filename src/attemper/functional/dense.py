@@ -112,7 +112,8 @@ def scores(call: Call) -> tuple[Tensor, Tensor]:
     positions, documents = _positions(call)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (call.left, call.right))
     visible = _reference.visible_keys(shape, call.mask, left, right, positions, documents)
-    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.expand(shape)
+    # In float64 before it is spread: its gradient is summed there.
+    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.double().expand(shape)
     return _reference.scores(call.query, call.key, call.multiplier, bias, visible, call.softcap), visible
 
 
@@ -121,7 +122,7 @@ def _share(call: Call, s: Tensor, visible: Tensor) -> Tensor:
     if call.sink is None:
         return torch.ones(s.shape[:-1], dtype=torch.float64, device=s.device)
     seen = visible.any(-1)
-    lse = torch.logsumexp(torch.where(seen[..., None], s, 0.0), -1)
+    lse = _reference.log_sum_exp(torch.where(seen[..., None], s, 0.0))
     return torch.where(seen, torch.sigmoid(lse - call.sink.double()[:, None]), 0.0)
 
 
@@ -182,6 +183,10 @@ def _state(call: Call, measures: dict) -> dict[str, Tensor]:
                 state["c"] = torch.where(seen, 1 / torch.where(seen, measures["effective_tokens"](), 1.0), 0.0)
             case "f":
                 state["f"] = measures["first_token_mass"]()
+            case "u":
+                state["u"] = torch.where(seen, state["m"] - measures["score_mean"](), 0.0)
+            case "y":
+                state["y"] = measures["score_variance"]()
             case _:
                 continue
     return state

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import torch
 from torch import Tensor
 
-from attemper import _direct
+from attemper import _direct, _transforms
 
 State = Mapping[str, Tensor]
 """Letter -> [B, H, Q]."""
@@ -235,6 +235,7 @@ _FORMULAS: Formulas = {
     "first_token_mass": lambda part, _: part("f"),
     "mean_distance": lambda part, _: part("t"),
     "gini": lambda part, _: part("g"),
+    "score_variance": lambda part, _: part("y"),
 }
 _ROW_FORMULAS: Formulas = {
     "count": lambda part, _: part("n").detach(),
@@ -255,6 +256,7 @@ _ROW_FORMULAS: Formulas = {
     "first_token_mass": lambda part, _: part("f"),
     "mean_distance": lambda part, _: part("t"),
     "gini": lambda part, _: part("g"),
+    "score_variance": lambda part, _: part("y"),
 }
 """Of the maps that are computed on whole rows, whose kernels leave the statistics themselves (docs/design/0008)."""
 OF_SINK = ("mass", "entropy_with_sink")
@@ -280,7 +282,7 @@ def log_count(n: Tensor) -> Tensor:
 
 def at_most(value: Tensor, bound: Tensor) -> Tensor:
     """``value`` cut at ``bound`` without touching its gradient: only rounding ever exceeds it."""
-    if not value.requires_grad:
+    if not value.requires_grad and not _transforms.forward_mode():
         return torch.minimum(value, bound)
     return value - (value - bound).detach().clamp(min=0.0)
 
@@ -292,6 +294,8 @@ def merged(one: State, two: State) -> dict[str, Tensor]:
     With base = max(m1, m2), t = m_i - base, w_i = exp(t_i + z_i), p_i = w_i / (w_1 + w_2) and d_i = t_i - a_i::
 
         z = log(w_1 + w_2)     a = -sum p_i d_i     v = sum p_i (v_i + (d_i + a)^2)     c = sum p_i^2 c_i
+
+    u and y, the mean and variance without weights, as a and v with n_i / n in the place of p_i.
     """
     wide = torch.float32 if one["m"].device.type == "mps" else torch.float64
     parts = [{letter: value.to(wide) for letter, value in part.items()} for part in (one, two)]
@@ -314,11 +318,24 @@ def merged(one: State, two: State) -> dict[str, Tensor]:
             result["v"] = p[0] * spread[0] + p[1] * spread[1]
     if "c" in one:
         result["c"] = p[0] ** 2 * parts[0]["c"] + p[1] ** 2 * parts[1]["c"]
+    if "y" in one:
+        result |= _merged_moments(parts, base)
     if "f" in one:
         # The first token stands in the first part, unless no row of the sequence sees that part: then it is padding.
         padding = ~(parts[0]["n"] > 0).flatten(1).any(1)[:, None, None]
         result["f"] = p[0] * parts[0]["f"] + torch.where(padding, p[1] * parts[1]["f"], 0.0)
     return {letter: value.to(one["m"].dtype) for letter, value in result.items()}
+
+
+def _merged_moments(parts: list[dict[str, Tensor]], base: Tensor) -> dict[str, Tensor]:
+    """u and y of both parts' keys, each counted once."""
+    n = (parts[0]["n"] + parts[1]["n"]).clamp(min=1.0)
+    shares = [part["n"] / n for part in parts]
+    # Not cut at VANISHED: a key without weight counts here.
+    d = [torch.where(part["n"] > 0, part["m"] - base, 0.0) - part["u"] for part in parts]
+    u = -(shares[0] * d[0] + shares[1] * d[1])
+    spread = [part["y"] + (x + u) ** 2 for part, x in zip(parts, d, strict=True)]
+    return {"u": u, "y": shares[0] * spread[0] + shares[1] * spread[1]}
 
 
 def joined_output(

@@ -13,8 +13,10 @@ ONE_PASS = (
 )  # fmt: skip
 """What ``stats="all"`` means: one pass over the scores."""
 
-BY_NAME = ("support_size", "entropy_with_sink", "mean_distance", "gini", "key_mass")
-"""Only by name. ``mean_distance`` costs one more sum; ``gini`` (a sort) and ``key_mass`` hold whole rows of a tile."""
+BY_NAME = ("support_size", "entropy_with_sink", "mean_distance", "gini", "key_mass", "score_variance")
+"""Only by name. ``mean_distance`` costs one more sum, ``score_variance`` two; ``gini`` (a sort) and ``key_mass`` need
+whole rows of a tile.
+"""
 
 STATISTICS = ONE_PASS + BY_NAME
 
@@ -35,15 +37,17 @@ know.
 _FIELDS = {
     "entropy": "a", "normalized_entropy": "a", "entropy_with_sink": "a", "mean_logit": "a", "logit_variance": "av",
     "effective_tokens": "c", "first_token_mass": "f", "mean_distance": "t", "gini": "g",
+    "score_variance": "uy",
 }  # fmt: skip
 
-_ORDER = "mznavcftg"
+_ORDER = "mznavcftguy"
 
 _ROW_FIELDS = {
     "entropy": "h", "normalized_entropy": "h", "effective_tokens": "c", "max_weight": "p", "mean_logit": "aw",
     "logit_variance": "v", "mass": "w", "first_token_mass": "f", "support_size": "s", "mean_distance": "t", "gini": "g",
+    "score_variance": "y",
 }  # fmt: skip
-_ROW_ORDER = "mnxwspahvcftg"
+_ROW_ORDER = "mnxwspahvcftgy"
 
 
 def asked_names(where: str, stats: str | Iterable[str], one_pass: tuple[str, ...] = ONE_PASS) -> tuple[str, ...]:

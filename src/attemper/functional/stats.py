@@ -56,7 +56,8 @@ class AttentionStats:
     """Statistics of attention rows: an attribute [B, H, Q] per name asked for (``key_mass`` [B, H, K]).
 
     ``lse`` and ``max_logit`` are always there, so that partial results over keys can merge. Float32, or float64 for
-    float64 inputs; ``visible_keys`` and ``support_size`` are int64. A row with no visible key reads lse = max_logit =
+    float64 inputs; ``visible_keys`` and ``support_size`` are int64 (exact to 2^24 keys; above, float32's nearest
+    count on every backend but the reference). A row with no visible key reads lse = max_logit =
     -inf and 0 elsewhere; a row with a non-finite visible score reads NaN. Neither is ``valid``.
 
     Attributes:
@@ -83,6 +84,7 @@ class AttentionStats:
     mean_distance: Tensor
     gini: Tensor
     key_mass: Tensor
+    score_variance: Tensor
 
     def __init__(
         self, values: Mapping[str, Tensor], state: State, *, sink: Tensor | None = None, first_tokens: int = 1,

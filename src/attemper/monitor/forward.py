@@ -19,7 +19,7 @@ from attemper.sites.padding import tracked
 
 
 @contextmanager
-def observed(model: nn.Module, collector: Collector) -> Iterator[registry.Switched]:
+def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Switched]:
     """Models of transformers' registry attend here, masks and cross attention are followed, compiled code runs as it
     was written.
     """

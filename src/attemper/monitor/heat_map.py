@@ -38,7 +38,7 @@ def html(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title
     """
     largest = _largest(weights)
     scale = f"Dark is 0, light is {largest:.3g}, the largest weight. Rows are queries, columns are keys."
-    small = max(weights.shape, default=0) <= MOST_CELLS
+    small = not weights.numel() or max(weights.shape) <= MOST_CELLS
     body = _table(weights, rows, columns) if small else _image(weights, title)
     return (
         f'<div style="overflow-x:auto;color:inherit"><div style="font-weight:600">{escape(shown(title))}</div>'

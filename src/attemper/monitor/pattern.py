@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attemper._checks import did_you_mean
 from attemper.errors import InputError
-from attemper.monitor.forward import observed, run
+from attemper.monitor.forward import observation, run
 from attemper.monitor.head_weights import Kept, WeightsCollector
 from attemper.monitor.labels import checked_labels, given_labels, labels
 from attemper.monitor.scan import ADVICE
@@ -127,7 +127,7 @@ def pattern(
     collector = WeightsCollector(
         model, CallContext(), asked=asked, head=head, sequence=sequence, max_weights=max_weights
     )
-    with observed(model, collector) as switch:
+    with observation(model, collector) as switch:
         run("pattern: the batch", model, batch, collector, switch)
         collector.refuse(switch.refused)
     name = _chosen_site(model, collector, site, layer)

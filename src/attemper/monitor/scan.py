@@ -12,7 +12,7 @@ from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
-from attemper.monitor.forward import observed, run
+from attemper.monitor.forward import observation, run
 from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.records import FEWEST_KEYS, Reading
@@ -69,7 +69,7 @@ def scan(
     checked_backend(backend, device_of(model))
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
-    with observed(model, collector) as switch:
+    with observation(model, collector) as switch:
         for done, batch in enumerate(batches, 1):
             run(f"scan: batch {done}", model, batch, collector, switch)
             if on_batch is not None:

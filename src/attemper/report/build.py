@@ -16,7 +16,7 @@ from attemper._text import shown
 from attemper.records import Reading
 from attemper.report.display import script_json
 from attemper.report.document import document, quantities, stacks
-from attemper.report.download import file_name, packed
+from attemper.report.download import archive, file_name
 from attemper.report.overview import figures, groups, origin, rows
 from attemper.report.target import write_whole
 from attemper.report.vendored import VERSION, echarts
@@ -40,7 +40,7 @@ def page(reading: Reading) -> str:
     Raises:
         ValueError: a number of the reading is NaN or infinite; a missing number is None.
     """
-    files = {kind: packed(reading, kind) for kind in ("csv", "json")}
+    files = {kind: archive(reading, kind) for kind in ("csv", "json")}
     whole = ""
     for details, kinds in _LEVELS:
         whole = _rendered(reading, details=details, files={kind: files[kind] for kind in kinds})

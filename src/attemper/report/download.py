@@ -20,7 +20,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""
 
 
-def packed(reading: Reading, kind: str) -> str:
+def archive(reading: Reading, kind: str) -> str:
     """The file of a ``kind`` ("json" or "csv"), compressed, in base64. The same reading gives the same text."""
     text = as_csv(reading) if kind == "csv" else json.dumps(reading.to_dict(), allow_nan=False)
     # A lone surrogate, which no encoding holds, is written out.

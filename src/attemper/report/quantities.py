@@ -49,8 +49,9 @@ QUANTITIES = (
     ),
     Quantity("max_logit", "Largest logit", "", "The largest score before softmax, over all rows."),
     Quantity(
-        "logit_std", "Logit spread", "",
-        "Standard deviation of the scores of a row: what sharpens the softmax.", 0.0,
+        "logit_std", "Logit spread under the weights", "",
+        "sqrt of the mean variance of the scores, each counted by its weight: 0 where one key takes all, however far "
+        "the other scores are.", 0.0,
     ),
     Quantity(
         "mass", "Mass", "",

@@ -67,7 +67,7 @@ def attention_forward(
     if not torch.compiler.is_compiling() and any(observer.replace for observer in current()):
         if dropout > 0:
             raise InputError(
-                "attention dropout is on: call model.eval() before a scan, its outputs would be random otherwise."
+                "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
             )
         return _replaced(module, call, value, current()).transpose(1, 2).contiguous(), None
     tap_call(call, module)

@@ -13,11 +13,13 @@ costs digits::
     z    log Z           (lse = m + z)     c    C / Z^2         (sum of p^2)
     a    -A / Z          (mu  = m - a)     f    weight on the first tokens
     v    B / Z - (A/Z)^2 (variance)        t    expected distance of query and key          g    gini
+    u    m - mean of the scores            y    their variance, both over visible keys without weights
 
 Backward recomputes d from q, k and m; no weight is ever kept. With X = d + a and P = exp(d - z)::
 
     dS = P [ mass (dP - D) + g_z - g_a (1 + X) + g_v (X^2 + 2X - v) + 2 g_c (P - c)
-           + g_f (1[first] - f) + g_t (distance - t) + g_key - sum_j P g_key ] + 1[argmax] (g_m - g_z + g_a)
+           + g_f (1[first] - f) + g_t (distance - t) + g_key - sum_j P g_key ] + 1[argmax] (g_m - g_z + g_a + g_u)
+         + (2 g_y (d + u) - g_u) / n
 
 Memory: one chunk of keys and values in float32, about five tiles, and the gradients. Weights of n x n never exist.
 """

@@ -114,7 +114,15 @@ class _RowTerms:
         """What falls on the row's maximum alone. 0 when only shift-free quantities such as entropy are
         differentiated.
         """
-        return self.grad["m"] - self.grad["z"] + self.grad.get("a", 0.0)
+        return self.grad["m"] - self.grad["z"] + self.grad.get("a", 0.0) + self.grad.get("u", 0.0)
+
+    def without_weights(self, d: Tensor) -> Tensor | None:
+        """What falls on every visible key alike, whatever its weight; None if nothing does."""
+        if "y" not in self.grad:
+            return None
+        count = self.state["n"].clamp(min=1.0)
+        slope = (2 * self.grad["y"] * (d + self.state["u"]) - self.grad["u"]) / count
+        return slope.masked_fill_(d == -math.inf, 0.0)
 
 
 def _sweep(
@@ -126,14 +134,18 @@ def _sweep(
     winner = _winner(problem, rows, query, key, careful)
     for low, high in key_blocks(problem, rows.tile):
         scores = block_scores(problem, rows.tile, query, key, low, high, careful)
+        d = scores.values.sub_(rows.base)
+        plain = rows.without_weights(d)
         # Masked keys, and scores so far below that their square would overflow: their weight is 0 either way.
-        d = scores.values.sub_(rows.base).clamp_(min=VANISHED)
+        d.clamp_(min=VANISHED)
         weights = torch.exp(d - rows.state["z"])
         slope = rows.constant.expand_as(d).clone()
         if value is not None:
             slope += _value_slope(problem, rows, weights, value, low, high, index, held)
         _add_statistics(problem, rows, slope, d, weights, low, high)
         slope *= weights
+        if plain is not None:
+            slope += plain
         if winner is not None:
             inside = (winner >= low) & (winner < high)
             share = torch.where(inside, rows.at_maximum(), 0.0)

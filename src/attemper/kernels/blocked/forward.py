@@ -68,6 +68,10 @@ class _Rows:
     squares: Tensor
     first: Tensor
     distance: Tensor
+    plain_first: Tensor
+    """sum d over visible keys, without weights."""
+    plain_second: Tensor
+    """sum d^2."""
     count: Tensor
     bad: Tensor
     output: Tensor
@@ -77,7 +81,7 @@ class _Rows:
     @classmethod
     def empty(cls, problem: Problem, query: Tensor, width: int) -> _Rows:
         flat = query.shape[:2]
-        sums = query.new_zeros((6, *flat), dtype=problem.sum_dtype)
+        sums = query.new_zeros((8, *flat), dtype=problem.sum_dtype)
         count = torch.zeros(flat, dtype=torch.int64, device=query.device)
         return cls(
             maximum=query.new_full(flat, -math.inf),
@@ -87,14 +91,19 @@ class _Rows:
             squares=sums[3],
             first=sums[4],
             distance=sums[5],
+            plain_first=sums[6],
+            plain_second=sums[7],
             count=count,
             bad=count != 0,
             output=query.new_zeros((*flat, width)),
             last=query.new_zeros((*flat, 0)),
         )
 
-    def raise_maximum(self, block: Tensor, rescale: bool) -> Tensor:
-        """Takes in a block's maximum and moves every sum to it; returns the finite base to subtract from scores."""
+    def raise_maximum(self, block: Tensor, rescale: bool, plain: bool) -> Tensor:
+        """Takes in a block's maximum and moves every sum to it; returns the finite base to subtract from scores.
+
+        ``plain``: whether there are sums without weights, which move by more than ``VANISHED``, too.
+        """
         merged = torch.maximum(self.maximum, block)
         base = merged.masked_fill(merged == -math.inf, 0.0)
         if rescale:
@@ -106,6 +115,10 @@ class _Rows:
             for sums in (self.total, self.first_moment, self.second_moment, self.first, self.distance):
                 sums *= shrink
             self.squares *= shrink * shrink
+            if plain:
+                far = (self.maximum - base).to(self.total.dtype).masked_fill_(self.count == 0, 0.0)
+                self.plain_second += far * (2 * self.plain_first + far * self.count)
+                self.plain_first += far * self.count
             self.output *= shrink.to(self.output.dtype)[..., None]
         self.maximum = merged
         return base
@@ -130,6 +143,8 @@ class _Rows:
         """The fields asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
         inverse = self.inverse_total()
         mean = self.first_moment * inverse
+        share = self.count.clamp(min=1).to(inverse.dtype).reciprocal()
+        plain_mean = self.plain_first * share
         parts = {
             "m": self.maximum.to(inverse.dtype),
             "z": self.log_total(),
@@ -139,6 +154,9 @@ class _Rows:
             "c": self.squares * inverse * inverse,
             "f": self.first * inverse,
             "t": self.distance * inverse,
+            "u": plain_mean.neg(),
+            # The largest score is at d = 0: at most a factor n cancels.
+            "y": (self.plain_second * share - plain_mean * plain_mean).clamp_(min=0.0),
         }
         if "g" in problem.fields:
             weights = self.weights().to(inverse.dtype)
@@ -155,12 +173,16 @@ def _sweep(problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, care
     row = _Rows.empty(problem, query, 0 if value is None else value.shape[2])
     for number, (low, high) in enumerate(key_blocks(problem, tile)):
         scores = block_scores(problem, tile, query, key, low, high, careful)
-        row.count += scores.count(tile)
         if scores.bad is not None:
             row.bad |= scores.bad
         maximum = scores.values.amax(-1)
-        base = row.raise_maximum(maximum, rescale=number > 0)
+        base = row.raise_maximum(maximum, rescale=number > 0, plain="y" in problem.fields)
+        row.count += scores.count(tile)
         d = scores.values.sub_(base[..., None])
+        if "y" in problem.fields:
+            visible = d.masked_fill(d == -math.inf, 0.0).to(row.total.dtype)
+            row.plain_first += visible.sum(-1)
+            row.plain_second += visible.square_().sum(-1)
         if scores.visible is not None:
             d.clamp_(min=VANISHED)
         row.last = e = torch.exp(d)

@@ -130,6 +130,15 @@ class _Rows:
         mean = (p * inside).sum(-1, dtype=self.problem.sum_dtype).to(p.dtype)
         return inside, inside - mean[..., None]
 
+    def plain_deviations(self) -> Tensor:
+        """Scores less their mean over visible keys, without weights; 0 where hidden."""
+        hidden = self.d == -math.inf
+        d = self.d.masked_fill(hidden, 0.0).to(self.problem.sum_dtype)
+        return (d - (d.sum(-1) / self.count.clamp(min=1))[..., None]).masked_fill_(hidden, 0.0)
+
+    def score_variance(self) -> Tensor:
+        return self.plain_deviations().square_().sum(-1) / self.count.clamp(min=1)
+
     def state(self) -> Tensor:
         """The letters asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
         problem, tile, p = self.problem, self.tile, self.shares()
@@ -150,6 +159,7 @@ class _Rows:
             "c": lambda: (p * p).sum(-1, dtype=wide),
             "f": lambda: (tile.grid(p) * first_keys(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
             "t": lambda: (tile.grid(p) * distance(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
+            "y": self.score_variance,
             "g": lambda: (p.sort(-1).values * gini_rank(self.count[..., None].to(p.dtype), p.shape[-1])).sum(-1),
         }
         found_parts = []
@@ -205,10 +215,10 @@ def _sweep(
     if rows.scores.slope is not None:
         slope = slope * rows.scores.slope
     if grads.key is not None:
-        held.key[:, low:high].baddbmm_(slope.transpose(1, 2), query * multiplier)
+        held.key[:, low:high].baddbmm_(slope.to(query.dtype).transpose(1, 2), query * multiplier)
     if grads.query is None and grads.multiplier is None:
         return
-    query_grad = torch.bmm(slope, key[:, low:high])
+    query_grad = torch.bmm(slope, key[:, low:high].to(slope.dtype))
     if grads.query is not None:
         grads.query[tile.place] = (query_grad * multiplier).view(*tile.shape, -1).to(grads.query.dtype)
     if grads.multiplier is not None:
@@ -217,10 +227,14 @@ def _sweep(
 
 
 def _score_slope(problem: Problem, weights: Tensor, g: Tensor, per_head: Tensor | None) -> Tensor:
-    """map'(g): the gradient of scores from that of weights."""
+    """map'(g): the gradient of scores from that of weights, in float64 where its terms may be far larger than their sum
+    over keys: of n equal weights, n^(alpha - 2) times.
+    """
     if problem.normalizer == "sigmoid":
         return weights * (1 - weights) * g
     alpha = None if per_head is None else per_head[..., 0]
+    if alpha is not None and (weights.device.type != "cpu" or bool((alpha > 2).any())):
+        weights, g = weights.to(problem.sum_dtype), g.to(problem.sum_dtype)
     return map_slope(weights, g, problem.normalizer, alpha=alpha)
 
 
@@ -262,13 +276,16 @@ def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], ab
 
 
 def _with_direct(problem: Problem, rows: _Rows, slope: Tensor, grad: dict[str, Tensor]) -> Tensor:
-    """Adds what statistics owe to the scores themselves: mean, variance and maximum."""
+    """Adds what statistics owe to the scores themselves: means, variances and maximum."""
     if "a" in grad or "v" in grad:
         p = rows.shares()
         if "a" in grad:
             slope = slope - grad["a"] * p
         if "v" in grad:
             slope = slope + 2 * grad["v"] * p * rows.deviations(p)[1]
+    if "y" in grad:
+        share = rows.plain_deviations() / rows.count.clamp(min=1)[..., None]
+        slope = slope + 2 * grad["y"] * share.to(slope.dtype)
     if problem.maximum_gradient or "a" in grad:
         at_maximum = grad["m"] + grad.get("a", 0.0)
         slope = slope.scatter_add(-1, rows.scores.values.argmax(-1, keepdim=True), at_maximum.to(slope.dtype))

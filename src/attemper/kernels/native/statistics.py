@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from attemper.kernels.native.library import library
+from attemper.kernels.native.library import check, library
 
 # In the order of source/statistics.cpp.
 _LETTERS = "mznac"
@@ -36,12 +36,13 @@ def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Te
     }
     counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
     places = [fields.find(letter) for letter in _LETTERS]
-    library().attemper_statistics(
+    code = library().attemper_statistics(
         rows,
         _LETTER_PLACES.pack(*[start + 4 * rows * place if place >= 0 else 0 for place in places]),
         _VALUE_PLACES.pack(*[values[name].data_ptr() if name in values else 0 for name in _NAMES]),
         None if counts is None else counts.data_ptr(),
     )
+    check("attemper_statistics", code)
     if counts is not None:
         values |= dict.fromkeys(_COUNTS, counts)
     return values
