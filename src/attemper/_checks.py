@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from attemper.errors import InputError
 
@@ -30,14 +30,17 @@ def one_of(where: str, value: object, valid: Iterable[str]) -> str:
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """The end of a message: the one or two of ``names`` that are spelled most like ``given``; empty if none is.
+    """The end of a message: the one of ``names`` that is spelled most like ``given``, or two that are as near; empty
+    if none is.
 
     Example:
-        >>> did_you_mean("scna", ["scan", "lab"])
-        " Did you mean 'scan'?"
+        >>> did_you_mean("scna", ["scan", "lab"]) == " Did you mean 'scan'?"
+        True
     """
     if not isinstance(given, str):
         return ""
     by_spelling = {name.lower(): name for name in names}
     near = get_close_matches(given.lower(), by_spelling, n=2)
+    likeness = [SequenceMatcher(None, given.lower(), name).ratio() for name in near]
+    near = [name for name, like in zip(near, likeness, strict=True) if like > likeness[0] - 0.05]
     return f" Did you mean {' or '.join(repr(by_spelling[name]) for name in near)}?" if near else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping, Sequence
 
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the order in which others are drawn."""
@@ -39,3 +40,16 @@ LONGEST_NAME = 200
 def named(name: object) -> str:
     """A name that others chose as it stands in a message: ``shown``, and cut where it is too long to read."""
     return cut(shown(name), LONGEST_NAME)
+
+
+def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[str]:
+    """Names of the first of ``columns`` (each its title and its cells) that stand side by side in ``room`` characters,
+    with two between them; the first always: a digit that is cut off would be another number.
+    """
+    names = []
+    for name, cells in columns.items():
+        room -= max(map(len, cells), default=0) + 2
+        if names and room < 0:
+            break
+        names.append(name)
+    return names

@@ -112,14 +112,18 @@ def test_json_is_one_document_on_stdout_also_with_a_picture(command, tmp_path: P
     document = json.loads(ended.out)
     assert (document["schema"], document["experiment"], document["seed"]) == (1, "scaling", 4)
     assert document == json.loads(lab.run("scaling", seed=4).to_json())
-    assert ended.err.replace("\n", "") == f"drawn: {tmp_path / 'a.png'}"
+    told, drawn = ended.err.splitlines()
+    assert told.startswith("lab scaling: why scores are divided by sqrt(d)")
+    assert told.endswith("; takes some seconds")
+    assert drawn == f"drawn: {tmp_path / 'a.png'}"
     assert (tmp_path / "a.png").exists()
 
 
 def test_a_wrong_name_lists_the_right_ones_and_ends_with_2(command):
     ended = command("scalling", columns=200)
     assert (ended.code, ended.out) == (2, "")
-    assert f"'scalling' is none of: {', '.join([*EXPERIMENTS, *TRAINED])}." in " ".join(ended.err.split())
+    wanted = f"'scalling' is none of: {', '.join([*EXPERIMENTS, *TRAINED])}. Did you mean 'scaling'?"
+    assert wanted in " ".join(ended.err.split())
 
 
 def test_a_picture_of_nothing_and_a_negative_seed_are_bad_usage(command):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +58,75 @@ def test_options_reach_the_training_and_progress_goes_to_stderr(command, asked: 
     assert ended.code == 0, ended.err
     assert asked == {"name": "length", "out": tmp_path, "workers": 3, "steps": 5, "seeds": 1, "quick": True}
     assert json.loads(ended.out)["tables"][0]["rows"] == [[1.5]]
-    assert ended.err == "1 of 1: done\n"
+    told, kept, done = ended.err.splitlines()
+    assert "a model read at eight times its length" in told
+    assert "with --quick, which is no result" in told
+    assert kept == f"runs are kept in {tmp_path}: stopped with Ctrl-C, it goes on when called again"
+    assert done == "1 of 1: done"
 
 
 def test_without_options_runs_are_kept_in_a_folder_of_the_experiment(command, asked: dict[str, Any]):
     assert "length: is this a test?" in command("length").out
     assert asked == {"name": "length", "out": Path("lab-runs/length")}
+
+
+def test_an_interrupted_training_says_how_to_go_on(command, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(name: str, **_: Any) -> Experiment:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab, "train", interrupted)
+    monkeypatch.setattr(lab, "run", interrupted)
+    ended = command("collapse")
+    assert (ended.code, ended.out) == (130, "")
+    assert "about 20 minutes" in ended.err.splitlines()[0]
+    assert ended.err.splitlines()[-1] == (
+        "attemper: interrupted; runs that are done are in lab-runs/collapse: call the same command again, and it goes "
+        "on from there."
+    )
+    short = command("scaling")
+    assert short.code == 130
+    assert short.err.endswith("attemper: interrupted; `attemper lab scaling` starts anew.\n")
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_training_with_its_processes_and_without_a_traceback(tmp_path: Path):
+    """The signal reaches the command and its processes at once, as Ctrl-C in a terminal does."""
+    arguments = [sys.executable, "-m", "attemper", "lab", "collapse", "--seeds", "1", "--out", str(tmp_path)]
+    started = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stderr is not None
+    told = [started.stderr.readline() for _ in range(3)]  # the third comes when the processes are about to start
+    os.killpg(started.pid, signal.SIGINT)
+    out, err = started.communicate()
+    assert "0 of 6 runs are in" in told[2]
+    assert (started.returncode, out) == (130, "")
+    assert err.count("\n") == 1
+    assert err.startswith("attemper: interrupted; ")
+
+
+def test_every_experiment_says_how_long_it_takes():
+    assert set(lab.TAKES) >= {*lab.EXPERIMENTS, *lab.TRAINED}
+
+
+def test_what_it_does_is_told_before_torch_is_imported():
+    code = """
+import sys
+from attemper.cli import main
+class Told(Exception): pass
+class Stderr:
+    def write(self, text):
+        if text.startswith("lab collapse: "):
+            assert "torch" not in sys.modules
+            raise Told
+    def flush(self): pass
+sys.argv, sys.stderr = ["attemper", "lab", "collapse"], Stderr()
+try:
+    main()
+except Told:
+    sys.exit(7)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 7
 
 
 @pytest.mark.parametrize(

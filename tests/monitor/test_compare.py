@@ -15,6 +15,7 @@ from rich.console import Console
 import attemper
 from attemper import InputError, MissingExtraError
 from attemper.monitor.compare import ALWAYS, Comparison, compare
+from attemper.monitor.compare_table import table
 from attemper.records import Reading
 from tests.monitor.tiny_models import TINY, inputs
 
@@ -106,18 +107,57 @@ def test_it_prints_a_table_of_the_largest_changes():
     before, after = scans()
     text = str(compare(before, after))
     lines = text.splitlines()
-    assert lines[0] == "LlamaForCausalLM -> LlamaForCausalLM  8 heads"
-    assert lines[2].split()[:3] == ["model.layers.1.self_attn", "1", "2"]
+    assert lines[0] == "LlamaForCausalLM -> LlamaForCausalLM"
+    assert lines[1].startswith("8 heads, 1 differs; mean normalized_entropy ")
+    assert lines[4].split()[:3] == ["model.layers.1.self_attn", "1", "2"]
     old, new = (scan.sites[1].heads[2] for scan in (before, after))
-    assert f"{old.max_logit:.1f} -> {new.max_logit:.1f}" in lines[2]
-    assert f"{old.normalized_entropy * 100:.1f} -> {new.normalized_entropy * 100:.1f}" in lines[2]  # type: ignore[operator]
-    many = changed(before.reading, 0, 0, max_logit=None)
+    assert f"{old.max_logit:.1f} -> {new.max_logit:.1f}" in lines[4]
+    assert f"{old.normalized_entropy * 100:.1f} -> {new.normalized_entropy * 100:.1f}" in lines[4]  # type: ignore[operator]
+    assert f"{(new.normalized_entropy - old.normalized_entropy) * 100:+.4g}" in lines[4]  # type: ignore[operator]
+    many = changed(before.reading, 0, 0, normalized_entropy=None)
     sites = [dataclasses.replace(many.sites[0], name=f"layer.{place}") for place in range(9)]
     long = dataclasses.replace(many, sites=tuple(sites))
     file = io.StringIO()
     Console(file=file, width=60).print(compare(long, long))
     assert "and 16 heads that changed less" in file.getvalue()
     assert "- -> -" in file.getvalue()
+
+
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_digit():
+    before, after = scans()
+    file = io.StringIO()
+    Console(file=file, width=60).print(table(compare(before, after), 60, statistic="max_logit", top=1))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    row = next(line for line in lines if line.startswith("model.layers"))
+    old, new = (scan.sites[1].heads[2].max_logit for scan in (before, after))
+    assert f"{old:.1f} -> {new:.1f}" in row
+    assert "…" not in file.getvalue()
+    assert "and 7 heads that changed less" in file.getvalue()
+
+
+def test_a_line_says_how_many_heads_differ_where_most_and_what_it_does_not_cover():
+    one = scans()[0].reading
+    assert compare(one, one).summary().startswith("8 heads, none differs; mean normalized_entropy ")
+    first = one.sites[0].heads[1].max_logit
+    assert first is not None
+    other = changed(changed(one, 0, 1, max_logit=first + 80), 1, 0, max_logit=None)
+    told = compare(one, dataclasses.replace(other, tokens=one.tokens + 1)).summary("max_logit")
+    assert told.startswith("8 heads, 2 differ; mean max_logit ")
+    assert f"most in model.layers.0.self_attn head 1: {first:.4g} -> {first + 80:.4g}; " in told
+    assert "1 head has a number on one side only" in told
+    assert f"the texts differ ({one.tokens} and {one.tokens + 1} tokens)" in told
+    fewer = compare(one, dataclasses.replace(one, sites=one.sites[:1]))
+    assert "; 1 site is on one side only" in fewer.summary()
+    with pytest.raises(InputError, match=r"summary\(statistic\) must be one of .* Did you mean 'max_logit'"):
+        fewer.summary("max_logits")
+
+
+def test_the_two_sides_may_be_named():
+    one = scans()[0]
+    comparison = compare(one, one, names=("yesterday", "today"))
+    assert (comparison.before, comparison.after) == ("yesterday", "today")
+    assert comparison.to_dict()["tokens"] == {"before": one.tokens, "after": one.tokens}
 
 
 def test_to_pandas_has_a_row_for_each_head(monkeypatch: pytest.MonkeyPatch):

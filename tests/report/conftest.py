@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from attemper import report
+from attemper import Comparison, report
 from attemper.records import Reading
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         troubles.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def opening(reading: Reading, *, width: int = 1440, **options: Any) -> Page:
-        file = report.write(reading, tmp_path / "page.html")
+    def opening(reading: Reading | Comparison, *, width: int = 1440, **options: Any) -> Page:
+        place = tmp_path / "page.html"
+        file = reading.to_html(place) if isinstance(reading, Comparison) else report.write(reading, place)
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         context.add_init_script(_WATCH)
         page = context.new_page()

@@ -1,31 +1,36 @@
 """The command line: one file a verb, each parses, calls one library function and prints.
 
-Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm``. With ``--json`` stdout carries one JSON
-document and nothing else; progress and errors go to stderr.
+Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm``, 130 interrupted. With ``--json`` stdout
+carries one JSON document and nothing else; progress and errors go to stderr.
 """
 
 from __future__ import annotations
 
-import sys
+from typing import Annotated
 
 import typer
 
+from attemper import __version__
 from attemper.cli.bench import bench
 from attemper.cli.calibrate import calibrate
+from attemper.cli.compare import compare
 from attemper.cli.doctor import doctor
+from attemper.cli.ending import ended
 from attemper.cli.lab import lab
 from attemper.cli.scan import scan
-from attemper.errors import BackendError, InputError, MissingExtraError
+from attemper.cli.usage import Verbs
 
 app = typer.Typer(
+    cls=Verbs,
     name="attemper",
     help="Measure and temper the sharpness of attention.",
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("scan")(scan)
+app.command("compare")(compare)
 app.command("calibrate")(calibrate)
 app.command("lab")(lab)
 app.command("bench")(bench)
@@ -33,18 +38,18 @@ app.command("doctor")(doctor)
 
 
 @app.callback()
-def about() -> None:
+def about(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
+) -> None:
     """Measure and temper the sharpness of attention."""
+    if version:
+        print(f"attemper {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:
     """The ``attemper`` command: an error of the user's is one line on stderr, not a traceback."""
-    try:
-        app()
-    except (InputError, BackendError, MissingExtraError) as error:
-        print(f"attemper: {error}", file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:
-        # The reader went away (`attemper scan ... | head`): that is its right.
-        sys.stderr.close()
-        sys.exit(1)
+    raise SystemExit(ended(lambda: app(prog_name="attemper", standalone_mode=False)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import platform
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from attemper import __version__
-from attemper._backends import BACKENDS, FEATURES
-from attemper.errors import BackendError
+from attemper._backends import BACKENDS, FEATURES, UNUSABLE, Backend, interpreted
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _PACKAGES = {
     "torch": None,
@@ -24,59 +28,132 @@ _PACKAGES = {
 """Package -> the extra that brings it; None: every install has it."""
 
 
-def doctor() -> None:
+@dataclass(frozen=True)
+class Devices:
+    """What torch sees of this machine; ``failure`` is why it sees nothing."""
+
+    threads: int | None
+    gpus: tuple[str, ...]
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Usable:
+    """Whether a backend can be used here, whether "auto" takes it here, and why not, or what is used."""
+
+    name: str
+    here: bool
+    auto: bool
+    note: str | None
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
     """Versions, backends, and what each can do here."""
-    console = Console()
+    devices = _devices()
+    usable = [_usable(backend, devices) for backend in BACKENDS]
+    if as_json:
+        print(json.dumps(_document(devices, usable), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
     console.print(
         f"attemper {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     for package, extra in _PACKAGES.items():
-        console.print(f"  {package} {_version(package, extra)}", highlight=False)
-    console.print(_devices(), highlight=False)
-    for backend in BACKENDS:
-        if backend.missing:
-            console.print(f"  {backend.name}: {backend.missing}", highlight=False, markup=False, soft_wrap=True)
-        elif backend.name == "native":
-            console.print(f"  native: {_native()}", highlight=False, markup=False, soft_wrap=True)
-    console.print(_backends())
+        advice = "missing" if extra is None else f"not installed (pip install 'attemper[{extra}]')"
+        console.print(f"  {package} {_version(package) or advice}")
+    console.print(_sentence(devices), soft_wrap=True)
+    for backend in usable:
+        if backend.note:
+            console.print(f"  {backend.name}: {backend.note}", soft_wrap=True)
+    console.print("attention backends; auto takes the first that can, those made for the tensors' device before others")
+    console.print(_table(usable))
 
 
-def _version(package: str, extra: str | None) -> str:
+def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "missing" if extra is None else f"not installed (pip install 'attemper\\[{extra}]')"
+        return None
 
 
-def _devices() -> str:
+def _devices() -> Devices:
     try:
         import torch
     except ImportError as error:
-        return f"  torch cannot be imported: {error}"
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    threads = torch.get_num_threads()
-    return f"  devices: cpu ({threads} threads)" + "".join(f", cuda:{i} ({name})" for i, name in enumerate(gpus))
+        return Devices(None, (), f"torch cannot be imported: {error}")
+    gpus = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return Devices(torch.get_num_threads(), gpus)
 
 
-def _native() -> str:
-    """The library that this processor gets, or why it cannot be loaded."""
-    from attemper.kernels.native.library import library
-
-    try:
-        return f"built, {Path(library()._name).name}"
-    except (BackendError, ImportError) as error:
-        return str(error)
+def _sentence(devices: Devices) -> str:
+    if devices.failure:
+        return f"  {devices.failure}"
+    gpus = "".join(f", cuda:{index} ({name})" for index, name in enumerate(devices.gpus)) or "; no GPU that torch sees"
+    return f"  devices: cpu ({devices.threads} threads){gpus}"
 
 
-def _backends() -> Table:
-    """Backends x features; auto takes the first that can do what a call needs."""
-    title = "attention backends; auto takes the first that can, those made for the tensors' device before the others"
-    table = Table(title=title, title_justify="left")
-    table.add_column("can do")
+def _usable(backend: Backend, devices: Devices) -> Usable:
+    """What "auto" would do here: it takes no kernels for a device that this machine does not have."""
+    reason, note = backend.missing or UNUSABLE.get(backend.name) or devices.failure, None
+    if backend.name == "native" and not reason:
+        reason, note = _native()
+    if reason:
+        return Usable(backend.name, here=False, auto=False, note=reason)
+    if backend.devices == "cuda" and not devices.gpus:
+        if interpreted():
+            return Usable(backend.name, here=True, auto=False, note="interpreted, on the CPU: for tests, by name only")
+        return Usable(backend.name, here=False, auto=False, note="installed, but there is no GPU that torch sees")
+    return Usable(backend.name, here=True, auto=not backend.by_name_only, note=note)
+
+
+def _native() -> tuple[str | None, str | None]:
+    """Why the library that is there does not serve this processor, or else which one does."""
+    from attemper.kernels.native.library import library, why_unusable
+
+    reason = why_unusable()
+    return reason, None if reason else f"built, {Path(library()._name).name}"
+
+
+def _document(devices: Devices, usable: list[Usable]) -> dict[str, Any]:
+    """Everything as plain values; a package that is not installed is null."""
+    return {
+        "schema": 1,
+        "attemper": __version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "packages": {package: _version(package) for package in _PACKAGES},
+        "devices": asdict(devices),
+        "backends": [
+            {
+                "name": backend.name,
+                "summary": backend.summary,
+                "here": told.here,
+                "auto": told.auto,
+                "note": told.note,
+                "devices": backend.devices,
+                "dtypes": list(backend.dtypes),
+                "largest_head_size": backend.largest,
+                "features": [feature for feature in FEATURES if feature in backend.features],
+            }
+            for backend, told in zip(BACKENDS, usable, strict=True)
+        ],
+    }
+
+
+def _table(usable: list[Usable]) -> Table:
+    """Backends x features."""
+    from rich.table import Table
+
+    table = Table("can do")
     for backend in BACKENDS:
         table.add_column(backend.name, justify="center")
-    table.add_row("here", *("no" if backend.missing else "yes" for backend in BACKENDS))
-    table.add_row("taken by auto", *("-" if backend.by_name_only else "yes" for backend in BACKENDS))
+    table.add_row("here", *("yes" if told.here else "no" for told in usable))
+    table.add_row("taken by auto here", *("yes" if told.auto else "no" for told in usable))
     for feature in FEATURES:
         table.add_row(
             feature.replace("_", " "), *("yes" if feature in backend.features else "-" for backend in BACKENDS)

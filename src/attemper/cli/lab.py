@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attemper._checks import did_you_mean
+from attemper._text import named
+from attemper.cli.ending import INTERRUPTED, failed
+from attemper.cli.output import print_json
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as Grid
@@ -16,8 +21,17 @@ if TYPE_CHECKING:
     from attemper.lab.experiment import Cell, Experiment, Table
 
 
+def complete_experiment(incomplete: str) -> list[str]:
+    """Names for the shell's completion."""
+    from attemper.lab import EXPERIMENTS, TRAINED
+
+    return [name for name in EXPERIMENTS | TRAINED if name.startswith(incomplete)]
+
+
 def lab(
-    experiment: Annotated[str | None, typer.Argument(help="Which one; without it, they are listed.")] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="Which one; without it, they are listed.", autocompletion=complete_experiment)
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn at random: the same seed, the same numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
     png: Annotated[
@@ -52,20 +66,59 @@ def lab(
     _check_training(experiment, training, results, seed)
     if experiment not in EXPERIMENTS | TRAINED:
         names = ", ".join(EXPERIMENTS | TRAINED)
-        raise typer.BadParameter(f"{experiment!r} is none of: {names}.", param_hint="experiment")
+        nearest = did_you_mean(experiment, EXPERIMENTS | TRAINED)
+        raise typer.BadParameter(f"{experiment!r} is none of: {names}.{nearest}", param_hint="experiment")
     if png is not None:
         from attemper.lab.draw import checked_picture
 
         checked_picture(png)  # told before the experiment runs, not after
-    result = _trained(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
+    _announce(experiment, training, results)
+    try:
+        result = _trained(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
+    except KeyboardInterrupt:
+        raise SystemExit(failed(_how_to_go_on(experiment, training), INTERRUPTED)) from None
     if png is not None:
         from attemper.lab.draw import draw
 
         print(f"drawn: {draw(result, png)}", file=sys.stderr)
     if as_json:
-        print(result.to_json(indent=2))
+        print_json(result.to_json(indent=2))
     else:
         _print(result)
+
+
+def _announce(experiment: str, training: dict[str, Any], results: Path | None) -> None:
+    """What is about to happen and how long it takes, before torch is imported, which takes seconds itself."""
+    from attemper.lab import EXPERIMENTS, TAKES, TRAINED
+
+    told = f"lab {experiment}: {(EXPERIMENTS | TRAINED)[experiment]}"
+    if results is not None:
+        takes = f"shown from {named(results)}"
+    elif training["quick"]:
+        takes = "takes up to a minute with --quick, which is no result"
+    else:
+        less = "; less with fewer --steps or --seeds" if experiment in TRAINED else ""
+        takes = f"takes {TAKES[experiment]}{less}"
+    print(f"{told}; {takes}", file=sys.stderr)
+    if experiment in TRAINED and results is None:
+        place = named(_folder(experiment, training))
+        print(f"runs are kept in {place}: stopped with Ctrl-C, it goes on when called again", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _folder(experiment: str, training: dict[str, Any]) -> Path:
+    return training["out"] or Path("lab-runs") / experiment
+
+
+def _how_to_go_on(experiment: str, training: dict[str, Any]) -> str:
+    from attemper.lab import TRAINED
+
+    if experiment not in TRAINED:
+        return f"interrupted; `attemper lab {experiment}` starts anew."
+    return (
+        f"interrupted; runs that are done are in {_folder(experiment, training)}: call the same command again, and it "
+        "goes on from there."
+    )
 
 
 def _check_training(experiment: str, training: dict[str, Any], results: Path | None, seed: int) -> None:
@@ -86,8 +139,8 @@ def _trained(experiment: str, training: dict[str, Any], results: Path | None) ->
 
     if results is not None:
         return stored(experiment, results)
-    given = {name: value for name, value in training.items() if value is not None}
-    out = given.pop("out", Path("lab-runs") / experiment)
+    given = {name: value for name, value in training.items() if value is not None and name != "out"}
+    out = _folder(experiment, training)
     return train(experiment, out=out, report=lambda line: print(line, file=sys.stderr, flush=True), **given)
 
 
@@ -100,9 +153,11 @@ def _list(experiments: dict[str, str], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("experiment", "what it shows", title="attemper lab NAME", title_justify="left")
+    from attemper.lab import TAKES
+
+    table = Table("experiment", "what it shows", "takes", title="attemper lab NAME", title_justify="left")
     for name, shows in experiments.items():
-        table.add_row(name, shows)
+        table.add_row(name, shows, TAKES[name])
     Console().print(table)
 
 

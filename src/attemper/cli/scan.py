@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attemper._backends import checked
-from attemper.errors import BackendError, InputError
+from attemper._text import named
+from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
+from attemper.cli.output import check_files, print_json, write_csv
+from attemper.cli.usage import usage_of
+from attemper.errors import InputError
 from attemper.monitor.alarms import checked_limits
 from attemper.records import FEWEST_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from attemper.monitor.result import Scan
 
 
 class Dtype(StrEnum):
@@ -29,6 +36,17 @@ class Dtype(StrEnum):
 TEXT = Path(__file__).parent.parent / "lab" / "text.txt"
 """The text that ships."""
 
+Text = Annotated[
+    str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
+]
+MaxLength = Annotated[
+    int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
+Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
+Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
+BackendName = Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")]
+
 
 def scan(
     model: Annotated[
@@ -38,16 +56,12 @@ def scan(
             "byte-level language model that ships."
         ),
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time.")] = 8,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
-    backend: Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")] = "auto",
+    text: Text = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 8,
+    device: Device = "cpu",
+    dtype: Weights = Dtype.float32,
+    backend: BackendName = "auto",
     limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,8 +71,23 @@ def scan(
     fewest_keys: Annotated[
         int, typer.Option(min=2, help="Keys that a row must see before its sharpness is judged.")
     ] = FEWEST_KEYS,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATISTIC",
+            help="List the heads one by one, the largest STATISTIC first; -STATISTIC: the smallest first.",
+            autocompletion=complete_statistic,
+        ),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="List only so many heads; without --sort, the sharpest ones.")
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
+    ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Write a row for each head; - prints them instead of the table."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     fail_on_alarm: Annotated[
@@ -66,15 +95,49 @@ def scan(
         typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count)."),
     ] = False,
 ) -> None:
-    """Exact entropy and logit size of every head of MODEL, as a table or as JSON."""
+    """Exact entropy and logit size of every head of MODEL, as a table, a page, CSV or JSON."""
     limits = _limits(limit or [])
-    with _usage("--backend"):
+    with usage_of("--backend"):
         checked(backend, device)
+    with usage_of("--sort"):
+        order = checked_order(sort, top)
+    _check_outputs(as_json, csv, order is not None)
     words = read_text(text)
+    check_files(html, csv)
+    result = scan_of(
+        model, words, text=text, max_length=max_length, batch_size=batch_size, device=device, dtype=dtype,
+        backend=backend, limits=limits, fewest_keys=fewest_keys,
+    )  # fmt: skip
     if html is not None:
-        from attemper.report import checked_target
+        result.to_html(html)
+    if csv is not None:
+        write_csv(csv, heads_csv(result.reading, order))
+    if as_json:
+        print_json(result.to_json())
+    elif csv != "-":
+        from rich.console import Console
 
-        checked_target(html)  # a scan can take long: told before it, not after
+        Console().print(result if order is None else HeadTable(result.reading, order))
+    if fail_on_alarm and any(alarm.severity != "notice" for alarm in result.alarms):
+        raise typer.Exit(3)
+
+
+def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:
+    """Two things for stdout at once, or an order of what has its own, are bad usage."""
+    if as_json and csv == "-":
+        raise typer.BadParameter("prints to stdout, as --json does: give one of them a file.", param_hint="--csv")
+    if as_json and listed and csv is None:
+        raise typer.BadParameter(
+            "--sort and --top order the table and the CSV; the document of --json is in the order of the model.",
+            param_hint="--sort",
+        )
+
+
+def scan_of(
+    model: str | None, words: str, *, text: str | None, max_length: int | None, batch_size: int, device: str,
+    dtype: Dtype, backend: str, limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
+) -> Scan:  # fmt: skip
+    """Scans a pretrained model, or the one that ships (None), over a text, with a bar of progress on stderr."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -84,24 +147,19 @@ def scan(
         loaded, batches = _shipped(words, max_length, batch_size, device, dtype.value)
     else:
         from attemper.integrations import pretrained
+        from attemper.integrations.hub import on_hub
 
+        if sys.stderr.isatty() and on_hub(model):
+            print(f"{named(model)} is no folder here: looking for it on the Hugging Face hub", file=sys.stderr)
         known = pretrained.load(model, device=device, dtype=dtype.value)
         loaded = known.model
         batches = pretrained.windows(known, words, max_length=max_length, batch_size=batch_size)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
-        result = attemper.scan(
-            loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=_title(model),
+        return attemper.scan(
+            loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=title_of(model),
             text=text_name(text), on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
-    if html is not None:
-        result.to_html(html)
-    if as_json:
-        print(result.to_json())
-    else:
-        Console().print(result)
-    if fail_on_alarm and any(alarm.severity != "notice" for alarm in result.alarms):
-        raise typer.Exit(3)
 
 
 def _shipped(words: str, max_length: int | None, batch_size: int, device: str, dtype: str) -> tuple[Any, list[Any]]:
@@ -135,18 +193,9 @@ def _limits(options: list[str]) -> dict[str, float]:
             equals = ""
         if not equals:
             raise typer.BadParameter(f"{option!r} is not NAME=V, for example logits=50.", param_hint="--limit")
-    with _usage("--limit"):
+    with usage_of("--limit"):
         checked_limits(limits)
     return limits
-
-
-@contextmanager
-def _usage(option: str) -> Iterator[None]:
-    """What the library says of an option's value is bad usage: told before anything is loaded, exit code 2."""
-    try:
-        yield
-    except (InputError, BackendError) as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def read_text(text: str | None) -> str:
@@ -156,12 +205,16 @@ def read_text(text: str | None) -> str:
         InputError: the file is missing, is not text, or cannot be read.
     """
     path = TEXT if text is None else Path("standard input" if text == "-" else text)
+    if text == "-" and sys.stdin is None:
+        raise InputError("standard input is closed: there is no text to read.")
+    if text == "-" and sys.stdin.isatty():
+        print("reading the text from the terminal, to its end: Ctrl-D", file=sys.stderr)
     try:
         return sys.stdin.buffer.read().decode("utf-8") if text == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+        raise InputError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
     except OSError as error:
-        raise InputError(f"the text {path} cannot be read: {error.strerror or error}.") from error
+        raise InputError(f"the text {named(path)} cannot be read: {error.strerror or error}.") from error
 
 
 def text_name(text: str | None) -> str:
@@ -171,7 +224,7 @@ def text_name(text: str | None) -> str:
     return "standard input" if text == "-" else Path(text).name
 
 
-def _title(model: str | None) -> str:
+def title_of(model: str | None) -> str:
     """A folder by its name, not by where this machine keeps it."""
     if model is None:
         return "attemper's byte-level model"

@@ -8,6 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attemper._text import shown
+
 if TYPE_CHECKING:
     from attemper.control.calibration import Calibration
 
@@ -18,8 +20,8 @@ def table(calibration: Calibration) -> RenderableType:
     grid.add_column("site", overflow="fold")
     grid.add_column("temperature" if calibration.per != "head" else "temperature of each head", overflow="fold")
     for site, found in calibration.temperatures.items():
-        grid.add_row(site, " ".join(f"{value:.3f}" for value in found))
-    return Group(grid, *(Text(line) for line in sentences(calibration)))
+        grid.add_row(Text(shown(site)), " ".join(f"{value:.3f}" for value in found))
+    return Group(grid, *(Text(shown(line)) for line in sentences(calibration)))
 
 
 def sentences(calibration: Calibration) -> list[str]:

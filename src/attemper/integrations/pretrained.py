@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from attemper._checks import one_of
+from attemper._text import named
 from attemper.control.saved_model import FIELD, FILE
 from attemper.control.stored import FILE as TENSORS
 from attemper.control.temper import Tempered, restored
 from attemper.errors import InputError, MissingExtraError
+from attemper.integrations.hub import first_line, near_folder, on_hub, refusal
 from attemper.integrations.shards import check_shards
 
 _LOG = logging.getLogger(__name__)
@@ -146,7 +148,7 @@ def moved(model: nn.Module, device: str) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+        raise InputError(f"device {device!r} cannot be used: {first_line(error)}") from error
 
 
 def windows(
@@ -192,15 +194,17 @@ def windows(
 
 def _check_folder(source: str) -> None:
     """A folder must hold a config and safetensors. What is no folder is left to transformers, as a hub id."""
-    path = Path(source)
-    if not path.exists():
-        if source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise InputError(f"there is no folder {source}.")
+    if on_hub(source):
         return
+    path = Path(source)
+    if not os.path.exists(source):
+        raise InputError(f"there is no folder {named(source)}.{near_folder(source)}")
+    if path.suffix.lower() == ".gguf" or (path.is_dir() and not any(path.glob("*.safetensors"))):
+        _refuse_gguf(path)
     if not path.is_dir():
         raise InputError(f"{source} is a file; give the folder that holds config.json and the safetensors weights.")
     if not (path / "config.json").is_file():
-        raise InputError(f"{source} holds no model: there is no config.json in it.")
+        raise InputError(f"{source} holds no model: there is no config.json in it.{_inner_models(path)}")
     if not any(path.glob("*.safetensors")):
         pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
         if pickled:
@@ -213,6 +217,26 @@ def _check_folder(source: str) -> None:
     check_shards(path)
 
 
+def _refuse_gguf(path: Path) -> None:
+    """Weights for llama.cpp are no safetensors; transformers can read them and write those."""
+    folder = path if path.is_dir() else path.parent
+    files = sorted(folder.glob("*.gguf")) if path.is_dir() else [path]
+    if files:
+        raise InputError(
+            f"{named(files[0])} is a GGUF file, quantised for llama.cpp; attemper reads safetensors. Give the model it "
+            f"was made from, or convert it: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
+            f"gguf_file={files[0].name!r}).save_pretrained(folder), and AutoTokenizer alike; then give that folder."
+        )
+
+
+def _inner_models(path: Path) -> str:
+    """A training run keeps its checkpoints in folders of its own: they are named."""
+    if (path / "adapter_config.json").is_file():
+        return " It holds an adapter: merge it into its model (peft: merge_and_unload()) and save that."
+    inner = sorted(entry.parent.name for entry in path.glob("*/config.json"))
+    return f" Did you mean {str(path / inner[-1])!r}?" if inner else ""
+
+
 def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
     local = os.path.isdir(source)
     auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
@@ -223,8 +247,7 @@ def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -
             local_files_only=local, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
-        hint = "" if local else " There is no folder of that name here either."
-        raise InputError(f"{source} could not be loaded as a model: {_first_line(error)}{hint}") from error
+        raise InputError(refusal(source, error)) from error
     if predicts:
         _refuse_other_heads(model, source)
     own = () if predicts else _HEADS_OF_THEIR_OWN
@@ -261,7 +284,7 @@ def _tokenizer(transformers: Any, source: str) -> Any:
             source, trust_remote_code=False, local_files_only=os.path.isdir(source)
         )
     except Exception as error:  # as above
-        raise InputError(_no_tokenizer(source, _first_line(error))) from error
+        raise InputError(_no_tokenizer(source, first_line(error))) from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         # Where its files are missing, transformers builds a tokenizer that knows no word.
         raise InputError(_no_tokenizer(source, "its vocabulary is empty"))
@@ -346,11 +369,6 @@ def _how_to_read(length: int, pretrained: Pretrained) -> str:
         f"To read more, change {short}, and with them rope_parameters in config.json, for instance "
         f'{{"rope_type": "yarn", "factor": {factor}.0}} beside what stands there.'
     )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
 
 
 @contextmanager

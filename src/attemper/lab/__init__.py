@@ -37,6 +37,21 @@ TRAINED: dict[str, str] = {
 }
 """Name -> what it shows, of experiments that train models: minutes to an hour."""
 
+TAKES: dict[str, str] = {
+    "scaling": "some seconds",
+    "saturation": "some seconds",
+    "temperature": "some seconds",
+    "entropy": "some seconds",
+    "complexity": "up to a minute",
+    "information": "some seconds",
+    "representation": "up to a minute",
+    "regularization": "some seconds",
+    "lr-sensitivity": "more than an hour on two cores",
+    "collapse": "about 20 minutes on two cores",
+    "length": "about half an hour on two cores",
+}
+"""Name -> how long it takes on a machine of today."""
+
 RESULTS = "results.json"
 """In the folder of an experiment that trains: what its runs came to."""
 

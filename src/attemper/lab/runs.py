@@ -11,9 +11,12 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -93,14 +96,30 @@ def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Ite
             yield place
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
-        places = {_submitted(pool, one): place for place, one in enumerate(work)}
+        with _interrupts_ignored():  # by the processes, which inherit it: Ctrl-C reaches all of them, and one is enough
+            places = {_submitted(pool, one): place for place, one in enumerate(work)}
         try:
             for future in as_completed(places):
                 future.result()
                 yield places[future]
         except BaseException:
+            # A run is written when it is done and not before: ending one in its middle loses nothing else.
+            for process in multiprocessing.active_children():
+                process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted, and only it may say what happens then
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _submitted(pool: Executor, one: tuple[Run, Job, Corpus | None, Path]) -> Future[None]:

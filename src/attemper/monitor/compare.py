@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper._checks import one_of
@@ -54,7 +55,8 @@ class Comparison:
     """What changed from one scan to another. ``print(comparison)`` shows a table.
 
     Attributes:
-        before, after: the names of the models.
+        before, after: the names of the two sides.
+        tokens: how many each has read, if that is known. Other texts change the numbers, too.
         heads: a ``HeadChange`` for each head of the sites that both have, the largest change of normalised entropy
             first; then by the other statistics in their order. A head that lost its number, or got one, comes first.
         only_before, only_after: names of sites that the other scan has not.
@@ -62,9 +64,9 @@ class Comparison:
 
     def __init__(
         self, before: str, after: str, heads: tuple[HeadChange, ...], only_before: tuple[str, ...],
-        only_after: tuple[str, ...],
+        only_after: tuple[str, ...], tokens: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        self.before, self.after = before, after
+        self.before, self.after, self.tokens = before, after, tokens
         self.heads, self.only_before, self.only_after = heads, only_before, only_after
 
     def largest(self, statistic: str, count: int = 10) -> tuple[HeadChange, ...]:
@@ -76,12 +78,31 @@ class Comparison:
         one_of("largest(statistic)", statistic, STATISTICS)
         return tuple(sorted(self.heads, key=lambda head: _size(head, statistic), reverse=True)[:count])
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Those of ``STATISTICS`` that there is something to show of: four always, the rest if a scan has it."""
+        return tuple(
+            name
+            for name in STATISTICS
+            if name in ALWAYS or any(getattr(head, name) != (None, None) for head in self.heads)
+        )
+
+    def summary(self, statistic: str = STATISTICS[0]) -> str:
+        """One line: how many heads differ, the mean of ``statistic`` on both sides, and where it changed most.
+
+        Raises:
+            InputError: the statistic is not one of ``STATISTICS``.
+        """
+        one_of("summary(statistic)", statistic, STATISTICS)
+        return "; ".join(_sentence(self, statistic)) + "."
+
     def to_dict(self) -> dict[str, Any]:
         """Names of both models, heads with before, after and change of each statistic, and sites without a partner."""
         return {
             "schema": SCHEMA,
             "before": self.before,
             "after": self.after,
+            "tokens": None if self.tokens is None else dict(zip(("before", "after"), self.tokens, strict=True)),
             "heads": [_document(head) for head in self.heads],
             "only_before": list(self.only_before),
             "only_after": list(self.only_after),
@@ -90,6 +111,21 @@ class Comparison:
     def to_json(self, indent: int | None = None) -> str:
         """``to_dict`` as JSON text; a missing number is null."""
         return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of this comparison: one HTML file that opens offline, with every number exact.
+
+        It is written whole or not at all, and the same comparison gives the same bytes.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: no file can be written there.
+        """
+        from attemper.report import write_comparison
+
+        return write_comparison(self.to_dict(), self.summary(), path)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.
@@ -120,7 +156,7 @@ class Comparison:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.monitor.compare_table import table
 
-        yield table(self)
+        yield table(self, options.max_width)
 
     def _repr_html_(self) -> str:
         from attemper.monitor.notebook import comparison_html
@@ -139,7 +175,7 @@ class Comparison:
         return f"Comparison({self.before!r} -> {self.after!r}: {len(self.heads)} heads, {alone} sites on one side only)"
 
 
-def compare(before: Given, after: Given) -> Comparison:
+def compare(before: Given, after: Given, *, names: tuple[str, str] | None = None) -> Comparison:
     """What changed between two scans of one architecture: a checkpoint and a later one, a model before and after a fix.
 
     Sites are matched by name, kind and mode, heads by number. ::
@@ -149,6 +185,7 @@ def compare(before: Given, after: Given) -> Comparison:
     Args:
         before, after: a ``Scan``, its ``reading``, the document of ``to_dict``, the JSON of ``scan --json``, or the
             path of a file that holds it. Compare scans of the same texts: other texts change the numbers, too.
+        names: what to call the two sides; None for the names of their models.
 
     Returns:
         A :class:`Comparison`; sites that only one has are listed in it.
@@ -168,8 +205,9 @@ def compare(before: Given, after: Given) -> Comparison:
     heads = [change for key in shared for change in _changes(key, sites[key], others[key])]
     heads.sort(key=lambda head: [_size(head, statistic) for statistic in STATISTICS], reverse=True)
     return Comparison(
-        first.model, second.model, tuple(heads),
+        *(names or (first.model, second.model)), tuple(heads),
         tuple(key[0] for key in sites if key not in others), tuple(key[0] for key in others if key not in sites),
+        (first.tokens, second.tokens),
     )  # fmt: skip
 
 
@@ -227,3 +265,37 @@ def _document(head: HeadChange) -> dict[str, Any]:
 def _names(sites: Mapping[Key, SiteReading]) -> str:
     shown = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
     return ", ".join(shown) + (", ..." if len(sites) > 3 else "") if shown else "none"
+
+
+def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
+    """Its parts: how many differ, the mean, where most, and what it does not cover."""
+    heads = comparison.heads
+    many = sum(any(_differs(head, name) for name in STATISTICS) for head in heads)
+    yield f"{_count(len(heads), 'head')}, {many or 'none'} differ{'' if many > 1 else 's'}"
+    both = [head for head in heads if head.change(statistic) is not None]
+    if both:
+        before, after = (sum(getattr(head, statistic)[side] for head in both) / len(both) for side in (0, 1))
+        mean = f"mean {statistic} {before:.4g} -> {after:.4g}"
+        most = max(both, key=lambda head: abs(head.change(statistic) or 0.0))
+        yield f"{mean}, most in {_largest_change(most, statistic)}" if _differs(most, statistic) else mean
+    if lost := sum(_differs(head, statistic) for head in heads if head.change(statistic) is None):
+        yield f"{_count(lost, 'head has', 'heads have')} a number on one side only"
+    if alone := len(comparison.only_before) + len(comparison.only_after):
+        yield f"{_count(alone, 'site is', 'sites are')} on one side only"
+    if comparison.tokens is not None and comparison.tokens[0] != comparison.tokens[1]:
+        first, second = comparison.tokens
+        yield f"the texts differ ({first:,} and {second:,} tokens), which changes numbers, too"
+
+
+def _differs(head: HeadChange, statistic: str) -> bool:
+    before, after = getattr(head, statistic)
+    return before != after
+
+
+def _largest_change(head: HeadChange, statistic: str) -> str:
+    before, after = getattr(head, statistic)
+    return f"{head.site} head {head.head}: {before:.4g} -> {after:.4g}"
+
+
+def _count(many: int, one: str, several: str | None = None) -> str:
+    return f"{many:,} {one if many == 1 else several or one + 's'}"

@@ -6,12 +6,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attemper.monitor.compare import ALWAYS, STATISTICS, Comparison, HeadChange
+from attemper._text import columns_that_fit, shown
+from attemper.monitor.compare import Comparison, HeadChange
 
-_SHOWN = 20
+SHOWN = 20
+"""Heads in a table that is not told how many."""
 _TITLES = {
     "normalized_entropy": "entropy, % of log n",
-    "effective_tokens": "effective tokens",
+    "effective_tokens": "tokens",
     "max_logit": "max logit",
     "first_token_mass": "first token, %",
     "support_size": "support size",
@@ -23,36 +25,61 @@ _SHARES = ("normalized_entropy", "first_token_mass", "gini")
 """Shown in percent."""
 
 
-def table(comparison: Comparison) -> RenderableType:
-    """The first heads, then the sites that only one of the two has."""
-    heads = comparison.heads
-    parts: list[RenderableType] = [
-        Text.assemble((comparison.before, "bold"), " -> ", (comparison.after, "bold"), f"  {len(heads)} heads")
-    ]
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("site", overflow="fold")
-    grid.add_column("layer", justify="right")
-    grid.add_column("head", justify="right")
-    shown = [
-        name for name in STATISTICS if name in ALWAYS or any(getattr(head, name) != (None, None) for head in heads)
-    ]
-    for name in shown:
-        grid.add_column(_TITLES[name], justify="right", no_wrap=True)
-    modes = {head.mode for head in heads}
-    for head in heads[:_SHOWN]:
-        site = f"{head.site} ({head.mode})" if len(modes) > 1 else head.site
-        layer = "-" if head.layer is None else str(head.layer)
-        grid.add_row(site, layer, str(head.head), *(_cell(head, statistic) for statistic in shown))
-    parts.append(grid)
-    if len(heads) > _SHOWN:
-        parts.append(Text(f"and {len(heads) - _SHOWN} heads that changed less", style="dim"))
-    for side, names in (("before", comparison.only_before), ("after", comparison.only_after)):
-        parts += [Text.assemble((f"only {side} ", "yellow"), name) for name in names]
+def table(comparison: Comparison, width: int, *, statistic: str | None = None, top: int = SHOWN) -> RenderableType:
+    """A line on everything, the ``top`` heads that changed most, and the sites that only one of the two has.
+
+    Args:
+        width: of the terminal. Columns that have no room are left out; ``--json`` has them.
+        statistic: by whose change the heads are in order; None for that of ``comparison.heads``.
+    """
+    heads = comparison.heads if statistic is None else comparison.largest(statistic, len(comparison.heads))
+    first = statistic or comparison.statistics[0]
+    names = Text.assemble((shown(comparison.before), "bold"), " -> ", (shown(comparison.after), "bold"))
+    parts: list[RenderableType] = [names, Text(shown(comparison.summary(first))), Text("")]
+    parts.append(_grid(comparison, heads[:top], first, width))
+    if len(heads) > top:
+        parts.append(Text(f"and {len(heads) - top} heads that changed less", style="dim"))
+    for side, sites in (("before", comparison.only_before), ("after", comparison.only_after)):
+        parts += [Text.assemble((f"only {side} ", "yellow"), shown(site)) for site in sites]
     return Group(*parts)
 
 
-def _cell(head: HeadChange, statistic: str) -> Text:
-    """``before -> after``, darker where nothing changed."""
+def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, width: int) -> Table:
+    modes = {head.mode for head in heads}
+    sites = [f"{shown(head.site)} ({shown(head.mode)})" if len(modes) > 1 else shown(head.site) for head in heads]
+    columns: dict[str, list[str]] = {"change": ["change", *(_change(head, first) for head in heads)]}
+    for name in dict.fromkeys((first, *comparison.statistics)):
+        columns[name] = [_TITLES[name], *(_pair(head, name) for head in heads)]
+    # The change is told beside its statistic; both have room in 60 columns.
+    order = {first: columns[first], **columns}
+    room = width - min(max(map(len, sites), default=4), width // 3) - len("  layer  head  ")
+    fitting = columns_that_fit(order, room)
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("site", overflow="fold")
+    for title in ("layer", "head", *(columns[name][0] for name in fitting)):
+        grid.add_column(title, justify="right", no_wrap=True)
+    for row, (site, head) in enumerate(zip(sites, heads, strict=True), 1):
+        layer = "-" if head.layer is None else str(head.layer)
+        grid.add_row(Text(site), layer, str(head.head), *(_dimmed(columns[name][row]) for name in fitting))
+    return grid
+
+
+def _pair(head: HeadChange, statistic: str) -> str:
+    """``before -> after``, one digit behind the point."""
     factor = 100.0 if statistic in _SHARES else 1.0
     before, after = ("-" if value is None else f"{value * factor:.1f}" for value in getattr(head, statistic))
-    return Text(f"{before} -> {after}", style="dim" if before == after else "")
+    return f"{before} -> {after}"
+
+
+def _change(head: HeadChange, statistic: str) -> str:
+    """With four digits, so that a small one is not taken for none."""
+    change = head.change(statistic)
+    if change is None:
+        return "-"
+    return f"{change * (100.0 if statistic in _SHARES else 1.0):+.4g}" if change else "0"
+
+
+def _dimmed(cell: str) -> Text:
+    """Darker where nothing changed."""
+    before, arrow, after = cell.partition(" -> ")
+    return Text(cell, style="dim" if cell == "0" or (arrow and before == after) else "")

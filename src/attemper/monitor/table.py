@@ -40,7 +40,7 @@ def table(reading: Reading, width: int) -> RenderableType:
     for (pattern, kind, mode), sites in stacks.items():
         parts += _group(pattern, kind, mode, sites, width)
     parts += _alarms(reading)
-    parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
+    parts += [Text.assemble(("skipped ", "yellow"), shown(f"{s.name}: {s.reason}")) for s in reading.skipped]
     return Group(*parts)
 
 
@@ -48,8 +48,8 @@ def _headline(reading: Reading) -> Text:
     heads = sum(len(site.heads) for site in reading.sites)
     rows = reading.sampled_rows
     sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
-    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {reading.backend}{sampled}"
-    return Text.assemble((reading.model, "bold"), counts)
+    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {shown(reading.backend)}{sampled}"
+    return Text.assemble((shown(reading.model), "bold"), counts)
 
 
 def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], width: int) -> Iterator[RenderableType]:
@@ -58,7 +58,8 @@ def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], width: 
     titles = ["H nats", "tokens", "max logit", *(_BY_NAME[name][0] for name in extra)]
     heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(title) + 1 for title in titles[3:])) // 4)
     queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
-    yield Text.assemble("\n", (pattern, "bold"), f"  {kind} attention, {mode}, up to {queries} queries x {keys} keys")
+    what = f"  {shown(kind)} attention, {shown(mode)}, up to {queries} queries x {keys} keys"
+    yield Text.assemble("\n", (shown(pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("layer", justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
@@ -124,7 +125,7 @@ def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     ):
         chosen = [alarm for alarm in alarms if (alarm.severity, alarm.kind) == (severity, kind)]
         style = _STYLES[severity]
-        yield Text.assemble((severity, style), f" {kind}: {count} head{'s' if count > 1 else ''}")
+        yield Text.assemble((shown(severity), style), f" {shown(kind)}: {count} head{'s' if count > 1 else ''}")
         yield from (_indented(alarm.message, "dim") for alarm in chosen[:3])
         if count > 3:
             yield _indented(f"and {count - 3} more", "dim")
@@ -132,4 +133,4 @@ def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
 
 
 def _indented(text: str, style: str = "") -> RenderableType:
-    return Padding(Text(text, style=style), (0, 0, 0, 2))
+    return Padding(Text(shown(text), style=style), (0, 0, 0, 2))

@@ -60,8 +60,8 @@ def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
 
 def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
     towers, kinds = stacks(reading.sites), quantities(reading)
-    style, script, library = _asset("page.css"), _script(), echarts()
-    return _templates().get_template("page.html.j2").render(
+    style, script, library = asset("page.css"), _script(), echarts()
+    return templates().get_template("page.html.j2").render(
         title=shown(reading.model),
         tokens=reading.tokens,
         backend=shown(reading.backend),
@@ -80,7 +80,7 @@ def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> s
         quantities=kinds,
         rows=rows(reading, kinds),
         details=details,
-        policy=_policy(style, (library, script)),
+        policy=policy(style, (library, script)),
         style=Markup(style),
         library=Markup(library),
         script=Markup(script),
@@ -90,7 +90,7 @@ def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> s
     )  # fmt: skip
 
 
-def _templates() -> Environment:
+def templates() -> Environment:
     # select_autoescape() would not escape files that end in .j2.
     return Environment(
         loader=FileSystemLoader(_HERE / "templates"),
@@ -101,16 +101,16 @@ def _templates() -> Environment:
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
 
 def _script() -> str:
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    parts = "\n".join(asset(name) for name in _SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
-def _policy(style: str, scripts: tuple[str, ...]) -> str:
+def policy(style: str, scripts: tuple[str, ...]) -> str:
     """A content security policy: these scripts and this style by their hashes, and nothing from anywhere."""
     allowed = " ".join(_hash(script) for script in scripts)
     return (

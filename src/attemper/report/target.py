@@ -1,4 +1,4 @@
-"""The file a page or a picture is written to: checked before the work starts, replaced whole or left alone."""
+"""The file a page, a picture or a table is written to: checked before the work starts, replaced whole or left alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import secrets
 from pathlib import Path
 
 from attemper._files import replace_synced
+from attemper._text import named
 from attemper.errors import InputError
 
-SUFFIXES = {"page": ".html", "picture": ".png"}
+SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv"}
 """What may be written, and what its files end in."""
 
 
@@ -67,6 +68,6 @@ def _temporary(target: Path) -> Path:
 
 
 def _message(what: str, path: str | os.PathLike[str], reason: str) -> str:
-    name, example = os.fspath(path), f"{what}{SUFFIXES[what]}"
+    name, example = named(os.fspath(path)), f"{what}{SUFFIXES[what]}"
     advice = f"Name a file in a folder that exists, such as {example}."
     return f"the {what} cannot be written to {name!r}: {reason}. {advice}"

@@ -1,0 +1,118 @@
+"""Heads one by one, in the order of a statistic: as a table in the terminal and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from attemper._checks import one_of
+from attemper._text import columns_that_fit, shown
+from attemper.records import HeadReading, Reading, SiteReading
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+_NOT_SORTED_BY = ("head", "layer", "judged", "normalized_entropy_histogram", "by_visible_keys")
+STATISTICS = tuple(part.name for part in fields(HeadReading) if part.name not in _NOT_SORTED_BY)
+"""What heads can be sorted by: the numbers of a reading, rows included."""
+_LISTED = ("normalized_entropy", "effective_tokens", "max_logit", "first_token_mass")
+"""Columns of the table, after the one it is sorted by; those that do not fit are left out."""
+_PLACE = ("site", "layer", "kind", "mode")
+"""The first columns of CSV, as in ``Scan.to_pandas``."""
+_WITHOUT_CELL = ("layer", "normalized_entropy_histogram", "by_visible_keys")
+
+
+@dataclass(frozen=True)
+class Order:
+    """By which statistic heads are sorted, from which end, and how many of them are shown (None: all)."""
+
+    statistic: str
+    smallest_first: bool = False
+    top: int | None = None
+
+    def heads(self, reading: Reading) -> list[tuple[SiteReading, HeadReading]]:
+        """Sites and heads in this order, those without a number last; of equal ones the first of the model first."""
+        pairs = [(site, head) for site in reading.sites for head in site.heads]
+        return sorted(pairs, key=lambda pair: self._key(pair[1]))[: self.top]
+
+    def _key(self, head: HeadReading) -> tuple[bool, float]:
+        value = getattr(head, self.statistic)
+        return value is None, 0.0 if value is None else value if self.smallest_first else -value
+
+
+def checked_order(sort: str | None, top: int | None) -> Order | None:
+    """The order that ``--sort`` and ``--top`` ask for; None without both. ``--top`` alone: the sharpest heads.
+
+    Raises:
+        InputError: no statistic of a head has this name.
+    """
+    if sort is None:
+        return None if top is None else Order("normalized_entropy", smallest_first=True, top=top)
+    name = sort.removeprefix("-")
+    return Order(one_of("the statistic", name, STATISTICS), sort.startswith("-"), top)
+
+
+def complete_statistic(incomplete: str) -> list[str]:
+    """Names for the shell's completion, of either end."""
+    minus = "-" if incomplete.startswith("-") else ""
+    return [minus + name for name in STATISTICS if (minus + name).startswith(incomplete)]
+
+
+def heads_csv(reading: Reading, order: Order | None) -> str:
+    """A row for each head, exact; a number that is missing is an empty cell."""
+    heads = [(site, head) for site in reading.sites for head in site.heads] if order is None else order.heads(reading)
+    names = [part.name for part in fields(HeadReading) if part.name not in _WITHOUT_CELL]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_PLACE, *names])
+    for site, head in heads:
+        writer.writerow([site.name, site.layer, site.kind, site.mode, *(getattr(head, name) for name in names)])
+    return text.getvalue()
+
+
+class HeadTable:
+    """The heads of a reading in an order, as many columns as the terminal has room for."""
+
+    def __init__(self, reading: Reading, order: Order) -> None:
+        self.reading, self.order = reading, order
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        chosen, total = self.order.heads(self.reading), len(self.reading.heads)
+        which = "smallest" if self.order.smallest_first else "largest"
+        how_many = f"{total} heads" if len(chosen) == total else f"{len(chosen)} of {total} heads"
+        model = (shown(self.reading.model), "bold")
+        yield Text.assemble(model, f"  {how_many}, {which} {self.order.statistic} first")
+        yield self._grid(chosen, options.max_width)
+        if many := len(self.reading.alarms):
+            yield Text(f"{many} alarm{'s' if many > 1 else ''}; told one by one without --sort and --top", style="dim")
+
+    def _grid(self, chosen: list[tuple[SiteReading, HeadReading]], width: int) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        columns = {
+            name: [name, *(_cell(getattr(head, name)) for _, head in chosen)]
+            for name in dict.fromkeys((self.order.statistic, *_LISTED))
+        }
+        several = len({site.mode for site in self.reading.sites}) > 1
+        sites = [f"{shown(site.name)} ({shown(site.mode)})" if several else shown(site.name) for site, _ in chosen]
+        names = columns_that_fit(columns, width - min(max(map(len, sites), default=4), width // 2) - len("  head"))
+        grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        grid.add_column("site", overflow="fold")
+        grid.add_column("head", justify="right", no_wrap=True)
+        for name in names:
+            grid.add_column(name, justify="right", no_wrap=True)
+        for row, (site, (_, head)) in enumerate(zip(sites, chosen, strict=True), 1):
+            grid.add_row(Text(site), str(head.head), *(columns[name][row] for name in names))
+        return grid
+
+
+def _cell(value: float | None) -> str:
+    """Five digits, as in the tables of the lab."""
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

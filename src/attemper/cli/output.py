@@ -1,0 +1,37 @@
+"""What a verb puts out beside its table: a JSON document on stdout, and files, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def print_json(document: str) -> None:
+    """Prints a JSON document; where stdout takes no UTF-8, with JSON's own escapes for letters outside of ASCII."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "").replace("_", "")
+    print(document if encoding == "utf8" else json.dumps(json.loads(document)))
+
+
+def check_files(html: Path | None, csv: str | None) -> None:
+    """What takes long must not end in a file that cannot be written: told before it, not after.
+
+    Raises:
+        InputError: the folder is missing or write-protected, or the path is something other than a file.
+    """
+    from attemper.report import checked_target
+
+    if html is not None:
+        checked_target(html)
+    if csv is not None and csv != "-":
+        checked_target(csv, "table")
+
+
+def write_csv(csv: str, rows: str) -> None:
+    """Rows to stdout for ``-``, else into a file."""
+    from attemper.report.target import write_whole
+
+    if csv == "-":
+        print(rows, end="")
+    else:
+        write_whole(csv, rows, "table")

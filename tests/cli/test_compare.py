@@ -1,0 +1,126 @@
+"""``attemper compare``: files, models and one of each; its mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attemper import cli, compare
+from attemper.records import Reading
+from tests import encoder
+from tests.report import readings
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: object, columns: int = 200) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.argv", ["attemper", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return command
+
+
+def reading() -> Reading:
+    return readings.reading(*(readings.site(f"model.layers.{place}.self_attn") for place in range(2)))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Two scans of one architecture; in the second one head is sharper."""
+    one = reading()
+    heads = list(one.sites[1].heads)
+    heads[3] = dataclasses.replace(heads[3], normalized_entropy=0.125, max_logit=1e3)
+    other = dataclasses.replace(one, sites=(one.sites[0], dataclasses.replace(one.sites[1], heads=tuple(heads))))
+    paths = tmp_path / "before.json", tmp_path / "after.json"
+    for path, scan in zip(paths, (one, other), strict=True):
+        path.write_text(scan.to_json(), "utf-8")
+    return paths
+
+
+def test_two_files_are_compared_by_name_with_a_line_and_a_table_of_the_largest_changes(run: Run, files):
+    code, out, err = run(*files)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "some-model (before.json) -> some-model (after.json)"
+    assert lines[1].rstrip() == (
+        "8 heads, 1 differs; mean normalized_entropy 0.5 -> 0.4062, most in model.layers.1.self_attn head 3: "
+        "0.875 -> 0.125."
+    )
+    assert lines[4].split()[:7] == ["model.layers.1.self_attn", "1", "3", "87.5", "->", "12.5", "-75"]
+
+
+def test_json_is_the_document_of_the_library_and_html_the_page_beside_it(run: Run, files, tmp_path: Path):
+    code, out, err = run(*files, "--json", "--html", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    names = "some-model (before.json)", "some-model (after.json)"
+    assert json.loads(out) == compare(*files, names=names).to_dict()
+    assert "some-model (after.json)" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_heads_are_listed_by_the_statistic_and_as_many_as_asked_for(run: Run, files):
+    _, out, _ = run(*files, "--sort", "max_logit", "--top", 1)
+    assert "mean max_logit" in out
+    assert out.count("model.layers") == 2  # in the line and in the table
+    assert "and 7 heads that changed less" in out
+
+
+def test_a_file_of_schema_1_is_compared_with_one_of_schema_2(run: Run, files):
+    old = json.loads(files[0].read_text("utf-8")) | {"schema": 1}
+    for site in old["sites"]:
+        del site["layer"]
+        for head in site["heads"]:
+            for name in ("layer", "judged", "support_size", "mean_distance"):
+                del head[name]
+    files[0].write_text(json.dumps(old), "utf-8")
+    assert run(*files)[0] == 0
+
+
+def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(run: Run, tmp_path: Path):
+    pytest.importorskip("transformers")
+    text = tmp_path / "text.txt"
+    text.write_text("Attention is a weighted mean. " * 20, encoding="utf-8")
+    code, out, _ = run(encoder.folder(), encoder.folder(), "--text", text, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert len(document["heads"]) == 72
+    assert {head["max_logit"]["change"] for head in document["heads"]} == {0.0}
+    stored = tmp_path / "scan.json"
+    stored.write_text(json.dumps(document), "utf-8")
+    assert "'sites'" in run(stored, encoder.folder(), "--text", text)[2]  # a comparison is no scan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("before.json", "after.json", "--sort", "max_logits"), "Did you mean 'max_logit'?"),
+        (("before.json", "after.json", "--text", "x.txt"), "both A and B are files of a scan that is done"),
+        (("before.json",), "Missing argument 'B'"),
+        (("before.json", "after.json", "--top", "0"), "--top"),
+        (("before.json", "after.json", "--backend", "fast"), "backend must be 'auto' or one of"),
+    ],
+)
+def test_bad_usage_ends_with_2(run: Run, files, monkeypatch: pytest.MonkeyPatch, arguments: tuple, message: str):
+    monkeypatch.chdir(files[0].parent)
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
+def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(run: Run, files, tmp_path: Path):
+    code, out, err = run(files[0], tmp_path / "missing.json")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "One is written by `attemper scan MODEL --json > FILE.json`" in err
+    (tmp_path / "text.json").write_text("[1]")
+    code, out, err = run(files[0], tmp_path / "text.json")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{tmp_path / 'text.json'}: " in err

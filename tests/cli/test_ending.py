@@ -1,0 +1,213 @@
+"""How commands begin and end: help, version, completion, mistyped names, full disks, closed pipes, interrupts."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attemper import __version__, cli
+from attemper.cli.ending import ended
+from attemper.cli.output import print_json
+from attemper.errors import InputError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return command
+
+
+def in_a_process(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own; ``shell`` is what follows it in a line of sh."""
+    line = f'"$0" -m attemper "$@" {shell}'
+    return subprocess.run(
+        ["sh", "-c", line, sys.executable, *arguments],
+        capture_output=True, text=True, check=False, env=os.environ | environment,
+    )  # fmt: skip
+
+
+# --- the start ---
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_without_a_verb_the_help_is_printed_and_all_is_well(run: Run, arguments: tuple[str, ...]):
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: attemper [OPTIONS] COMMAND")
+    assert all(verb in out for verb in ("scan", "compare", "calibrate", "lab", "bench", "doctor"))
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_one_line(run: Run, option: str):
+    assert run(option) == (0, f"attemper {__version__}\n", "")
+
+
+PROBE = "import sys; from attemper.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "completion", "words"),
+    [
+        (("--version",), "", ["attemper"]),
+        ((), "", ["Usage"]),
+        ((), "attemper sc", ["scan"]),
+        ((), "attemper scan --so", ["--sort"]),
+        ((), "attemper scan --sort max_l", ["max_logit"]),
+        ((), "attemper lab col", ["collapse"]),
+    ],
+)
+def test_version_help_and_completion_start_without_torch(arguments: tuple, completion: str, words: list[str]):
+    typed = {"COMP_WORDS": completion, "COMP_CWORD": str(completion.count(" "))}
+    asked = typed | {"_ATTEMPER_COMPLETE": "complete_bash"} if completion else {}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=False, env=os.environ | asked
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in words)
+
+
+# --- mistyped names ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scna",), "there is no command 'scna'. Did you mean 'scan'?"),
+        (("xyz",), "there is no command 'xyz'."),
+        (("scan", "--baatch-size", "3"), "there is no option '--baatch-size'. Did you mean '--batch-size'?"),
+        (("scan", "--dtype", "float33"), "Did you mean 'float32'"),
+        (("scan", "--backend", "nativ"), "Did you mean 'native'?"),
+        (("scan", "--limit", "colapsed=1"), "Did you mean 'collapsed'?"),
+        (("scan", "--sort", "max_logits"), "Did you mean 'max_logit'?"),
+        (("lab", "colapse"), "Did you mean 'collapse'?"),
+        (("bench", "--what", "memori"), "Did you mean 'memory'?"),
+        (("sc\x1b[31m\u202ean",), "there is no command 'sc\\x1b[31m\\u202ean'."),
+    ],
+)
+def test_a_mistyped_name_ends_with_2_and_the_nearest_name(run: Run, arguments: tuple[str, ...], message: str):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+    assert err.startswith("Usage: attemper ")
+
+
+# --- the end ---
+
+
+def test_an_error_is_one_line_without_what_could_move_the_cursor(capsys: pytest.CaptureFixture[str]):
+    def failing() -> None:
+        raise InputError("no \x1b[2J model\r\n\u202ecba")
+
+    assert ended(failing) == 1
+    assert capsys.readouterr().err == "attemper: no \\u001b[2J model\\u000d\\u000a\\u202ecba\n"
+
+
+def test_an_interrupt_is_told_in_one_line_and_ends_with_130(capsys: pytest.CaptureFixture[str]):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert ended(interrupted) == ended(lambda: 130) == 130
+    assert capsys.readouterr().err == "attemper: interrupted.\n" * 2
+
+
+def test_the_exit_code_of_the_verb_is_that_of_the_command():
+    assert (ended(lambda: None), ended(lambda: 0), ended(lambda: 3)) == (0, 0, 3)
+
+
+def test_an_error_of_the_system_names_the_file(capsys: pytest.CaptureFixture[str]):
+    def failing() -> None:
+        raise OSError(errno.EACCES, "Permission denied", "/etc/\x1bshadow")
+
+    assert ended(failing) == 1
+    assert capsys.readouterr().err == "attemper: /etc/\\u001bshadow: Permission denied.\n"
+
+
+def test_a_reader_that_went_away_is_no_error_to_tell(capsys: pytest.CaptureFixture[str]):
+    def failing() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert ended(failing) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+
+
+@FULL
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("lab", "--json")], ids=" ".join)
+def test_a_full_disk_is_one_line_and_no_traceback(arguments: tuple[str, ...]):
+    done = in_a_process(*arguments, shell="> /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "attemper: the output cannot be written: No space left on device.\n"
+
+
+@FULL
+def test_a_table_that_finds_the_disk_full_is_one_line_too():
+    done = in_a_process("doctor", shell="> /dev/full")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_a_pipe_that_is_closed_at_once_ends_without_a_word():
+    done = in_a_process("lab", "--json", shell="| true")
+    assert done.stderr == ""
+
+
+def test_closed_streams_are_no_traceback():
+    done = in_a_process("--version", shell=">&-")
+    assert (done.returncode, done.stderr) == (
+        1, "attemper: standard output is closed: there is nowhere to print to.\n"
+    )  # fmt: skip
+    done = in_a_process("scna", shell="2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_a_terminal_that_knows_few_letters_gets_the_numbers_of_the_rest():
+    done = in_a_process("compare", "a\u0416.json", "b.json", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "there is no file a\\u0416.json" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a/b/" * 1250, "\udc80\x1b[2J/x/y"])
+def test_a_model_of_an_impossible_name_is_one_short_line(run: Run, name: str):
+    pytest.importorskip("transformers")
+    code, out, err = run("scan", name)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert len(err) < 500
+    assert "\x1b" not in err
+
+
+def test_a_text_and_a_page_of_an_impossible_name_are_one_short_line(run: Run):
+    for option, name in (
+        ("--text", "a" * 5000),
+        ("--html", "a" * 5000),
+        ("--html", "/dev/full"),
+        ("--csv", "a" * 5000),
+    ):
+        code, out, err = run("scan", option, name)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert len(err) < 500
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("utf-8", '{"model": "\u0416"}'), ("ascii", '{"model": "\\u0416"}')])
+def test_json_is_json_whatever_letters_stdout_takes(encoding: str, printed: str, monkeypatch: pytest.MonkeyPatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    print_json('{"model": "\u0416"}')
+    stream.seek(0)
+    assert stream.read() == f"{printed}\n"

@@ -1,0 +1,76 @@
+"""Names of models and sites come from others: no table lets one clear the terminal, or pass for another name."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from attemper import Scan, compare
+from attemper.cli.heads import HeadTable, Order
+from attemper.control.calibration_table import table as calibration_table
+from attemper.records import Reading, Skipped
+from tests.report import readings
+
+NAME = "a\x1b[2J\x1b]0;owned\x07b\x9bm\u202ecba\u2066d\r\ne[red]f[/red]:smiley:"
+SHOWN = "a\\u001b[2J\\u001b]0;owned\\u0007b\\u009bm\\u202ecba\\u2066d\\u000d\\u000ae[red]f[/red]:smiley:"
+
+
+def reading() -> Reading:
+    sites = (readings.site(NAME), readings.site(f"other.{NAME}", mode=NAME, kind=NAME))
+    alarm = dataclasses.replace(readings.alarm("logits", "warning", NAME, 0, 500.0), advice=NAME, kind=NAME)
+    made = readings.reading(*sites, alarms=(alarm,), skipped=(Skipped(NAME, NAME),))
+    return dataclasses.replace(made, model=NAME, backend=NAME)
+
+
+def calibration() -> Any:
+    return calibration_table(
+        SimpleNamespace(
+            per="head", temperatures={NAME: (1.0,)}, interval=(0.0, 0.0), before=1.0, after=1.0, held_out=1,
+            method="grid", evaluations=1, fitting=1, tells=True, converged=True, at_bounds=(NAME,), bounds=(0.5, 2.0),
+        )  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+TABLES: dict[str, Callable[[], Any]] = {
+    "scan": lambda: Scan(reading(), {}),
+    "list of heads": lambda: HeadTable(reading(), Order("max_logit")),
+    "comparison": lambda: compare(reading(), dataclasses.replace(reading(), sites=reading().sites[:1])),
+    "calibration": calibration,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("width", [60, 400])
+def test_no_control_or_bidirectional_character_of_a_name_reaches_the_terminal(name: str, width: int):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(TABLES[name]())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs")} == {"\n"}
+    if width == 400:
+        assert SHOWN in text
+
+
+def test_a_printed_scan_and_comparison_are_escaped_too():
+    for text in (str(Scan(reading(), {})), str(compare(reading(), reading())), repr(Scan(reading(), {}))):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+def test_a_file_that_is_no_scan_is_told_by_its_shown_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from attemper.cli.ending import ended
+
+    path = tmp_path / "a\x1b[2J\u202e.json"
+    path.write_text("[]")
+    assert ended(lambda: compare(path, path)) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+    assert "\u202e" not in err

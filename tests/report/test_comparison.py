@@ -1,0 +1,120 @@
+"""The page of a comparison: exact, escaped, complete, the same each time, and usable in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html as markup
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attemper import InputError, compare
+from attemper._text import shown
+from attemper.monitor.compare import STATISTICS, Comparison
+from attemper.records import Reading
+from attemper.report.comparison import MOST_ROWS, comparison_page
+from tests.report import readings
+from tests.report.conftest import Open
+
+
+def changed(before: Reading, number: int, **values: float | None) -> Reading:
+    """``before`` with other numbers in a head of its first site."""
+    first, *others = before.sites
+    heads = [replace(head, **values) if head.head == number else head for head in first.heads]
+    return replace(before, sites=(replace(first, heads=tuple(heads)), *others))
+
+
+def sharpened() -> Comparison:
+    before = readings.reading(readings.site("layers.0.attn"), readings.site("layers.1.attn"))
+    after = changed(before, 2, normalized_entropy=0.1 + 0.2, max_logit=1 / 3)
+    return compare(before, changed(after, 3, first_token_mass=None), names=("a <b>", "c & d"))
+
+
+def page_of(comparison: Comparison) -> str:
+    return comparison_page(comparison.to_dict(), comparison.summary())
+
+
+def test_every_number_is_on_the_page_with_all_its_digits():
+    comparison = sharpened()
+    html = page_of(comparison)
+    rows = re.findall(r"<tr><td.*?</tr>", html, re.DOTALL)
+    assert len(rows) == len(comparison.heads) == 8
+    for row, head in zip(rows, comparison.heads, strict=True):
+        cells = re.findall(r'<td data-size="([^"]*)">(.*?)</td>', row, re.DOTALL)
+        for name, (size, cell) in zip(STATISTICS, cells, strict=False):
+            before, after, change = re.findall(r'<data value="([^"]*)"', cell)
+            wanted = (*getattr(head, name), head.change(name))
+            assert [None if text == "" else float(text) for text in (before, after, change)] == list(wanted)
+            known = head.change(name)
+            assert float(size) == (abs(known) if known is not None else float("inf"))
+    assert 'value="0.30000000000000004"' in html
+
+
+def test_names_and_the_summary_are_escaped():
+    html = page_of(sharpened())
+    assert "a &lt;b&gt;" in html
+    assert "c &amp; d" in html
+    assert "<b>" not in html.replace("<b>8</b>", "").replace("<b>2</b>", "").replace("<b>256</b>", "")
+    hostile = page_of(compare(readings.hostile(), readings.hostile()))
+    assert "<script>alert" not in hostile
+    assert "<img" not in hostile
+    assert hostile.count("<script") == 1
+    for place, name in enumerate(readings.HOSTILE):
+        assert markup.escape(shown(f"layer.{place}.{name}"))[:60] in hostile.replace("&#34;", "&quot;").replace(
+            "&#39;", "&#x27;"
+        )
+
+
+def test_the_policy_allows_its_script_and_its_style_and_nothing_else():
+    html = page_of(sharpened())
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert found
+    policy = found.group(1).replace("&#39;", "'")
+    inline = [*re.findall(r"<style>(.*?)</style>", html, re.DOTALL), *re.findall(r"<script>(.*?)</script>", html, re.S)]
+    assert len(inline) == 2
+    for text in inline:
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert " style=" not in html
+    assert not re.search(r'\b(src|href)="(?!#|data:,)', html)
+
+
+def test_the_same_comparison_gives_the_same_bytes_in_a_file_that_is_written_whole(tmp_path: Path):
+    one = sharpened().to_html(tmp_path / "a.html").read_bytes()
+    assert one == sharpened().to_html(tmp_path / "b.html").read_bytes()
+    assert one.startswith(b"<!doctype html>")
+    with pytest.raises(InputError, match=r"the page cannot be written to '.*missing/c\.html'"):
+        sharpened().to_html(tmp_path / "missing" / "c.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
+
+
+def test_of_very_many_heads_those_that_changed_most_are_listed_and_the_rest_counted():
+    many = readings.reading(*(readings.site(f"layers.{place}.attn", 64) for place in range(20)))
+    html = page_of(compare(many, changed(many, 5, normalized_entropy=0.0)))
+    assert html.count("<tr><td") == MOST_ROWS
+    assert f"the {MOST_ROWS:,} heads that changed most of 1,280" in html
+    assert len(html.encode()) < 2_000_000
+
+
+def test_sites_of_one_side_only_are_listed():
+    one = readings.reading(readings.site("layers.0.attn"), readings.site("layers.1.attn"))
+    html = page_of(compare(one, replace(one, sites=one.sites[:1])))
+    assert re.search(r"Only before</h2>.*layers\.1\.attn", html, re.DOTALL)
+    assert "Only after" not in html
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_click_on_a_statistic_sorts_by_its_change_and_nothing_is_wider_than_the_window(open_page: Open, width: int):
+    page = open_page(sharpened(), width=width)
+    first = "() => document.querySelector('#heads tbody tr').cells[2].textContent"
+    assert page.evaluate(first) == "2"
+    page.get_by_role("button", name="First-token weight").click()
+    assert page.evaluate(first) == "3"
+    assert page.locator("th[aria-sort=descending]").count() == 1
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="theme").click()
+    assert page.locator("svg circle").count() == 16
