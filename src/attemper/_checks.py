@@ -5,7 +5,7 @@ device).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from attemper.errors import InputError
 
@@ -25,3 +25,14 @@ def one_of(where: str, value: object, valid: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in names:
         raise InputError(f"{where} must be one of {', '.join(map(repr, names))}; got {value!r}.")
     return value
+
+
+def refuse_nested(where: str, given: Mapping[str, object]) -> None:
+    """``InputError`` if one of the arguments (name -> what came) is a nested tensor."""
+    for name, tensor in given.items():
+        if getattr(tensor, "is_nested", False):
+            raise InputError(
+                f"{where}({name}=...) is a nested tensor, whose sequences differ in length. Pad it with "
+                "torch.nested.to_padded_tensor and hide the padding (a mask; -inf among scores), or give the sequences "
+                "one after another to attemper.varlen_attention."
+            )

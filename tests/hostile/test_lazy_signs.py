@@ -28,7 +28,7 @@ PLACES = (*SHAPES, "upstream")
 def negated(tensor: Tensor, *, contiguous: bool = False) -> Tensor:
     """The same numbers, whose sign is not in memory: every other number of a complex tensor, or one after another."""
     every_other = torch.complex(torch.zeros(tensor.shape), -tensor.float()).conj().imag
-    lazy = torch._neg_view(-tensor) if contiguous else every_other  # pyright: ignore[reportAttributeAccessIssue]
+    lazy = torch._neg_view(-tensor) if contiguous else every_other  # pyright: ignore[reportPrivateImportUsage]
     assert lazy.is_neg()
     assert torch.equal(lazy, tensor)
     return lazy
@@ -79,7 +79,7 @@ def test_all_tensors_together_are_read_with_their_signs(backend: str):
 def test_zeros_that_have_no_memory_are_zeros(place: str, backend: str):
     given = tensors()
     shape = given[place].shape
-    nothing = torch._efficientzerotensor(shape)  # pyright: ignore[reportAttributeAccessIssue]
+    nothing = torch._efficientzerotensor(shape)  # pyright: ignore[reportPrivateImportUsage]
     assert_same(results(backend, given | {place: nothing}), results(backend, given | {place: torch.zeros(shape)}))
 
 
