@@ -66,6 +66,46 @@ def test_scan_loads_without_transformers():
     assert "transformers" not in run("import attemper; attemper.scan")[1]
 
 
+def test_nothing_loads_the_compiler_of_torch_before_somebody_compiles():
+    """``torch._dynamo`` is more than a second of a first call."""
+    code = """
+import sys
+import torch
+from torch import nn
+import attemper
+from attemper import functional
+
+def compiler_is_absent(after):
+    assert "torch._dynamo" not in sys.modules, after
+
+compiler_is_absent("torch, which would hide what follows")
+q = torch.randn(1, 2, 6, 4, requires_grad=True)
+found = attemper.attention(q, q, q, stats="all")
+(found.output.sum() + found.stats.entropy.sum()).backward()
+compiler_is_absent("attention")
+attemper.attention_statistics(q, q).entropy
+compiler_is_absent("attention_statistics")
+functional.linear_attention(q, q, q, is_causal=True).output.sum().backward()
+functional.entmax(q, 1.3).sum().backward()
+compiler_is_absent("functional")
+model = attemper.nn.MultiheadAttention(8, 2, temperature=attemper.nn.LearnedTemperature(2))
+x = torch.randn(2, 5, 8)
+model(x, x, x)[0].sum().backward()
+attemper.scan(model, [(x, x, x)])
+compiler_is_absent("scan")
+plain = nn.MultiheadAttention(8, 2, batch_first=True)
+with attemper.watch(plain):
+    plain(x, x, x)
+attemper.tap(q, q, name="own")
+compiler_is_absent("watch and tap")
+with attemper.temper(plain, temperature=2.0):
+    penalty = attemper.regularize(plain, attemper.EntropyTarget(1.0, 0.1))
+    penalty.attach(plain(x, x, x)[0].sum()).backward()
+compiler_is_absent("temper and regularize")
+"""
+    run(code)
+
+
 @pytest.mark.parametrize(
     "layer", [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
 )

@@ -14,10 +14,13 @@ from attemper.errors import BackendError, InputError
 
 FEATURES = (
     "mask", "bias", "causal", "window", "gqa", "softcap", "sink", "dropout", "temperature", "varlen", "rows",
-    "second_pass", "statistics_gradient", "second_derivative", "normalizer",
+    "second_pass", "statistics_gradient", "second_derivative", "derivative_in_graph", "normalizer",
 )  # fmt: skip
-"""What a call can ask for. ``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: double
-backward. ``normalizer``: another map than softmax and what follows from it.
+"""What a call can ask for.
+
+``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: the gradient of a gradient.
+``derivative_in_graph``: ``torch.func`` or forward mode inside ``torch.compile``. ``normalizer``: another map than
+softmax and what follows from it.
 """
 
 
@@ -95,7 +98,7 @@ BACKENDS = (
     Backend(
         "blocked",
         "pure PyTorch, block by block, O(block x keys) memory",
-        frozenset(FEATURES) - {"second_derivative"},
+        frozenset(FEATURES) - {"second_derivative", "derivative_in_graph"},
         _ALL_DTYPES,
         "any",
     ),
@@ -103,7 +106,7 @@ BACKENDS = (
     Backend(
         "native",
         "C++ for CPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
+        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative", "derivative_in_graph"},
         ("float16", "bfloat16", "float32"),
         "cpu",
         _native_missing(),
@@ -113,7 +116,7 @@ BACKENDS = (
     Backend(
         "triton",
         "Triton for GPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative"},
+        frozenset(FEATURES) - {"dropout", "second_pass", "second_derivative", "derivative_in_graph"},
         ("float16", "bfloat16", "float32"),
         "cuda",
         _triton_missing(),

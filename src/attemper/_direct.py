@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attemper import _backends, _ops
+from attemper import _autograd, _backends, _ops
 from attemper._ops import Arguments
 from attemper.kernels.native.library import why_unusable
 from attemper.kernels.native.statistics import statistics as _native_statistics
@@ -28,7 +28,7 @@ if (_reason := why_unusable()) is not None:
 def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """``_ops.attention``, by the shortest way."""
     if arguments.kernel != "native" or arguments.cu_seqlens_q is not None or not _alone(arguments):
-        return _ops.attention(arguments)
+        return _autograd.attention(arguments)
     tensors = arguments.differentiable
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return _Attention.apply(*arguments.values())
@@ -45,20 +45,20 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         results = _computed(Arguments(*args))
-        _ops._setup_context(ctx, args, results)
+        _autograd.setup_context(ctx, args, results)
         return results
 
     @staticmethod
     def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
         # create_graph: the backward operator itself says that it has no derivative.
         direct = not torch.is_grad_enabled() and _nobody_listens() and all(map(_stands_in_memory, above))
-        return _ops._gradient(ctx, *above, run=_gradients if direct else None)
+        return _autograd.gradient(ctx, *above, run=_gradients if direct else None)
 
 
 def _gradients(*args: Any) -> list[Tensor]:
     """The backward operator: the native kernels have nothing to do with PyTorch's precision settings."""
-    arguments = Arguments(*args[: _ops._COUNT])
-    output, state, *above, needs = args[_ops._COUNT :]
+    arguments = Arguments(*args[: _ops.COUNT])
+    output, state, *above, needs = args[_ops.COUNT :]
     upstream = _ops.Upstream(*above)
     return _ops._returned(arguments, _ops._gradients(arguments, _ops._whole(arguments), output, state, upstream, needs))
 

@@ -8,7 +8,6 @@ gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.errors import BackendError
 from attemper.kernels.blocked import backward, forward
 from attemper.kernels.precision import exact
 from attemper.kernels.problem import ROW_NORMALIZERS as ROW_NORMALIZERS
@@ -91,7 +89,7 @@ class Arguments:
     def values(self) -> tuple[Any, ...]:
         """The arguments as the operator takes them."""
         # Not vars(self).values(), through which the compiler of torch 2.11 cannot look.
-        return tuple([getattr(self, name) for name in _NAMES])
+        return tuple([getattr(self, name) for name in NAMES])
 
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
@@ -102,8 +100,9 @@ class Arguments:
         return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
 
-_NAMES = tuple(Arguments.__dataclass_fields__)
-_COUNT = len(_NAMES)
+NAMES = tuple(Arguments.__dataclass_fields__)
+COUNT = len(NAMES)
+DIFFERENTIABLE = NAMES[:6]
 
 
 def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,11 +117,11 @@ def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad(), _current(arguments.query.device):
             return _triton().forward(_whole(arguments), arguments.rows)
     assert arguments.rows is None
-    parts = _parts(arguments)
+    parts = documents(arguments)
     with exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
             return _forward(arguments, parts[0].problem)
-        output, state, key_mass = _empty_results(arguments)
+        output, state, key_mass = empty_results(arguments)
         output.zero_()
         state.zero_()[0] = -torch.inf
         key_mass.zero_()
@@ -136,10 +135,10 @@ def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.register_fake("attemper::attention", lib=LIBRARY)
 def _attention_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_results(Arguments(*args))
+    return empty_results(Arguments(*args))
 
 
-def _empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+def empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     query, dtype = arguments.query, arguments.state_dtype
     batch, heads, queries, _ = query.shape
     rows = queries if arguments.rows is None else arguments.rows.shape[0]
@@ -156,18 +155,18 @@ def _empty_results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.impl(LIBRARY, "attention_backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> list[Tensor]:
-    arguments = Arguments(*args[:_COUNT])
-    output, state, grad_output, grad_state, grad_key_mass, needs = args[_COUNT:]
+    arguments = Arguments(*args[:COUNT])
+    output, state, grad_output, grad_state, grad_key_mass, needs = args[COUNT:]
     upstream = Upstream(grad_output, grad_state, grad_key_mass)
     assert arguments.rows is None
     if arguments.kernel == "triton":
         with torch.no_grad(), _current(arguments.query.device):
             return _returned(arguments, _triton().backward(_whole(arguments), output, state, upstream, tuple(needs)))
-    parts = _parts(arguments)
+    parts = documents(arguments)
     with exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
             return _returned(arguments, _gradients(arguments, parts[0].problem, output, state, upstream, needs))
-        results = _empty_gradients(arguments, needs)
+        results = empty_gradients(arguments, needs)
         for result in results:
             result.zero_()
         for part in parts:
@@ -209,10 +208,10 @@ def _document_upstream(arguments: Arguments, upstream: Upstream, part: _Part) ->
 
 @torch.library.register_fake("attemper::attention_backward", lib=LIBRARY)
 def _backward_fake(*args: Any) -> list[Tensor]:
-    return _empty_gradients(Arguments(*args[:_COUNT]), args[-1])
+    return empty_gradients(Arguments(*args[:COUNT]), args[-1])
 
 
-def _empty_gradients(arguments: Arguments, needs: list[bool]) -> list[Tensor]:
+def empty_gradients(arguments: Arguments, needs: list[bool]) -> list[Tensor]:
     """One tensor per differentiable argument; of size 0 where no gradient is needed."""
     return [
         torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -233,66 +232,6 @@ def _collect(results: list[Tensor], grads: Gradients, part: _Part) -> None:
             place = part.rows
         target = result if place is None else result[:, :, place]
         target += gradient.to(result.dtype)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    arguments = Arguments(*inputs)
-    tensors = [name for name, value in vars(arguments).items() if isinstance(value, Tensor)]
-    ctx.names, ctx.plain = tensors, {k: v for k, v in vars(arguments).items() if k not in tensors}
-    ctx.save_for_backward(*(getattr(arguments, name) for name in tensors), output[0], output[1])
-    ctx.key_mass_shape = output[2].shape
-    # A result that nobody differentiates gets None instead of zeros: see ``_differentiated``.
-    ctx.set_materialize_grads(False)
-
-
-def _gradient(
-    ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor,
-    run: Callable[..., list[Tensor]] | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """``run``: the backward pass where it is not to go by the dispatcher (``_direct.py``)."""
-    *tensors, output, state = ctx.saved_tensors
-    arguments = Arguments(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
-    needs = [bool(need) for need in ctx.needs_input_grad[:6]]
-    arguments = _differentiated(arguments, grad_state is not None, grad_key_mass is not None)
-    state = state[: len(arguments.fields)]
-    if grad_output is None:
-        grad_output = torch.zeros_like(output)
-    if grad_state is None:
-        grad_state = torch.zeros_like(state)
-    if grad_key_mass is None:
-        grad_key_mass = state.new_zeros(ctx.key_mass_shape if arguments.key_mass else (0,))
-    results = (run or torch.ops.attemper.attention_backward)(
-        *arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs
-    )
-    grads = [
-        result if need and tensor is not None else None
-        for result, need, tensor in zip(results, needs, arguments.differentiable, strict=True)
-    ]
-    return (*grads, *[None] * (_COUNT - len(grads)))
-
-
-def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Arguments:
-    """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
-    least = "mzn" if arguments.normalizer == "softmax" else "mnx"
-    assert arguments.fields.startswith(least)
-    wanted = arguments if state else replace(arguments, fields=least, maximum_gradient=False)
-    wanted = wanted if key_mass else replace(wanted, key_mass=False)
-    # Dropout is drawn tile by tile, and tiles that hold whole rows are cut otherwise.
-    whole, needed = (
-        call.key_mass or "g" in call.fields or call.normalizer != "softmax" for call in (arguments, wanted)
-    )
-    return arguments if arguments.dropout_p > 0 and whole != needed else wanted
-
-
-def _refuse_second_derivative(*_: Any) -> None:
-    raise BackendError(
-        "attention has no second derivative on this backend. Use backend='reference', which is dense and "
-        "differentiates twice."
-    )
-
-
-torch.library.register_autograd("attemper::attention", _gradient, setup_context=_setup_context, lib=LIBRARY)
-torch.library.register_autograd("attemper::attention_backward", _refuse_second_derivative, lib=LIBRARY)
 
 
 @torch.library.impl(LIBRARY, "accumulate", "CompositeExplicitAutograd")
@@ -379,7 +318,7 @@ def _whole(arguments: Arguments) -> Problem:
     )
 
 
-def _parts(arguments: Arguments) -> list[_Part]:
+def documents(arguments: Arguments) -> list[_Part]:
     whole = _whole(arguments)
     if arguments.cu_seqlens_q is None or arguments.cu_seqlens_k is None:
         return [_Part(whole, slice(None), slice(None))]

@@ -32,7 +32,10 @@ def scores(
 def weights(s: Tensor, visible: Tensor) -> Tensor:
     """``p = softmax(s)`` over the visible keys; a row that sees nothing is all 0."""
     seen = visible.any(-1, keepdim=True)
-    return torch.where(visible, torch.softmax(torch.where(seen, s, 0.0), dim=-1), 0.0)
+    s = torch.where(seen, s, 0.0)
+    # Not torch.softmax: PyTorch does not differentiate its tangent.
+    e = torch.exp(s - _maximum(s).detach()[..., None])
+    return torch.where(visible, e / e.sum(-1, keepdim=True), 0.0)
 
 
 def visible_keys(

@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from attemper import _transforms
+from attemper._transforms import all_mapped
 from attemper.kernels import rows
 from attemper.kernels.native import normalize
 from attemper.kernels.native.library import why_unusable
@@ -38,8 +41,9 @@ def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | 
         number: k of "topk", min_weight of "threshold", alpha of "entmax".
         alpha: [...], alpha of each row instead of ``number``; differentiated.
     """
-    if _transformed():
+    if _transforms.active():
         return _Transformed.apply(scores, alpha, kind, float(number))
+    _transforms.refuse_in_graph(kind)
     return torch.ops.attemper.row_weights(scores, alpha, kind, float(number))
 
 
@@ -101,7 +105,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     weights, alpha = ctx.saved_tensors
-    again = torch.is_grad_enabled() and (weights.requires_grad or grad.requires_grad)
+    differentiated = torch.is_grad_enabled() and (weights.requires_grad or grad.requires_grad)
+    again = differentiated or _transforms.forward_mode()
     scores = None
     if ctx.needs_input_grad[0]:
         scores = (
@@ -110,6 +115,18 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             else torch.ops.attemper.row_slope(weights, grad, alpha, ctx.kind, ctx.number)
         )
     return scores, rows.slope_of_alpha(weights, grad, alpha) if ctx.needs_input_grad[1] else None, None, None
+
+
+def _tangent(
+    weights: Tensor, alpha: Tensor | None, kind: str, number: float, of_scores: Tensor | None, of_alpha: Tensor | None
+) -> Tensor:
+    """How the weights move when scores and alpha do. The Jacobian of every map is symmetric."""
+    tangent = torch.zeros_like(weights)
+    if of_scores is not None:
+        tangent = tangent + rows.slope(weights, of_scores, kind, number, alpha)
+    if of_alpha is not None and alpha is not None:
+        tangent = tangent + rows.by_alpha(weights, alpha) * of_alpha[..., None]
+    return tangent
 
 
 def _refuse_slope_derivative(*_: Any) -> None:
@@ -127,7 +144,16 @@ class _Transformed(torch.autograd.Function):
     def forward(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
         return torch.ops.attemper.row_weights(scores, alpha, kind, number)
 
-    setup_context = staticmethod(_setup_context)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output, inputs[1])
+
+    @staticmethod
+    def jvp(ctx: Any, scores: Tensor | None, alpha: Tensor | None, *_: Any) -> Tensor:
+        with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
+            tangent = _tangent(*ctx.saved_tensors, ctx.kind, ctx.number, scores, alpha)
+            return forward_ad.unpack_dual(tangent).primal
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,38 +162,21 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         *tensors, kind, number = args
-        scores, alpha = _all_mapped(info, in_dims, *tensors)
+        scores, alpha = all_mapped(info, in_dims, *tensors)
         return row_weights(scores, kind, number, alpha), 0
-
-
-def _transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, and no compiler, which has its own way with it."""
-    stack = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
-    return stack is not None and not torch.compiler.is_compiling()
-
-
-def _all_mapped(info: Any, in_dims: tuple[int | None, ...], *tensors: Any) -> list[Any]:
-    return [_mapped(tensor, place, info.batch_size) for tensor, place in zip(tensors, in_dims, strict=False)]
-
-
-def _mapped(tensor: Tensor | None, place: int | None, size: int) -> Tensor | None:
-    """``tensor`` with the mapped dimension in front."""
-    if tensor is None:
-        return None
-    return tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)
 
 
 def _weights_vmap(
     info: Any, in_dims: tuple[int | None, ...], scores: Tensor, alpha: Tensor | None, kind: str, number: float
 ) -> tuple[Tensor, int]:
-    return torch.ops.attemper.row_weights(*_all_mapped(info, in_dims, scores, alpha), kind, number), 0
+    return torch.ops.attemper.row_weights(*all_mapped(info, in_dims, scores, alpha), kind, number), 0
 
 
 def _slope_vmap(
     info: Any, in_dims: tuple[int | None, ...], weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str,
     number: float,
 ) -> tuple[Tensor, int]:  # fmt: skip
-    return torch.ops.attemper.row_slope(*_all_mapped(info, in_dims, weights, grad, alpha), kind, number), 0
+    return torch.ops.attemper.row_slope(*all_mapped(info, in_dims, weights, grad, alpha), kind, number), 0
 
 
 torch.library.register_vmap("attemper::row_weights", _weights_vmap, lib=LIBRARY)

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from attemper import _transforms
 from attemper.errors import InputError
 from attemper.sites.tap import LIBRARY, in_backward, token
 
@@ -136,6 +137,12 @@ def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid:
         valid: bool, rows that count.
         key: of the site.
     """
+    if _transforms.active():
+        raise InputError(
+            f"{_where(key)}: the penalty's gradient goes back with loss.backward(), which torch.func and forward mode "
+            "do not call. Put the model in eval mode, where the penalty rests, or add the term to the loss yourself: "
+            'attemper.attention(..., stats="entropy") and attemper.functional.entropy_target.'
+        )
     shown = torch.where(valid, values.detach(), 0.0)
     rows = valid.expand(shown.shape).sum((0, 2)).to(torch.float64)
     tied = statistic.requires_grad or not torch.is_grad_enabled()
@@ -143,6 +150,10 @@ def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid:
     if not statistic.requires_grad:
         return output
     return _Tie.apply(output, statistic, torch.where(valid, slope.detach(), 0.0), key)  # pyright: ignore
+
+
+def _where(key: int) -> str:
+    return _entries[key].ledger.where if key in _entries else "regularize"
 
 
 @torch.library.impl(LIBRARY, "penalised", "CompositeExplicitAutograd")

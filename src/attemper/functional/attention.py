@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attemper import _backends
+from attemper import _backends, _transforms
 from attemper._checks import refuse_nested
 from attemper._direct import attention as operator
 from attemper._ops import Arguments
@@ -304,6 +304,11 @@ def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Packing:
             came = f"{list(offsets.shape)} {offsets.dtype}" if isinstance(offsets, Tensor) else type(offsets).__name__
             raise InputError(
                 f"{where}({name}=...) must be a one-dimensional int32 or int64 tensor of offsets, got {came}."
+            )
+        if _transforms.active() and _transforms.is_mapped(offsets):
+            raise InputError(
+                f"{where}({name}=...) must be the same for all that torch.vmap maps over: the host reads where "
+                "documents start. Map over the tokens alone (in_dims=None for offsets), or call once for each sample."
             )
     if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.shape[0] < 1:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper import _backends
+from attemper import _backends, _transforms
 from attemper._checks import one_of, positive_number, refuse_nested
 from attemper._ops import ROW_NORMALIZERS, UNBOUNDED
 from attemper.errors import InputError
@@ -385,5 +385,7 @@ def _features(
         "temperature": isinstance(options.temperature, Tensor),
         "varlen": packing is not None,
         "second_pass": "gini" in names or "key_mass" in names,
+        "second_derivative": _transforms.second_derivative(),
+        "derivative_in_graph": _transforms.derivative_in_graph(),
     }
     return frozenset(feature for feature, needed in asked.items() if needed)

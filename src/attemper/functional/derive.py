@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import torch
 from torch import Tensor
 
-from attemper import _direct
+from attemper import _direct, _transforms
 
 State = Mapping[str, Tensor]
 """Letter -> [B, H, Q]."""
@@ -280,7 +280,7 @@ def log_count(n: Tensor) -> Tensor:
 
 def at_most(value: Tensor, bound: Tensor) -> Tensor:
     """``value`` cut at ``bound`` without touching its gradient: only rounding ever exceeds it."""
-    if not value.requires_grad:
+    if not value.requires_grad and not _transforms.forward_mode():
         return torch.minimum(value, bound)
     return value - (value - bound).detach().clamp(min=0.0)
 

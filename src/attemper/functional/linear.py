@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper._checks import refuse_nested
+from attemper._compiling import constant_in_graphs
 from attemper.errors import InputError
 from attemper.functional import linear_chunks, linear_exponential
 from attemper.functional.call import DTYPES
@@ -311,6 +312,6 @@ def _check_causal(q: Tensor, k: Tensor, is_causal: bool, chunk_size: int | None)
         raise InputError(f"{_WHERE}(chunk_size=...) must be an int of at least 1 or None, got {chunk_size!r}.")
 
 
-@torch.compiler.assume_constant_result  # PyTorch 2.11 cannot trace the question
+@constant_in_graphs  # PyTorch 2.11 cannot trace the question
 def _has_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attemper import _transforms
+
 CHUNK = 64
 """Keys of a chunk: a token costs chunk x (F + W) inside its chunk and 2 F W outside."""
 
@@ -44,7 +46,9 @@ def causal(q: Tensor, k: Tensor, v: Tensor, before: Tensor, chunk: int | None) -
     q = q.transpose(2, 3).flatten(3, 4)
     sums = torch.cat((before[:, :, None], k.mT @ v), 2).cumsum(2)
     # Not times a mask: a NaN of the future would stay one.
-    weights = (q @ k.mT).unflatten(3, (heads, chunk)).tril_().flatten(3, 4)
+    weights = (q @ k.mT).unflatten(3, (heads, chunk))
+    # In place where nobody maps over it: torch.vmap has no rule for that.
+    weights = (weights.tril() if _transforms.active() else weights.tril_()).flatten(3, 4)
     found = (weights @ v + q @ sums[:, :, :-1]).unflatten(3, (heads, chunk))
     return found.transpose(2, 3).flatten(3, 4)[:, :, :, :tokens], sums[:, :, -1]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attemper import _backends
+from attemper import _backends, _transforms
 from attemper.errors import InputError
 from attemper.functional.call import Call, Packing
 
@@ -58,7 +58,7 @@ def gathers(call: Call) -> bool:
     """Whether the kernel itself picks rows: Triton's, which has no gradient there."""
     tensors = (call.query, call.key, call.mask, call.multiplier, call.sink, call.per_head)
     graph = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    return call.backend == "triton" and not graph
+    return call.backend == "triton" and not graph and not _transforms.active()
 
 
 def waits(call: Call, tensor: Tensor) -> bool:

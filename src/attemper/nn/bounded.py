@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from attemper import _transforms
 
 
 def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
@@ -24,16 +27,21 @@ def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
     Returns:
         In the shape and type of ``raw``, finite, within the bounds.
     """
-    return _bounded(raw, math.log(low), math.log(high))
+    return _exponential(raw, math.log(low), math.log(high))
 
 
-@torch.library.custom_op("attemper::bounded_exponential", mutates_args=())
+LIBRARY = torch.library.Library("attemper", "FRAGMENT")
+# Not torch.library.custom_op: its first call imports the compiler, torch._dynamo, for more than a second.
+LIBRARY.define("bounded_exponential(Tensor raw, float low, float high) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+
+
+@torch.library.impl(LIBRARY, "bounded_exponential", "CompositeExplicitAutograd")
 def _bounded(raw: Tensor, low: float, high: float) -> Tensor:
     return _inside(raw, low, high).exp()
 
 
-@_bounded.register_fake
-def _(raw: Tensor, low: float, high: float) -> Tensor:
+@torch.library.register_fake("attemper::bounded_exponential", lib=LIBRARY)
+def _bounded_fake(raw: Tensor, low: float, high: float) -> Tensor:
     return torch.empty_like(raw)
 
 
@@ -51,7 +59,45 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return torch.where(outward, 0.0, grad), None, None
 
 
-_bounded.register_autograd(_backward, setup_context=_remember)
+torch.library.register_autograd("attemper::bounded_exponential", _backward, setup_context=_remember, lib=LIBRARY)
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for transforms of ``torch.func`` and for forward mode, whose tangent is that of the numbers: 0 beyond a
+    bound.
+    """
+
+    @staticmethod
+    def forward(raw: Tensor, low: float, high: float) -> Tensor:
+        return _bounded(raw, low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        _remember(ctx, inputs, output)
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _backward(ctx, grad)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (raw,) = ctx.saved_tensors
+        low, high = ctx.bounds
+        with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
+            slope = torch.where((raw >= low) & (raw <= high), _inside(raw, low, high).exp(), 0.0)
+            return tangent * forward_ad.unpack_dual(slope).primal
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], raw: Tensor, low: float, high: float) -> tuple[Tensor, Any]:
+        return _exponential(raw, low, high), in_dims[0]
+
+
+def _exponential(raw: Tensor, low: float, high: float) -> Tensor:
+    if _transforms.active():
+        return _Transformed.apply(raw, low, high)  # pyright: ignore[reportReturnType]
+    _transforms.refuse_in_graph("A learned number")
+    return torch.ops.attemper.bounded_exponential(raw, low, high)
 
 
 def _inside(raw: Tensor, low: float, high: float) -> Tensor:

@@ -18,7 +18,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper import _transforms
 from attemper._checks import one_of, positive_number, refuse_nested
+from attemper._compiling import constant_in_graphs
+from attemper._transforms import is_mapped
 from attemper.errors import InputError
 from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
@@ -146,6 +149,8 @@ def _call(
         query, key, mask, sink = _on_this_process(query, key, mask, temperature, sink, name, module)
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
     operator, place = torch.ops.attemper.tap, str(query.device)
+    if _transforms.active() and any(map(is_mapped, (query, key))):
+        operator = _tap  # no rule for torch.vmap: observers are told that they see nothing here
     if _may_be_captured() and tap_buffers.graphed(query.device):
         ready = _prepared(name, module, place, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
         operator = torch.ops.attemper.tap_into if ready else operator
@@ -160,13 +165,13 @@ def _may_be_captured() -> bool:
 # Both are asked while a graph is traced: what they make is not of the graph's memory.
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _prepared(name: str, module: int, device: str, dtype: str, size: int, heads: int) -> bool:
     """Makes the buffer of a site; False where Triton cannot fill one."""
     return fits(dtype, size) and tap_buffers.registered(name, module, device, heads) is not None
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def token(device: str) -> Tensor:
     """What operators without a result claim to write on a device."""
     place = torch.device(device)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attemper.kernels.rows.entmax import entmax
 from attemper.kernels.rows.newton import entmax15, sparsemax
+from attemper.kernels.rows.slopes import by_alpha as by_alpha
 from attemper.kernels.rows.slopes import slope as slope
 from attemper.kernels.rows.slopes import slope_of_alpha as slope_of_alpha
 from attemper.kernels.rows.truncated import threshold, topk

@@ -68,6 +68,17 @@ def slope_of_alpha(weights: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
     """Gradient of alpha, [...]."""
     if weights.shape[-1] == 0:
         return torch.zeros_like(alpha)
+    moved, support = _by_alpha(weights, alpha)
+    return (moved * _relative(weights, grad, support)).sum(-1).to(alpha.dtype)
+
+
+def by_alpha(weights: Tensor, alpha: Tensor) -> Tensor:
+    """dw_j / dalpha, [..., n]."""
+    return _by_alpha(weights, alpha)[0] if weights.shape[-1] else weights
+
+
+def _by_alpha(weights: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """dw_j / dalpha, and where a key has weight."""
     support = ~(weights == 0)
     w = torch.where(support, weights, 1.0)
     log_w = w.log()
@@ -79,8 +90,7 @@ def slope_of_alpha(weights: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
     wide = torch.where(small, 2.0, a)
     h = torch.where(support, -w * log_w, 0.0)
     far = (torch.where(support, w, 0.0) - share) / wide**2 + (h - share * h.sum(-1, keepdim=True)) / wide
-    g = _relative(weights, grad, support)
-    return (torch.where(small, near, far) * g).sum(-1).to(alpha.dtype)
+    return torch.where(small, near, far), support
 
 
 def _curvature(w: Tensor, log_w: Tensor, a: Tensor) -> Tensor:
