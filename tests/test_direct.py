@@ -23,6 +23,16 @@ from tests.calls import PRESENT, attended, known
 
 pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
 
+ULP = 2.0**-23
+"""The last place of float32, relative to the number at most."""
+APART = {"max_weight": 2 * ULP, "normalized_entropy": 2.5 * ULP}
+"""How far the statistics of the C++ library may be from PyTorch's formulas, relative to themselves; 0 for the rest.
+
+``max_weight``: exp of the C library and of PyTorch, each within one last place. ``normalized_entropy``: log of PyTorch
+within one, that of C++ within half of one (it is rounded from float64), and two quotients of half of one each. Which of
+them a processor rounds the other way is its own affair.
+"""
+
 
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -66,8 +76,7 @@ def test_results_and_gradients_are_those_of_the_operator(
     assert dispatched == ["native"]
     names = ["output", *ONE_PASS, *leaves(False)]
     for name, one, two in zip(names, short, long, strict=False):
-        # One exp is the C library's, the other PyTorch's.
-        torch.testing.assert_close(one, two, rtol=3e-7 if name == "max_weight" else 0, atol=0, msg=name)
+        torch.testing.assert_close(one, two, rtol=APART.get(name, 0.0), atol=0, msg=name)
 
 
 def test_a_gradient_of_a_gradient_is_refused_here_too(dispatched: list[str]):
@@ -212,8 +221,7 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
     at_once = _direct.statistics("mznac", state, names)
     assert set(at_once) == set(names) - {"max_logit"}
     for name, value in at_once.items():
-        rtol = 3e-7 if name == "max_weight" else 0
-        torch.testing.assert_close(value, formulas[name], rtol=rtol, atol=0, equal_nan=True, msg=name)
+        torch.testing.assert_close(value, formulas[name], rtol=APART.get(name, 0.0), atol=0, equal_nan=True, msg=name)
     visible = at_once["visible_keys"].clamp(min=1).double()
     assert not (at_once["entropy"].double() > visible.log()).any()
 

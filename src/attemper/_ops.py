@@ -167,14 +167,17 @@ def _backward(*args: Any) -> list[Tensor]:
         if arguments.cu_seqlens_q is None:
             return _returned(arguments, _gradients(arguments, parts[0].problem, output, state, upstream, needs))
         results = empty_gradients(arguments, needs)
-        for result in results:
-            result.zero_()
+        # What documents share is summed over them in the type of the state, and rounded once.
+        totals = [
+            result.zero_() if place < 3 else result.new_zeros(result.shape, dtype=arguments.state_dtype)
+            for place, result in enumerate(results)
+        ]
         for part in parts:
             rows = part.rows
             above = _document_upstream(arguments, upstream, part)
             grads = _gradients(arguments, part.problem, output[:, :, rows], state[..., rows], above, needs)
-            _collect(results, grads, part)
-    return results
+            _collect(totals, grads, part)
+    return [total.to(result.dtype) for total, result in zip(totals, results, strict=True)]
 
 
 def _native() -> ModuleType:

@@ -128,7 +128,7 @@ def planned(
     else:
         asked = asked_names(where, options.stats)
         names = with_kept(asked)
-    mask = None if mask is None else checked_mask(where, mask, shape)
+    mask = None if mask is None else checked_mask(where, mask, query, shape)
     if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
         raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
     softcap = options.softcap

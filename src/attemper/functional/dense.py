@@ -83,7 +83,8 @@ def scores(call: Call) -> tuple[Tensor, Tensor]:
     positions, documents = _positions(call)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (call.left, call.right))
     visible = _reference.visible_keys(shape, call.mask, left, right, positions, documents)
-    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.expand(shape)
+    # In float64 before it is spread: its gradient is summed there.
+    bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.double().expand(shape)
     return _reference.scores(call.query, call.key, call.multiplier, bias, visible, call.softcap), visible
 
 

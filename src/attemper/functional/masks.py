@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar
 
@@ -82,7 +83,7 @@ def without_causal_bias(
     return None, replace(rule, is_causal=True, causal_alignment=alignment)
 
 
-def checked_mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+def checked_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``mask`` with four dimensions, that of the keys full, each other one full or 1.
 
     Raises:
@@ -104,5 +105,16 @@ def checked_mask(where: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
             f"{list(mask.shape)}. A padding mask [batch, keys] is written mask[:, None, None, :]."
         )
     mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    if mask.shape[3] == shape[3]:
+        return mask
     # Kernels count keys: a mask that is one wide stands for every key.
-    return mask.expand(*mask.shape[:3], shape[3]) if mask.shape[3] != shape[3] else mask
+    return _widened(mask, query).expand(*mask.shape[:3], shape[3])
+
+
+def _widened(mask: Tensor, query: Tensor) -> Tensor:
+    """A bias in the type that its call is computed in: what it sums over keys in its gradient is rounded once then."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if mask.dtype == torch.bool or torch.promote_types(mask.dtype, dtype) == mask.dtype:
+        return mask
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return mask.to(dtype).masked_fill(hidden, -math.inf)

@@ -205,10 +205,10 @@ def _sweep(
     if rows.scores.slope is not None:
         slope = slope * rows.scores.slope
     if grads.key is not None:
-        held.key[:, low:high].baddbmm_(slope.transpose(1, 2), query * multiplier)
+        held.key[:, low:high].baddbmm_(slope.to(query.dtype).transpose(1, 2), query * multiplier)
     if grads.query is None and grads.multiplier is None:
         return
-    query_grad = torch.bmm(slope, key[:, low:high])
+    query_grad = torch.bmm(slope, key[:, low:high].to(slope.dtype))
     if grads.query is not None:
         grads.query[tile.place] = (query_grad * multiplier).view(*tile.shape, -1).to(grads.query.dtype)
     if grads.multiplier is not None:
@@ -217,10 +217,14 @@ def _sweep(
 
 
 def _score_slope(problem: Problem, weights: Tensor, g: Tensor, per_head: Tensor | None) -> Tensor:
-    """map'(g): the gradient of scores from that of weights."""
+    """map'(g): the gradient of scores from that of weights, in float64 where its terms may be far larger than their sum
+    over keys: of n equal weights, n^(alpha - 2) times.
+    """
     if problem.normalizer == "sigmoid":
         return weights * (1 - weights) * g
     alpha = None if per_head is None else per_head[..., 0]
+    if alpha is not None and (weights.device.type != "cpu" or bool((alpha > 2).any())):
+        weights, g = weights.to(problem.sum_dtype), g.to(problem.sum_dtype)
     return map_slope(weights, g, problem.normalizer, alpha=alpha)
 
 

@@ -4,8 +4,9 @@ Used by ``hatch_build.py`` (installs), ``scripts/build_native.py`` (by hand) and
 standard library, because an install runs it before anything else is there. CXX names the compiler (default: c++, g++ or
 clang++ on PATH), CXXFLAGS adds options.
 
-Every library carries a stamp, the hash of its sources and of the command that made it, so that nothing is compiled
-again that has not changed, and a library that does not belong to the sources is known.
+Every library carries a stamp, the hash of its sources, of the command that made it and the version, so that nothing is
+compiled again that has not changed, and a library that does not belong to the sources is known and refused when it is
+loaded (``library.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -104,13 +106,13 @@ def install(into: Path = FOLDER, *, source: Path = SOURCE) -> str | None:
 
 def stale(into: Path = FOLDER, *, source: Path = SOURCE) -> list[str]:
     """The libraries that were not built from these sources, whatever the compiler and its options."""
-    current = _hash_of_sources(source).encode()
+    current = hash_of_sources(source).encode()
     return [path.name for path in built(into) if current not in path.read_bytes()]
 
 
 def _library(command: list[str], name: str, into: Path, source: Path) -> Path:
     target = into / f"attemper_native_{name}.so"
-    stamp = f"{_hash_of_sources(source)}-{hashlib.sha256(shlex.join(command).encode()).hexdigest()[:16]}"
+    stamp = f"{hash_of_sources(source)}-{hashlib.sha256(shlex.join(command).encode()).hexdigest()[:16]}-{version()}"
     if target.exists() and stamp.encode() in target.read_bytes():
         return target
     partial = target.with_suffix(f".{os.getpid()}")  # a process that has the old library mapped keeps it whole
@@ -130,7 +132,16 @@ def _library(command: list[str], name: str, into: Path, source: Path) -> Path:
     return target
 
 
-def _hash_of_sources(source: Path) -> str:
+def version() -> str:
+    """The version of this package, read and not imported: that would need torch."""
+    text = (FOLDER.parents[1] / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    assert found is not None, "attemper/__init__.py has no line with __version__"
+    return found[1]
+
+
+def hash_of_sources(source: Path = SOURCE) -> str:
+    """What a library's stamp begins with: 32 hexadecimal digits over the names and texts of the C++ files."""
     digest = hashlib.sha256()
     for path in sorted((*source.glob("*.h"), *source.glob("*.cpp"))):
         digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())

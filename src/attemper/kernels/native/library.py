@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from attemper import __version__
 from attemper.errors import BackendError
 
 _FOLDER = Path(__file__).parent
 _BUILDS = {"AVX512": ("amx", "avx512bf16", "avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 """What PyTorch says of the processor (ATEN_CPU_CAPABILITY overrides it) -> builds in the order of preference."""
+_OTHER_LAYOUT, _NO_MEMORY = 1, 2
 
 
 def library() -> ctypes.CDLL:
@@ -25,6 +28,28 @@ def library() -> ctypes.CDLL:
     if isinstance(found, str):
         raise BackendError(f"backend='native' cannot serve this call: {found}. Use backend='blocked' or install again.")
     return found
+
+
+def why_foreign(path: Path, stamp: str, sources: Path) -> str | None:
+    """Why a library with this stamp does not belong to this version, and what to do; None where it does.
+
+    One from other sources may take an argument for another and compute with it. Where the C++ sources lie in the folder
+    ``sources``, it must be built from them; an install has none, and there it must be of the same version.
+    """
+    of_sources, _, version = (*stamp.split("-", 2), "", "")[:3]
+    if any(sources.glob("*.cpp")):
+        from attemper.kernels.native.build import hash_of_sources  # an install has no build.py either
+
+        came, wanted = f"sources {of_sources[:12] or '?'}", f"sources {hash_of_sources(sources)[:12]}"
+    else:
+        came, wanted = f"version {version or '?'}", f"version {__version__}"
+    if came == wanted:
+        return None
+    return (
+        f"{path.name} was built from other sources than those of this attemper: its stamp says {came}, and {wanted} "
+        "is needed. Build it again: python scripts/build_native.py in a source tree, else pip install "
+        "--force-reinstall attemper"
+    )
 
 
 def why_unusable() -> str | None:
@@ -42,17 +67,30 @@ def _found() -> ctypes.CDLL | str:
         if not path.exists():
             continue
         try:
-            loaded = declared(ctypes.CDLL(str(path)))
+            loaded = ctypes.CDLL(str(path))
+            if not loaded.attemper_usable():
+                continue
+            if (wrong := why_foreign(path, stamp_of(loaded), _FOLDER / "source")) is None:
+                return declared(loaded)
         except (OSError, AttributeError) as error:
             return f"its library cannot be loaded ({error})"
-        if loaded.attemper_usable():
-            return loaded
+        # "auto" goes on without it, many times slower at long sequences: not without a word.
+        warnings.warn(f"attemper: the native kernels are not used: {wrong}.", RuntimeWarning, stacklevel=2)
+        return wrong
     return f"{_FOLDER} has no library for a processor with {capability}"
 
 
 def builds(capability: str) -> tuple[str, ...]:
     """Instruction sets to try, the best first; whether the processor has one is asked of its library."""
     return _BUILDS.get(capability, ("portable",))
+
+
+def stamp_of(loaded: ctypes.CDLL) -> str:
+    """Which sources, command and version it was built from (``build.py``); "" where it does not say."""
+    if not hasattr(loaded, "attemper_stamp"):
+        return ""
+    loaded.attemper_stamp.restype = ctypes.c_char_p
+    return loaded.attemper_stamp().decode()
 
 
 def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -72,7 +110,8 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ctypes.c_int64,
     )  # fmt: skip
     loaded.attemper_usable.restype = ctypes.c_int
-    loaded.attemper_stamp.restype = ctypes.c_char_p
+    loaded.attemper_limit_allocations.argtypes = (ctypes.c_int64,)
+    loaded.attemper_limit_allocations.restype = None
     loaded.attemper_peak_flops.argtypes = (ctypes.c_int64,)
     loaded.attemper_peak_flops.restype = ctypes.c_double
     return loaded
@@ -80,7 +119,30 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 def run(name: str, call: bytes) -> None:
     """Calls a function of the library on an ``Arguments`` in bytes; the interpreter's lock is released meanwhile."""
-    wrong = getattr(library(), name)(call)
-    if wrong == 2:
-        raise MemoryError(f"{name}: no memory for the partial sums")
-    assert wrong == 0, f"{name} returned {wrong}: the library and arguments.py differ; rebuild it"
+    check(name, getattr(library(), name)(call))
+
+
+def check(name: str, code: int) -> None:
+    """Raises what a function of the library says by its return value; 0 is fine (``source/memory.h``).
+
+    Raises:
+        MemoryError: the system gave no memory. What the call had written is no result.
+        BackendError: the library and this file differ, or the library found itself wrong.
+    """
+    if code == 0:
+        return
+    if code == _NO_MEMORY:
+        raise MemoryError(
+            f"backend='native' ({name}) got no memory for what it keeps beside the tensors. Free some, use fewer "
+            "threads (torch.set_num_threads: each has buffers of its own) or shorter sequences, or name "
+            "backend='blocked', which works in smaller blocks."
+        )
+    if code == _OTHER_LAYOUT:
+        raise BackendError(
+            f"backend='native' ({name}): the library reads its arguments otherwise than this version writes them. "
+            "Build it again: python scripts/build_native.py, or install again; or use backend='blocked'."
+        )
+    raise BackendError(
+        f"backend='native' ({name}) returned {code}: its plan of its own memory did not hold, and nothing was "
+        "overwritten. That is a defect; please report the call. Use backend='blocked'."
+    )

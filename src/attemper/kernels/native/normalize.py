@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.native.arguments import address
-from attemper.kernels.native.library import library
+from attemper.kernels.native.library import check, library
 
 KINDS = ("softmax", "sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
 """In the order of ``source/solve.h``."""
@@ -28,11 +28,11 @@ def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None
     scores, result = scores.contiguous(), torch.empty(scores.shape, dtype=scores.dtype)
     rows, n = scores.shape
     each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
-    wrong = library().attemper_weights(
+    code = library().attemper_weights(
         rows, n, KINDS.index(kind), number, number, address(each), DTYPES[scores.dtype],
         address(scores), address(result), torch.get_num_threads(),
     )  # fmt: skip
-    _assert_done(wrong)
+    check("attemper_weights", code)
     return result
 
 
@@ -45,14 +45,9 @@ def slope(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: 
     rows, n = weights.shape
     result = torch.empty(weights.shape, dtype=weights.dtype)
     each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
-    wrong = library().attemper_slope(
+    code = library().attemper_slope(
         rows, n, KINDS.index(kind), number, address(each), DTYPES[weights.dtype],
         address(weights), address(grad), address(result), torch.get_num_threads(),
     )  # fmt: skip
-    _assert_done(wrong)
+    check("attemper_slope", code)
     return result
-
-
-def _assert_done(wrong: int) -> None:
-    if wrong:
-        raise MemoryError("no memory for a row's buffers")

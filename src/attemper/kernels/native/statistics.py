@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.native.arguments import address
-from attemper.kernels.native.library import library
+from attemper.kernels.native.library import check, library
 
 # In the order of source/statistics.cpp.
 _LETTERS = "mznac"
@@ -37,12 +37,13 @@ def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Te
     }
     counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
     places = [fields.find(letter) for letter in _LETTERS]
-    library().attemper_statistics(
+    code = library().attemper_statistics(
         rows,
         _LETTER_PLACES.pack(*[start + 4 * rows * place if place >= 0 else 0 for place in places]),
         _VALUE_PLACES.pack(*[address(values.get(name)) for name in _NAMES]),
         address(counts),
     )
+    check("attemper_statistics", code)
     if counts is not None:
         values |= dict.fromkeys(_COUNTS, counts)
     return values

@@ -12,14 +12,15 @@
 // Panels of keys that no row of the tile may see are skipped. Every row goes through the same blocks in the same order
 // whoever computes it: results are bitwise equal for any number of threads.
 #pragma once
-#include <cstdlib>
+#include <stdexcept>
 
+#include "memory.h"
 #include "multiply.h"
 #include "scores.h"
 
 namespace attemper {
 
-// Memory of a thread, kept between calls. Grows, never shrinks: about a megabyte at D = E = 64.
+// Memory of a thread, kept between calls. Grows, never shrinks: about a megabyte at D = E = 64. Throws std::bad_alloc.
 class Arena {
 public:
     float* floats(int64_t n) { return static_cast<float*>(take(n * 4)); }
@@ -30,18 +31,17 @@ public:
     void reserve(int64_t bytes) {
         used_ = 0;
         apart_.clear();
-        if (bytes <= size_) return;
-        std::free(base_);
-        base_ = static_cast<char*>(std::aligned_alloc(4096, size_t(up(bytes, 4096))));
-        size_ = base_ ? bytes : 0;
-        if (!base_) std::abort();
+        if (bytes <= size_ && bytes <= largest_allocation) return;
+        size_ = 0, base_.reset();  // first: old and new need not fit together
+        base_.reset(static_cast<char*>(allocate(bytes, 4096)));
+        size_ = bytes;
     }
 
 private:
     void* take(int64_t bytes) {
-        void* at = base_ + used_;
+        void* at = base_.get() + used_;
         used_ += up(bytes, 64);
-        if (used_ > size_) std::abort();
+        if (used_ > size_) throw std::length_error("an arena was asked for more than was reserved");
 #if defined(__SANITIZE_ADDRESS__)
         return apart_.add(bytes);  // each piece by itself, so that reading past one is seen
 #endif
@@ -51,14 +51,14 @@ private:
         void* pieces[64] = {};
         int count = 0;
         void* add(int64_t bytes) {
-            if (count == 64) std::abort();
-            return pieces[count++] = std::aligned_alloc(64, size_t(up(bytes, 64)));
+            if (count == 64) throw std::length_error("an arena was asked for more pieces than it keeps");
+            return pieces[count++] = allocate(bytes);
         }
         void clear() {
             while (count) std::free(pieces[--count]);
         }
     } apart_;
-    char* base_ = nullptr;
+    Memory<char> base_;
     int64_t size_ = 0, used_ = 0;
 };
 

@@ -21,8 +21,6 @@ using namespace attemper;
 
 namespace {
 
-enum Wrong : int { FINE = 0, OTHER_LAYOUT = 1, NO_MEMORY = 2 };
-
 bool usable() {
 #if defined(__AVX512BF16__)
     unsigned a, b, c, d;
@@ -52,25 +50,18 @@ void forward_task(void* context, int64_t task, int64_t) {
 template <class Products>
 int forward_with(const Arguments& call) {
     Forward work{call, Cut(call, Products::TALL, Products::bytes_per_row(call))};
-    run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products>, &work);
-    return FINE;
+    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products>, &work);
 }
 
 int decode(const Arguments& call) {
     const int64_t heads = call.batch * call.groups, split = split_of(call);
     const int64_t splits = call.keys ? (call.keys + split - 1) / split : 1;
-    Decode work{call, call.heads / call.groups * call.queries, split, splits, nullptr, nullptr};
-    const int64_t parts = heads * splits * work.rows;
-    work.parts = static_cast<Row*>(std::malloc(size_t(parts) * sizeof(Row)));
-    work.outputs = static_cast<float*>(std::malloc(size_t(parts * up(call.width, LANES) + 1) * 4));
-    const bool enough = work.parts && work.outputs;
-    if (enough) {
-        run_tasks(heads * splits, call.threads, decode_task, &work);
-        run_tasks(heads, splits > 1 ? call.threads : 1, join_task, &work);
-    }
-    std::free(work.parts);
-    std::free(work.outputs);
-    return enough ? FINE : NO_MEMORY;
+    const int64_t rows = call.heads / call.groups * call.queries, parts = heads * splits * rows;
+    const Memory<Row> of_parts = memory_for<Row>(parts);
+    const Memory<float> outputs = memory_for<float>(parts * up(call.width, LANES));
+    Decode work{call, rows, split, splits, of_parts.get(), outputs.get()};
+    const int wrong = run_tasks(heads * splits, call.threads, decode_task, &work);
+    return wrong ? wrong : run_tasks(heads, splits > 1 ? call.threads : 1, join_task, &work);
 }
 
 int forward_by_tiles(const Arguments& call) {
@@ -82,7 +73,7 @@ int forward_by_tiles(const Arguments& call) {
 
 int64_t rows_per_key_head(const Arguments& call) { return call.heads / call.groups * call.queries; }
 
-// Deals out the rows of a call, sums and all, and has `run` do the tasks.
+// Deals out the rows of a call, sums and all, and has `run` do the tasks; returns what `run` does.
 template <class Run>
 int backward_in_shares(const Arguments& call, const Run& run) {
     const int64_t heads = call.batch * call.groups, rows = rows_per_key_head(call);
@@ -96,24 +87,18 @@ int backward_in_shares(const Arguments& call, const Run& run) {
         work.share_rows = up((rows + work.shares - 1) / work.shares, SWEEP);
         work.shares = (rows + work.share_rows - 1) / work.share_rows;
     }
-    const int64_t room = heads * work.shares * work.key_room * 4;
-    if (call.grad_key)
-        work.key_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call.depth, PANEL))));
-    if (call.grad_value && call.width)
-        work.value_sums = static_cast<float*>(std::aligned_alloc(64, size_t(room * up(call.width, PANEL))));
-    const bool enough = (work.key_sums || !call.grad_key) && (work.value_sums || !call.grad_value || !call.width);
-    if (enough) {
-        run(work);
-        run_tasks(heads, call.threads, gather_task, &work);
-    }
-    std::free(work.key_sums);
-    std::free(work.value_sums);
-    return enough ? FINE : NO_MEMORY;
+    const int64_t room = heads * work.shares * work.key_room;
+    Memory<float> key_sums, value_sums;
+    if (call.grad_key) key_sums = memory_for<float>(room * up(call.depth, PANEL));
+    if (call.grad_value && call.width) value_sums = memory_for<float>(room * up(call.width, PANEL));
+    work.key_sums = key_sums.get(), work.value_sums = value_sums.get();
+    const int wrong = run(work);
+    return wrong ? wrong : run_tasks(heads, call.threads, gather_task, &work);
 }
 
 int backward_by_tiles(const Arguments& call) {
     return backward_in_shares(call, [&](Backward& work) {
-        run_tasks(work.units * work.shares, call.threads, backward_task, &work);
+        return run_tasks(work.units * work.shares, call.threads, backward_task, &work);
     });
 }
 
@@ -122,36 +107,32 @@ int backward_by_tiles(const Arguments& call) {
 int backward_of_few(const Arguments& call) {
     int64_t planes = 0;
     for (int64_t place : call.place) planes = place + 1 > planes ? place + 1 : planes;
-    auto* state = static_cast<float*>(std::malloc(size_t(planes * call.batch * call.heads * call.queries) * 4));
-    if (!state) return NO_MEMORY;
+    const Memory<float> state = memory_for<float>(planes * call.batch * call.heads * call.queries);
     Arguments again = call;
-    again.state = state, again.value = {}, again.output = {}, again.width = 0;
-    forward_by_tiles(again);
+    again.state = state.get(), again.value = {}, again.output = {}, again.width = 0;
+    if (const int wrong = forward_by_tiles(again)) return wrong;
     again.value = call.value, again.output = call.output, again.width = call.width;
-    const int wrong = backward_by_tiles(again);
-    std::free(state);
-    return wrong;
+    return backward_by_tiles(again);
 }
 
 template <class Scores>
 int row_forward_with(const RowCall& of) {
     const Arguments& call = of.call;
     RowForward work{of, RowCut(call, Scores::TALL, call.softcap > 0 ? 2 : 1)};
-    run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, row_forward_task<Scores>, &work);
-    return FINE;
+    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, row_forward_task<Scores>, &work);
 }
 
 template <class Scores>
 int row_backward_with(const RowCall& of) {
     return backward_in_shares(of.call, [&](Backward& work) {
         RowBackward whole{of, work};
-        run_tasks(work.units * work.shares, of.call.threads, row_backward_task<Scores>, &whole);
+        return run_tasks(work.units * work.shares, of.call.threads, row_backward_task<Scores>, &whole);
     });
 }
 
 }  // namespace
 
-// Hash of the sources and of the command that built this library (build.py).
+// Hash of the sources, of the command that built this library, and the version (build.py). Compared at load (library.py).
 ATTEMPER_EXPORT const char* attemper_stamp() { return ATTEMPER_STAMP; }
 
 // Whether this processor, and the system for this process, let the library compute: what is not told by the name of the
@@ -160,16 +141,19 @@ ATTEMPER_EXPORT int attemper_usable() { return usable(); }
 
 ATTEMPER_EXPORT int64_t attemper_lanes() { return LANES; }
 
+// For tests: no allocation above this many bytes succeeds from now on, and no arena above it serves.
+ATTEMPER_EXPORT void attemper_limit_allocations(int64_t bytes) { largest_allocation = bytes; }
+
 ATTEMPER_EXPORT int attemper_forward(const Arguments* call) {
     if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call->batch * call->heads * call->queries == 0) return FINE;
-    return rows_per_key_head(*call) <= FEW ? decode(*call) : forward_by_tiles(*call);
+    return guarded([&] { return rows_per_key_head(*call) <= FEW ? decode(*call) : forward_by_tiles(*call); });
 }
 
 ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
     if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call->batch * call->heads * call->queries * call->keys == 0) return FINE;
-    return rows_per_key_head(*call) <= FEW ? backward_of_few(*call) : backward_by_tiles(*call);
+    return guarded([&] { return rows_per_key_head(*call) <= FEW ? backward_of_few(*call) : backward_by_tiles(*call); });
 }
 
 // Maps on whole rows (row_attention.h).
@@ -178,9 +162,9 @@ ATTEMPER_EXPORT int attemper_row_forward(const RowCall* of) {
     if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call.batch * call.heads * call.queries == 0) return FINE;
 #if defined(ATTEMPER_HALF)
-    if (takes_halves(call)) return row_forward_with<HalfScores>(*of);
+    if (takes_halves(call)) return guarded([&] { return row_forward_with<HalfScores>(*of); });
 #endif
-    return row_forward_with<FloatScores>(*of);
+    return guarded([&] { return row_forward_with<FloatScores>(*of); });
 }
 
 ATTEMPER_EXPORT int attemper_row_backward(const RowCall* of) {
@@ -188,9 +172,9 @@ ATTEMPER_EXPORT int attemper_row_backward(const RowCall* of) {
     if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call.batch * call.heads * call.queries * call.keys == 0) return FINE;
 #if defined(ATTEMPER_HALF)
-    if (takes_halves(call)) return row_backward_with<HalfScores>(*of);
+    if (takes_halves(call)) return guarded([&] { return row_backward_with<HalfScores>(*of); });
 #endif
-    return row_backward_with<FloatScores>(*of);
+    return guarded([&] { return row_backward_with<FloatScores>(*of); });
 }
 
 // Multiply-adds per second of one thread's registers: what "share of the limit" is measured against.

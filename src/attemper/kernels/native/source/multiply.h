@@ -8,6 +8,10 @@
 
 namespace attemper {
 
+// Products that one float32 sum takes in, one after another, before it is added to the sums of those before: a sum of n
+// equal terms, each rounded where the sum stands, would be off by about sqrt(n) / 5 roundings.
+constexpr int64_t PIECE = 64;
+
 constexpr int64_t AHEAD = 8;  // steps of k by which B is asked for before it is used: it comes from L2
 
 template <int STEP_I>
@@ -40,31 +44,39 @@ inline void product(const float* a, int64_t step_k, const float* b, int64_t dept
     }
 }
 
-// to = keep_i * to + A B, the running sum of an online softmax.
+// to = keep_i * to + A B, the running sum of an online softmax. A B is summed by itself, in pieces.
 template <int STEP_I>
 inline void add_product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride,
                         const float* keep) {
-    Vec c[ROWS][2];
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-        c[i][0] = load(to + i * stride) * keep[i];
-        c[i][1] = load(to + i * stride + LANES) * keep[i];
+    alignas(64) float sums[ROWS * PANEL];
+    for (int64_t from = 0; from + PIECE < depth; from += PIECE) {
+        Vec c[ROWS][2] = {};
+        multiply<STEP_I>(a + from * step_k, step_k, b + from * PANEL, PIECE, c);
+        for (int i = 0; i < ROWS; i++)
+            for (int half = 0; half < 2; half++) {
+                float* sum = sums + i * PANEL + half * LANES;
+                store(sum, from ? load(sum) + c[i][half] : c[i][half]);
+            }
     }
-    multiply<STEP_I>(a, step_k, b, depth, c);
+    const int64_t last = (depth - 1) / PIECE * PIECE;
+    Vec c[ROWS][2] = {};
+    multiply<STEP_I>(a + last * step_k, step_k, b + last * PANEL, depth - last, c);
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-        store(to + i * stride, c[i][0]);
-        store(to + i * stride + LANES, c[i][1]);
-    }
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            float* at = to + i * stride + half * LANES;
+            const Vec sum = last ? load(sums + i * PANEL + half * LANES) + c[i][half] : c[i][half];
+            store(at, load(at) * keep[i] + sum);
+        }
 }
 
-// to += A^T B for COUNT columns of A: a[k * step_k + i] is broadcast. Depth is the number of rows of a tile or a few.
+// to += A^T B for COUNT columns of A: a[k * step_k + i] is broadcast. Depth is the number of rows of a tile or a few; they
+// are summed by themselves.
 template <int COUNT>
 inline void add_transposed(const float* __restrict a, int64_t step_k, const float* __restrict b, int64_t depth,
                            float* to, int64_t stride) {
-    Vec c[COUNT][2];
-#pragma GCC unroll 16
-    for (int i = 0; i < COUNT; i++) c[i][0] = load(to + i * stride), c[i][1] = load(to + i * stride + LANES);
+    Vec c[COUNT][2] = {};
     for (int64_t k = 0; k < depth; k++, a += step_k, b += PANEL) {
         Vec b0 = load(b), b1 = load(b + LANES);
 #pragma GCC unroll 16
@@ -75,7 +87,10 @@ inline void add_transposed(const float* __restrict a, int64_t step_k, const floa
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < COUNT; i++) store(to + i * stride, c[i][0]), store(to + i * stride + LANES, c[i][1]);
+    for (int i = 0; i < COUNT; i++) {
+        float* at = to + i * stride;
+        store(at, load(at) + c[i][0]), store(at + LANES, load(at + LANES) + c[i][1]);
+    }
 }
 
 // The same for `count` columns, a multiple of PANEL: whole tiles of ROWS, then what is left, two columns at a time.

@@ -6,8 +6,6 @@
 //
 // Tasks are runs of rows. Results leave by ordinary stores: where memory is new to the process, the system has just
 // written zeros into it through the cache, and streaming past the cache took 1.3 times as long.
-#include <cstdlib>
-
 #include "pool.h"
 #include "pack.h"
 #include "solve.h"
@@ -24,7 +22,6 @@ struct Rows {
     const float* parameters;  // [rows], or null
     View in, grad, out;       // contiguous, of one type
     int64_t together;         // rows of a task
-    bool failed;
 
     Rule rule_of(int64_t row) const {
         Rule own = rule;
@@ -81,11 +78,8 @@ void weights_task(void* context, int64_t task, int64_t) {
     Rows& work = *static_cast<Rows*>(context);
     const int64_t n = work.n, room = room_of(n), first = task * work.together;
     const int64_t last = first + work.together < work.rows ? first + work.together : work.rows;
-    auto* memory = static_cast<float*>(std::aligned_alloc(64, size_t(up(6 * room * 4, 64))));
-    if (!memory) {
-        work.failed = true;
-        return;
-    }
+    const Memory<float> owned = memory_for<float>(6 * room);
+    float* memory = owned.get();
     float* buffer = memory;
     Support support{memory + 2 * room, memory + 3 * room, memory + 4 * room,
                     reinterpret_cast<int32_t*>(memory + 5 * room), 0, 0};
@@ -103,7 +97,6 @@ void weights_task(void* context, int64_t task, int64_t) {
         }
         if (whole == memory + room) write_row(work.out, row * n, 1, n, whole);
     }
-    std::free(memory);
 }
 
 // What the slope of a map makes of a weight: r. For alpha > 2, powers below 0, in float64: no ratio of two overflows.
@@ -184,11 +177,8 @@ void slope_task(void* context, int64_t task, int64_t) {
     Rows& work = *static_cast<Rows*>(context);
     const int64_t n = work.n, room = room_of(n), first = task * work.together;
     const int64_t last = first + work.together < work.rows ? first + work.together : work.rows;
-    auto* memory = static_cast<float*>(std::aligned_alloc(64, size_t(up(3 * room * 4, 64))));
-    if (!memory) {
-        work.failed = true;
-        return;
-    }
+    const Memory<float> owned = memory_for<float>(3 * room);
+    float* memory = owned.get();
     for (int64_t row = first; row < last; row++) {
         const float* w = row_of(work.in, row, n, 0, memory);
         const float* g = row_of(work.grad, row, n, 0, memory + room);
@@ -196,14 +186,12 @@ void slope_task(void* context, int64_t task, int64_t) {
         slope_row(w, g, up(n, LANES), work.rule_of(row), slope);
         if (slope == memory + 2 * room) write_row(work.out, row * n, 1, n, slope);
     }
-    std::free(memory);
 }
 
 int over_rows(Rows& work, Task task, int64_t threads) {
     if (work.rows * work.n == 0) return 0;
     work.together = 65536 / work.n > 1 ? 65536 / work.n : 1;
-    run_tasks((work.rows + work.together - 1) / work.together, threads, task, &work);
-    return work.failed ? 2 : 0;
+    return guarded([&] { return run_tasks((work.rows + work.together - 1) / work.together, threads, task, &work); });
 }
 
 }  // namespace
@@ -214,13 +202,13 @@ ATTEMPER_EXPORT int attemper_weights(int64_t rows, int64_t n, int64_t kind, doub
                                      const float* parameters, int64_t type, char* scores, char* weights,
                                      int64_t threads) {
     Rows work{rows, n, {Kind(kind), number, parameter}, parameters, {scores, type, {}}, {}, {weights, type, {}},
-              1, false};
+              1};
     return over_rows(work, weights_task, threads);
 }
 
 ATTEMPER_EXPORT int attemper_slope(int64_t rows, int64_t n, int64_t kind, double parameter, const float* parameters,
                                    int64_t type, char* weights, char* grad, char* slope, int64_t threads) {
     Rows work{rows, n, {Kind(kind), 0, parameter}, parameters, {weights, type, {}}, {grad, type, {}},
-              {slope, type, {}}, 1, false};
+              {slope, type, {}}, 1};
     return over_rows(work, slope_task, threads);
 }

@@ -18,20 +18,29 @@
 namespace attemper {
 namespace {
 
+// The tasks of one call. No exception of theirs leaves the thread that it was thrown on.
+struct Work {
+    Task task;
+    void* context;
+    int64_t tasks;
+    std::atomic<int64_t> next{0};
+    std::atomic<int> wrong{FINE};
+
+    void take_all(int64_t worker) {
+        for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+            if (wrong.load(std::memory_order_relaxed) != FINE) return;
+            const int ended = guarded([&] { return task(context, number, worker), int(FINE); });
+            if (ended != FINE) wrong.store(ended, std::memory_order_relaxed);
+        }
+    }
+};
+
 struct Pool {
     std::mutex calls;  // one call at a time
     std::mutex lock;
     std::condition_variable wake, done;
     int64_t helpers = 0, generation = 0, wanted = 0, busy = 0;
-    int64_t tasks = 0;
-    std::atomic<int64_t> next{0};
-    Task task = nullptr;
-    void* context = nullptr;
-
-    void work(int64_t worker) {
-        for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
-            task(context, number, worker);
-    }
+    Work* shared = nullptr;
 
     void help(int64_t worker) {
         std::unique_lock<std::mutex> hold(lock);
@@ -41,7 +50,7 @@ struct Pool {
             seen = generation;
             if (worker > wanted) continue;
             hold.unlock();
-            work(worker);
+            shared->take_all(worker);
             hold.lock();
             if (--busy == 0) done.notify_one();
         }
@@ -60,17 +69,16 @@ struct Pool {
         }
     }
 
-    void run(int64_t count, int64_t threads, Task what, void* with) {
+    void run(Work& work, int64_t threads) {
         {
             std::lock_guard<std::mutex> hold(lock);
             grow(threads - 1);
             wanted = helpers < threads - 1 ? helpers : threads - 1;
-            tasks = count, task = what, context = with, busy = wanted;
-            next.store(0, std::memory_order_relaxed);
+            shared = &work, busy = wanted;
             generation++;
         }
         wake.notify_all();
-        work(0);
+        work.take_all(0);
         std::unique_lock<std::mutex> hold(lock);
         done.wait(hold, [&] { return busy == 0; });
     }
@@ -78,17 +86,14 @@ struct Pool {
 
 // One call on PyTorch's own team of threads.
 struct Team {
-    Task task;
-    void* context;
-    int64_t tasks;
-    std::atomic<int64_t> next{0}, members{0};
+    Work& work;
+    std::atomic<int64_t> members{0};
 };
 
 void join_team(void* shared) {
     auto& team = *static_cast<Team*>(shared);
     const int64_t worker = team.members.fetch_add(1, std::memory_order_relaxed);
-    for (int64_t number; (number = team.next.fetch_add(1, std::memory_order_relaxed)) < team.tasks;)
-        team.task(team.context, number, worker);
+    team.work.take_all(worker);
 }
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
@@ -104,22 +109,28 @@ void forget() {  // in the child of a fork; the parent's object is left as it is
 
 }  // namespace
 
-void run_tasks(int64_t tasks, int64_t threads, Task task, void* context) {
+int run_tasks(int64_t tasks, int64_t threads, Task task, void* context) {
     std::call_once(created, [] {
         pool = new Pool;
         parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
         pthread_atfork(nullptr, nullptr, forget);
     });
     if (threads > tasks) threads = tasks;
+    Work work{task, context, tasks};
     if (threads > 1) {
         std::unique_lock<std::mutex> mine(pool->calls, std::try_to_lock);
         if (mine.owns_lock() && parallel) {
-            Team team{task, context, tasks};
-            return parallel(join_team, &team, unsigned(threads), 0);
+            Team team{work};
+            parallel(join_team, &team, unsigned(threads), 0);
+            return work.wrong;
         }
-        if (mine.owns_lock()) return pool->run(tasks, threads, task, context);
+        if (mine.owns_lock()) {
+            pool->run(work, threads);
+            return work.wrong;
+        }
     }
-    for (int64_t number = 0; number < tasks; number++) task(context, number, 0);
+    work.take_all(0);
+    return work.wrong;
 }
 
 }  // namespace attemper

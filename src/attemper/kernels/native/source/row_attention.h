@@ -289,17 +289,18 @@ inline void write_letters(const RowCall& of, int64_t batch, const Row& row, cons
 template <int WIDE>
 inline void gather(const View& view, int64_t base, int64_t width, const float* weight, const int32_t* place,
                    int64_t size, int64_t from, float* buffer, float* to) {
-    Vec sum[WIDE];
+    for (int64_t begin = 0; begin < size; begin += PIECE) {
+        const int64_t end = begin + PIECE < size ? begin + PIECE : size;
+        Vec sum[WIDE] = {};
+        for (int64_t j = begin; j < end; j++) {
+            const float* v = row_at(view, base + place[j] * view.stride[2], view.stride[3], width, buffer) + from;
+            const Vec w = splat(weight[j]);
 #pragma GCC unroll 8
-    for (int e = 0; e < WIDE; e++) sum[e] = load(to + from + e * LANES);
-    for (int64_t j = 0; j < size; j++) {
-        const float* v = row_at(view, base + place[j] * view.stride[2], view.stride[3], width, buffer) + from;
-        const Vec w = splat(weight[j]);
+            for (int e = 0; e < WIDE; e++) sum[e] += w * load(v + e * LANES);
+        }
 #pragma GCC unroll 8
-        for (int e = 0; e < WIDE; e++) sum[e] += w * load(v + e * LANES);
+        for (int e = 0; e < WIDE; e++) store(to + from + e * LANES, load(to + from + e * LANES) + sum[e]);
     }
-#pragma GCC unroll 8
-    for (int e = 0; e < WIDE; e++) store(to + from + e * LANES, sum[e]);
 }
 
 // to [up(width, LANES)] += sum w v; `base`: the place of the value of key 0 of the list. `buffer` holds zeros past the

@@ -13,7 +13,9 @@
 //     dw/dalpha = w / R [ (F - f) / q^2 - (l F + f H) / q ]
 //
 // Tasks, shares and sums as in backward.h. Rows of small support go value by value, key by key. In runs of tiles with
-// much support, dP is one product, and so are the three sums, as there.
+// much support, dP is one product, and so are the three sums, as there. Above alpha = 2, r of n equal weights is
+// n^(alpha - 2), and the ds, of sum 0, are that much larger than what they add up to: there each rounding of a ds is
+// passed on to the next, and dq is summed in float64, key by key.
 #pragma once
 #include "backward.h"
 #include "row_attention.h"
@@ -129,6 +131,9 @@ inline void list_shares(const Support& list, const Rule& rule, float* r) {
     }
 }
 
+// Whether terms of the gradient may be far larger than their sum.
+inline bool is_steep(const Rule& rule) { return rule.kind == ENTMAX && rule.parameter > 2; }
+
 // map'(g) over `g`.
 inline void map_slope(const Support& list, const Rule& rule, float* g) {
     if (rule.kind == SIGMOID) {
@@ -141,7 +146,8 @@ inline void map_slope(const Support& list, const Rule& rule, float* g) {
     float* r = list.spare;
     list_shares(list, rule, r);
     double total = sum_of(r, list.size), sum = 0, base = 0;
-    if (rule.kind == ENTMAX && rule.parameter > 2) {
+    const bool steep = is_steep(rule);
+    if (steep) {
         // The smallest weight may have nearly all of the total: relative to its gradient no digit cancels.
         int64_t steepest = 0;
         for (int64_t j = 1; j < list.size; j++) steepest = r[j] > r[steepest] ? j : steepest;
@@ -151,7 +157,16 @@ inline void map_slope(const Support& list, const Rule& rule, float* g) {
         sum = dot_of(r, g, list.size);
     }
     const double mean = total > 0 ? sum / total : 0;
-    for (int64_t j = 0; j < list.size; j++) g[j] = float(r[j] * (g[j] - base - mean));
+    if (!steep) {
+        for (int64_t j = 0; j < list.size; j++) g[j] = float(r[j] * (g[j] - base - mean));
+        return;
+    }
+    double rest = 0;
+    for (int64_t j = 0; j < list.size; j++) {
+        const double exact = r[j] * (g[j] - base - mean) + rest;
+        g[j] = float(exact);
+        rest = std::fabs(exact) < INFINITY ? exact - double(g[j]) : 0;
+    }
 }
 
 // Where the buffers of a chunk lie.
@@ -160,6 +175,7 @@ struct RowDesk {
     float *query_sum;
     float *slope;        // of a list
     float *values, *key, *line;  // TOGETHER values and a key, zeros past their sizes; a query
+    double* exact;       // sums over keys
     Support support;
 };
 
@@ -181,6 +197,18 @@ inline void meet_list(const View& view, int64_t base, int64_t width, const Suppo
         }
         lane_sums(c[0], c[1], c[2], c[3], to + j);
     }
+}
+
+// to [up(width, LANES)] = sum w k, as gather() of row_attention.h, in float64.
+inline void gather_in_doubles(const View& view, int64_t base, int64_t width, const Support& list, const float* weight,
+                              float* buffer, double* sums, float* to) {
+    const int64_t wide = up(width, LANES);
+    for (int64_t e = 0; e < wide; e++) sums[e] = 0;
+    for (int64_t j = 0; j < list.size; j++) {
+        const float* k = row_at(view, base + list.place[j] * view.stride[2], view.stride[3], width, buffer);
+        for (int64_t e = 0; e < wide; e++) sums[e] += double(weight[j]) * k[e];
+    }
+    for (int64_t e = 0; e < wide; e++) to[e] = float(sums[e]);
 }
 
 // sums[place] += factor line, for every key of a list.
@@ -260,9 +288,13 @@ inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const
                lines.slopes ? lines.slopes + i * lines.apart + line.begin : nullptr, desk.slope);
     if (sums.values) scatter(list, list.weight, desk.above + i * wide, wide, sums.values + first_key * wide);
     if (sums.keys) scatter(list, desk.slope, desk.queries + i * deep, deep, sums.keys + first_key * deep);
-    if (call.grad_query || call.grad_multiplier)
-        gather(call.key, at(call.key, batch, group, first_key), call.depth, desk.slope, list.place, list.size,
-               desk.key, desk.query_sum + i * deep);
+    if (!call.grad_query && !call.grad_multiplier) return;
+    const int64_t keys = at(call.key, batch, group, first_key);
+    float* sum = desk.query_sum + i * deep;
+    if (is_steep(of.rule_of(lines.rows[i])))
+        gather_in_doubles(call.key, keys, call.depth, list, desk.slope, desk.key, desk.exact, sum);
+    else
+        gather(call.key, keys, call.depth, desk.slope, list.place, list.size, desk.key, sum);
 }
 
 // Solves row i anew; false where it has nothing to do.
@@ -385,7 +417,7 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
                    4 * (KEYS + room_of(lines.apart) + (TOGETHER + 2) * (deep + wide) + 2 * SWEEP * APART +
                         KEYS * (width + deep) + (SWEEP + ROWS) * (width + wide + deep) + LANES +
                         LINES * (deep + wide)) +
-                   tiles + 16384);
+                   8 * deep + tiles + 16384);
     lines.scores = memory.floats(all * lines.apart);
     lines.slopes = capped ? memory.floats(all * lines.apart) : nullptr;
     RunDesk run{};
@@ -397,6 +429,7 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
     Bias biases(call, batch, memory.floats(KEYS));
     desk.support = support_from(memory, lines.apart), desk.slope = memory.floats(room_of(lines.apart));
     desk.values = memory.floats(TOGETHER * wide), desk.key = memory.floats(deep), desk.line = memory.floats(deep);
+    desk.exact = memory.things<double>(deep);
     run.weights = memory.floats(SWEEP * APART), run.slopes = memory.floats(SWEEP * APART);
     run.value_columns = memory.floats(KEYS * width), run.key_lines = memory.floats(KEYS * deep);
     run.above_tiles = memory.floats((SWEEP + ROWS) * width + LANES);
@@ -427,7 +460,7 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
         for (int64_t i = tile; i < stop; i++) {
             Line& line = lines.lines[i];
             if (!list_again(of, lines, i, desk.support)) continue;
-            line.large = desk.support.size * LARGE > line.end - line.begin;
+            line.large = desk.support.size * LARGE > line.end - line.begin && !is_steep(of.rule_of(lines.rows[i]));
             if (line.large) much += desk.support.size;
             else backward_list(of, batch, group, lines, i, desk, sums);
         }

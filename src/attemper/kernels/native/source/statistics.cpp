@@ -1,6 +1,7 @@
 // Statistics of rows from their state in one pass, the formulas of functional/derive.py where no gradient is wanted:
 // thirty operators of PyTorch over a few thousand rows take as long as attention over a hundred tokens.
 #include "entropies.h"
+#include "memory.h"
 
 namespace {
 
@@ -9,12 +10,9 @@ using namespace attemper;
 enum Letter { M, Z, N, A, C, LETTERS };
 enum Name { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, NAMES };
 
-}  // namespace
-
 // letters: where each of them lies, [rows] float32, null where the state lacks it; values: where each statistic goes,
 // null where it is not wanted, which it must be where it follows from a letter that is not there.
-extern "C" __attribute__((visibility("default"))) int attemper_statistics(
-    int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
+void derive(int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
     const float *m = letters[M], *z = letters[Z], *n = letters[N], *a = letters[A], *c = letters[C];
     if (values[LSE])
         for (int64_t i = 0; i < rows; i++) values[LSE][i] = m[i] + z[i];
@@ -40,5 +38,11 @@ extern "C" __attribute__((visibility("default"))) int attemper_statistics(
             if (values[NORMALIZED_ENTROPY]) values[NORMALIZED_ENTROPY][i] = normalized_of(entropy, n[i], of);
         }
     }
-    return 0;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int attemper_statistics(
+    int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
+    return guarded([&] { return derive(rows, letters, values, counts), int(FINE); });
 }

@@ -84,6 +84,5 @@ void sum_head(void* context, int64_t head, int64_t) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int attemper_sums(const AttemperSums* call) {
-    run_tasks(call->heads, call->threads, sum_head, const_cast<AttemperSums*>(call));
-    return 0;
+    return guarded([&] { return run_tasks(call->heads, call->threads, sum_head, const_cast<AttemperSums*>(call)); });
 }
