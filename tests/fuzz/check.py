@@ -1,9 +1,9 @@
-"""One drawn call held against the oracle: results and gradients, each under the error that right arithmetic may make."""
+"""One drawn call held against the oracle: results and gradients, each under the error of right arithmetic."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -16,9 +16,9 @@ from attemper import BackendError, InputError
 from tests.fuzz import draws, oracle
 from tests.fuzz.draws import Draw
 
-SAMPLES = 4
+SAMPLES = 3
 """Randomly rounded runs of the oracle."""
-FACTOR = 4
+FACTOR = 8
 """Times the largest of their errors, and times the root mean square along the last dimension."""
 REDO = "python -m tests.fuzz --seed {seed}"
 
@@ -38,7 +38,7 @@ def findings(seed: int, backends: tuple[str, ...]) -> list[str]:
     return [f"{line}\n  {made}\n  {REDO.format(seed=seed)}" for line in lines]
 
 
-def _found(made: Draw):
+def _found(made: Draw) -> Iterator[str]:
     passed = {name: _passed(made, name, tensor) for name, tensor in made.tensors.items()}
     answer = Answer(made, passed)
     if made.transform:
@@ -71,7 +71,7 @@ def _results(made: Draw, passed: dict[str, Tensor]) -> dict[str, Tensor]:
     options = {name: value for name, value in made.options.items() if not name.startswith("cu_")}
     options |= {name: passed[name] for name in ("temperature", "sink_logits", "attn_mask") if name in passed}
     options |= {"backend": made.backend, "normalizer": draws.normalizer(made, passed)}
-    tensors = [passed[name] for name in ("query", "key", "value") if name in passed]
+    tensors: list[Any] = [passed[name] for name in ("query", "key", "value") if name in passed]
     with around:
         if made.function == "dense_weights":
             return {"output": attemper.dense_weights(*tensors, **options)}
@@ -80,9 +80,9 @@ def _results(made: Draw, passed: dict[str, Tensor]) -> dict[str, Tensor]:
         if made.function == "attention":
             output, stats = attemper.attention(*tensors, stats=made.stats, **options)
             return {"output": output} | _by_name(stats)
-        offsets = made.options["cu_seqlens_q"], made.options["cu_seqlens_k"]
-        views = [tensor[0].transpose(0, 1) for tensor in tensors]
-        output, stats = attemper.varlen_attention(*views, *offsets, stats=made.stats, **options)
+        given: list[Any] = [tensor[0].transpose(0, 1) for tensor in tensors]
+        given += [made.options["cu_seqlens_q"], made.options["cu_seqlens_k"]]
+        output, stats = attemper.varlen_attention(*given, stats=made.stats, **options)
         return {"output": output.transpose(0, 1)[None]} | _by_name(stats)
 
 
@@ -90,7 +90,7 @@ def _by_name(stats: Any) -> dict[str, Tensor]:
     return {} if stats is None else {name: stats[name] for name in stats}
 
 
-def _transformed(made: Draw, passed: dict[str, Tensor], answer: Answer):
+def _transformed(made: Draw, passed: dict[str, Tensor], answer: Answer) -> Iterator[str]:
     """The call inside a transform of ``torch.func``, of its query."""
     rest = {name: tensor.detach() for name, tensor in passed.items() if name != "query"}
     query = passed["query"].detach()
@@ -123,8 +123,8 @@ def _transformed(made: Draw, passed: dict[str, Tensor], answer: Answer):
         yield from answer.wrong_gradient("query", total.to(query.dtype))
     else:
         tangent = torch.randn(query.shape, generator=torch.Generator().manual_seed(made.seed)).to(query.dtype)
-        _, moved = torch.func.jvp(results, (query,), (tangent,))
-        for name, one in zip(made.wanted, moved, strict=True):
+        moved: Any = torch.func.jvp(results, (query,), (tangent,))
+        for name, one in zip(made.wanted, moved[1], strict=True):
             yield from answer.wrong_tangent(name, one, tangent)
 
 
@@ -161,7 +161,7 @@ class Answer:
             for name, tensor in self.passed.items()
         }
         tiny = torch.finfo(torch.float64 if self.made.dtype == torch.float64 else torch.float32).tiny
-        return leaves, {name: value for name, value in joined(self.made, leaves, self.mixed, rounding, tiny).items()}
+        return leaves, joined(self.made, leaves, self.mixed, rounding, tiny)
 
     def upstream(self, name: str) -> Tensor:
         if name not in self._upstream:
@@ -185,27 +185,29 @@ class Answer:
             for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
         }
 
-    def wrong(self, name: str, found: Tensor):
+    def wrong(self, name: str, found: Tensor) -> Iterator[str]:
         dtype = self.type if name == "output" else torch.float64 if self.made.dtype == torch.float64 else torch.float32
         others = [run[1][name].detach() for run in self.rounded]
         want = self.exact[1][name].detach()
         if name in oracle.INTEGERS:
+            most = self.exact[1].get(f"largest {name}", want)
             same = torch.stack([other == want for other in others]).all(0)
-            if found.dtype != torch.int64 or not torch.equal(found[same], want[same]):
-                yield f"{name} differs: {found[same].tolist()[:8]} for {want[same].tolist()[:8]}"
+            wrong = same & ((found < want) | (found > most))
+            if found.dtype != torch.int64 or bool(wrong.any()):
+                yield f"{name} differs: {found[wrong].tolist()[:8]} for {want[wrong].tolist()[:8]}"
             return
         if found.dtype != dtype:
             yield f"{name} is {found.dtype}, not {dtype}"
         yield from held(name, found, want, others, torch.finfo(dtype))
 
-    def wrong_gradient(self, name: str, found: Tensor):
+    def wrong_gradient(self, name: str, found: Tensor) -> Iterator[str]:
         others = [run[name] for run in self.rounded_gradients]
         if found.dtype != self.passed[name].dtype:
             yield f"gradient of {name} is {found.dtype}"
         low = max((self.passed[name].dtype, self.type), key=lambda dtype: torch.finfo(dtype).eps)
         yield from held(f"gradient of {name}", found, self.gradients[name], others, torch.finfo(low))
 
-    def wrong_tangent(self, name: str, found: Tensor, tangent: Tensor):
+    def wrong_tangent(self, name: str, found: Tensor, tangent: Tensor) -> Iterator[str]:
         tangents = [self._tangent(run, name, tangent.double()) for run in (self.exact, *self.rounded)]
         low = self.type if name == "output" else torch.float32
         yield from held(f"tangent of {name}", found, tangents[0], tangents[1:], torch.finfo(low))
@@ -223,7 +225,7 @@ class Answer:
         return torch.zeros_like(results[name]) if moved is None else moved
 
 
-def held(name: str, found: Tensor, want: Tensor, others: list[Tensor], stored: torch.finfo):
+def held(name: str, found: Tensor, want: Tensor, others: list[Tensor], stored: torch.finfo) -> Iterator[str]:
     """A line if ``found`` is further from ``want`` than randomly rounded runs explain."""
     found = found.detach().as_subclass(Tensor).double()
     if found.shape != want.shape:
@@ -239,7 +241,7 @@ def held(name: str, found: Tensor, want: Tensor, others: list[Tensor], stored: t
     want, found = (torch.where(finite, part, 0.0) for part in (want, found))
     errors = torch.stack([torch.where(finite, other, 0.0) - want for other in others]).abs()
     row = errors.square().mean(0).mean(-1, keepdim=True).sqrt() if want.dim() else errors.square().mean().sqrt()
-    allowed = FACTOR * (errors.amax(0) + row) + stored.eps * want.abs() + stored.tiny * stored.eps
+    allowed = FACTOR * (errors.amax(0) + row) + stored.eps * want.abs() + stored.tiny
     error = (found - want).abs()
     if bool((error > allowed).any()):
         worst = int((error / allowed).flatten().argmax())
@@ -319,7 +321,7 @@ def _mask(
         return torch.ones(1, 1, 1, keys, dtype=torch.bool), None, (aligned, aligned)
     if made.mask == "causal bias":
         own = keys - queries if int(given.variant) == 2 else 0
-        marks = torch.tensor([[j <= i + own for j in range(keys)] for i in range(queries)], dtype=torch.bool)
+        marks = oracle.visible_keys(queries, keys, own, True, -1, -1)
         free = not options.get("is_causal") and options.get("window_size", (-1, -1)) == (-1, -1)
         return marks.reshape(1, 1, queries, keys), None, (own if free else aligned, aligned)
     marks = given[(None,) * (4 - given.dim())]

@@ -185,7 +185,7 @@ def _map(rng: random.Random, generator: torch.Generator, made: Draw, n: dict[str
 
 
 MASKS = (
-    "none", "bool", "bool per head", "keys", "rows", "one column", "added", "added per head", "lowest", "-inf", "-1e9",
+    "none", "bool", "bool per head", "keys", "rows", "one column", "added", "added per head", "lowest", "-inf", "-1e4",
     "added to keys", "causal bias", "parameter",
 )  # fmt: skip
 
@@ -203,7 +203,7 @@ def _mask(rng: random.Random, generator: torch.Generator, made: Draw, n: dict[st
     shapes = {
         "bool per head": (batch, heads, queries, keys), "keys": (batch, 1, 1, keys), "rows": (1, 1, queries, 1),
         "one column": (batch, heads, queries, 1), "added per head": (1, heads, queries, keys),
-        "added to keys": (batch, 1, 1, keys), "-1e9": (batch, 1, queries, keys),
+        "added to keys": (batch, 1, 1, keys), "-1e4": (batch, 1, queries, keys),
     }  # fmt: skip
     shape = shapes.get(kind, (queries, keys))
     seen = torch.rand(shape, generator=generator) < rng.choice((0.2, 0.7, 0.95))
@@ -212,9 +212,7 @@ def _mask(rng: random.Random, generator: torch.Generator, made: Draw, n: dict[st
         return
     dtype = rng.choice((made.dtype, torch.float32, torch.bfloat16)) if made.dtype != torch.float64 else made.dtype
     mask = _normal(generator, *shape).to(dtype)
-    least = {"lowest": torch.finfo(dtype).min, "-inf": -torch.inf, "-1e9": -1e9}.get(kind)
-    if kind == "-1e9" and dtype == torch.float16:
-        least = -1e4
+    least = {"lowest": torch.finfo(dtype).min, "-inf": -torch.inf, "-1e4": -1e4}.get(kind)
     mask = mask if least is None else mask.masked_fill(~seen, least)
     made.tensors["attn_mask"] = nn.Parameter(mask) if kind == "parameter" else mask
 
@@ -275,7 +273,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 def normalizer(made: Draw, tensors: dict[str, Tensor]) -> Any:
-    """``normalizer=`` of the call: a name, an object of ``attemper.nn``, or what one says of a tensor that it learns."""
+    """``normalizer=`` of the call: a name, an object of ``attemper.nn``, or what one says of a learned tensor."""
     if "learned" in tensors:
         return Normalization(made.map, per_head=tensors["learned"])
     given = {"sink": maps.Sink, "topk": maps.TopK, "threshold": maps.Threshold, "entmax": maps.Entmax}

@@ -1,7 +1,8 @@
-"""The fuzz's oracle: dense attention from the definitions, in float64, with gradients by autograd. No code of attemper.
+"""The fuzz's oracle: dense attention from the definitions, in float64, with gradients by autograd; no code of attemper.
 
-Every step passes its result through a ``Rounding``. One that rounds nothing gives the answer. One that rounds at random,
-as often as a kernel of a given precision may, there and on the way back, shows how far a right result may be from it.
+Every step passes its result through a ``Rounding``. One that rounds nothing gives the answer. One that rounds at
+random, as often as a kernel of a given precision may, there and on the way back, shows how far a right result may be
+from the answer.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 INTEGERS = ("visible_keys", "support_size")
@@ -48,7 +49,7 @@ class Rounding:
         return x
 
     def through(self, s: Tensor, weights: Tensor, slope: Tensor) -> None:
-        """Errors of the scores' gradient, slope (g - sum slope g / sum slope): its terms cancel where weights are few."""
+        """Errors of the scores' gradient, slope (g - sum slope g / sum slope), whose terms cancel."""
         if self.generator is None or not (s.requires_grad and weights.requires_grad):
             return
         slope, above = slope.detach(), []
@@ -56,10 +57,58 @@ class Rounding:
 
         def add(grad: Tensor) -> Tensor:
             size = above[-1].abs()
-            terms = slope * (size + (share * size).sum(-1, keepdim=True))
+            # A weight below the square of the unit may be dropped.
+            terms = (slope + self.unit * (slope > 0)) * (size + (share * size).sum(-1, keepdim=True))
             return grad + 8 * self.unit * self._draw(grad) * terms
 
         weights.register_hook(above.append)
+        s.register_hook(lambda grad: add(grad) if above else grad)
+
+    def of_alpha(self, alpha: Any, weights: Tensor) -> None:
+        """Errors of entmax's derivative by alpha, whose terms have squares of log p and cancel where keys are alike."""
+        if self.generator is None or not (isinstance(alpha, Tensor) and alpha.requires_grad and weights.requires_grad):
+            return
+        above: list[Tensor] = []
+        weights.register_hook(above.append)
+        p = weights.detach()
+
+        def add(grad: Tensor) -> Tensor:
+            terms = above[-1].abs() * p * (1 + torch.where(p > 0, p, 1.0).log() ** 2)
+            return grad + 16 * self.unit * self._draw(grad) * terms.sum((0, 2, 3))
+
+        alpha.register_hook(lambda grad: add(grad) if above else grad)
+
+    def flat(self, x: Tensor, bent: Tensor) -> None:
+        """Errors of 1 - tanh^2, which are of the size of 1."""
+        if self.generator is None or not x.requires_grad:
+            return
+        above: list[Tensor] = []
+        bent.register_hook(above.append)
+        x.register_hook(lambda grad: grad + 8 * self.unit * self._draw(grad) * above[-1].abs() if above else grad)
+
+    def of_share(self, share: Tensor, p: Tensor) -> None:
+        """Errors of the sink's gradient, which adds up products with values of either sign."""
+        if self.generator is None or not (share.requires_grad and p.requires_grad):
+            return
+        above: list[Tensor] = []
+        p.register_hook(above.append)
+
+        def add(grad: Tensor) -> Tensor:
+            return grad + 8 * self.unit * self._draw(grad) * (p.detach() * above[-1].abs()).sum(-1)
+
+        share.register_hook(lambda grad: add(grad) if above else grad)
+
+    def from_output(self, s: Tensor, weights: Tensor, output: Tensor) -> None:
+        """Errors of the scores' gradient where sum_j w_j g_j is read off the output as it was stored, as is usual."""
+        if self.generator is None or not (s.requires_grad and output.requires_grad):
+            return
+        above: list[Tensor] = []
+        output.register_hook(above.append)
+
+        def add(grad: Tensor) -> Tensor:
+            terms = (above[-1].abs() * output.detach().abs()).sum(-1, keepdim=True)
+            return grad + self.stored * self._draw(terms) * terms * weights.detach()
+
         s.register_hook(lambda grad: add(grad) if above else grad)
 
     def _draw(self, like: Tensor) -> Tensor:
@@ -106,7 +155,9 @@ def scores_of(call: Call, rounding: Rounding) -> Tensor:
     terms = (call.query.abs() @ key.abs().transpose(-1, -2)).masked_fill(hidden, 0) * multiplier.abs()
     x = rounding.back(rounding(x, size + 4, terms.detach()))
     if call.softcap is not None:
-        x = rounding(call.softcap * torch.tanh(x / call.softcap), 6)
+        bent = call.softcap * torch.tanh(x / call.softcap)
+        rounding.flat(x, bent)
+        x = rounding(bent, 6)
     if call.bias is not None:
         bias = call.bias.masked_fill(hidden, 0)
         x = rounding(x + bias, 2, (x.abs() + bias.abs()).detach())
@@ -148,7 +199,7 @@ def entmax(alpha: Any) -> Map:
 
         with torch.no_grad():
             low, high = torch.full_like(d[..., :1], -1.0), torch.zeros_like(d[..., :1])
-            for _ in range(70):
+            for _ in range(56):
                 middle = (low + high) / 2
                 above = at(middle, power).sum(-1, keepdim=True) >= 1
                 low, high = torch.where(above, middle, low), torch.where(above, high, middle)
@@ -217,7 +268,10 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
     s, visible = scores_of(call, rounding), call.visible
     n = visible.sum(-1)
     if call.normalizer in ROW_MAPS:
-        weights = ROW_MAPS[call.normalizer](call.number)(s, visible)
+        number = call.number * 1.0 if isinstance(call.number, Tensor) else call.number
+        weights = ROW_MAPS[call.normalizer](number)(s, visible)
+        if call.normalizer == "entmax":
+            rounding.of_alpha(number, weights)
         rounding.through(s, weights, _slope(call, weights))
         weights = rounding(weights, 16)
         mass = rounding(weights.sum(-1), 4)
@@ -235,9 +289,13 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
         sink = _sink(call)
         finite = torch.where(seen, lse, 0.0)
         share = torch.ones_like(finite) if sink is None else torch.sigmoid(finite - sink[:, None])
-        share = rounding(torch.where(seen, share, 0.0), 6)
+        share = torch.where(seen, share, 0.0)
+        if call.value is not None:
+            rounding.of_share(share, p)
+        share = rounding(share, 6)
         weights = p * share[..., None]
-        h = -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))
+        z = torch.zeros_like(finite) if sink is None else finite - sink[:, None]
+        h = -(share * F.logsigmoid(z) + (1 - share) * F.logsigmoid(-z))
         found = {"lse": lse, "mass": share}
         logs = torch.where(p > 0, s - finite[..., None], 0.0)
         entropy = -(p * logs).sum(-1)
@@ -249,6 +307,7 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
         value = call.value.repeat_interleave(repeats, 1)
         output = applied @ value
         terms = (weights.abs() @ value.abs()).detach()
+        rounding.from_output(s, weights, output)
         found["output"] = rounding(output, 4 + max(s.shape[-1], 1) ** 0.5, terms)
     return found
 
@@ -284,7 +343,9 @@ def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding, tiny: floa
         ),
         "visible_keys": n,
         "first_token_mass": rounding((p * call.first[:, None, None]).sum(-1), 4),
-        "support_size": n if call.normalizer not in ROW_MAPS else (p > tiny).sum(-1),
+        # Between what every type holds and what float64 holds.
+        "support_size": n if call.normalizer not in ROW_MAPS else (p > 1e3 * tiny).sum(-1),
+        "largest support_size": n if call.normalizer not in ROW_MAPS else (p > 0).sum(-1),
         "mean_distance": rounding((p * distance).sum(-1), 4),
         "gini": rounding(gini / torch.where(seen, width, 1.0), 4, p.sum(-1)),
         "key_mass": rounding(p.sum(-2), 4),
@@ -296,10 +357,13 @@ def terms_of(p: Tensor, x: Tensor) -> Tensor:
 
 
 def visible_keys(queries: int, keys: int, offset: int, causal: bool, left: int, right: int) -> Tensor:
-    """[Q, K] bool of causality and a window, by the definition, pair by pair."""
-    marks = np.ones((queries, keys), bool)
-    for i in range(queries):
-        for j in range(keys):
-            ahead = j - (i + offset)
-            marks[i, j] = not ((causal and ahead > 0) or (0 <= right < ahead) or (left >= 0 and -ahead > left))
-    return torch.from_numpy(marks)
+    """[Q, K] bool of causality and a window: how far each key is ahead of the query's place."""
+    ahead = torch.arange(keys) - (torch.arange(queries)[:, None] + offset)
+    marks = torch.ones(queries, keys, dtype=torch.bool)
+    if causal:
+        marks &= ahead <= 0
+    if right >= 0:
+        marks &= ahead <= right
+    if left >= 0:
+        marks &= ahead >= -left
+    return marks
