@@ -21,7 +21,9 @@ ON_CPU = "native" if AUTO_TAKES_NATIVE and "native" in PRESENT else "blocked"
 def test_auto_takes_the_first_of_the_table_that_can():
     assert ["blocked", "reference", *TRITON] == [name for name in PRESENT if name != "native"]
     assert resolve("auto", frozenset()).name == ON_CPU
-    assert resolve("auto", frozenset(FEATURES) - {"second_derivative"}).name == "blocked"
+    of_formulas = {"second_derivative", "derivative_in_graph"}
+    assert resolve("auto", frozenset(FEATURES) - of_formulas).name == "blocked"
+    assert {resolve("auto", frozenset({feature})).name for feature in of_formulas} == {"reference"}
     assert resolve("auto", frozenset({"second_derivative"})).name == "reference"
 
 

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchRuntimeError
+from torch._dynamo.exc import TorchRuntimeError, Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 
 import attemper
 from attemper import InputError
+from attemper.nn.bounded import bounded_exponential
 from tests.calls import attended, known, packed, skip_without
 
 
@@ -144,3 +146,58 @@ def test_a_mistake_is_told_under_compile_too():
     compiled = torch.compile(lambda q: attemper.attention(q, q, q, temperature=-1.0), backend="aot_eager")
     with pytest.raises((InputError, TorchRuntimeError), match="must be above 0"):
         compiled(torch.randn(1, 1, 2, 4))
+
+
+def derivatives(backend: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Tangents of attention, of a map of rows, and of a bounded parameter."""
+
+    def loss(x: Tensor) -> Tensor:
+        output, stats = attended(backend, x, x.sin(), x, stats=("entropy",))
+        return output.sin().sum() + stats.entropy.sum()
+
+    def tangent(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: torch.func.jvp(function, (x,), (x.cos(),))[1]
+
+    return {
+        "tangent": tangent(loss),
+        "tangent of entmax15": tangent(attemper.functional.entmax15),
+        "tangent of a bounded parameter": tangent(lambda x: bounded_exponential(x, 0.1, 10.0)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("name", derivatives("blocked"))
+def test_derivatives_of_torch_func_inside_a_compiled_function_are_those_of_eager_code(name: str):
+    x = torch.randn(1, 2, 5, 4)
+    function = derivatives("blocked")[name]
+    found = torch.compile(function, backend="aot_eager")(x)
+    torch.testing.assert_close(found, function(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
+def test_one_graph_with_a_derivative_is_the_reference_s_and_refused_to_others():
+    x = torch.randn(1, 2, 5, 4)
+    function = derivatives("auto")["tangent"]
+    found = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, function(x), rtol=1e-5, atol=1e-6)
+    for backend, name in (("blocked", "tangent"), ("auto", "tangent of entmax15")):
+        torch.compiler.reset()
+        with pytest.raises(Unsupported, match="BackendError"):
+            torch.compile(derivatives(backend)[name], fullgraph=True, backend="aot_eager")(x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
+def test_what_was_compiled_keeps_its_derivatives_under_transforms():
+    x, way = torch.randn(2, 1, 2, 5, 4)
+    torch.compiler.reset()
+
+    def call(x: Tensor) -> Tensor:
+        return attemper.attention(x, x, x, backend="blocked").output
+
+    compiled = torch.compile(call, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), call(x))
+    torch.testing.assert_close(torch.func.jvp(compiled, (x,), (way,))[1], torch.func.jvp(call, (x,), (way,))[1])
+    torch.testing.assert_close(torch.func.jacrev(compiled)(x), torch.func.jacrev(call)(x))
+    with forward_ad.dual_level():
+        parts = [forward_ad.unpack_dual(each(forward_ad.make_dual(x, way))) for each in (compiled, call)]
+        torch.testing.assert_close(parts[0].tangent, parts[1].tangent)

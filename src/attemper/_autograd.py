@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from attemper import _batching, _ops, _tangents, _transforms
 from attemper._ops import COUNT, LIBRARY, Arguments
+from attemper._transforms import FUNCTORCH
 from attemper.errors import BackendError
 
 
@@ -84,8 +85,7 @@ def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Argume
 
 def _refuse_batched(*above: Tensor | None) -> None:
     """Autograd maps over these with an older mechanism than ``torch.vmap``, without rules for operators."""
-    functorch: Any = torch._C._functorch
-    if any(grad is not None and functorch.is_legacy_batchedtensor(grad) for grad in above):
+    if any(grad is not None and FUNCTORCH.is_legacy_batchedtensor(grad) for grad in above):
         raise BackendError(
             "attention has no batch of gradients in one backward pass (is_grads_batched=True, "
             "jacobian(vectorize=True)) on this backend. Use torch.func.jacrev or torch.vmap of torch.func.vjp, or "

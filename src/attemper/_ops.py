@@ -1,9 +1,9 @@
-"""``torch.library`` operators over the kernels: schemas, fakes and gradients. The only caller of kernels.
+"""``torch.library`` operators over the kernels: schemas and fakes. The only caller of kernels.
 
 ``attemper::attention`` returns the output and the *state* of every row (see ``kernels/blocked``), from which every
 one-pass statistic follows by a formula that autograd differentiates. One backward operator serves them all, and gets no
-more letters of the state than there are gradients for. A second derivative is refused: the backward operator has no
-gradient formula. ``torch.compile(fullgraph=True)`` sees one opaque node.
+more letters of the state than there are gradients for. Their gradients are registered by ``_autograd.py``.
+``torch.compile(fullgraph=True)`` sees one opaque node.
 """
 
 from __future__ import annotations

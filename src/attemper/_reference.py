@@ -33,9 +33,15 @@ def weights(s: Tensor, visible: Tensor) -> Tensor:
     """``p = softmax(s)`` over the visible keys; a row that sees nothing is all 0."""
     seen = visible.any(-1, keepdim=True)
     s = torch.where(seen, s, 0.0)
-    # Not torch.softmax: PyTorch does not differentiate its tangent.
+    # Neither torch.softmax nor torch.logsumexp: PyTorch does not differentiate their tangents.
     e = torch.exp(s - _maximum(s).detach()[..., None])
     return torch.where(visible, e / e.sum(-1, keepdim=True), 0.0)
+
+
+def log_sum_exp(s: Tensor) -> Tensor:
+    """``log sum exp(s)`` over the keys; -inf where there are none."""
+    top = _maximum(s).detach()
+    return top + torch.exp(s - top[..., None]).sum(-1).log()
 
 
 def visible_keys(
@@ -84,7 +90,7 @@ def statistics(
     log_p = torch.where(p > 0, p, 1.0).log()
     mean = (p * finite).sum(-1)
     entropy = 0.0 - (p * log_p).sum(-1)  # -(0.0) would be -0.0
-    lse = torch.logsumexp(torch.where(seen[..., None], s, 0.0), -1)
+    lse = log_sum_exp(torch.where(seen[..., None], s, 0.0))
     share = torch.ones_like(lse) if sink is None else torch.sigmoid(lse - sink.double()[:, None])
 
     def row(value: Tensor, empty: float = 0.0) -> Tensor:

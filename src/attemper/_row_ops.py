@@ -150,9 +150,10 @@ class _Transformed(torch.autograd.Function):
         ctx.save_for_forward(output, inputs[1])
 
     @staticmethod
-    def jvp(ctx: Any, scores: Tensor | None, alpha: Tensor | None, *_: Any) -> Tensor:
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        weights, alpha = ctx.saved_tensors
         with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
-            tangent = _tangent(*ctx.saved_tensors, ctx.kind, ctx.number, scores, alpha)
+            tangent = _tangent(weights, alpha, ctx.kind, ctx.number, tangents[0], tangents[1])
             return forward_ad.unpack_dual(tangent).primal
 
     @staticmethod

@@ -47,7 +47,7 @@ def gradients(arguments: Arguments, above: tuple[Tensor, ...], needs: Sequence[b
     def of(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return results(replace(arguments, **dict(zip(names, tensors, strict=True))))
 
-    _, pulled = torch.func.vjp(of, *(getattr(arguments, name) for name in names))
+    pulled = torch.func.vjp(of, *(getattr(arguments, name) for name in names))[1]
     found = dict(zip(names, pulled(above), strict=True))
     nothing = arguments.query.new_empty(0)
     return [found.get(name, nothing) for name in DIFFERENTIABLE]

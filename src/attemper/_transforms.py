@@ -12,6 +12,9 @@ from torch.autograd import forward_ad
 from attemper._compiling import constant_in_graphs
 from attemper.errors import BackendError
 
+FUNCTORCH: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+"""What ``torch.func`` stands on."""
+
 
 def active() -> bool:
     """Whether an operator must be one that transforms can nest: under ``torch.func``, or in forward mode.
@@ -61,17 +64,15 @@ def _differentiated() -> bool:
 
 def _kinds() -> list[str]:
     """The transforms at work, the outermost first: "Grad", "Jvp", "Vmap" and others."""
-    functorch: Any = torch._C._functorch
-    return [interpreter.key().name for interpreter in functorch.get_interpreter_stack() or ()]
+    return [interpreter.key().name for interpreter in FUNCTORCH.get_interpreter_stack() or ()]
 
 
 def is_mapped(tensor: Tensor) -> bool:
     """Whether ``torch.vmap`` maps over ``tensor``, at any level: its numbers cannot be read."""
-    functorch: Any = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
+    while FUNCTORCH.is_functorch_wrapped_tensor(tensor):
+        if FUNCTORCH.is_batchedtensor(tensor):
             return True
-        tensor = functorch.get_unwrapped(tensor)
+        tensor = FUNCTORCH.get_unwrapped(tensor)
     return False
 
 
@@ -88,4 +89,4 @@ def all_mapped(info: Any, in_dims: Sequence[int | None], *tensors: Any) -> list[
 
 
 def _innermost() -> Any:
-    return torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    return FUNCTORCH.peek_interpreter_stack()

@@ -443,3 +443,25 @@ def test_removed_between_attach_and_backward_it_says_nothing():
     loss = penalty.attach(model(**batch).loss)
     penalty.remove()
     loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("transform", ["grad", "gradients per sample", "forward mode"])
+def test_a_penalty_inside_a_transform_of_functions_is_refused(transform: str):
+    model, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    penalty = attemper.regularize(model, EntropyTarget(1.0, 0.1))
+
+    def loss(x: Tensor) -> Tensor:
+        return model(x[None], x[None], x[None])[0].square().sum()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "grad": lambda: torch.func.grad(loss)(x[0]),
+        "gradients per sample": lambda: torch.func.vmap(torch.func.grad(loss))(x),
+        "forward mode": lambda: torch.func.jvp(loss, (x[0],), (x[1],)),
+    }
+    with pytest.raises(InputError, match=r"torch\.func and forward mode do not call.*eval mode.*entropy_target"):
+        calls[transform]()
+    penalty.reset()
+    model.eval()
+    calls[transform]()
+    penalty.remove()

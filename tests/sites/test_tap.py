@@ -152,3 +152,23 @@ def test_a_clip_that_is_dropped_unclosed_goes_with_its_model() -> None:
     del clip
     gc.collect()
     assert not tap._listeners
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of SDPA, which has no rule
+def test_a_tap_inside_a_transform_of_functions_leaves_it_right_and_says_that_it_saw_nothing() -> None:
+    model, x = Tapped(), torch.randn(2, 6, 32)
+
+    def loss(x: Tensor) -> Tensor:
+        return model(x[None]).square().sum()
+
+    def gradients() -> Tensor:
+        return torch.func.vmap(torch.func.grad(loss))(x)
+
+    want = gradients()
+    with attemper.watch(model) as watch:
+        assert torch.equal(gradients(), want)
+        with pytest.raises(InputError, match=r"inside a transform of torch\.func"):
+            watch.table()
+    leaf = x.clone().requires_grad_()
+    model(leaf).square().sum().backward()
+    torch.testing.assert_close(want, leaf.grad)

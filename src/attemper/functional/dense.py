@@ -93,7 +93,7 @@ def _share(call: Call, s: Tensor, visible: Tensor) -> Tensor:
     if call.sink is None:
         return torch.ones(s.shape[:-1], dtype=torch.float64, device=s.device)
     seen = visible.any(-1)
-    lse = torch.logsumexp(torch.where(seen[..., None], s, 0.0), -1)
+    lse = _reference.log_sum_exp(torch.where(seen[..., None], s, 0.0))
     return torch.where(seen, torch.sigmoid(lse - call.sink.double()[:, None]), 0.0)
 
 

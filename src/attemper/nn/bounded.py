@@ -89,8 +89,8 @@ class _Transformed(torch.autograd.Function):
             return tangent * forward_ad.unpack_dual(slope).primal
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], raw: Tensor, low: float, high: float) -> tuple[Tensor, Any]:
-        return _exponential(raw, low, high), in_dims[0]
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, Any]:
+        return _exponential(*args), in_dims[0]
 
 
 def _exponential(raw: Tensor, low: float, high: float) -> Tensor:

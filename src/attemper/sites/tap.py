@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -148,7 +149,8 @@ def _call(
     if any(map(is_dtensor, (query, key, mask, temperature, sink))):
         query, key, mask, sink = _on_this_process(query, key, mask, temperature, sink, name, module)
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
-    operator, place = torch.ops.attemper.tap, str(query.device)
+    operator: Callable[..., None] = torch.ops.attemper.tap
+    place = str(query.device)
     if _transforms.active() and any(map(is_mapped, (query, key))):
         operator = _tap  # no rule for torch.vmap: observers are told that they see nothing here
     if _may_be_captured() and tap_buffers.graphed(query.device):
