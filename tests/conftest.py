@@ -42,6 +42,8 @@ BACKENDS = ("reference", "blocked", *NATIVE)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--fuzz", type=int, default=200, help="random calls of tests/fuzz (200)")
+    parser.addoption("--fuzz-from", type=int, default=0, help="the first seed of tests/fuzz")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
 
 

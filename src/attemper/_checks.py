@@ -5,7 +5,7 @@ device).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
 
 from attemper.errors import InputError
@@ -44,3 +44,14 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
     likeness = [SequenceMatcher(None, given.lower(), name).ratio() for name in near]
     near = [name for name, like in zip(near, likeness, strict=True) if like > likeness[0] - 0.05]
     return f" Did you mean {' or '.join(repr(by_spelling[name]) for name in near)}?" if near else ""
+
+
+def refuse_nested(where: str, given: Mapping[str, object]) -> None:
+    """``InputError`` if one of the arguments (name -> what came) is a nested tensor."""
+    for name, tensor in given.items():
+        if getattr(tensor, "is_nested", False):
+            raise InputError(
+                f"{where}({name}=...) is a nested tensor, whose sequences differ in length. Pad it with "
+                "torch.nested.to_padded_tensor and hide the padding (a mask; -inf among scores), or give the sequences "
+                "one after another to attemper.varlen_attention."
+            )

@@ -51,7 +51,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
         # create_graph: the backward operator itself says that it has no derivative.
-        direct = not torch.is_grad_enabled() and _nobody_listens()
+        direct = not torch.is_grad_enabled() and _nobody_listens() and all(map(_stands_in_memory, above))
         return _autograd.gradient(ctx, *above, run=_gradients if direct else None)
 
 
@@ -80,10 +80,17 @@ def sums(fields: str, state: Tensor, included: Tensor | None, first_tokens: int)
 
 
 def _alone(arguments: Arguments) -> bool:
-    return _nobody_listens() and all(type(tensor) in _PLAIN for tensor in arguments.values()[:_TENSORS])
+    return _nobody_listens() and all(map(_stands_in_memory, arguments.values()[:_TENSORS]))
 
 
-_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+def _stands_in_memory(tensor: Tensor | None) -> bool:
+    """Whether a tensor's memory holds its numbers: it is no subclass, and has no sign (``conj().imag``) or zeros that
+    are yet to be written. The dispatcher writes them.
+    """
+    return tensor is None or (type(tensor) in _PLAIN and not tensor.is_neg() and not tensor._is_zerotensor())
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 _TENSORS = 8
 """The first arguments, as far as a call that is not packed has tensors there."""
 

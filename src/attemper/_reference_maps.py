@@ -79,9 +79,9 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
         inside = seen & (t < 1)
         return torch.where(inside, pi * torch.exp(torch.log1p(-torch.where(inside, t, 0.0)) / e), 0.0)
 
-    low = 1.0 / seen.sum(-1, keepdim=True).clamp(min=1)
+    low = 1.0 / seen.sum(-1, keepdim=True).clamp(min=1).double()
     with torch.no_grad():
-        low, high = (1 - 1e-9) * low.double(), torch.ones_like(low, dtype=d.dtype)
+        low, high = (1 - 1e-9) * low, torch.ones_like(low)
         for _ in range(60):
             middle = (low + high) / 2
             enough = weights_at(middle).sum(-1, keepdim=True) >= 1

@@ -1,13 +1,16 @@
 """What attention refuses, message by message: each says what was expected, what came and what to do."""
 
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import attemper
-from attemper import InputError
+from attemper import InputError, functional
 from attemper.functional.names import STATISTICS
 from tests.calls import attended
 
@@ -293,3 +296,91 @@ def test_a_call_reads_its_tensors_and_leaves_them_as_they_were(backend: str):
     (output.sum() + stats.entropy.sum()).backward()
     for name, tensor in tensors.items():
         assert torch.equal(tensor.detach(), copies[name]), name
+
+
+NESTED = {
+    "strided": lambda: torch.nested.as_nested_tensor([torch.randn(2, 3, 8), torch.randn(2, 5, 8)]),
+    "jagged": lambda: torch.nested.as_nested_tensor(
+        [torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=torch.jagged
+    ).transpose(1, 2),
+}
+TAKE_TENSORS = {
+    "attention": lambda x: attemper.attention(x, x, x),
+    "attention_statistics": lambda x: attemper.attention_statistics(x, x),
+    "dense_weights": lambda x: attemper.dense_weights(x, x),
+    "varlen_attention": lambda x: attemper.varlen_attention(x, x, x, torch.tensor([0, 1]), torch.tensor([0, 1])),
+    "tap": lambda x: attemper.tap(x, x, name="site"),
+    "attention(attn_mask": lambda x: attemper.attention(Q, KV, KV, x),
+    "attention(temperature": lambda x: attemper.attention(Q, KV, KV, temperature=x),
+    "linear_attention": lambda x: functional.linear_attention(x, x, x),
+    "entmax15": lambda x: functional.entmax15(x),
+    "entropy": lambda x: functional.entropy(x),
+}
+
+
+@pytest.mark.parametrize("layout", NESTED)
+@pytest.mark.parametrize("name", TAKE_TENSORS)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_with_the_advice_to_pad_it(name: str, layout: str):
+    with pytest.raises(
+        InputError, match=f"^{re.escape(name)}.* is a nested tensor, .* Pad it with torch.nested.to_pad"
+    ):
+        TAKE_TENSORS[name](NESTED[layout]())
+
+
+ROUNDED = {
+    "values": (torch.float32, torch.float32, torch.bfloat16),
+    "keys and values": (torch.float32, torch.bfloat16, torch.bfloat16),
+    "to another type": (torch.float32, torch.float16, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_tensors_of_several_types_are_taken_under_autocast_as_sdpa_takes_them(name: str, backend: str):
+    q, k, v = tensors = [torch.randn(2, 3, 5, 8).to(dtype).requires_grad_() for dtype in ROUNDED[name]]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attemper.attention(q, k, v, backend=backend).output
+        wanted = F.scaled_dot_product_attention(q, k, v)
+        stats = attemper.attention_statistics(q, k, backend=backend)
+        weights = attemper.dense_weights(q, k)
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    q_inside, k_inside, v_inside = [part.detach().bfloat16() for part in tensors]
+    same = attemper.attention(q_inside, k_inside, v_inside, backend=backend).output
+    torch.testing.assert_close(found, same, rtol=0, atol=0)
+    one_digit = 2.0**-7  # both round outputs below 2 to 8 bits
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=one_digit)
+    if q.dtype != k.dtype:
+        assert torch.equal(stats.entropy, attemper.attention_statistics(q_inside, k_inside, backend=backend).entropy)
+        assert weights.dtype == torch.bfloat16
+    grads = torch.autograd.grad(found.float().square().sum(), tensors)
+    assert [grad.dtype for grad in grads] == list(ROUNDED[name])
+
+
+def test_tensors_of_one_type_are_not_rounded_by_autocast():
+    tensors = [torch.randn(2, 3, 5, 8) for _ in range(3)]
+    query, key, value = tensors
+    plain = attemper.attention(query, key, value).output
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attemper.attention(query, key, value).output, plain)
+
+
+def test_tensors_of_several_types_are_refused_without_autocast_and_beside_float64():
+    query, key = torch.randn(1, 1, 3, 8), torch.randn(1, 1, 3, 8).bfloat16()
+    with pytest.raises(InputError, match=r"query is torch\.float32 on cpu but key is torch\.bfloat16"):
+        attemper.attention(query, key, key)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match=r"query is torch\.float64 on cpu"):
+        attemper.attention(query.double(), key, key)
+
+
+def test_a_tap_under_autocast_takes_several_types_too():
+    class Rotated(torch.nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            attemper.tap(query, key, name="site")
+            return query
+
+    query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8).bfloat16()
+    model = Rotated()
+    with attemper.watch(model) as watch, torch.autocast("cpu", torch.bfloat16):
+        model(query, key)
+    wanted = attemper.attention_statistics(query.bfloat16(), key).entropy.mean((0, 2))
+    assert [head.entropy_nats for head in watch.table().sites[0].heads] == pytest.approx(wanted.tolist(), rel=1e-6)

@@ -255,3 +255,12 @@ def test_offsets_beyond_two_to_the_31_elements_reach_the_right_numbers(what: str
     assert torch.equal(output, expected)
     for name in stats:
         assert torch.equal(stats[name], same[name]), name
+
+
+@pytest.mark.parametrize("rules", [{"window_size": (7, -1)}, {"is_causal": True}, {}], ids=str)
+def test_no_queries_under_a_mask_with_rows_see_no_keys(rules: dict[str, Any], backend: str):
+    key = torch.randn(1, 2, 5, 4)
+    mask = torch.ones(1, 2, 0, 5, dtype=torch.bool)
+    found = attended(backend, key[:, :, :0], key, key, mask, normalizer="scalable_softmax", **rules)
+    assert found.output.shape == (1, 2, 0, 4)
+    assert found.stats.visible_keys.shape == (1, 2, 0)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import attemper
 from attemper import InputError, nn
@@ -222,3 +223,50 @@ def test_a_float_mask_of_a_half_precision_layer_hides_nothing_that_it_only_makes
     _, stats = layer(x, x, x, attn_mask=mask, key_padding_mask=padding)
     assert isinstance(stats, attemper.AttentionStats)
     assert (stats.visible_keys == 3).all()
+
+
+TRIANGLES = {"top-left": causal_upper_left, "bottom-right": causal_lower_right}
+
+
+@pytest.mark.parametrize("alignment", TRIANGLES)
+@pytest.mark.parametrize("module", ["plain", "bias_kv"])
+def test_a_causal_bias_is_the_mask_of_its_triangle(module: str, alignment: str):
+    _, ours = pair(batch_first=True, **MODULES[module])
+    x = inputs(batch_first=True)
+    seen = torch.ones(Q, K, dtype=torch.bool).tril(K - Q if alignment == "bottom-right" else 0)
+    found = ours(*x, attn_mask=TRIANGLES[alignment](Q, K))
+    for one, two in zip(found, ours(*x, attn_mask=~seen), strict=True):
+        torch.testing.assert_close(one, two)
+    cross = nn.CrossAttention(E, num_heads=H, stats="visible_keys")
+    stats = cross(x[0], x[1], TRIANGLES[alignment](Q, K)).stats
+    assert stats is not None
+    assert torch.equal(stats.visible_keys, seen.sum(-1).expand(B, H, Q))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda x: nn.MultiheadAttention(E, H, batch_first=True)(*x, attn_mask=causal_upper_left(Q, Q)),
+            r"MultiheadAttention\(attn_mask=...\) is a CausalBias of \(5, 5\) queries and keys; the call has \(5, 7\)",
+        ),
+        (
+            lambda x: nn.CrossAttention(E, num_heads=H)(*x[:2], causal_upper_left(Q, Q)),
+            r"CrossAttention\(context_mask=...\) is a CausalBias of \(5, 5\) queries and keys",
+        ),
+        (
+            lambda x: nn.MultiheadAttention(E, H, batch_first=True)(
+                *x, key_padding_mask=torch.zeros(B, K).as_subclass(type("Odd", (Tensor,), {}))
+            ),
+            r"MultiheadAttention\(key_padding_mask=...\) is a Odd, a subclass of Tensor",
+        ),
+        (
+            lambda x: nn.CrossAttention(E, num_heads=H)(torch.nested.as_nested_tensor(list(x[0])), x[1]),
+            r"CrossAttention\(query=...\) is a nested tensor, whose sequences differ in length. Pad it",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_masks_and_tensors_of_other_kinds_are_refused(call: Any, message: str):
+    with pytest.raises(InputError, match=message):
+        call(inputs(batch_first=True))

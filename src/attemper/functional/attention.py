@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attemper import _backends, _transforms
+from attemper._checks import refuse_nested
 from attemper._direct import attention as operator
 from attemper._ops import Arguments
 from attemper.errors import InputError
@@ -205,7 +206,7 @@ def dense_weights(
         sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
     )  # fmt: skip
     call = planned("dense_weights", query, key, None, attn_mask, options)
-    return dense.applied_weights(call).to(query.dtype)
+    return dense.applied_weights(call).to(call.query.dtype)
 
 
 def measured(
@@ -296,6 +297,7 @@ def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str,
 
 
 def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:
+    refuse_nested(where, {name: tensor})
     if not isinstance(tensor, Tensor) or tensor.dim() != 3:
         came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InputError(f"{where}({name}=...) must be [total tokens, heads, size], got {came}.")

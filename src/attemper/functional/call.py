@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from attemper import _backends, _transforms
-from attemper._checks import one_of, positive_number
+from attemper._checks import one_of, positive_number, refuse_nested
 from attemper._ops import ROW_NORMALIZERS, UNBOUNDED
 from attemper.errors import InputError
 from attemper.functional.derive import divided
+from attemper.functional.masks import checked_mask, without_causal_bias
 from attemper.functional.names import asked_names, row_names, with_kept
 from attemper.functional.normalization import Normalization, normalization, per_head
 from attemper.functional.visible import Structure, structured_visible_keys
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+"""What autocast rounds: not float64."""
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _SMALLEST = 1e-30
 """Temperatures below this may overflow the multiplier."""
@@ -110,8 +113,12 @@ def planned(
         InputError: an argument has no meaning; the message says which, what was expected and what came.
         BackendError: the named backend cannot do this.
     """
+    given = {"query": query, "key": key, "value": value, "attn_mask": mask, "sink_logits": options.sink_logits}
+    refuse_nested(where, given | {"temperature": options.temperature})
+    query, key, value = autocast_together(query, key, value)
     _check_tensors(where, query, key, value, options.enable_gqa)
     shape = (*query.shape[:3], key.shape[2])
+    mask, options = without_causal_bias(where, mask, options, query, shape[3])
     chosen = normalization(where, options.normalizer)
     whole_rows = chosen.kind in ROW_NORMALIZERS
     alignment = one_of(f"{where}(causal_alignment=...)", options.causal_alignment, ("top-left", "bottom-right"))
@@ -121,7 +128,7 @@ def planned(
     else:
         asked = asked_names(where, options.stats)
         names = with_kept(asked)
-    mask = None if mask is None else _mask(where, mask, query, shape)
+    mask = None if mask is None else checked_mask(where, mask, query, shape)
     if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
         raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
     softcap = options.softcap
@@ -169,6 +176,24 @@ def planned(
     )
 
 
+def autocast_together(query: Any, key: Any, value: Any = None) -> tuple[Any, Any, Any]:
+    """Tensors of several types in the one that autocast computes attention in, where it is on, as SDPA takes them.
+
+    Tensors of one type stay as they are: what autocast did not round is computed with all its digits.
+    """
+    given = [part for part in (query, key, value) if isinstance(part, Tensor)]
+    if len({part.dtype for part in given}) < 2:
+        return query, key, value
+    kind = given[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    query, key, value = (
+        part.to(dtype) if isinstance(part, Tensor) and part.dtype in _NARROW else part for part in (query, key, value)
+    )
+    return query, key, value
+
+
 def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None, enable_gqa: bool) -> None:
     tensors = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, tensor in tensors.items():
@@ -209,36 +234,6 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
             f"{where}: query has {heads} heads and key {groups}. If {heads // groups} query heads share each key head "
             "(grouped-query attention), pass enable_gqa=True."
         )
-
-
-def _mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise InputError(
-            f"{where}(attn_mask=...) must be a bool tensor (True = visible) or a floating one that is added to the "
-            f"scores, "
-            f"got {kind}. For a mask of 0 and 1 pass mask.bool()."
-        )
-    fits = mask.dim() <= 4 and all(m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False))
-    if not fits:
-        raise InputError(
-            f"{where}(attn_mask=...) must broadcast to [batch, heads, queries, keys] = {list(shape)}, got "
-            f"{list(mask.shape)}. A padding mask [batch, keys] is written mask[:, None, None, :]."
-        )
-    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    if mask.shape[3] == shape[3]:
-        return mask
-    # Kernels count keys: a mask that is one wide stands for every key.
-    return _widened(mask, query).expand(*mask.shape[:3], shape[3])
-
-
-def _widened(mask: Tensor, query: Tensor) -> Tensor:
-    """A bias in the type that its call is computed in: what it sums over keys in its gradient is rounded once then."""
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    if mask.dtype == torch.bool or torch.promote_types(mask.dtype, dtype) == mask.dtype:
-        return mask
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    return mask.to(dtype).masked_fill(hidden, -math.inf)
 
 
 def checked_window(where: str, window_size: Any) -> tuple[int, int]:

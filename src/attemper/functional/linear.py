@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attemper._checks import refuse_nested
 from attemper._compiling import constant_in_graphs
 from attemper.errors import InputError
 from attemper.functional import linear_chunks, linear_exponential
@@ -273,6 +274,7 @@ def _quotient(found: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> None:
+    refuse_nested(_WHERE, {"q": q, "k": k, "v": v, "mask": mask})
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 4:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

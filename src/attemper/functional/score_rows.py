@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper._checks import positive_number
+from attemper._checks import positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.functional.derive import VANISHED, at_most, divided, log_count
 
@@ -16,6 +16,7 @@ ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
 
 def floating(where: str, name: str, tensor: Tensor) -> Tensor:
     """``tensor`` in float32 at least."""
+    refuse_nested(where, {name: tensor})
     if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
         came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InputError(f"{where}({name}) must be a floating tensor, got {came}.")

@@ -76,7 +76,7 @@ def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | 
     # Row by row there is no n x n tensor of counts, only blocks of marks.
     places = torch.arange(keys, device=mask.device)
     found = []
-    for start in range(0, mask.shape[2], _ROWS):
+    for start in range(0, max(mask.shape[2], 1), _ROWS):
         rows = slice(start, start + _ROWS)
         band = places < high[rows, None]
         if low is not None:

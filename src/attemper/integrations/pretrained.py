@@ -119,7 +119,7 @@ def model_of(folder: str, cls: Any = None) -> Any:
                 local_files_only=True, output_loading_info=True,
             )  # fmt: skip
         except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for one cause
-            raise InputError(f"{folder} could not be loaded as a model: {_first_line(error)}") from error
+            raise InputError(f"{folder} could not be loaded as a model: {first_line(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{folder} is a broken checkpoint: {len(missing)} parameters are missing, {missing[0]} first.")
@@ -134,7 +134,7 @@ def _named_class(transformers: Any, folder: str) -> Any:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         named = (config.get("architectures") or [None])[0]
     except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"{folder}: config.json cannot be read: {_first_line(error)}") from error
+        raise InputError(f"{folder}: config.json cannot be read: {first_line(error)}") from error
     found = getattr(transformers, named, None) if isinstance(named, str) and named.isidentifier() else None
     return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 

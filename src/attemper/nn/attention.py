@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper._checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
+from attemper.functional.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
 from attemper.functional.names import asked_names, row_names
 from attemper.functional.normalization import map_of, normalization
 from attemper.functional.stats import AttentionOutput, AttentionStats
 from attemper.functional.visible import visible_keys
+from attemper.nn.nested import over_padded
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
 
@@ -61,11 +65,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | AttentionStats | None]:  # fmt: skip
         """
         Args:
-            query, key, value: [Q, B, E] and [K, B, E], batch first if the module is, or without B.
+            query, key, value: [Q, B, E] and [K, B, E], batch first if the module is, or without B. Nested tensors, as
+                ``nn.TransformerEncoder`` makes of padded batches, if all three are; the output is nested then.
             key_padding_mask: [B, K]; bool (True = hidden) or floating (added).
             need_weights: return the weights, [B, Q, K], or [B, H, Q, K] without ``average_attn_weights``. None: as
                 torch, unless the module reports statistics.
-            attn_mask: [Q, K] or [B H, Q, K]; bool (True = hidden) or floating (added).
+            attn_mask: [Q, K] or [B H, Q, K]; bool (True = hidden) or floating (added); or torch's ``CausalBias``.
             is_causal: a query sees keys up to its own place; unlike torch's, no mask has to say so too.
 
         Returns:
@@ -80,7 +85,10 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "need_weights, or make it without stats."
             )
         if query.is_nested or key.is_nested or value.is_nested:
-            raise InputError("MultiheadAttention takes no nested tensors: pad them and pass key_padding_mask.")
+            return over_padded(
+                partial(MultiheadAttention.forward, self), query, key, value, key_padding_mask, need_weights, attn_mask,
+                average_attn_weights, is_causal, batch_first=self.batch_first,
+            )  # fmt: skip
         single = query.dim() == 2
         if single:
             query, key, value = (part[None] if self.batch_first else part[:, None] for part in (query, key, value))
@@ -101,6 +109,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | AttentionStats | None]:  # fmt: skip
         q, k, v = self._projected(query, key, value)
+        mask, causal = _without_causal_bias(mask, causal, q, k.shape[2])
         joined = _joined_mask(padding, mask, q, k.shape[2])
         k, v, joined = self._with_extra_keys(k, v, joined)
         if causal and k.shape[2] > key.shape[1]:
@@ -195,6 +204,7 @@ class CrossAttention(nn.Module):
         Raises:
             InputError: shapes that do not fit.
         """
+        refuse_nested("CrossAttention", {"query": query, "context": context, "context_mask": context_mask})
         for name, tensor, size in (
             ("query", query, self.q_proj.in_features), ("context", context, self.k_proj.in_features),
         ):  # fmt: skip
@@ -204,7 +214,11 @@ class CrossAttention(nn.Module):
             projection(tensor).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for projection, tensor in ((self.q_proj, query), (self.k_proj, context), (self.v_proj, context))
         )
-        mask = context_mask[:, None, None] if context_mask is not None and context_mask.dim() == 2 else context_mask
+        mask = context_mask
+        if is_causal_bias(mask):
+            mask = _checked_marks("CrossAttention(context_mask=...)", mask, q, k.shape[2])
+        elif mask is not None and mask.dim() == 2:
+            mask = mask[:, None, None]
         temperature = _temperature(self, q, k.shape[2], mask, False, query)
         given = {"attn_mask": mask, "temperature": temperature, "normalizer": _map(self)}
         heads, stats = _attended(self, q, k, v, given)
@@ -262,10 +276,33 @@ def _attended(
     return actions.attended(layer, q, k, v, dropout, given)
 
 
+def _checked_marks(where: str, bias: Tensor, query: Tensor, keys: int) -> Tensor:
+    """A ``CausalBias`` made for these queries and keys as a mask, [1, 1, Q, K] bool, True = visible."""
+    if sizes_of(bias) != (query.shape[2], keys):
+        raise InputError(
+            f"{where} is a CausalBias of {sizes_of(bias)} queries and keys; the call has {(query.shape[2], keys)}."
+        )
+    return causal_marks(bias, query.device)[None, None]
+
+
+def _without_causal_bias(mask: Tensor | None, causal: bool, query: Tensor, keys: int) -> tuple[Tensor | None, bool]:
+    """torch's mask (True = hidden) and whether a query sees keys up to its own place."""
+    if mask is None or not is_causal_bias(mask):
+        return mask, causal
+    marks = _checked_marks("MultiheadAttention(attn_mask=...)", mask, query, keys)
+    top_left = alignment_of(mask) == "top-left" or query.shape[2] == keys
+    return (None, True) if top_left else (~marks[0, 0], causal)
+
+
 def _joined_mask(padding: Tensor | None, mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
     """torch's two masks (True = hidden) as one (True = visible), broadcastable to [B, H, Q, K]."""
     batch, heads, queries, _ = query.shape
     parts = []
+    for name, given in (("key_padding_mask", padding), ("attn_mask", mask)):
+        if given is not None and not is_plain(given):
+            raise InputError(
+                f"MultiheadAttention({name}=...) is a {type(given).__name__}, a subclass of Tensor. {ADVICE}"
+            )
     if padding is not None:
         if tuple(padding.shape) != (batch, keys):
             raise InputError(

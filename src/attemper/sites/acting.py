@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.errors import InputError
+from attemper.nn.nested import over_padded
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import callers
 from attemper.sites.acting_functions import ActingMode
@@ -78,6 +79,9 @@ _INERT = _Inert()
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     actions = actions_on(module)
     run = partial(type(module).forward, module) if actions.original is None else actions.original
+    if actions.way == callers.TORCH and any(getattr(part, "is_nested", False) for part in args):
+        # Torch's fast path takes nested tensors, and it is off where somebody acts.
+        run = partial(over_padded, run, batch_first=bool(module.batch_first))
     if actions.idle:
         return run(*args, **kwargs)
     conditional = any(part.follows("follows_input") for part in temperatures(module))

@@ -20,7 +20,7 @@ from attemper.functional.stats import AttentionStats
 from attemper.functional.visible import visible_keys
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
-from attemper.sites.observer import AttentionCall, tell
+from attemper.sites.observer import AttentionCall, check_mask, tell
 from attemper.sites.wrappers import named
 
 
@@ -202,6 +202,7 @@ def acted(
         whole: from our output [B, H, Q, E] to what ``run`` returns; None where ours cannot take its place.
         first: applies a function to the output within what ``run`` returns.
     """
+    read = partial(_known, module, read)
     actions = actions_on(module)
     frame = actions.frame()
     frame.met = True
@@ -233,6 +234,13 @@ def acted(
     for listener in listeners:
         result = first(result, partial(listener.take, module, call, stats))
     return result
+
+
+def _known(module: nn.Module, read: Callable[[Tensor], AttentionCall], query: Tensor) -> AttentionCall:
+    """A call whose mask means what it holds."""
+    call = read(query)
+    check_mask(module, call)
+    return call
 
 
 def _normalized(

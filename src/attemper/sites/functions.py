@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attemper.functional.call import Options
+from attemper.functional.masks import alignment_of, is_causal_bias, sizes_of
 from attemper.sites import by_hand
 from attemper.sites.autocast import rounded
 from attemper.sites.axes import FeatureAxes
@@ -127,14 +129,34 @@ def read_sdpa(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> AttentionCall:  # fmt: skip
     """``F.scaled_dot_product_attention``'s arguments as a call."""
+    if any(part.is_nested for part in (query, key)):
+        raise UnsupportedCallError(
+            module, "its queries and keys are nested tensors: pad them, or put attemper.tap beside it"
+        )
     heads = heads_of(module)
     if not enable_gqa:
         # Leading axes broadcast before they are read as batch and heads.
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         query, key = (part.expand(*lead, *part.shape[-2:]) for part in (query, key))
     q, k = (four_dimensional(part, heads) for part in rounded(query, key))
+    options = Options(scale=scale, is_causal=is_causal, enable_gqa=enable_gqa)
+    if is_causal_bias(attn_mask):
+        return AttentionCall(q, k, None, _with_causal_bias(module, attn_mask, options, (q.shape[2], k.shape[2])))
     mask = None if attn_mask is None else mask_like(module, attn_mask, query, heads, key.shape[-2])
-    return AttentionCall(q, k, mask, Options(scale=scale, is_causal=is_causal, enable_gqa=enable_gqa))
+    return AttentionCall(q, k, mask, options)
+
+
+def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: tuple[int, int]) -> Options:
+    """A ``CausalBias`` as SDPA reads it: from the top left by the call's own sizes, else by those that it was made
+    for.
+    """
+    queries, keys = sizes_of(bias)
+    if alignment_of(bias) == "top-left" or queries == keys:
+        return replace(options, is_causal=True)
+    if (queries, keys) != sizes:
+        made = f"{queries} queries and {keys} keys"
+        raise UnsupportedCallError(module, f"its CausalBias was made for {made}, and the call has {sizes}")
+    return replace(options, is_causal=True, causal_alignment="bottom-right")
 
 
 def read_multi_head(

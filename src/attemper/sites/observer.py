@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.functional.call import Call, Options, Packing
+from attemper.functional.masks import is_plain
 from attemper.functional.stats import AttentionStats
 from attemper.sites.padding import CallContext
 
@@ -44,6 +45,19 @@ class AttentionCall:
     """Whether queries and keys come from different sequences; None where the call does not tell."""
     tokens: Tensor | None = None
     """[B, Q] bool: which queries are real tokens, where the call itself tells."""
+
+
+def check_mask(module: nn.Module, call: AttentionCall) -> None:
+    """Refuses a mask of a subclass of Tensor that is not known here.
+
+    Raises:
+        UnsupportedCallError: it may mean something else than the numbers it holds.
+    """
+    if call.mask is not None and not is_plain(call.mask):
+        kind = type(call.mask).__name__
+        raise UnsupportedCallError(
+            module, f"its mask is a {kind}, a subclass of Tensor that may mean something else than its numbers"
+        )
 
 
 class Observer(Protocol):
@@ -119,7 +133,9 @@ def tell(
     # Our own arithmetic is nobody's attention, and needs no graph.
     with told(), torch.no_grad():
         try:
-            call = reader(observers[0].running() if site is None else site, *args, **kwargs)
+            module = observers[0].running() if site is None else site
+            call = reader(module, *args, **kwargs)
+            check_mask(module, call)
             for observer in observers:
                 observer.context.settle(call.mask)
         except Exception as error:  # whatever it is, it must not end somebody's training run

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.functional.call import Options, Packing
+from attemper.functional.masks import without_causal_bias
 from attemper.sites.observer import AttentionCall
 
 _READ = (
@@ -20,7 +21,8 @@ def attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, **given: Any,
 ) -> AttentionCall:  # fmt: skip
     """Reads ``attemper.attention``."""
-    return AttentionCall(query, key, attn_mask, _options(is_causal, scale, enable_gqa, given))
+    options = _options(is_causal, scale, enable_gqa, given)
+    return AttentionCall(query, key, *without_causal_bias("attention", attn_mask, options, query, key.shape[2]))
 
 
 def varlen_attention(

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from attemper import _transforms
-from attemper._checks import one_of, positive_number
+from attemper._checks import one_of, positive_number, refuse_nested
 from attemper._compiling import constant_in_graphs
 from attemper._transforms import is_mapped
 from attemper.errors import InputError
 from attemper.functional.accumulated import fits
-from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
+from attemper.functional.call import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
+from attemper.functional.masks import ADVICE, is_plain, without_causal_bias
 from attemper.sites import tap_buffers
 from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
 from attemper.sites.sharded import is_dtensor, local
@@ -114,8 +115,14 @@ def tap(
     if not isinstance(temperature, Tensor) and temperature != 1.0:
         positive_number("tap(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
         scale = (query.shape[-1] ** -0.5 if scale is None else scale) / temperature
-    _call(query, key, attn_mask, given, sink_logits, name, 0, scale, is_causal, causal_alignment == "bottom-right",
-          window_size, softcap, enable_gqa)  # fmt: skip
+    refuse_nested("tap", {"query": query, "key": key, "attn_mask": attn_mask})
+    query, key, _ = autocast_together(query, key)
+    rule = Options(is_causal=is_causal, causal_alignment=causal_alignment, window_size=window_size)
+    attn_mask, rule = without_causal_bias("tap", attn_mask, rule, query, key.shape[2])
+    if attn_mask is not None and not is_plain(attn_mask):
+        raise InputError(f"tap(attn_mask=...) is a {type(attn_mask).__name__}, a subclass of Tensor. {ADVICE}")
+    _call(query, key, attn_mask, given, sink_logits, name, 0, scale, rule.is_causal,
+          rule.causal_alignment == "bottom-right", window_size, softcap, enable_gqa)  # fmt: skip
 
 
 def tap_call(call: AttentionCall, module: nn.Module) -> None:

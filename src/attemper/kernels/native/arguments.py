@@ -53,11 +53,21 @@ _ABSENT = (0,) * 6
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
 
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers stand; 0 without one. Every address that leaves for C++ is taken here."""
+    if tensor is None:
+        return 0
+    # The dispatcher resolves both; who goes past it has to look.
+    assert not tensor.is_neg(), "the numbers in its memory have the other sign"
+    assert not tensor._is_zerotensor(), "it has no memory"
+    return tensor.data_ptr()
+
+
 def view(tensor: Tensor | None) -> tuple[int, ...]:
     """The slots of a ``View``: the tensor where it lies, whatever its strides."""
     if tensor is None or tensor.numel() == 0:
         return _ABSENT
-    return (tensor.data_ptr(), _TYPES[tensor.dtype], *view_strides(tensor))
+    return (address(tensor), _TYPES[tensor.dtype], *view_strides(tensor))
 
 
 def view_strides(tensor: Tensor) -> list[int]:
@@ -82,14 +92,14 @@ def described(
     call = _PACK.pack(
         _SIZE,
         *view(query), *view(key), *view(value), *view(problem.mask),
-        multiplier.data_ptr(), *view_strides(multiplier),
-        0 if sink is None else sink.data_ptr(), 0 if positions is None else positions.data_ptr(),
-        *((0, 0, 0) if first is None else (first.data_ptr(), *view_strides(first))),
+        address(multiplier), *view_strides(multiplier),
+        address(sink), address(positions),
+        address(first), *((0, 0) if first is None else view_strides(first)),
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
         *[problem.fields.find(letter) for letter in LETTERS],
-        *view(output), state.data_ptr(), torch.get_num_threads(),
+        *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip
     return call, (multiplier, sink, positions, first)

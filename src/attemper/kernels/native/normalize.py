@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attemper.kernels.native.arguments import address
 from attemper.kernels.native.library import check, library
 
 KINDS = ("softmax", "sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
@@ -28,8 +29,8 @@ def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None
     rows, n = scores.shape
     each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
     code = library().attemper_weights(
-        rows, n, KINDS.index(kind), number, number, None if each is None else each.data_ptr(), DTYPES[scores.dtype],
-        scores.data_ptr(), result.data_ptr(), torch.get_num_threads(),
+        rows, n, KINDS.index(kind), number, number, address(each), DTYPES[scores.dtype],
+        address(scores), address(result), torch.get_num_threads(),
     )  # fmt: skip
     check("attemper_weights", code)
     return result
@@ -45,8 +46,8 @@ def slope(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: 
     result = torch.empty(weights.shape, dtype=weights.dtype)
     each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
     code = library().attemper_slope(
-        rows, n, KINDS.index(kind), number, None if each is None else each.data_ptr(), DTYPES[weights.dtype],
-        weights.data_ptr(), grad.data_ptr(), result.data_ptr(), torch.get_num_threads(),
+        rows, n, KINDS.index(kind), number, address(each), DTYPES[weights.dtype],
+        address(weights), address(grad), address(result), torch.get_num_threads(),
     )  # fmt: skip
     check("attemper_slope", code)
     return result

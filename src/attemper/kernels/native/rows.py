@@ -7,7 +7,7 @@ import struct
 import torch
 from torch import Tensor
 
-from attemper.kernels.native.arguments import described, view, view_strides
+from attemper.kernels.native.arguments import address, described, view, view_strides
 from attemper.kernels.native.library import run
 from attemper.kernels.native.normalize import KINDS
 from attemper.kernels.problem import Gradients, Problem, Upstream
@@ -40,9 +40,9 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
         for tensor, shape, needed in zip(tensors, shapes, needs, strict=True)
     ]
     query, key, value, mask, multiplier, sink = grads
-    places = [0 if grad is None else grad.data_ptr() for grad in grads]
+    places = [address(grad) for grad in grads]
     mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
-    slots = (*view(upstream.output), grad_state.data_ptr(), *places[:4], *mask_strides, *places[4:])
+    slots = (*view(upstream.output), address(grad_state), *places[:4], *mask_strides, *places[4:])
     call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))
     run("attemper_row_backward", call + _more(problem))
     del held

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from attemper.kernels.native.arguments import address
 from attemper.kernels.native.library import check, library
 
 # In the order of source/statistics.cpp.
@@ -28,7 +29,7 @@ def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Te
     """
     names = set(names)
     shape = state.shape[1:]
-    rows, start = shape.numel(), state.data_ptr()
+    rows, start = shape.numel(), address(state)
     values = {
         name: torch.empty(shape, dtype=torch.float32)
         for name, letter in _NAMES.items()
@@ -39,8 +40,8 @@ def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Te
     code = library().attemper_statistics(
         rows,
         _LETTER_PLACES.pack(*[start + 4 * rows * place if place >= 0 else 0 for place in places]),
-        _VALUE_PLACES.pack(*[values[name].data_ptr() if name in values else 0 for name in _NAMES]),
-        None if counts is None else counts.data_ptr(),
+        _VALUE_PLACES.pack(*[address(values.get(name)) for name in _NAMES]),
+        address(counts),
     )
     check("attemper_statistics", code)
     if counts is not None:

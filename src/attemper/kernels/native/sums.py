@@ -7,6 +7,7 @@ import struct
 import torch
 from torch import Tensor
 
+from attemper.kernels.native.arguments import address
 from attemper.kernels.native.library import run
 from attemper.kernels.sums import FIELDS, WIDTH
 
@@ -24,8 +25,8 @@ def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:
     strides = (0, 0, 0) if included is None else included.stride()
     assert state.shape[0] >= len(FIELDS)
     call = _CALL.pack(
-        batch, heads, rows, first_tokens, torch.get_num_threads(), state.data_ptr(),
-        0 if included is None else included.data_ptr(), *strides, total.data_ptr(),
+        batch, heads, rows, first_tokens, torch.get_num_threads(), address(state),
+        address(included), *strides, address(total),
     )  # fmt: skip
     run("attemper_sums", call)
     return total

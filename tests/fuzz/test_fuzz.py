@@ -1,0 +1,63 @@
+"""Random calls against an independent float64 oracle: ``pytest tests/fuzz --fuzz 20000``, from seed ``--fuzz-from``.
+
+A failure prints the call and the command that redoes it. What a call may be stands in ``draws``, what may be wrong with
+a right result in ``oracle.Rounding``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import attemper
+from tests.fuzz.__main__ import backends
+from tests.fuzz.check import findings
+
+CHUNK = 20
+"""Calls of one test."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first" in metafunc.fixturenames:
+        firsts = range(*_span(metafunc.config), CHUNK)
+        metafunc.parametrize("first", firsts, ids=[f"seeds from {first}" for first in firsts])
+
+
+def _span(config: pytest.Config) -> tuple[int, int]:
+    """(first seed, the one after the last)."""
+    calls, start = (int(str(config.getoption(name))) for name in ("--fuzz", "--fuzz-from"))
+    return start, start + calls
+
+
+def test_random_calls_give_what_the_oracle_gives(first: int, interpreted: None, request: pytest.FixtureRequest):
+    last = min(first + CHUNK, _span(request.config)[1])
+    found = [line for seed in range(first, last) for line in findings(seed, backends())]
+    wrong = [line for line in found if not line.startswith("refused")]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-3, -1.0, float("nan")])
+def test_a_wrong_output_is_found(factor: float, monkeypatch: pytest.MonkeyPatch):
+    right = attemper.attention
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        result = right(*args, **kwargs)
+        return result._replace(output=result.output * factor)
+
+    monkeypatch.setattr(attemper, "attention", wrong)
+    assert any("output is" in line for seed in range(30) for line in findings(seed, ("blocked",)))
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch):
+    right = attemper.attention
+
+    def wrong(query: Any, *args: Any, **kwargs: Any) -> Any:
+        if query.requires_grad:
+            query = query * 1.0
+            query.register_hook(lambda grad: grad * (1 + 2.0**-6))
+        return right(query, *args, **kwargs)
+
+    monkeypatch.setattr(attemper, "attention", wrong)
+    lines = (line for seed in range(40) for line in findings(seed, ("reference",)))
+    assert any(line.startswith("gradient of query") for line in lines)
