@@ -218,6 +218,12 @@ class Watch:
         mine = (self._inside or not self.passes) if named else self._collector.owns(site)
         return unwrapped(self.model) if mine else None
 
+    def module_of(self, site: str) -> str:
+        """The name of the module in which the attention of a site runs: for the site of a tap it is not its own name.
+        A tap that was seen in compiled code only keeps it.
+        """
+        return self._collector.module_of(site)
+
     def receives(self, buffer: tap_buffers.TapBuffer) -> bool:
         """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
         site = tap.site_of(buffer)

@@ -21,6 +21,7 @@ from attemper.functional.call import Options
 from attemper.sites import by_hand
 from attemper.sites.autocast import rounded
 from attemper.sites.axes import FeatureAxes
+from attemper.sites.identity import Origins, following
 from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
 from attemper.sites.padding import hidden
 from attemper.sites.shapes import four_dimensional, heads_of, mask_like
@@ -37,7 +38,8 @@ def seen() -> Iterator[None]:
         return
     _active.set(True)
     try:
-        with AttentionMode():
+        mode = AttentionMode()
+        with following(mode.origins), mode:
             yield
     finally:
         _active.set(False)
@@ -53,7 +55,8 @@ class AttentionMode(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._axes = FeatureAxes()
-        self._by_hand = by_hand.ByHand(self._axes)
+        self.origins = Origins()
+        self._by_hand = by_hand.ByHand(self._axes, self.origins)
         self._partly: set[int] = set()
         """Modules of which one softmax cannot be read: another one of theirs may be a part of the same attention."""
 
@@ -82,12 +85,13 @@ class AttentionMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             try:
                 self._axes.follow(func, args, kwargs, result)
+                self.origins.follow(func, args, kwargs, result)
                 found = self._by_hand.follow(func, args, kwargs, result)
             except Exception as error:  # whatever it is, it must not end somebody's training run
                 name = getattr(func, "__name__", func)
                 found = by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
             if found is not None:
-                tell(by_hand.read, (self._whole(found),), {})
+                tell(by_hand.read, (self._whole(found),), {}, places=found.places)
 
     def _whole(self, found: by_hand.Found) -> by_hand.Found:
         module = id(current()[0].running())

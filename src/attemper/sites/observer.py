@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from attemper.errors import InputError
 from attemper.functional.call import Options, Packing
 from attemper.functional.stats import AttentionStats
+from attemper.sites.identity import Places
+from attemper.sites.identity import places as memory_of
 from attemper.sites.padding import CallContext
 
 
@@ -44,6 +46,8 @@ class AttentionCall:
     """Whether queries and keys come from different sequences; None where the call does not tell."""
     tokens: Tensor | None = None
     """[B, Q] bool: which queries are real tokens, where the call itself tells."""
+    places: Places = frozenset()
+    """Memory of the tensors that it was called with: tells whether a tap is of the same attention."""
 
 
 class Observer(Protocol):
@@ -63,7 +67,7 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, keys: int, backend: str) -> None:
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, backend: str) -> None:
         """Takes the statistics of a call that ``backend`` computed here."""
         ...
 
@@ -71,7 +75,7 @@ class Observer(Protocol):
         """Takes a call that somebody else computes."""
         ...
 
-    def skip(self, module: nn.Module, reason: str) -> None:
+    def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         """Takes note of a call that cannot be measured."""
         ...
 
@@ -83,6 +87,11 @@ _inside: ContextVar[bool] = ContextVar("attemper_inside", default=False)
 def current() -> tuple[Observer, ...]:
     """The observers of this thread's forward pass; none inside a call that has been told already."""
     return () if _inside.get() else _current.get()
+
+
+def present() -> tuple[Observer, ...]:
+    """The observers of this thread's forward pass, inside a call that has been told, too."""
+    return _current.get()
 
 
 @contextmanager
@@ -107,11 +116,14 @@ def told() -> Iterator[None]:
 
 
 def tell(
-    reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None
-) -> None:
+    reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None,
+    places: Places = frozenset(),
+) -> None:  # fmt: skip
     """Reads a call that has run, and tells every observer of it, or why it cannot be measured.
 
-    ``site``: the module that attends, where it is known; the one that is running otherwise.
+    Args:
+        site: the module that attends, where it is known; the one that is running otherwise.
+        places: memory of its queries and keys, where ``args`` and ``kwargs`` do not hold them.
     """
     observers = current()
     if not observers:
@@ -119,14 +131,17 @@ def tell(
     # Our own arithmetic is nobody's attention, and needs no graph.
     with told(), torch.no_grad():
         try:
+            given = (*args[:2], *(kwargs[name] for name in ("query", "key", "q", "k") if name in kwargs))
+            places = places | memory_of(given)
             call = reader(observers[0].running() if site is None else site, *args, **kwargs)
+            call = replace(call, places=places | memory_of((call.query, call.key)))
             for observer in observers:
                 observer.context.settle(call.mask)
         except Exception as error:  # whatever it is, it must not end somebody's training run
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
-                observer.skip(observer.running() if site is None else site, reason)
+                observer.skip(observer.running() if site is None else site, reason, places)
             return
         for observer in observers:
             observer.see(observer.running() if site is None else site, call)

@@ -23,7 +23,7 @@ from attemper.errors import InputError
 from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
 from attemper.sites import tap_buffers
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, present
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
@@ -95,8 +95,8 @@ def tap(
         name: of the site in tables; give each layer its own.
 
     The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
-    knows only what it is given. In eager code, an attention that a watch sees anyway shows up a second time under its
-    tap's name; ``watch(sites=...)`` chooses.
+    knows only what it is given. In eager code a watch may see the attention anyway: it is one site all the same, with
+    the tap's name and the attention's own numbers, and a tap that was given another scale or flag is told by a warning.
 
     Raises:
         InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along
@@ -195,11 +195,13 @@ def _tap(
         options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
         if _beside_graphs(AttentionCall(query, key, mask, options), name, module):
             return
-    if not _listeners and not current():
+    # A tap names the call inside which it stands, though that is told already.
+    here = present() if name else current()
+    if not _listeners and not here:
         return
     site = _site(name, module)
     observers = (
-        *current(),
+        *here,
         *(listener.observer for listener in tap_buffers.alive(_listeners) if listener.samples(site)),
     )
     if not observers:

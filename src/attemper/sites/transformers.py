@@ -23,6 +23,7 @@ from attemper.functional.call import first_true, planned
 from attemper.sites import functions
 from attemper.sites import registry as lookup
 from attemper.sites.conventions import as_eager, reader_of, understood
+from attemper.sites.identity import places
 from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, tell, told
 from attemper.sites.registry import NAME
 from attemper.sites.tap import tap_call
@@ -109,7 +110,7 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
     output, stats = executed(plan)
     for observer in observers:
         if stats is not None:
-            observer.observe(module, stats, call.key.shape[2], plan.backend)
+            observer.observe(module, stats, call, plan.backend)
     return output
 
 
@@ -145,7 +146,7 @@ class _Told:
         given = dict(kwargs)
         mask = args[0] if args else given.pop("attention_mask", None)
         given.pop("dropout", None)
-        tell(partial(self.reader, query=query, key=key, mask=mask), (), given, module)
+        tell(partial(self.reader, query=query, key=key, mask=mask), (), given, module, places((query, key)))
         return result
 
 
