@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ANYWHERE = {"errors", "_checks"}
-"""May be imported by every layer above them; of the two, ``_checks`` may import ``errors``."""
+ANYWHERE = {"errors", "_checks", "_text"}
+"""May be imported by every layer above them; of the three, ``_checks`` may import ``errors``."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_checks": {"errors"},
+    "_text": set(),
     "records": set(),
     "schedules": set(),
     "_backends": set(),
@@ -45,7 +46,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {("monitor", "report"): "to_html"}
 """(importer, imported) -> the one function that may hold the import."""
 
-WITHOUT_TORCH = {"errors", "_checks", "records", "store", "report"}
+WITHOUT_TORCH = {"errors", "_checks", "_text", "records", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

@@ -3,6 +3,7 @@
 The public names load on first use: ``import attemper`` alone does not import torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'attemper' has no attribute {name!r}")
+        # With both, Python's traceback names the nearest public name.
+        raise AttributeError(f"module 'attemper' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = import_module(_HOMES[name])
     value = home if _HOMES[name] == f"attemper.{name}" else getattr(home, name)
     globals()[name] = value

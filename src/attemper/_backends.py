@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from attemper._checks import did_you_mean
 from attemper.errors import BackendError, InputError
 
 FEATURES = (
@@ -148,7 +149,9 @@ def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backen
         raise BackendError(f"backend={name!r} cannot serve this call: {reason}. {use}")
     names = ", ".join(repr(backend.name) for backend in BACKENDS)
     raise InputError(
-        f"backend must be 'auto' or one of {names}; got {name!r}. `attemper doctor` shows what each can do."
+        f"backend must be 'auto' or one of {names}; got {name!r}."
+        f"{did_you_mean(name, ('auto', *(backend.name for backend in BACKENDS)))} `attemper doctor` shows what each "
+        "can do."
     )
 
 

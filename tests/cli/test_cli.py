@@ -88,7 +88,7 @@ def test_scan_prints_a_table_of_layers_and_heads(run: Run, text: Path) -> None:
 def test_scan_json_is_one_document_on_stdout(run: Run, text: Path) -> None:
     ended = run("scan", encoder.folder(), "--text", text, "--json")
     document = json.loads(ended.out)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert [len(site["heads"]) for site in document["sites"]] == [12] * 6
     assert ended.err == ""
 
@@ -109,7 +109,7 @@ def test_without_a_model_the_one_that_ships_is_scanned(run: Run) -> None:
 
 def test_html_writes_a_page_beside_the_document(run: Run, tmp_path: Path) -> None:
     ended = run("scan", "--json", "--html", tmp_path / "page.html")
-    assert json.loads(ended.out)["schema"] == 1
+    assert json.loads(ended.out)["schema"] == 2
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

@@ -261,7 +261,7 @@ def test_packed_documents_are_summed(rows: int | None) -> None:
     assert got.statistics().standard_error().keys() == stats.standard_error().keys()
 
 
-@pytest.mark.parametrize("stats", ["mean_distance", "gini"])
+@pytest.mark.parametrize("stats", ["mean_distance", "gini", "support_size", "entropy_with_sink"])
 def test_what_the_sums_lack_goes_the_ordinary_way(stats: str, counted: Counting) -> None:
     model, batch = Own(), {"x": torch.randn(2, 20, 32)}
     if stats == "gini":
@@ -275,8 +275,11 @@ def test_what_the_sums_lack_goes_the_ordinary_way(stats: str, counted: Counting)
         assert scan.backend == "triton"
         site = scan.sites[0].name
         torch.testing.assert_close(
-            scan.row_statistics(site).mean_distance, want.row_statistics(site).mean_distance, rtol=5e-6, atol=5e-6
+            scan.row_statistics(site)[stats], want.row_statistics(site)[stats], rtol=5e-6, atol=5e-6
         )
+        field = f"{stats}_nats" if stats == "entropy_with_sink" else stats
+        one, two = ([getattr(head, field) for head in found.sites[0].heads] for found in (scan, want))
+        assert one == pytest.approx(two, rel=5e-6)
     assert counted.calls == 0
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import attemper
 from attemper import InputError, MissingExtraError
-from attemper.monitor.compare import STATISTICS, Comparison, compare
+from attemper.monitor.compare import ALWAYS, Comparison, compare
 from attemper.records import Reading
 from tests.monitor.tiny_models import TINY, inputs
 
@@ -39,13 +39,13 @@ def test_the_head_that_changed_comes_first_with_its_differences():
     first = comparison.heads[0]
     assert (first.site, first.kind, first.mode, first.head) == ("model.layers.1.self_attn", "self", "eval", 2)
     old, new = (scan.sites[1].heads[2] for scan in (before, after))
-    for statistic in STATISTICS:
+    for statistic in ALWAYS:
         one, other = getattr(old, statistic), getattr(new, statistic)
         assert getattr(first, statistic) == (one, other)
         assert first.change(statistic) == pytest.approx(other - one, abs=0)
     assert first.change("normalized_entropy") < 0 < first.change("max_logit")  # type: ignore[operator]
     for head in comparison.heads[1:]:
-        assert [head.change(statistic) for statistic in STATISTICS] == [0, 0, 0, 0]
+        assert [head.change(statistic) for statistic in ALWAYS] == [0, 0, 0, 0]
 
 
 def changed(reading: Reading, site: int, head: int, **numbers: float | None) -> Reading:
@@ -71,8 +71,8 @@ def test_heads_are_in_order_of_what_they_changed_and_missing_numbers_come_first(
     assert comparison.heads[1].change("normalized_entropy") == pytest.approx(-0.2)
     assert [head.head for head in comparison.largest("max_logit", 1)] == [1]
     assert [head.head for head in comparison.largest("first_token_mass", 1)] == [0]
-    with pytest.raises(InputError, match=r"largest\(statistic\) must be one of normalized_entropy, .* got 'gini'"):
-        comparison.largest("gini")
+    with pytest.raises(InputError, match=r"largest\(statistic\) must be one of 'normalized_entropy', .* got 'mass'"):
+        comparison.largest("mass")
 
 
 def test_scans_readings_documents_and_files_compare_the_same(tmp_path: Path):
@@ -105,7 +105,7 @@ def test_it_prints_a_table_of_the_largest_changes():
     text = str(compare(before, after))
     lines = text.splitlines()
     assert lines[0] == "LlamaForCausalLM -> LlamaForCausalLM  8 heads"
-    assert lines[2].split()[:2] == ["model.layers.1.self_attn", "2"]
+    assert lines[2].split()[:3] == ["model.layers.1.self_attn", "1", "2"]
     old, new = (scan.sites[1].heads[2] for scan in (before, after))
     assert f"{old.max_logit:.1f} -> {new.max_logit:.1f}" in lines[2]
     assert f"{old.normalized_entropy * 100:.1f} -> {new.normalized_entropy * 100:.1f}" in lines[2]  # type: ignore[operator]
@@ -123,7 +123,8 @@ def test_to_pandas_has_a_row_for_each_head(monkeypatch: pytest.MonkeyPatch):
     comparison = compare(*scans())
     frame = comparison.to_pandas()
     assert list(frame["head"]) == [head.head for head in comparison.heads]
-    assert list(frame.columns[:4]) == ["site", "kind", "mode", "head"]
+    assert list(frame.columns[:5]) == ["site", "layer", "kind", "mode", "head"]
+    assert list(frame["layer"]) == [int(head.site.split(".")[2]) for head in comparison.heads]
     assert list(frame["max_logit_change"]) == [head.change("max_logit") for head in comparison.heads]
     assert list(frame["effective_tokens_after"]) == [head.effective_tokens[1] for head in comparison.heads]
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -141,9 +142,11 @@ def test_mistakes_are_told(tmp_path: Path):
         compare(before, dataclasses.replace(after, sites=(other,)))
     with pytest.raises(InputError, match=r"compare\(after\) must be a Scan, its reading, or .* got int"):
         compare(before, 3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"compare\(before\): a scan of schema 7, and this version reads 1"):
+    with pytest.raises(
+        InputError, match=r"compare\(before\): this scan is of schema 7; this version of attemper reads 1 and 2"
+    ):
         compare(before.to_dict() | {"schema": 7}, after)
-    with pytest.raises(InputError, match=r"compare\(before\): .*nowhere.json' is no file with a scan in it"):
+    with pytest.raises(InputError, match=r"compare\(before\): the file '.*nowhere.json' cannot be read: No such file"):
         compare(tmp_path / "nowhere.json", after)
-    with pytest.raises(InputError, match=r"compare\(after\): its sites are not those of a scan: KeyError\('kind'\)"):
+    with pytest.raises(InputError, match=r"compare\(after\): sites\[0\] has no 'heads'"):
         compare(before, before.to_dict() | {"sites": [{"name": "x"}]})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import attemper
-from attemper.errors import MissingExtraError
+from attemper.errors import InputError, MissingExtraError
 from tests.sites.own_models import Own
 
 
@@ -25,7 +26,7 @@ def scanned(rows: int | None = None) -> attemper.Scan:
 def test_the_document_says_how_many_rows_were_sampled(rows: int | None) -> None:
     document = json.loads(scanned(rows).to_json())
     assert document["sampled_rows"] == rows
-    assert document["schema"] == 1
+    assert document["schema"] == 2
 
 
 def test_to_pandas_has_one_row_for_each_head_and_a_column_for_each_number() -> None:
@@ -36,16 +37,40 @@ def test_to_pandas_has_one_row_for_each_head_and_a_column_for_each_number() -> N
     assert len(frame) == len(heads) == 4
     numbers = [field.name for field in dataclasses.fields(heads[0][1])]
     left_out = {"normalized_entropy_histogram", "by_visible_keys"}
-    assert list(frame.columns) == ["site", "kind", "mode", *(name for name in numbers if name not in left_out)]
+    rest = [name for name in numbers if name not in {*left_out, "layer"}]
+    assert list(frame.columns) == ["site", "layer", "kind", "mode", *rest]
     for place, (site, head) in enumerate(heads):
         line = frame.iloc[place]
         assert (line["site"], line["kind"], line["mode"]) == (site.name, site.kind, site.mode) == ("0", "self", "eval")
-        for name in frame.columns[3:]:
+        assert line["layer"] == head.layer == 0
+        for name in frame.columns[4:]:
             value = getattr(head, name)
             assert line[name] == value if value is not None else line[name] is None or line[name] != line[name], name
     assert list(frame["head"]) == [0, 1, 2, 3]
     assert len(set(frame["entropy_nats"])) == 4
     assert list(frame["rows"]) == [80] * 4
+
+
+def test_a_scan_loaded_from_json_shows_the_same_and_has_no_rows(tmp_path: Path) -> None:
+    scan = scanned()
+    file = tmp_path / "scan.json"
+    file.write_text(scan.to_json(), encoding="utf-8")
+    for loaded in (attemper.Scan.from_json(scan.to_json()), attemper.Scan.from_json(file)):
+        assert loaded.reading == scan.reading
+        assert str(loaded) == str(scan)
+        with pytest.raises(InputError, match=r"row_statistics\('0'\): this scan was loaded from JSON"):
+            loaded.row_statistics("0")
+
+
+def test_the_layers_in_a_frame_are_whole_numbers_or_missing() -> None:
+    pandas = pytest.importorskip("pandas")
+    scan = scanned()
+    site = scan.sites[0]
+    heads = tuple(dataclasses.replace(head, layer=None) for head in site.heads)
+    other = dataclasses.replace(site, name="attn", layer=None, heads=heads)
+    frame = attemper.Scan(dataclasses.replace(scan.reading, sites=(site, other)), None).to_pandas()
+    assert frame["layer"].dtype == "Int64"
+    assert [None if pandas.isna(layer) else layer for layer in frame["layer"]] == [0] * 4 + [None] * 4
 
 
 def test_the_frame_of_a_watch_is_that_of_its_table() -> None:

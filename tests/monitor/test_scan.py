@@ -138,20 +138,39 @@ def test_models_inside_a_module_of_ones_own_are_scanned() -> None:
 
 def test_json_is_the_promised_document(llama: Any) -> None:
     document = json.loads(attemper.scan(llama, [inputs("decoder", "left")]).to_json())
-    assert set(document) == {"schema", "model", "tokens", "backend", "sampled_rows", "sites", "skipped", "alarms"}
+    assert set(document) == {
+        "schema",
+        "model",
+        "tokens",
+        "backend",
+        "sampled_rows",
+        "fewest_keys",
+        "notes",
+        "sites",
+        "skipped",
+        "alarms",
+    }
     assert document["sampled_rows"] is None
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     site = document["sites"][0]
-    assert set(site) == {"name", "kind", "mode", "queries", "keys", "heads"}
+    assert set(site) == {"name", "layer", "kind", "mode", "queries", "keys", "heads"}
     head = site["heads"][0]
     assert list(head) == [
         "head", "entropy_nats", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_std",
         "mass", "first_token_mass", "gini", "normalized_entropy_histogram", "by_visible_keys", "rows", "empty_rows",
-        "nonfinite_rows",
+        "nonfinite_rows", "layer", "judged", "support_size", "mean_distance",
+        "entropy_with_sink_nats",
     ]  # fmt: skip
     assert head["gini"] is None
     assert len(head["normalized_entropy_histogram"]) == 32
-    assert set(head["by_visible_keys"][0]) == {"from", "to", "rows", "entropy_nats", "normalized_entropy"}
+    assert set(head["by_visible_keys"][0]) == {
+        "from",
+        "to",
+        "rows",
+        "entropy_nats",
+        "normalized_entropy",
+        "first_token_mass",
+    }
     assert sum(bucket["rows"] for bucket in head["by_visible_keys"]) == head["rows"]
     assert site["mode"] == "eval"
     assert (site["queries"], site["keys"]) == (40, 40)

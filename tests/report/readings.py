@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attemper.records import Alarm, HeadReading, Reading, SiteReading, Skipped, VisibleKeyBucket
+from attemper.records import Alarm, HeadReading, Reading, SiteReading, Skipped, VisibleKeyBucket, layer_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-def reading_of(document: dict[str, Any]) -> Reading:
-    """The document of ``attemper scan --json`` as the record it came from."""
-    return Reading(
-        model=document["model"],
-        tokens=document["tokens"],
-        backend=document["backend"],
-        sites=tuple(
-            SiteReading(**{**site, "heads": tuple(_head(head) for head in site["heads"])}) for site in document["sites"]
-        ),
-        skipped=tuple(Skipped(**skipped) for skipped in document["skipped"]),
-        alarms=tuple(Alarm(**alarm) for alarm in document["alarms"]),
-        sampled_rows=document.get("sampled_rows"),
-    )
-
-
-def _head(head: dict[str, Any]) -> HeadReading:
-    buckets = tuple(
-        VisibleKeyBucket(b["from"], b["to"], b["rows"], b["entropy_nats"], b["normalized_entropy"])
-        for b in head["by_visible_keys"]
-    )
-    histogram = tuple(head["normalized_entropy_histogram"])
-    return HeadReading(**{**head, "normalized_entropy_histogram": histogram, "by_visible_keys": buckets})
-
-
 def minilm() -> Reading:
     """A pretrained encoder of 6 layers of 12 heads over the text that ships."""
-    return reading_of(json.loads((FIXTURES / "minilm.json").read_text(encoding="utf-8")))
+    return Reading.from_json(FIXTURES / "minilm.json")
 
 
 def head(number: int, value: float | None = 0.5, **changes: Any) -> HeadReading:
@@ -64,6 +39,7 @@ def head(number: int, value: float | None = 0.5, **changes: Any) -> HeadReading:
         rows=rows,
         empty_rows=0,
         nonfinite_rows=0,
+        judged=known,
     )
     return replace(made, **changes)
 
@@ -71,12 +47,17 @@ def head(number: int, value: float | None = 0.5, **changes: Any) -> HeadReading:
 def site(name: str, heads: int = 4, kind: str = "self", mode: str = "eval", value: float | None = None) -> SiteReading:
     """A site whose heads spread over the range, or all have ``value``."""
     values = [value if value is not None else (place + 0.5) / heads for place in range(heads)]
-    return SiteReading(name, kind, mode, 256, 256, tuple(head(place, v) for place, v in enumerate(values)))
+    layer = layer_of(name)
+    heads = tuple(head(place, v, layer=layer) for place, v in enumerate(values))
+    return SiteReading(name, kind, mode, 256, 256, heads, layer=layer)
 
 
 def silent(name: str, heads: int = 4) -> SiteReading:
     """A site no row of which was valid."""
-    return SiteReading(name, "self", "eval", 8, 8, tuple(head(place, None) for place in range(heads)))
+    layer = layer_of(name)
+    return SiteReading(
+        name, "self", "eval", 8, 8, tuple(head(place, None, layer=layer) for place in range(heads)), layer=layer
+    )
 
 
 def reading(*sites: SiteReading, **changes: Any) -> Reading:

@@ -13,11 +13,10 @@ from dataclasses import replace
 import pytest
 
 from attemper import report
-from attemper.monitor.alarms import FEWEST_KEYS
+from attemper._text import shown
 from attemper.records import Reading
 from attemper.report import build, vendored
-from attemper.report import verdict as verdict_module
-from attemper.report.display import script_json, shown
+from attemper.report.display import script_json
 from attemper.report.document import stacks
 from tests.report import readings
 
@@ -132,6 +131,16 @@ def test_layers_of_a_kind_are_one_map_even_where_they_alternate() -> None:
     ]
 
 
+def test_a_map_is_labelled_by_layers_and_by_all_numbers_where_sites_share_one() -> None:
+    t5 = [readings.site(f"decoder.block.{block}.layer.{part}.attention", 2) for block in range(2) for part in range(2)]
+    towers = stacks(tuple(t5))
+    assert [tower.labels for tower in towers] == [("0.0", "0.1", "1.0", "1.1")]
+    towers = stacks(tuple(t5[::2]))
+    assert [tower.labels for tower in towers] == [("0", "1")]
+    data = data_of(report.page(readings.reading(*t5[::2], readings.site("pooler"))))
+    assert [(one["label"], one["layer"]) for one in data["sites"]] == [("0", 0), ("1", 1), ("–", None)]
+
+
 def test_layers_with_other_numbers_of_heads_are_another_map() -> None:
     sites = (readings.site("layers.0.attn", 3), readings.site("layers.1.attn", 6), readings.site("layers.2.attn", 6))
     assert [(stack.heads, stack.sites) for stack in stacks(sites)] == [(3, (0,)), (6, (1, 2))]
@@ -180,8 +189,13 @@ def test_an_empty_reading_is_a_page(reading: Reading) -> None:
     assert "Nothing measured" in html
 
 
-def test_the_page_and_the_alarms_agree_on_how_many_keys_are_enough() -> None:
-    assert verdict_module.FEWEST_KEYS == FEWEST_KEYS
+def test_a_page_says_which_heads_were_not_judged_instead_of_no_alarms() -> None:
+    short = replace(readings.head(0), judged=False)
+    html = report.page(readings.reading(replace(readings.site("layer.0", 1), heads=(short,)), fewest_keys=64))
+    assert "No alarms" not in html
+    assert "nothing needs attention" not in html
+    assert "Too few keys to judge (64 needed): the only head; give longer inputs or lower fewest_keys." in html
+    assert "No alarms." in report.page(readings.reading(readings.site("layer.0", 1)))
 
 
 def test_a_page_needs_no_torch() -> None:

@@ -72,9 +72,17 @@ def test_nothing_measured_is_said() -> None:
 
 def test_rows_that_see_too_few_keys_are_not_judged() -> None:
     one = head(0)
-    short = replace(one, by_visible_keys=(replace(one.by_visible_keys[0], first=8, last=15),))
-    found = verdict(reading(replace(site("layer.0", 1), heads=(short,))))
-    assert "no row sees 32 keys, too few to judge sharpness" in found.sentence
+    short = replace(one, judged=False)
+    found = verdict(reading(replace(site("layer.0", 1), heads=(short,)), fewest_keys=64))
+    assert found.level == "unjudged"
+    assert found.sentence == (
+        "1 head in 1 layer: the largest logit is 10 and 1 sees too few keys to judge sharpness (64 needed)."
+    )
+    found = verdict(reading(replace(site("layer.0", 2), heads=(one, replace(short, head=1)))))
+    assert found.level == "fine"
+    assert found.sentence.endswith(
+        "1 sees too few keys to judge sharpness (32 needed); nothing needs attention in the others."
+    )
 
 
 def test_what_was_skipped_is_not_passed_over() -> None:

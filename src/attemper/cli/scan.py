@@ -14,6 +14,7 @@ import typer
 from attemper._backends import checked
 from attemper.errors import BackendError, InputError
 from attemper.monitor.alarms import checked_limits
+from attemper.records import FEWEST_KEYS
 
 
 class Dtype(StrEnum):
@@ -53,6 +54,9 @@ def scan(
             metavar="NAME=V", help="Limit of an alarm: collapsed, diffuse, logits or first_token. Repeatable."
         ),
     ] = None,
+    fewest_keys: Annotated[
+        int, typer.Option(min=2, help="Keys that a row must see before its sharpness is judged.")
+    ] = FEWEST_KEYS,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
     ] = None,
@@ -87,7 +91,7 @@ def scan(
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
         result = attemper.scan(
-            loaded, batches, limits=limits, backend=backend, name=_title(model),
+            loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=_title(model),
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     if html is not None:

@@ -15,7 +15,7 @@ from attemper import _backends
 from attemper._ops import COLUMNS, FIELDS, WIDTH, column, emptied, empty_sums, joined, sampled_positions
 from attemper.functional.call import Call
 from attemper.functional.derive import Letters, derived
-from attemper.functional.names import state_fields
+from attemper.functional.names import BY_NAME, state_fields
 from attemper.functional.stats import AttentionStats
 
 _raised: dict[torch.device, Tensor] = {}
@@ -25,7 +25,7 @@ _raised: dict[torch.device, Tensor] = {}
 def accumulates(call: Call) -> bool:
     """Whether ``accumulated`` serves this call: softmax on Triton, with no statistic that the sums lack."""
     softmax = call.normalizer == "softmax" and set(state_fields(call.names)) <= set(FIELDS)
-    return call.backend == "triton" and softmax and call.positions is None
+    return call.backend == "triton" and softmax and call.positions is None and set(BY_NAME).isdisjoint(call.names)
 
 
 def fits(dtype: str, size: int) -> bool:

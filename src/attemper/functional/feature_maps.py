@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attemper._checks import did_you_mean
 from attemper.errors import InputError
 
 FeatureMap = str | Callable[[Tensor], Tensor]
@@ -28,6 +29,7 @@ def checked_map(where: str, feature_map: FeatureMap) -> FeatureMap:
         raise InputError(
             f"{where}(feature_map=...) must be one of {names}, or a function from [B, heads, tokens, D] to "
             f"[B, heads, tokens, F] that gives no negative number; got {feature_map!r}."
+            f"{did_you_mean(feature_map, NAMES)}"
         )
     return feature_map
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from attemper._checks import did_you_mean
 from attemper.errors import InputError
 
 ONE_PASS = (
@@ -59,7 +60,7 @@ def asked_names(where: str, stats: str | Iterable[str], one_pass: tuple[str, ...
     if unknown:
         raise InputError(
             f"{where}(stats=...) does not know {', '.join(map(repr, unknown))}. Valid: 'all' (one pass), or names of "
-            f"{', '.join(STATISTICS)}."
+            f"{', '.join(STATISTICS)}.{did_you_mean(unknown[0], ('all', *STATISTICS))}"
         )
     return tuple(name for name in STATISTICS if name in asked)
 
@@ -84,8 +85,19 @@ def those_of(names: tuple[str, ...], normalizer: str) -> tuple[str, ...]:
 
 
 def reading_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
-    """What a reading of heads shows, and ``stats`` beside it."""
-    return asked_names(where, ("all", *asked_names(where, stats)))
+    """What a reading of heads shows, and ``stats`` beside it.
+
+    Raises:
+        InputError: ``stats`` names something else than statistics, or ``key_mass``: over batches of other texts the
+            same key is another token, and padded queries cannot be left out of its sum.
+    """
+    asked = asked_names(where, stats)
+    if "key_mass" in asked:
+        raise InputError(
+            f"{where}(stats=...): key_mass is a number of each key, not of a head, so no reading can show it. Take it "
+            "from attemper.attention_statistics(query, key, stats=('key_mass',)) for one call."
+        )
+    return asked_names(where, ("all", *asked))
 
 
 def with_kept(asked: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from attemper._checks import did_you_mean
 from attemper._ops import ROW_NORMALIZERS
 from attemper.errors import InputError
 
@@ -58,6 +59,7 @@ def normalization(where: str, given: object) -> Normalization:
     raise InputError(
         f"{where}(normalizer=...) must be one of {', '.join(map(repr, NAMES))}, or an object of attemper.nn: TopK(k), "
         f"Threshold(min_weight), Entmax(alpha), Sigmoid(bias), Sink(num_heads), ScalableSoftmax(s); got {given!r}."
+        f"{did_you_mean(given, NAMES)}"
     )
 
 

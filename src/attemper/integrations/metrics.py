@@ -19,12 +19,13 @@ from attemper._checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.alarms import LIMITS
 from attemper.monitor.result import Scan
+from attemper.records import BY_NAME
 
 logger = logging.getLogger("attemper")
 
 STATISTICS = (
     "entropy_nats", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_std", "mass",
-    "first_token_mass", "gini",
+    "first_token_mass", *BY_NAME,
 )  # fmt: skip
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")

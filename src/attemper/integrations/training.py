@@ -16,7 +16,7 @@ from attemper.integrations.metrics import Keep, budget, checked_statistics, scal
 from attemper.integrations.sinks import Sinks
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
-from attemper.records import SEVERITIES, Alarm
+from attemper.records import BY_NAME, SEVERITIES, Alarm
 from attemper.sites.wrappers import unwrapped
 
 logger = logging.getLogger("attemper")
@@ -61,7 +61,7 @@ class Monitor:
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm must be a function of an Alarm, got {type(on_alarm).__name__}.")
         self._on_alarm = on_alarm
-        extra = [name for name in self._stats if name == "gini"]
+        extra = [name.removesuffix("_nats") for name in self._stats if name in BY_NAME]
         self._options = {"every": every, "rows": rows, "stats": ["all", *extra], **options}
         watch(nn.Identity(), **self._options).close()  # mistakes are told here, not when training begins
         self._open = ExitStack()

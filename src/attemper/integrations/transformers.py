@@ -61,7 +61,7 @@ class AttemperCallback(TrainerCallback):
             then of heads, each level with all its names or not at all.
         filter: a function of a name, or glob patterns: which names are sent.
         on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
-        options: of :func:`attemper.watch`: sites, observe, backend, limits.
+        options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 
     Attributes:
         watch: the running ``Watch``, or the last one; None before training and in processes that do not watch.

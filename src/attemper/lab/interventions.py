@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from attemper.errors import InputError
+from attemper._checks import one_of
 from attemper.lab.model import ByteConfig, ByteModel
 
 THRESHOLD = 100.0
@@ -90,6 +90,5 @@ def configured(config: ByteConfig, name: str) -> ByteConfig:
     Raises:
         InputError: no intervention has this name.
     """
-    if name not in INTERVENTIONS:
-        raise InputError(f"intervention must be one of {', '.join(map(repr, INTERVENTIONS))}; got {name!r}.")
+    one_of("intervention", name, INTERVENTIONS)
     return replace(config, qk_norm=True) if name == "QK-norm" else config

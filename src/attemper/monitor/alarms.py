@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from attemper._checks import one_of
 from attemper.errors import InputError
-from attemper.records import Alarm, HeadReading, SiteReading
+from attemper.records import FEWEST_KEYS, Alarm, HeadReading, SiteReading
 
 LIMITS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}
 """collapsed: normalised entropy below; diffuse: above; logits: largest score above; first_token: weight on it above."""
-
-FEWEST_KEYS = 32
-"""A row must see this many keys before its sharpness says anything."""
 
 _ADVICE = {
     "collapsed": (
@@ -57,13 +54,35 @@ def checked_limits(limits: Mapping[str, float] | None) -> dict[str, float]:
     return merged
 
 
-def alarms(sites: tuple[SiteReading, ...], limits: Mapping[str, float] | None = None) -> tuple[Alarm, ...]:
-    """Alarms of a scan. Sharpness is a notice: only a history or a baseline tells trouble from a healthy sharp head."""
+def checked_fewest_keys(where: str, fewest_keys: int) -> int:
+    """``fewest_keys`` if it is a whole number of at least 2.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(fewest_keys, bool) or not isinstance(fewest_keys, int) or fewest_keys < 2:
+        raise InputError(
+            f"{where}(fewest_keys=...) must be a whole number of at least 2, got {fewest_keys!r}. It is how many keys "
+            f"a row must see before its sharpness is judged ({FEWEST_KEYS} unless told); a row with one key has none."
+        )
+    return fewest_keys
+
+
+def alarms(
+    sites: tuple[SiteReading, ...], limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS
+) -> tuple[Alarm, ...]:
+    """Alarms of a scan. Sharpness is a notice: only a history or a baseline tells trouble from a healthy sharp head.
+
+    Args:
+        sites: their buckets by visible keys have an edge at ``fewest_keys``.
+        limits: by kind, in the place of ``LIMITS``.
+        fewest_keys: rows that see fewer say nothing about sharpness or first tokens.
+    """
     checked = checked_limits(limits)
-    return tuple(alarm for site in sites for head in site.heads for alarm in _of_head(site, head, checked))
+    return tuple(alarm for site in sites for head in site.heads for alarm in _of_head(site, head, checked, fewest_keys))
 
 
-def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float]) -> Iterator[Alarm]:
+def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float], fewest_keys: int) -> Iterator[Alarm]:
     where = f"{site.name} head {head.head}"
 
     def alarm(kind: str, severity: str, value: float, limit: float | None, message: str) -> Alarm:
@@ -78,7 +97,9 @@ def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float]) 
             None,
             f"{head.nonfinite_rows} of {total} rows have a NaN or infinite score",
         )
-    entropy, first = _over_enough_keys(head, "normalized_entropy"), _over_enough_keys(head, "first_token_mass")
+    entropy, first = (
+        _over_enough_keys(head, statistic, fewest_keys) for statistic in ("normalized_entropy", "first_token_mass")
+    )
     if entropy is not None and entropy < limits["collapsed"]:
         yield alarm(
             "collapsed", "notice", entropy, limits["collapsed"], f"normalised entropy {entropy:.3f} is very low"
@@ -95,9 +116,9 @@ def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float]) 
         )
 
 
-def _over_enough_keys(head: HeadReading, statistic: str) -> float | None:
-    """Mean over rows that see at least ``FEWEST_KEYS`` keys; None if no row does."""
-    buckets = [bucket for bucket in head.by_visible_keys if bucket.first >= FEWEST_KEYS]
+def _over_enough_keys(head: HeadReading, statistic: str, fewest_keys: int) -> float | None:
+    """Mean over rows that see at least ``fewest_keys`` keys; None if no row does."""
+    buckets = [bucket for bucket in head.by_visible_keys if bucket.first >= fewest_keys]
     rows = sum(bucket.rows for bucket in buckets)
     values = [getattr(bucket, statistic) for bucket in buckets]
     if not rows or None in values:

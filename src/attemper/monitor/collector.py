@@ -19,9 +19,9 @@ from attemper.functional.names import those_of
 from attemper.functional.normalization import map_of
 from attemper.functional.stats import AttentionStats
 from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
-from attemper.monitor.reduction import SiteReduction
+from attemper.monitor.reduction import SiteReduction, fits_buckets
 from attemper.monitor.tapped import TappedSums
-from attemper.records import SiteReading, Skipped
+from attemper.records import FEWEST_KEYS, SiteReading, Skipped
 from attemper.sites.callers import projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.observer import AttentionCall, UnsupportedCallError
@@ -56,10 +56,9 @@ class Collector:
     def __init__(
         self, model: nn.Module, stats: tuple[str, ...], backend: str, context: CallContext, *, replace: bool,
         rows: int | None = None, wanted: tuple[str, ...] | None = None,
-        quiet: Callable[[str, Exception], None] | None = None,
+        quiet: Callable[[str, Exception], None] | None = None, fewest_keys: int = FEWEST_KEYS,
     ) -> None:  # fmt: skip
-        # A sum over all rows cannot leave padded ones out, and no reading shows it.
-        stats = tuple(name for name in stats if name != "key_mass")
+        self.fewest_keys = fewest_keys
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}
@@ -78,7 +77,7 @@ class Collector:
         """Name of a tap -> that of the module in which its attention ran."""
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
-        self.tapped = TappedSums(stats, backend, rows)
+        self.tapped = TappedSums(stats, backend, rows, fewest_keys)
         self.period = 0
         """Counts steps (or passes), so that samples can be told apart."""
         self._read = -1
@@ -150,7 +149,7 @@ class Collector:
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
             real, reason = self._real(kind, shape, plan.rows, call.tokens)
-            found = None if reason else measured(plan, real, shape[2])
+            found = None if reason else measured(plan, real, shape[2], sums=fits_buckets(self.fewest_keys))
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
@@ -286,7 +285,7 @@ class Collector:
     def _site(self, key: Key, heads: int, device: torch.device) -> SiteReduction | None:
         """The site of a call with so many heads; None where it had another number of them before."""
         if key not in self.sites:
-            self.sites[key] = SiteReduction(*key, heads=heads, device=device)
+            self.sites[key] = SiteReduction(*key, heads=heads, device=device, fewest_keys=self.fewest_keys)
         site = self.sites[key]
         if site.heads == heads:
             return site
@@ -352,13 +351,13 @@ class Collector:
         return tuple(Skipped(name, reason) for name, reason in found.items())
 
 
-def measured(call: Call, real: Tensor | None, queries: int) -> AttentionStats | Accumulated:
-    """What a call adds: sums on the device where its backend makes them, statistics of rows elsewhere.
+def measured(call: Call, real: Tensor | None, queries: int, *, sums: bool = True) -> AttentionStats | Accumulated:
+    """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.
 
     ``real``: [B, Q] bool, which of all its ``queries`` count.
     """
     with torch.no_grad():
-        if accumulates(call):
+        if sums and accumulates(call):
             included = None if real is None else _chosen(real.to(call.query.device), call.rows)
             return accumulated(call, included, queries)
         stats = executed(call, queries).stats

@@ -7,19 +7,20 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper._checks import one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.result import Scan
-from attemper.records import SCHEMA, Reading
+from attemper.records import BY_NAME, SCHEMA, Reading, SiteReading
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console, ConsoleOptions, RenderResult
 
-STATISTICS = ("normalized_entropy", "effective_tokens", "max_logit", "first_token_mass")
-"""What is compared of each head, in the order of columns."""
+ALWAYS = ("normalized_entropy", "effective_tokens", "max_logit", "first_token_mass")
+STATISTICS = (*ALWAYS, *BY_NAME)
+"""What is compared of each head, in the order of columns; after ``ALWAYS``, what a scan has if it was asked for."""
 Given = Scan | Reading | Mapping[str, Any] | str | os.PathLike[str]
 Key = tuple[str, str, str]
 """(name, kind, mode): a site in training is not the same in evaluation."""
@@ -37,6 +38,11 @@ class HeadChange:
     effective_tokens: tuple[float | None, float | None]
     max_logit: tuple[float | None, float | None]
     first_token_mass: tuple[float | None, float | None]
+    support_size: tuple[float | None, float | None] = (None, None)
+    mean_distance: tuple[float | None, float | None] = (None, None)
+    gini: tuple[float | None, float | None] = (None, None)
+    entropy_with_sink_nats: tuple[float | None, float | None] = (None, None)
+    layer: int | None = None
 
     def change(self, statistic: str) -> float | None:
         """After minus before; None where either is missing."""
@@ -67,8 +73,7 @@ class Comparison:
         Raises:
             InputError: the statistic is not one of ``STATISTICS``.
         """
-        if statistic not in STATISTICS:
-            raise InputError(f"largest(statistic) must be one of {', '.join(STATISTICS)}; got {statistic!r}.")
+        one_of("largest(statistic)", statistic, STATISTICS)
         return tuple(sorted(self.heads, key=lambda head: _size(head, statistic), reverse=True)[:count])
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +92,7 @@ class Comparison:
         return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each head: site, kind, mode, head, and of each statistic ``_before``, ``_after`` and ``_change``.
+        """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -98,7 +103,9 @@ class Comparison:
             raise MissingExtraError("Comparison.to_pandas", "pandas", "pandas") from error
         rows = []
         for head in self.heads:
-            row: dict[str, Any] = {"site": head.site, "kind": head.kind, "mode": head.mode, "head": head.head}
+            row: dict[str, Any] = {
+                "site": head.site, "layer": head.layer, "kind": head.kind, "mode": head.mode, "head": head.head,
+            }  # fmt: skip
             for statistic in STATISTICS:
                 before, after = getattr(head, statistic)
                 row |= {
@@ -107,7 +114,8 @@ class Comparison:
                     f"{statistic}_change": head.change(statistic),
                 }
             rows.append(row)
-        return pandas.DataFrame(rows)
+        frame = pandas.DataFrame(rows)
+        return frame.astype({"layer": "Int64"}) if rows else frame
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.monitor.compare_table import table
@@ -134,8 +142,8 @@ def compare(before: Given, after: Given) -> Comparison:
         print(attemper.compare(attemper.scan(old, batches), attemper.scan(new, batches)))
 
     Args:
-        before, after: a ``Scan``, its ``reading``, the document of ``to_dict`` or ``scan --json``, or the path of a
-            file that holds it. Compare scans of the same texts: other texts change the numbers, too.
+        before, after: a ``Scan``, its ``reading``, the document of ``to_dict``, the JSON of ``scan --json``, or the
+            path of a file that holds it. Compare scans of the same texts: other texts change the numbers, too.
 
     Returns:
         A :class:`Comparison`; sites that only one has are listed in it.
@@ -144,8 +152,8 @@ def compare(before: Given, after: Given) -> Comparison:
         InputError: a site has not the same number of heads in both; the two have no site in common; or what is given
             is not a scan.
     """
-    first, second = _document_of("before", before), _document_of("after", after)
-    sites, others = _sites("before", first), _sites("after", second)
+    first, second = _reading_of("before", before), _reading_of("after", after)
+    sites, others = _sites(first), _sites(second)
     shared = [key for key in sites if key in others]
     if not shared:
         raise InputError(
@@ -155,53 +163,43 @@ def compare(before: Given, after: Given) -> Comparison:
     heads = [change for key in shared for change in _changes(key, sites[key], others[key])]
     heads.sort(key=lambda head: [_size(head, statistic) for statistic in STATISTICS], reverse=True)
     return Comparison(
-        str(first["model"]), str(second["model"]), tuple(heads),
+        first.model, second.model, tuple(heads),
         tuple(key[0] for key in sites if key not in others), tuple(key[0] for key in others if key not in sites),
     )  # fmt: skip
 
 
-def _document_of(side: str, given: Given) -> Mapping[str, Any]:
+def _reading_of(side: str, given: Given) -> Reading:
     if isinstance(given, Scan | Reading):
-        return given.to_dict()
-    document: Any = given
-    if isinstance(given, str | os.PathLike):
-        try:
-            document = json.loads(Path(given).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"compare({side}): {os.fspath(given)!r} is no file with a scan in it: {error}.") from error
-    if not isinstance(document, Mapping) or not {"schema", "model", "sites"} <= set(document):
+        return given.reading if isinstance(given, Scan) else given
+    if not isinstance(given, str | os.PathLike | Mapping):
         raise InputError(
             f"compare({side}) must be a Scan, its reading, or what `attemper scan --json` prints; got "
-            f"{type(document).__name__}."
+            f"{type(given).__name__}."
         )
-    if document["schema"] != SCHEMA:
-        raise InputError(f"compare({side}): a scan of schema {document['schema']}, and this version reads {SCHEMA}.")
-    return document
-
-
-def _sites(side: str, document: Mapping[str, Any]) -> dict[Key, list[Mapping[str, Any]]]:
     try:
-        return {
-            (site["name"], site["kind"], site["mode"]): [
-                {name: head[name] for name in ("head", *STATISTICS)} for head in site["heads"]
-            ]
-            for site in document["sites"]
-        }
-    except (KeyError, TypeError) as error:
-        raise InputError(f"compare({side}): its sites are not those of a scan: {error!r}.") from error
+        return Reading.from_dict(given) if isinstance(given, Mapping) else Reading.from_json(given)
+    except InputError as error:
+        raise InputError(f"compare({side}): {error}") from error
 
 
-def _changes(key: Key, before: list[Mapping[str, Any]], after: list[Mapping[str, Any]]) -> list[HeadChange]:
-    others = {head["head"]: head for head in after}
-    if {head["head"] for head in before} != set(others):
+def _sites(reading: Reading) -> dict[Key, SiteReading]:
+    return {(site.name, site.kind, site.mode): site for site in reading.sites}
+
+
+def _changes(key: Key, before: SiteReading, after: SiteReading) -> list[HeadChange]:
+    others = {head.head: head for head in after.heads}
+    if {head.head for head in before.heads} != set(others):
         raise InputError(
-            f"compare: {key[0]} has {len(before)} heads before and {len(after)} after: head by head there is nothing "
-            "to compare. The two must be of the same architecture."
+            f"compare: {key[0]} has {len(before.heads)} heads before and {len(after.heads)} after: head by head there "
+            "is nothing to compare. The two must be of the same architecture."
         )
     return [
-        HeadChange(*key, one["head"], **{name: (one[name], other[name]) for name in STATISTICS})
-        for one, other in ((head, others[head["head"]]) for head in before)
-    ]
+        HeadChange(
+            *key, head.head, **{name: (getattr(head, name), getattr(others[head.head], name)) for name in STATISTICS},
+            layer=before.layer,
+        )
+        for head in before.heads
+    ]  # fmt: skip
 
 
 def _size(head: HeadChange, statistic: str) -> float:
@@ -221,6 +219,6 @@ def _document(head: HeadChange) -> dict[str, Any]:
     return plain
 
 
-def _names(sites: Mapping[Key, Any]) -> str:
+def _names(sites: Mapping[Key, SiteReading]) -> str:
     shown = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
     return ", ".join(shown) + (", ..." if len(sites) > 3 else "") if shown else "none"

@@ -6,11 +6,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attemper.monitor.compare import STATISTICS, Comparison, HeadChange
+from attemper.monitor.compare import ALWAYS, STATISTICS, Comparison, HeadChange
 
 _SHOWN = 20
-_TITLES = ("entropy, % of log n", "effective tokens", "max logit", "first token, %")
-_SHARES = ("normalized_entropy", "first_token_mass")
+_TITLES = {
+    "normalized_entropy": "entropy, % of log n",
+    "effective_tokens": "effective tokens",
+    "max_logit": "max logit",
+    "first_token_mass": "first token, %",
+    "support_size": "support size",
+    "mean_distance": "mean distance",
+    "gini": "gini, %",
+    "entropy_with_sink_nats": "entropy with sink",
+}
+_SHARES = ("normalized_entropy", "first_token_mass", "gini")
 """Shown in percent."""
 
 
@@ -22,13 +31,18 @@ def table(comparison: Comparison) -> RenderableType:
     ]
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("site", overflow="fold")
+    grid.add_column("layer", justify="right")
     grid.add_column("head", justify="right")
-    for title in _TITLES:
-        grid.add_column(title, justify="right", no_wrap=True)
+    shown = [
+        name for name in STATISTICS if name in ALWAYS or any(getattr(head, name) != (None, None) for head in heads)
+    ]
+    for name in shown:
+        grid.add_column(_TITLES[name], justify="right", no_wrap=True)
     modes = {head.mode for head in heads}
     for head in heads[:_SHOWN]:
         site = f"{head.site} ({head.mode})" if len(modes) > 1 else head.site
-        grid.add_row(site, str(head.head), *(_cell(head, statistic) for statistic in STATISTICS))
+        layer = "-" if head.layer is None else str(head.layer)
+        grid.add_row(site, layer, str(head.head), *(_cell(head, statistic) for statistic in shown))
     parts.append(grid)
     if len(heads) > _SHOWN:
         parts.append(Text(f"and {len(heads) - _SHOWN} heads that changed less", style="dim"))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from attemper.functional.accumulated import COLUMNS, column, joined, summed
 from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS, AttentionStats, by_head
-from attemper.records import HeadReading, SiteReading, VisibleKeyBucket, number
+from attemper.records import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, layer_of, number
 
 _MEANS = (
     "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass",
-    "gini",
+    "gini", "support_size", "mean_distance", "entropy_with_sink",
 )  # fmt: skip
 """Statistics of which a reading shows the mean."""
 
@@ -28,8 +28,12 @@ _CURVE = ("entropy", "normalized_entropy", "first_token_mass")
 class SiteReduction:
     """Sums over all rows that one site has shown so far: batches in any order give the same reading."""
 
-    def __init__(self, name: str, kind: str, mode: str, heads: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, name: str, kind: str, mode: str, heads: int, device: torch.device | None = None,
+        fewest_keys: int = FEWEST_KEYS,
+    ) -> None:  # fmt: skip
         self.name, self.kind, self.mode = name, kind, mode
+        self.fewest_keys = fewest_keys
         self.queries = self.keys = 0
         self.heads = heads
         self.normalizer = "softmax"
@@ -45,7 +49,8 @@ class SiteReduction:
             self._max_logit = torch.full_like(zeros, -math.inf)
             self._rows, self._empty, self._nonfinite = zeros.clone(), zeros.clone(), zeros.clone()
             self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=device)
-            self._bucket_rows = torch.zeros((heads, BUCKETS), dtype=torch.float64, device=device)
+            parts = 1 if fits_buckets(fewest_keys) else 2
+            self._bucket_rows = torch.zeros((parts, heads, BUCKETS), dtype=torch.float64, device=device)
         self._bucket_sums: dict[str, Tensor] = {}
         self._added: Tensor | None = None
         """Sums of ``add_sums`` that are not among the others yet."""
@@ -56,8 +61,7 @@ class SiteReduction:
             return
         self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
         self.normalizer = stats.normalizer
-        sums = summed(stats) if _SHOWN.issubset(stats.names) and "gini" not in stats else None
-        if sums is not None:
+        if self._has_sums(stats) and (sums := summed(stats)) is not None:
             self.add_sums(sums, queries, keys)
             return
         self._add_means(stats)
@@ -68,8 +72,23 @@ class SiteReduction:
         self._empty += empty.to(self._rows.device)
         self._nonfinite += nonfinite.to(self._rows.device)
         self._histogram += stats.histogram().to(self._histogram.device)
-        curve = stats.by_visible_keys()
-        self._add_binned(curve.rows, curve.sums)
+        curves = [part.by_visible_keys() for part in self._parted(stats)]
+        self._add_binned(
+            torch.stack([curve.rows for curve in curves]),
+            {statistic: torch.stack([curve.sums[statistic] for curve in curves]) for statistic in curves[0].sums},
+        )
+
+    def _has_sums(self, stats: AttentionStats) -> bool:
+        """Whether sums of a kernel hold all that a reading shows of these statistics."""
+        by_name = {*_MEANS} - {*_IN_SUMS}
+        return _SHOWN.issubset(stats.names) and by_name.isdisjoint(stats.names) and fits_buckets(self.fewest_keys)
+
+    def _parted(self, stats: AttentionStats) -> tuple[AttentionStats, ...]:
+        """Rows that see too few keys to be judged and the others, where one bucket would hold both."""
+        if fits_buckets(self.fewest_keys):
+            return (stats,)
+        enough = stats.visible_keys >= self.fewest_keys
+        return stats.where(~enough), stats.where(enough)
 
     def _add_means(self, stats: AttentionStats) -> None:
         """Sums and counts of every mean as one stacked tensor: a sampled training step waits for this."""
@@ -106,8 +125,8 @@ class SiteReduction:
         self._empty += column(sums, "empty")
         self._nonfinite += column(sums, "nonfinite")
         self._histogram += column(sums, "histogram").to(self._histogram.dtype)
-        curve = {statistic: column(sums, f"curve_{statistic}") for statistic in _CURVE}
-        self._add_binned(column(sums, "curve_rows"), curve)
+        curve = {statistic: column(sums, f"curve_{statistic}")[None] for statistic in _CURVE}
+        self._add_binned(column(sums, "curve_rows")[None], curve)
 
     def with_sums_of(self, other: SiteReduction) -> SiteReduction:
         """A copy with the rows of ``other`` as well, which has as many heads, and holds nothing but sums."""
@@ -119,14 +138,16 @@ class SiteReduction:
     def reading(self) -> SiteReading:
         """Means over everything added so far."""
         self._take_in()
-        heads = tuple(self._head(head) for head in range(self.heads))
-        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer)
+        layer = layer_of(self.name)
+        heads = tuple(self._head(head, layer) for head in range(self.heads))
+        return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer, layer)
 
     def _mean(self, statistic: str, head: int) -> float | None:
         count = float(self._counts[statistic][head])
         return number(float(self._sums[statistic][head]) / count) if count else None
 
-    def _head(self, head: int) -> HeadReading:
+    def _head(self, head: int, layer: int | None) -> HeadReading:
+        buckets = self._buckets(head)
         variance = self._mean("logit_variance", head)
         return HeadReading(
             head=head,
@@ -140,27 +161,42 @@ class SiteReduction:
             first_token_mass=self._mean("first_token_mass", head),
             gini=self._mean("gini", head),
             normalized_entropy_histogram=tuple(self._histogram[head].tolist()),
-            by_visible_keys=self._buckets(head),
+            by_visible_keys=buckets,
             rows=int(self._rows[head]),
             empty_rows=int(self._empty[head]),
             nonfinite_rows=int(self._nonfinite[head]),
+            layer=layer,
+            support_size=self._mean("support_size", head),
+            mean_distance=self._mean("mean_distance", head),
+            entropy_with_sink_nats=self._mean("entropy_with_sink", head),
+            judged=any(bucket.first >= self.fewest_keys for bucket in buckets),
         )
 
     def _buckets(self, head: int) -> tuple[VisibleKeyBucket, ...]:
-        buckets = []
-        for index, rows in enumerate(self._bucket_rows[head].tolist()):
-            if rows:
-                means = {name: float(sums[head, index]) / rows for name, sums in self._bucket_sums.items()}
-                first = 1 << index
-                buckets.append(
-                    VisibleKeyBucket(
-                        first=first,
-                        last=2 * first - 1,
-                        rows=int(rows),
-                        entropy_nats=means.get("entropy"),
-                        # A row with one key has no normalised entropy, and no key beside the first.
-                        normalized_entropy=means.get("normalized_entropy") if index else None,
-                        first_token_mass=means.get("first_token_mass") if index else None,
-                    )
-                )
-        return tuple(buckets)
+        found = self._bucket_rows[:, head].T.tolist()
+        return tuple(
+            self._bucket(head, index, part, int(rows))
+            for index, parts in enumerate(found)
+            for part, rows in enumerate(parts)
+            if rows
+        )
+
+    def _bucket(self, head: int, index: int, part: int, rows: int) -> VisibleKeyBucket:
+        first, last = 1 << index, (2 << index) - 1
+        if first < self.fewest_keys <= last:
+            first, last = (self.fewest_keys, last) if part else (first, self.fewest_keys - 1)
+        means = {name: float(sums[part, head, index]) / rows for name, sums in self._bucket_sums.items()}
+        return VisibleKeyBucket(
+            first=first,
+            last=last,
+            rows=rows,
+            entropy_nats=means.get("entropy"),
+            # A row with one key has no normalised entropy, and no key beside the first.
+            normalized_entropy=means.get("normalized_entropy") if index else None,
+            first_token_mass=means.get("first_token_mass") if index else None,
+        )
+
+
+def fits_buckets(fewest_keys: int) -> bool:
+    """Whether an edge of the buckets by visible keys, which are powers of two, is at ``fewest_keys``."""
+    return fewest_keys & (fewest_keys - 1) == 0

@@ -25,9 +25,21 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: Mapping[str, AttentionStats | Accumulated]) -> None:
+    def __init__(self, reading: Reading, last: Mapping[str, AttentionStats | Accumulated] | None) -> None:
         self.reading = reading
-        self._last = last
+        self._loaded = last is None
+        self._last = last or {}
+
+    @classmethod
+    def from_json(cls, source: str | os.PathLike[str]) -> Scan:
+        """A scan from the JSON of ``to_json`` or ``attemper scan --json``: the text, or the path of a file with it.
+
+        It has every reading and no statistics of rows: ``row_statistics`` raises.
+
+        Raises:
+            InputError: the file cannot be read, or is not the JSON of a scan of a schema that this version knows.
+        """
+        return cls(Reading.from_json(source), None)
 
     @property
     def model(self) -> str:
@@ -55,8 +67,13 @@ class Scan:
     def alarms(self) -> tuple[Alarm, ...]:
         return self.reading.alarms
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the alarms do not cover: heads that were not judged, and why."""
+        return self.reading.notes
+
     def to_dict(self) -> dict[str, Any]:
-        """The document of ``attemper scan --json``, schema 1."""
+        """The document of ``attemper scan --json``, schema 2."""
         return self.reading.to_dict()
 
     def to_json(self, indent: int | None = None) -> str:
@@ -79,7 +96,7 @@ class Scan:
         return write(self.reading, path)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per head: site, kind, mode, and every number of ``HeadReading``.
+        """One row per head: site, layer, kind, mode, and every number of ``HeadReading``.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -89,28 +106,35 @@ class Scan:
         except ImportError as error:
             raise MissingExtraError("Scan.to_pandas", "pandas", "pandas") from error
         left_out = ("normalized_entropy_histogram", "by_visible_keys")
-        return pandas.DataFrame(
-            {"site": site.name, "kind": site.kind, "mode": site.mode}
+        frame = pandas.DataFrame(
+            {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
             | {name: value for name, value in head.to_dict().items() if name not in left_out}
             for site in self.sites
             for head in site.heads
         )
+        return frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
 
     def row_statistics(self, site: str) -> AttentionStats:
         """Per-row statistics [B, H, Q] of the last batch at ``site``.
 
         Raises:
-            InputError: no site has this name, or its rows were summed inside a CUDA graph.
+            InputError: no site has this name; its rows were summed inside a CUDA graph; or the scan was loaded from
+                JSON.
         """
         if site in self._last:
             last = self._last[site]
             return last.statistics() if isinstance(last, Accumulated) else last
+        if self._loaded:
+            raise InputError(
+                f"row_statistics({site!r}): this scan was loaded from JSON, which holds readings of heads and no rows. "
+                "Scan the model again to see them."
+            )
         if any(reading.name == site for reading in self.sites):
             raise InputError(
                 f"row_statistics({site!r}): its rows were summed on the device, in compiled code that may be a CUDA "
                 "graph, and none of them was kept. Run the model without torch.compile to see them."
             )
-        raise InputError(f"no site {site!r} was seen. Sites: {', '.join(self._last)}.")
+        raise InputError(f"no site {site!r} was seen. Sites: {', '.join(site.name for site in self.sites)}.")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.monitor.table import table
@@ -127,4 +151,4 @@ class Scan:
     def __repr__(self) -> str:
         heads = sum(len(site.heads) for site in self.sites)
         counts = f"{len(self.sites)} sites, {heads} heads, {self.tokens} tokens, {len(self.alarms)} alarms"
-        return f"Scan({self.model!r}: {counts})"
+        return f"Scan({self.model!r}: {'; '.join((counts, *self.notes))})"

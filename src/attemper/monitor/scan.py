@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from attemper.errors import InputError
 from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
-from attemper.monitor.alarms import alarms, checked_limits
+from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.result import Scan
-from attemper.records import Reading
+from attemper.records import FEWEST_KEYS, Reading
 from attemper.sites import functions, public_functions
 from attemper.sites import transformers as registry
 from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
@@ -33,8 +33,8 @@ ADVICE = (
 
 def scan(
     model: nn.Module, batches: Iterable[Any], *, stats: str | Iterable[str] = "all",
-    limits: Mapping[str, float] | None = None, backend: str = "auto", name: str | None = None,
-    on_batch: Callable[[int], None] | None = None,
+    limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS, backend: str = "auto",
+    name: str | None = None, on_batch: Callable[[int], None] | None = None,
 ) -> Scan:  # fmt: skip
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
@@ -47,8 +47,11 @@ def scan(
         model: any module.
         batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor
             (``model(batch)``), on the model's device.
-        stats: which statistics; "all" is what the readings show. Add "gini" for ``HeadReading.gini``.
+        stats: what is measured beside "all", which always is: support_size, mean_distance, gini, entropy_with_sink.
+            Every reading then shows it. lse, mean_logit and visible_keys are of rows: see ``row_statistics``.
         limits: of alarms, by kind: collapsed, diffuse, logits, first_token; those not named keep their default.
+        fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
+            such a row is not ``judged``, and the result's ``notes`` say so.
         backend: as in :func:`attemper.attention`.
         name: of the model in the result; None for its class and, if it has one, the path it was loaded from.
         on_batch: called with the number of batches done, after each.
@@ -62,11 +65,11 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    checked = checked_limits(limits)
+    checked, fewest_keys = checked_limits(limits), checked_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
     checked_backend(backend, device_of(model))
     done, context = 0, CallContext()
-    collector = Collector(model, names, backend, context, replace=True)
+    collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
     with ExitStack() as stack:
         switch = stack.enter_context(registry.switched(model))
         stack.enter_context(tracked(context, model, registry.pretrained(model)))
@@ -87,7 +90,8 @@ def scan(
         raise InputError(f"scan saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
     found = collector.found()
     title = name or _title(model)
-    reading = Reading(title, found.tokens, found.backend, found.sites, found.skipped, alarms(found.sites, checked))
+    raised = alarms(found.sites, checked, fewest_keys)
+    reading = Reading(title, found.tokens, found.backend, found.sites, found.skipped, raised, fewest_keys=fewest_keys)
     return Scan(reading, found.last)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.records import Alarm, HeadReading, Reading, SiteReading
+from attemper._text import shown
+from attemper.records import Alarm, HeadReading, Reading, SiteReading, labels_of, pattern_of
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -20,20 +20,26 @@ _STYLES = {"notice": "cyan", "warning": "yellow", "critical": "bold red"}
 
 _OTHER_COLUMNS = 31
 """Width of what stands beside the heads."""
+_BY_NAME = {
+    "support_size": ("support", 1),
+    "mean_distance": ("distance", 1),
+    "gini": ("gini", 3),
+    "entropy_with_sink_nats": ("H with sink", 2),
+}
+"""Title and digits of a column that stands there if some head of the group has its number."""
 
 
 def table(reading: Reading, width: int) -> RenderableType:
     """The whole reading: one table per kind of site, then alarms and what was skipped; heads broken to ``width``
     columns.
     """
-    heads_a_line = max(4, (width - _OTHER_COLUMNS) // 4)
     parts: list[RenderableType] = [_headline(reading)]
     stacks: dict[tuple[str, str, str], list[SiteReading]] = {}
     for site in reading.sites:
-        stacks.setdefault((_pattern(site.name), site.kind, site.mode), []).append(site)
+        stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
     for (pattern, kind, mode), sites in stacks.items():
-        parts += _group(pattern, kind, mode, sites, heads_a_line)
-    parts += _alarms(reading.alarms)
+        parts += _group(pattern, kind, mode, sites, width)
+    parts += _alarms(reading)
     parts += [Text.assemble(("skipped ", "yellow"), s.name, ": ", s.reason) for s in reading.skipped]
     return Group(*parts)
 
@@ -46,26 +52,20 @@ def _headline(reading: Reading) -> Text:
     return Text.assemble((reading.model, "bold"), counts)
 
 
-def _pattern(name: str) -> str:
-    """A site's name with its numbers starred: what the sites of a stack share."""
-    return re.sub(r"\d+", "*", name)
-
-
-def _numbers(name: str) -> str:
-    """The numbers that tell a site from the others of its stack."""
-    return ".".join(re.findall(r"\d+", name)) or "-"
-
-
-def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], heads_a_line: int) -> Iterator[RenderableType]:
+def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], width: int) -> Iterator[RenderableType]:
+    heads = [head for site in sites for head in site.heads]
+    extra = [name for name in _BY_NAME if any(getattr(head, name) is not None for head in heads)]
+    titles = ["H nats", "tokens", "max logit", *(_BY_NAME[name][0] for name in extra)]
+    heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(title) + 1 for title in titles[3:])) // 4)
     queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
     yield Text.assemble("\n", (pattern, "bold"), f"  {kind} attention, {mode}, up to {queries} queries x {keys} keys")
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("layer", justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
-    for title in ("H nats", "tokens", "max logit"):
+    for title in titles:
         grid.add_column(title, justify="right")
-    for site in sites:
-        grid.add_row(_numbers(site.name), _cells(site.heads, heads_a_line), *_summary(site.heads))
+    for site, label in zip(sites, labels_of(sites), strict=True):
+        grid.add_row(label, _cells(site.heads, heads_a_line), *_summary(site.heads, extra))
     yield grid
 
 
@@ -89,8 +89,8 @@ def _cell(head: HeadReading) -> tuple[str, str]:
     return f"{value * 100:3.0f}", f"{'black' if value > 0.5 else 'white'} on {colour}"
 
 
-def _summary(heads: tuple[HeadReading, ...]) -> tuple[str, str, str]:
-    """Mean entropy and effective tokens over heads, and the largest logit."""
+def _summary(heads: tuple[HeadReading, ...], extra: list[str]) -> list[str]:
+    """Mean entropy and effective tokens over heads, the largest logit, and means of what was asked for by name."""
 
     def known(name: str) -> list[float]:
         return [value for head in heads if (value := getattr(head, name)) is not None]
@@ -100,15 +100,24 @@ def _summary(heads: tuple[HeadReading, ...]) -> tuple[str, str, str]:
         return f"{sum(values) / len(values):.{digits}f}" if values else "-"
 
     logits = known("max_logit")
-    return mean("entropy_nats", 2), mean("effective_tokens", 1), f"{max(logits):.1f}" if logits else "-"
+    largest = f"{max(logits):.1f}" if logits else "-"
+    rest = [mean(name, _BY_NAME[name][1]) for name in extra]
+    return [mean("entropy_nats", 2), mean("effective_tokens", 1), largest, *rest]
 
 
-def _alarms(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
-    """Counts by kind, with the advice once and the first few places."""
-    if not alarms:
-        yield Text("\nno alarms", style="green")
-        return
+def _alarms(reading: Reading) -> Iterator[RenderableType]:
+    """Counts by kind, with the advice once and the first few places; then what was not judged."""
     yield Text("")
+    if reading.alarms:
+        yield from _of_kinds(reading.alarms)
+    elif not reading.notes:
+        yield Text("no alarms", style="green")
+    elif judged := sum(head.judged for head in reading.heads):
+        yield Text(f"no alarms in the {judged} of {len(reading.heads)} heads that were judged", style="green")
+    yield from (Text(shown(note), style="yellow") for note in reading.notes)
+
+
+def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     kinds = Counter((alarm.severity, alarm.kind) for alarm in alarms)
     for (severity, kind), count in sorted(
         kinds.items(), key=lambda item: list(_STYLES).index(item[0][0]), reverse=True

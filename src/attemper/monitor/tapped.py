@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from attemper.functional.accumulated import joined
-from attemper.monitor.reduction import SiteReduction
+from attemper.functional.names import BY_NAME
+from attemper.monitor.reduction import SiteReduction, fits_buckets
+from attemper.records import FEWEST_KEYS
 from attemper.sites.tap_buffers import TapBuffer
 
 PADDED = "a batch was padded, which a tap in compiled code on a GPU cannot tell"
@@ -31,8 +33,8 @@ class _Sample:
 class TappedSums:
     """The latest sample of every buffer of a watch."""
 
-    def __init__(self, stats: tuple[str, ...], backend: str, rows: int | None) -> None:
-        self._stats, self._backend, self._rows = stats, backend, rows
+    def __init__(self, stats: tuple[str, ...], backend: str, rows: int | None, fewest_keys: int = FEWEST_KEYS) -> None:
+        self._stats, self._backend, self._rows, self._fewest_keys = stats, backend, rows, fewest_keys
         self._samples: dict[TapBuffer, _Sample] = {}
         self._padded: dict[torch.device, Tensor] = {}
 
@@ -42,8 +44,12 @@ class TappedSums:
             return buffer.refused
         if self._backend not in ("auto", "triton"):
             return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._backend!r}"
-        if "gini" in self._stats:
-            return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
+        if lacking := [name for name in self._stats if name in BY_NAME]:
+            return f"in compiled code on a GPU a tap has no {' and no '.join(lacking)}: leave it out of stats="
+        if not fits_buckets(self._fewest_keys):
+            return (
+                f"in compiled code on a GPU a tap counts rows by powers of two: fewest_keys={self._fewest_keys} is none"
+            )
         if buffer.measured != {self._rows}:
             counts = ", ".join(sorted(map(str, buffer.measured)))
             return (
@@ -88,14 +94,14 @@ class TappedSums:
             if not sites:
                 sampled = self._rows is not None and self._rows < buffer.queries
                 tokens = round(counted * buffer.queries / self._rows) if sampled and self._rows else counted
-            sites.append(_site(buffer, sample))
+            sites.append(_site(buffer, sample, self._fewest_keys))
         if padded:
             return latest, [], 0, {site.name: PADDED for site in sites}
         return latest, sites, tokens, {}
 
 
-def _site(buffer: TapBuffer, sample: _Sample) -> SiteReduction:
+def _site(buffer: TapBuffer, sample: _Sample, fewest_keys: int) -> SiteReduction:
     heads, device = sample.sums.shape[0], sample.sums.device
-    site = SiteReduction(sample.name, "self", buffer.mode, heads=heads, device=device)
+    site = SiteReduction(sample.name, "self", buffer.mode, heads=heads, device=device, fewest_keys=fewest_keys)
     site.add_sums(sample.sums, buffer.queries, buffer.keys)
     return site

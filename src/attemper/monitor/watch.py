@@ -19,12 +19,12 @@ from attemper.errors import InputError
 from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms as found_alarms
-from attemper.monitor.alarms import checked_limits
+from attemper.monitor.alarms import checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
-from attemper.records import Alarm, Reading, SiteReading, Skipped
+from attemper.records import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.sites import functions, public_functions, tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.actions import other_maps
@@ -38,7 +38,7 @@ from attemper.sites.wrappers import class_name, unwrapped
 def watch(
     model: nn.Module, *, every: int = 1, rows: int | None = None, stats: str | Iterable[str] = "all",
     sites: Iterable[str] | None = None, store: None = None, observe: str = "beside", backend: str = "auto",
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
 ) -> Watch:  # fmt: skip
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
 
@@ -63,14 +63,14 @@ def watch(
             until the first ``.step()``; from then on steps are (call ``.step()`` once before the loop if the first
             step has several forward passes).
         rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
-        stats: which statistics.
+        stats: as in :func:`attemper.scan`.
         sites: names of modules to watch, with all below them; None for all.
         store: must be None in this version.
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here on
             sampled
             passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
-        limits: of alarms, as in :func:`attemper.scan`.
+        limits, fewest_keys: of alarms, as in :func:`attemper.scan`.
 
     Raises:
         InputError: an argument has no meaning here.
@@ -86,6 +86,7 @@ def watch(
         observe=observe,
         backend=backend,
         limits=limits,
+        fewest_keys=fewest_keys,
     )
 
 
@@ -95,6 +96,7 @@ class Watch:
     def __init__(
         self, model: nn.Module, *, every: int, rows: int | None, stats: str | Iterable[str],
         sites: Iterable[str] | None, store: None, observe: str, backend: str, limits: Mapping[str, float] | None,
+        fewest_keys: int = FEWEST_KEYS,
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise InputError(f"watch(model) must be a torch.nn.Module, got {type(model).__name__}.")
@@ -107,6 +109,7 @@ class Watch:
             raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
         one_of("watch(observe=...)", observe, ("beside", "replace"))
         self._limits = checked_limits(limits)
+        self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
         checked_backend(backend, device_of(model))
         names = reading_names("watch", stats)
         self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
@@ -120,8 +123,9 @@ class Watch:
         self._context = CallContext()
         kept = checked_sites("watch", sites)
         self._collector = Collector(
-            model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self._report
-        )
+            model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self._report,
+            fewest_keys=fewest_keys,
+        )  # fmt: skip
         self._pass: ExitStack | None = None
         self._raising: BaseException | None = None
         self._call: FrameType | None = None
@@ -377,8 +381,9 @@ class Watch:
             found.backend,
             found.sites,
             found.skipped,
-            found_alarms(found.sites, self._limits),
+            found_alarms(found.sites, self._limits, self._fewest_keys),
             sampled_rows=self._collector.rows,
+            fewest_keys=self._fewest_keys,
         )
         return Scan(reading, dict(found.last))
 

@@ -11,8 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attemper import __version__
+from attemper._text import shown
 from attemper.records import Reading
-from attemper.report.display import script_json, shown
+from attemper.report.display import script_json
 from attemper.report.document import document, quantities, stacks
 from attemper.report.overview import figures, groups, rows
 from attemper.report.target import write_whole
@@ -60,6 +61,7 @@ def _rendered(reading: Reading, details: bool) -> str:
         verdict=verdict(reading),
         figures=figures(reading, towers),
         groups=groups(reading, towers),
+        notes=[shown(note[:1].upper() + note[1:]) for note in reading.notes],
         towers=towers,
         quantities=kinds,
         rows=rows(reading, kinds),

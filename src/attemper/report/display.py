@@ -3,35 +3,7 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from typing import Any
-
-_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the order in which others are drawn."""
-_INVISIBLE = frozenset(("Cc", "Cs", "Zl", "Zp"))
-"""Control characters, lone surrogates (which no encoding can hold), line and paragraph separators."""
-
-
-def shown(text: str) -> str:
-    r"""``text`` with what cannot be seen, or would rearrange its neighbours, written out.
-
-    Right-to-left letters stay: the page isolates them.
-
-    Example:
-        >>> shown("a\x00b")
-        'a\\u0000b'
-    """
-    return "".join(_visible(character) for character in str(text))
-
-
-def _visible(character: str) -> str:
-    hidden = character in _REORDERING or unicodedata.category(character) in _INVISIBLE
-    return f"\\u{ord(character):04x}" if hidden else character
-
-
-def cut(text: str, longest: int) -> str:
-    """At most ``longest`` characters, with an ellipsis where something is missing."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def rounded(value: float | None, digits: int = 5) -> float | int | None:

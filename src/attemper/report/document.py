@@ -7,12 +7,12 @@ what can be seen, and empty bins of a histogram are left out.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import cut, rounded, shown
+from attemper._text import cut, shown
+from attemper.records import BY_NAME, SEVERITIES, Alarm, HeadReading, Reading, SiteReading, labels_of, pattern_of
+from attemper.report.display import rounded
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
@@ -33,6 +33,8 @@ class Stack:
     mode: str
     heads: int
     sites: tuple[int, ...]
+    labels: tuple[str, ...]
+    """What tells its sites from each other, in their order: layers, or a dash."""
     queries: int
     keys: int
 
@@ -45,16 +47,6 @@ class Stack:
     @property
     def size(self) -> str:
         return f"up to {self.queries:,} queries × {self.keys:,} keys"
-
-
-def pattern_of(name: str) -> str:
-    """A site's name with its numbers starred, as in the terminal's table."""
-    return re.sub(r"\d+", "*", name)
-
-
-def label_of(name: str) -> str:
-    """The numbers that tell a site from the others of its stack."""
-    return ".".join(re.findall(r"\d+", name)) or "–"
 
 
 def stacks(sites: tuple[SiteReading, ...]) -> tuple[Stack, ...]:
@@ -74,6 +66,7 @@ def stacks(sites: tuple[SiteReading, ...]) -> tuple[Stack, ...]:
             mode=shown(mode),
             heads=heads,
             sites=tuple(places),
+            labels=tuple(cut(label, 24) for label in labels_of(sites[at] for at in places)),
             queries=max(sites[at].queries for at in places),
             keys=max(sites[at].keys for at in places),
         )
@@ -92,20 +85,23 @@ def _letter(place: int) -> str:
 
 
 def quantities(reading: Reading) -> tuple[Quantity, ...]:
-    """Those that the reading has; the Gini coefficient, which costs extra, only if some head has it."""
-    heads = [head for site in reading.sites for head in site.heads]
+    """Those that the reading has: what is measured only if asked for, only if some head has it."""
     kinds = QUANTITIES if reading.sampled_rows is None else map(of_sample, QUANTITIES)
-    return tuple(q for q in kinds if q.key != "gini" or any(head.gini is not None for head in heads))
+    return tuple(
+        kind for kind in kinds
+        if kind.key not in BY_NAME or any(getattr(head, kind.key) is not None for head in reading.heads)
+    )  # fmt: skip
 
 
 def document(reading: Reading, towers: tuple[Stack, ...], *, details: bool = True) -> dict[str, Any]:
     """Everything the scripts draw; without ``details`` no histograms and no curves."""
     kinds, named = quantities(reading), by_name(reading.sites)
+    labels = {at: label for tower in towers for at, label in zip(tower.sites, tower.labels, strict=True)}
     return {
         "details": details,
         "quantities": [quantity.to_dict() for quantity in kinds],
         "stacks": [_stack(stack) for stack in towers],
-        "sites": [_site(site, kinds, details) for site in reading.sites],
+        "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
         "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in reading.alarms],
     }
 
@@ -114,10 +110,11 @@ def _stack(stack: Stack) -> dict[str, Any]:
     return {"letter": stack.letter, "pattern": stack.pattern, "heads": stack.heads, "sites": list(stack.sites)}
 
 
-def _site(site: SiteReading, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:
+def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:
     return {
         "name": shown(site.name),
-        "label": cut(label_of(site.name), 24),
+        "label": label,
+        "layer": site.layer,
         "kind": shown(site.kind),
         "mode": shown(site.mode),
         "heads": [_head(head, kinds, details) for head in site.heads],
@@ -154,6 +151,16 @@ def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
         "severity": shown(alarm.severity),
         "level": level_of(alarm.severity),
         "text": said(alarm),
+    }
+
+
+def spoken_labels(towers: tuple[Stack, ...]) -> dict[int, str]:
+    """Place of a site -> the letter of its stack and its label, ``A3``; sites without a label are left out."""
+    return {
+        at: f"{tower.letter}{label}"
+        for tower in towers
+        for at, label in zip(tower.sites, tower.labels, strict=True)
+        if label != "–"
     }
 
 

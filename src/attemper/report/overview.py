@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading
-from attemper.report.display import cut, number, shown
-from attemper.report.document import Stack, by_name, label_of, level_of, said, site_of
+from attemper._text import cut, shown
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
+from attemper.report.display import number
+from attemper.report.document import Stack, by_name, level_of, said, site_of, spoken_labels
 from attemper.report.quantities import Quantity
 
 MOST_PLACES = 60
@@ -60,7 +61,7 @@ _KINDS = {
 
 def groups(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Group, ...]:
     """Alarms by severity, worst first, then by kind in the order met."""
-    letters = {at: tower.letter for tower in towers for at in tower.sites}
+    labels = spoken_labels(towers)
     named = by_name(reading.sites)
     gathered: dict[tuple[str, str], list[Alarm]] = {}
     for alarm in sorted(reading.alarms, key=lambda alarm: -SEVERITIES.index(level_of(alarm.severity))):
@@ -72,30 +73,27 @@ def groups(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Group, ...]:
             kind=shown(_KINDS.get(kind, kind)),
             many=len(alarms),
             advice=shown(alarms[0].advice),
-            places=tuple(_alarm_place(alarm, site_of(alarm, named), letters) for alarm in alarms[:MOST_PLACES]),
+            places=tuple(_alarm_place(alarm, site_of(alarm, named), labels) for alarm in alarms[:MOST_PLACES]),
             more=max(0, len(alarms) - MOST_PLACES),
         )
         for (severity, kind), alarms in gathered.items()
     )
 
 
-def _alarm_place(alarm: Alarm, site: int | None, letters: dict[int, str]) -> Place:
-    place = _place(site, alarm.head, alarm.site, letters)
+def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
+    place = _place(site, alarm.head, alarm.site, labels)
     return replace(place, title=cut(f"{place.title}: {said(alarm)}", 400))
 
 
-def _place(site: int | None, head: int | None, name: str, letters: dict[int, str]) -> Place:
-    label = label_of(name)
-    if label == "–" or site is None:
-        label = shown(name)
-    label = f"{letters.get(site, '') if site is not None else ''}{cut(label, 24)}"
+def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]) -> Place:
+    label = cut(shown(name), 24) if site is None or site not in labels else labels[site]
     of_head = "" if head is None else f" · {head}"
     return Place(site, head, f"{label}{of_head}", cut(shown(name), 300) + ("" if head is None else f", head {head}"))
 
 
 def figures(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Figure, ...]:
     """The mean and the extremes of normalised entropy and the largest logit; those that have a number."""
-    letters = {at: tower.letter for tower in towers for at in tower.sites}
+    labels = spoken_labels(towers)
     entropies = _known(reading, "normalized_entropy")
     if not entropies:
         return ()
@@ -103,8 +101,8 @@ def figures(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Figure, ...]:
 
     def extreme(title: str, unit: str, found: tuple[float, int, int]) -> Figure:
         value, at, head = found
-        place = _place(at, head, reading.sites[at].name, letters)
-        label = place.label if label_of(reading.sites[at].name) == "–" else f"layer {place.label}"
+        place = _place(at, head, reading.sites[at].name, labels)
+        label = f"layer {place.label}" if at in labels else place.label
         return Figure(title, number(value, 3), unit, replace(place, label=label.replace(" · ", ", head ")))
 
     logits = _known(reading, "max_logit")
@@ -136,6 +134,7 @@ class Row:
     """One line of the table without scripts."""
 
     site: str
+    layer: str
     mode: str
     head: str
     values: tuple[str, ...]
@@ -147,18 +146,22 @@ def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:
     if sum(len(site.heads) for site in reading.sites) <= MOST_ROWS:
         return tuple(
             Row(
-                shown(site.name), shown(site.mode), str(head.head),
+                shown(site.name), _layer(site), shown(site.mode), str(head.head),
                 tuple(number(getattr(head, kind.key)) for kind in kinds), head.rows,
             )
             for site in reading.sites for head in site.heads
         )  # fmt: skip
     return tuple(
         Row(
-            shown(site.name), shown(site.mode), f"mean of {len(site.heads)}",
+            shown(site.name), _layer(site), shown(site.mode), f"mean of {len(site.heads)}",
             tuple(number(_mean(site.heads, kind.key)) for kind in kinds), sum(head.rows for head in site.heads),
         )
         for site in reading.sites
     )  # fmt: skip
+
+
+def _layer(site: SiteReading) -> str:
+    return "–" if site.layer is None else str(site.layer)
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:

@@ -60,7 +60,21 @@ QUANTITIES = (
         "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
         0.0, 1.0,
     ),
+    Quantity(
+        "support_size", "Support", "keys",
+        "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
+        1.0, logarithmic=True, superlative="fewest", ascending=True,
+    ),
+    Quantity(
+        "mean_distance", "Mean distance", "positions",
+        "How far away the keys are that get the weight, mean under the weights: near 0 is local.", 0.0,
+    ),
     Quantity("gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.", 0.0, 1.0),
+    Quantity(
+        "entropy_with_sink_nats", "Entropy with the sink", "nats",
+        "Entropy of the weights where the learned sink counts as one more key.",
+        0.0, superlative="lowest", ascending=True,
+    ),
 )  # fmt: skip
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from attemper._text import cut, shown
 from attemper.records import Alarm, HeadReading, Reading
-from attemper.report.display import count, cut, number, shown
+from attemper.report.display import count, number
 from attemper.report.document import level_of
-
-FEWEST_KEYS = 32
-"""Rows that see fewer keys say nothing of sharpness; the same number as in the alarms."""
 
 MOST_KINDS = 5
 
@@ -23,7 +21,9 @@ _NOTICED = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """``level`` is the worst severity: critical, warning or fine; or empty, where nothing was measured."""
+    """``level`` is the worst severity: critical, warning or fine; unjudged, where no row sees enough keys; or empty,
+    where nothing was measured.
+    """
 
     level: str
     sentence: str
@@ -45,8 +45,12 @@ def verdict(reading: Reading) -> Verdict:
     if alarms["warning"]:
         noticed = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
         return Verdict("warning", f"{total}: {_joined(noticed)}{unknown}.")
-    calm = [*_clauses(alarms["notice"], bound), *_largest_logit(heads, bound), *_short_rows(heads)]
-    return Verdict("fine", f"{total}: {_joined(calm)}{unknown}; nothing needs attention.")
+    short = [head for head in heads if head.rows and not head.judged]
+    calm = [*_clauses(alarms["notice"], bound), *_largest_logit(heads, bound), *_short_rows(reading, short)]
+    if not any(head.judged for head in heads):
+        return Verdict("unjudged", f"{total}: {_joined(calm)}{unknown}.")
+    others = " in the others" if short else ""
+    return Verdict("fine", f"{total}: {_joined(calm)}{unknown}; nothing needs attention{others}.")
 
 
 def _nothing(reading: Reading, heads: list[HeadReading]) -> str:
@@ -100,9 +104,10 @@ def _largest_logit(heads: list[HeadReading], bound: str) -> Iterator[str]:
         yield f"the largest logit is {bound}{number(max(logits))}"
 
 
-def _short_rows(heads: list[HeadReading]) -> Iterator[str]:
-    if not any(bucket.first >= FEWEST_KEYS for head in heads for bucket in head.by_visible_keys):
-        yield f"no row sees {FEWEST_KEYS} keys, too few to judge sharpness"
+def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[str]:
+    if short:
+        sees = "sees" if len(short) == 1 else "see"
+        yield f"{len(short):,} {sees} too few keys to judge sharpness ({reading.fewest_keys:,} needed)"
 
 
 def _unmeasured(reading: Reading, heads: list[HeadReading]) -> str:
