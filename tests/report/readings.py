@@ -48,8 +48,8 @@ def site(name: str, heads: int = 4, kind: str = "self", mode: str = "eval", valu
     """A site whose heads spread over the range, or all have ``value``."""
     values = [value if value is not None else (place + 0.5) / heads for place in range(heads)]
     layer = layer_of(name)
-    heads = tuple(head(place, v, layer=layer) for place, v in enumerate(values))
-    return SiteReading(name, kind, mode, 256, 256, heads, layer=layer)
+    made = tuple(head(place, v, layer=layer) for place, v in enumerate(values))
+    return SiteReading(name, kind, mode, 256, 256, made, layer=layer)
 
 
 def silent(name: str, heads: int = 4) -> SiteReading:

@@ -104,7 +104,7 @@ def test_a_click_on_a_head_shows_the_numbers_of_that_head(open_page: Open) -> No
 
 def test_the_page_opens_with_the_head_of_the_worst_alarm(open_page: Open) -> None:
     page = open_page(readings.encoder_decoder())
-    assert page.text_content("#panel-title") == "Layer C0.1, head 3"
+    assert page.text_content("#panel-title") == "Layer C0, head 3"
     assert "critical" in (page.text_content("#panel-alarms") or "")
 
 

@@ -1,0 +1,37 @@
+"""The page on a scan's JSON names every field that a scan writes, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.test_records import reading
+
+PAGE = Path(__file__).parents[2] / "docs" / "scan-json.md"
+
+
+def fields_of(section: str) -> set[str]:
+    """Names in the first column of the table of a section."""
+    text = PAGE.read_text("utf-8").split("\n## ")
+    part = next(part for part in text if part.startswith(section))
+    cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_every_field_of_the_document_is_described() -> None:
+    document = reading().to_dict()
+    assert fields_of("# The JSON") == set(document)
+    site, alarm = document["sites"][0], document["alarms"][0]
+    assert fields_of("A site") == set(site)
+    assert fields_of("A head") == set(site["heads"][0])
+    assert fields_of("An alarm") == set(alarm)
+
+
+def test_every_field_of_a_bucket_is_described() -> None:
+    (line,) = (line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| `by_visible_keys`"))
+    bucket = reading().to_dict()["sites"][0]["heads"][0]["by_visible_keys"][0]
+    assert set(re.findall(r"`(\w+)`", line.split("|")[3])) - {"fewest_keys"} == set(bucket)
+
+
+def test_the_page_is_of_the_schema_that_is_written() -> None:
+    assert f"**schema {reading().to_dict()['schema']}**" in PAGE.read_text("utf-8")
