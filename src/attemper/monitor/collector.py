@@ -62,6 +62,8 @@ class Collector:
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}
+        self._first: dict[Key, SiteReduction] | None = {}
+        """The sites of the first sample once there is another; None once they were asked for."""
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats | Accumulated] = {}
         self._backends: dict[str, None] = {}
@@ -309,9 +311,20 @@ class Collector:
             self._quiet(name(), error)
 
     def forget(self) -> None:
-        """Starts over: the next pass is the first."""
+        """Starts over: the next pass is the first. The first sample of all stays, as sums on its device."""
+        if self._first is not None and not self._first:
+            self._first = self.sites
         self.sites, self.last, self._tokens = {}, {}, 0
         self._backends, self._read = {}, self.period
+
+    def first(self) -> tuple[SiteReading, ...]:
+        """The sites of the first sample, once: none before there is another one, and none that taps have summed in
+        buffers.
+        """
+        if not self._first:
+            return ()
+        first, self._first = self._first, None
+        return tuple(site.reading() for site in first.values() if not site.spoiled)
 
     def found(self) -> Found:
         """The latest sample. Sites in the order of the model's modules, calls of one module in their order."""

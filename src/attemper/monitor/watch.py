@@ -18,8 +18,8 @@ from attemper._checks import one_of
 from attemper.errors import InputError
 from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
-from attemper.monitor.alarms import alarms as found_alarms
-from attemper.monitor.alarms import checked_fewest_keys, checked_limits
+from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
+from attemper.monitor.baseline import Baseline
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running
 from attemper.monitor.result import Scan
@@ -70,7 +70,10 @@ def watch(
             sampled
             passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
-        limits, fewest_keys: of alarms, as in :func:`attemper.scan`.
+        limits, fewest_keys: of alarms, as in :func:`attemper.scan`, and one limit more: "fallen" (0.02), the share of
+            its normalised entropy in this watch's first sample below which a head has fallen (a warning). "diffuse"
+            is not told while the model looks untrained: more than half of the judged heads near uniform, since the
+            first sample.
 
     Raises:
         InputError: an argument has no meaning here.
@@ -108,8 +111,8 @@ class Watch:
         if store is not None:
             raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
         one_of("watch(observe=...)", observe, ("beside", "replace"))
-        self._limits = checked_limits(limits)
         self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
+        self.baseline = Baseline(checked_limits(limits, WATCH_LIMITS), fewest_keys)
         checked_backend(backend, device_of(model))
         names = reading_names("watch", stats)
         self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
@@ -117,6 +120,8 @@ class Watch:
         self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
+        self._number = self._sampled_number = 0
+        """The number of the step that is running, and of the one that was sampled last."""
         self._stepping = self._fresh = False
         self._tapped = False
         """Whether taps may have run on their device in this step."""
@@ -163,17 +168,30 @@ class Watch:
         self._end_pass(commit=False)
         self._open.close()
 
-    def step(self) -> None:
-        """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps."""
+    def step(self, step: int | None = None) -> None:
+        """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.
+
+        Args:
+            step: the loop's own number of the step that ends, for alarms; None to go on counting, from 0.
+
+        Raises:
+            InputError: ``step`` is not a whole number.
+        """
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+            raise InputError(f"watch.step(step) must be an int, the loop's own number of a step, got {step!r}.")
         told = not self._stepping and self.passes > 0  # as a pass
         if not self._stepping:
-            self._stepping, self.steps = True, 0
+            # The passes so far were of the step that ends.
+            self._stepping, self.steps, self._number = True, 0, 0
+            self._sampled_number = 0 if step is None else step
         self._drop_interrupted()
         self._collector.commit()
         tap_buffers.settle()
         self._tapped = self._tapped and not told
         self.steps += 1
-        self._begin_step()
+        number = self._number if step is None else step
+        self._begin_step(number)
+        self._number = number + 1
         self.end_pass()
 
     def end_pass(self) -> None:
@@ -244,10 +262,12 @@ class Watch:
         self._collector.take(found)
         self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)
 
-    def _begin_step(self) -> None:
-        """Begins a step, or a pass where passes are the steps: what comes is another sample."""
+    def _begin_step(self, ended: int) -> None:
+        """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""
         if self._tapped and not self._fresh:
             self.sampled += 1
+        if self._tapped or self._fresh:
+            self._sampled_number = ended
         self._switch_taps()
         self._tapped = self._fresh = False
         self._collector.period += 1
@@ -270,6 +290,7 @@ class Watch:
             self._collector.forget()
             self._fresh = True
             self.sampled += 1
+            self._sampled_number = self._number
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # nn.DataParallel runs copies of the model that share its hooks, each in a thread of its own.
@@ -337,7 +358,8 @@ class Watch:
             tap_buffers.settle()
             self.passes += 1
             if not self._stepping:
-                self._begin_step()
+                self._begin_step(self._number)
+                self._number += 1
         if self._compiled and not ended:
             self._context.reset()
 
@@ -375,16 +397,12 @@ class Watch:
         if not found.sites:
             raise InputError(self._nothing_seen(found.skipped))
         title = class_name(unwrapped(self.model))
+        self.baseline.begin(self._collector.first())
+        alarms = tuple(replace(alarm, step=self._sampled_number) for alarm in self.baseline.alarms(found.sites))
         reading = Reading(
-            title,
-            found.tokens,
-            found.backend,
-            found.sites,
-            found.skipped,
-            found_alarms(found.sites, self._limits, self._fewest_keys),
-            sampled_rows=self._collector.rows,
-            fewest_keys=self._fewest_keys,
-        )
+            title, found.tokens, found.backend, found.sites, found.skipped, alarms,
+            sampled_rows=self._collector.rows, fewest_keys=self._fewest_keys,
+        )  # fmt: skip
         return Scan(reading, dict(found.last))
 
     def _unseen_maps(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
