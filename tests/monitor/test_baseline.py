@@ -23,7 +23,8 @@ def reading(*entropies: float, mode: str = "train", keys: int = 64, name: str = 
     heads = tuple(
         HeadReading(
             head=head, entropy_nats=1.0, normalized_entropy=value, effective_tokens=None, max_weight=None,
-            max_logit=0.0, logit_std=None, mass=None, first_token_mass=None, gini=None, normalized_entropy_histogram=(0,) * 32,
+            max_logit=0.0, logit_std=None, mass=None, first_token_mass=None, gini=None,
+            normalized_entropy_histogram=(0,) * 32,
             by_visible_keys=(VisibleKeyBucket(keys, 2 * keys - 1, 10, 1.0, value, 0.0),),
             rows=10, empty_rows=0, nonfinite_rows=0,
         )

@@ -119,10 +119,13 @@ class Monitor:
         self._sampled = self.watch.sampled
         try:
             self.last = self.watch.table()
+            levels = scalars(self.last, self._stats)
         except InputError as error:
             self._tell_nothing(error)
             return {}
-        levels = scalars(self.last, self._stats)
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            self.watch.report(self.watch.title, error)
+            return {}
         self._sinks.write(self._budget.chosen(levels), step)
         self._tell_alarms(self.last.alarms, step)
         self._tell_untrained(step)

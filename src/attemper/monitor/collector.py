@@ -60,6 +60,8 @@ class Collector:
     ) -> None:  # fmt: skip
         self.fewest_keys = fewest_keys
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
+        if quiet is not None:
+            context.fail = self.fail
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}
         self._first: dict[Key, SiteReduction] | None = {}
@@ -120,7 +122,8 @@ class Collector:
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
-        self._guarded(partial(self.name_of, module), partial(self._see, module, call))
+        name = self._names.get(module) or getattr(module, "tap_name", "attention")
+        self._guarded(name, partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._begun(module, call)
@@ -180,11 +183,18 @@ class Collector:
             else:
                 self.skipped[name] = reason
         sums = {buffer: part for buffer, (_, part) in found.items()}
-        self._guarded(partial(str, "taps"), lambda: self.tapped.take(named, sums, self.period))
+        self._guarded("taps", lambda: self.tapped.take(named, sums, self.period))
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
         self._begun(module, None, places).reason = reason
+
+    def fail(self, error: Exception) -> None:
+        """Takes note of a failure of ours: of the attention that was running, as far as that can be told."""
+        if self._quiet is None:
+            raise error
+        running = self.context.running
+        self._quiet(self._names.get(running[-1], "attention") if running else "attention", error)
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Takes note of modules (by name, empty for the root) into which nothing can look."""
@@ -257,7 +267,7 @@ class Collector:
             elif seen.taken is not None:
                 if seen.is_tap and seen.module is not None:
                     self._places[seen.name] = seen.module
-                self._guarded(partial(str, seen.name), partial(self._add, seen.taken))
+                self._guarded(seen.name, partial(self._add, seen.taken))
                 self._tokens = self._tokens + (seen.taken.tokens if first else 0)
                 first = False
 
@@ -300,15 +310,15 @@ class Collector:
         self.last.pop(key[0], None)
         self.skipped[key[0]] = reason
 
-    def _guarded(self, name: Callable[[], str], action: Callable[[], None]) -> None:
-        """Runs ``action``. With ``quiet``, what goes wrong goes there and no further; ``name`` tells where."""
+    def _guarded(self, name: str, action: Callable[[], None]) -> None:
+        """Runs ``action``. With ``quiet``, what goes wrong goes there and no further."""
         if self._quiet is None:
             action()
             return
         try:
             action()
         except Exception as error:  # whatever it is, it must not end somebody's training run
-            self._quiet(name(), error)
+            self._quiet(name, error)
 
     def forget(self) -> None:
         """Starts over: the next pass is the first. The first sample of all stays, as sums on its device."""

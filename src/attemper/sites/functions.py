@@ -22,7 +22,7 @@ from attemper.sites import by_hand
 from attemper.sites.autocast import rounded
 from attemper.sites.axes import FeatureAxes
 from attemper.sites.identity import Origins, following
-from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
+from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, guarded, tell, told
 from attemper.sites.padding import hidden
 from attemper.sites.shapes import four_dimensional, heads_of, mask_like
 from attemper.sites.tap import in_backward
@@ -69,11 +69,11 @@ class AttentionMode(TorchFunctionMode):
         if reader is not None and current() and not in_backward():
             with told():
                 result = func(*args, **kwargs)
-            self._tell(reader, args, kwargs)
+            guarded(current(), self._tell, reader, args, kwargs)
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and current() and not in_backward():
-            self._follow(func, args, kwargs, result)
+            guarded(current(), self._follow, func, args, kwargs, result)
         return result
 
     def _tell(self, reader: Callable[..., AttentionCall], args: Any, kwargs: Any) -> None:

@@ -101,11 +101,11 @@ _current: ContextVar[Origins | None] = ContextVar("attemper_origins", default=No
 @contextmanager
 def following(origins: Origins) -> Iterator[None]:
     """Lets ``origins`` tell what is a copy of what, in this thread, until the end."""
-    token = _current.set(origins)
+    _current.set(origins)
     try:
         yield
     finally:
-        _current.reset(token)
+        _current.set(None)
 
 
 def place(tensor: Tensor) -> Place | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -79,6 +79,10 @@ class Observer(Protocol):
         """Takes note of a call that cannot be measured."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """Takes note of a failure of ours; raises it where that does no harm (a scan), and never in a training step."""
+        ...
+
 
 _current: ContextVar[tuple[Observer, ...]] = ContextVar("attemper_observers", default=())
 _inside: ContextVar[bool] = ContextVar("attemper_inside", default=False)
@@ -115,6 +119,20 @@ def told() -> Iterator[None]:
         _inside.reset(token)
 
 
+def guarded(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
+    """Runs ``action``, which is ours: what goes wrong in it goes to the observers, and not into somebody's training.
+    Where nobody observes it is raised.
+    """
+    try:
+        action(*args)
+    except Exception as error:  # whatever it is
+        told_of = tuple(dict.fromkeys(observers))
+        for observer in told_of:
+            observer.fail(error)
+        if not told_of:
+            raise
+
+
 def tell(
     reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None,
     places: Places = frozenset(),
@@ -141,7 +159,15 @@ def tell(
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
-                observer.skip(observer.running() if site is None else site, reason, places)
+                guarded([observer], _skip, observer, site, reason, places)
             return
         for observer in observers:
-            observer.see(observer.running() if site is None else site, call)
+            guarded([observer], _see, observer, site, call)
+
+
+def _skip(observer: Observer, site: nn.Module | None, reason: str, places: Places) -> None:
+    observer.skip(observer.running() if site is None else site, reason, places)
+
+
+def _see(observer: Observer, site: nn.Module | None, call: AttentionCall) -> None:
+    observer.see(observer.running() if site is None else site, call)

@@ -107,6 +107,21 @@ class CallContext:
 
     running: list[nn.Module] = field(default_factory=list)
     """Modules whose forward is running, outermost first."""
+    fail: Callable[[Exception], None] | None = None
+    """Takes what goes wrong in a hook of ours, which must not end somebody's training run; None to let it through."""
+
+    def guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """``hook`` for a module, which never raises where somebody takes what goes wrong."""
+
+        def safe(*arguments: Any) -> None:
+            try:
+                hook(*arguments)
+            except Exception as error:  # whatever it is
+                if self.fail is None:
+                    raise
+                self.fail(error)
+
+        return safe
 
     def module(self) -> nn.Module:
         """The innermost module that is running."""
@@ -155,15 +170,15 @@ def tracked(
             if is_script(module) or (not _may_attend(module) and id(module) not in counted):
                 continue
             names = _parameters(module)
-            handle = module.register_forward_pre_hook(_enter_module(context, names), with_kwargs=True)
+            before = context.guarded(_enter_module(context, names))
+            handle = module.register_forward_pre_hook(before, with_kwargs=True)
             hooks.callback(handle.remove)
-            after = module.register_forward_hook(_leave_module(context), always_call=True)
+            after = module.register_forward_hook(context.guarded(_leave_module(context)), always_call=True)
             hooks.callback(after.remove)
             if id(module) in counted or isinstance(module, _LAYERS):
-                before = module.register_forward_pre_hook(_enter_model(context, names), with_kwargs=True)
-                after = module.register_forward_hook(
-                    lambda *_: context.stack.pop() and None if context.stack else None, always_call=True
-                )
+                entering = context.guarded(_enter_model(context, names))
+                before = module.register_forward_pre_hook(entering, with_kwargs=True)
+                after = module.register_forward_hook(context.guarded(_leave_model(context)), always_call=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         if entered is not None:
@@ -265,6 +280,14 @@ def _enter_model(context: CallContext, names: list[str]) -> Any:
             own = ~hidden(padding) if _token_mask(padding) is not None else own
         past = _past(next((_given(names, args, kwargs, name) for name in _CACHES if name in names), None))
         context.stack.append(Tokens(own, encoder, past, unclear=unclear))
+
+    return hook
+
+
+def _leave_model(context: CallContext) -> Any:
+    def hook(*_: Any) -> None:
+        if context.stack:
+            context.stack.pop()
 
     return hook
 

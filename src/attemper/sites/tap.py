@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -23,7 +24,7 @@ from attemper.errors import InputError
 from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, checked_window
 from attemper.sites import tap_buffers
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, present
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, guarded, present
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
@@ -43,7 +44,7 @@ class Listener(Protocol):
         """Who is told of a tap."""
         ...
 
-    def samples(self, site: nn.Module) -> bool:
+    def samples(self, site: nn.Module) -> bool | None:
         """Whether the taps of this site are sampled now."""
         ...
 
@@ -191,8 +192,23 @@ def _tap(
 ) -> None:  # fmt: skip
     if in_backward():
         return
+    options = (scale, is_causal, bottom_right, left, right, softcap, gqa)
+    guarded(_everyone(), _run, query, key, mask, temperature, sink, name, module, options)
+
+
+def _everyone() -> Iterator[Observer]:
+    """All who may be told of a tap: looked for only when something went wrong."""
+    yield from present()
+    yield from (listener.observer for listener in tap_buffers.alive(_listeners))
+
+
+def _run(
+    query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None, name: str,
+    module: int, given: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Tells all who sample a tap, or launches its kernels; ``given``: what ``_options`` takes."""
     if tap_buffers.graphed(query.device) and (tap_buffers.watched() or tap_buffers.capturing(query.device)):
-        options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
+        options = _options(temperature, sink, *given)
         if _beside_graphs(AttentionCall(query, key, mask, options), name, module):
             return
     # A tap names the call inside which it stands, though that is told already.
@@ -206,9 +222,9 @@ def _tap(
     )
     if not observers:
         return
-    options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
+    options = _options(temperature, sink, *given)
     for observer in observers:
-        observer.see(site, AttentionCall(query, key, mask, options))
+        guarded([observer], observer.see, site, AttentionCall(query, key, mask, options))
 
 
 def _options(
@@ -231,6 +247,10 @@ def _beside_graphs(call: AttentionCall, name: str, module: int) -> bool:
         return False
     _fill(call, name, module, site)
     return True
+
+
+def _fill_site(call: AttentionCall, name: str, module: int) -> None:
+    _fill(call, name, module, _site(name, module))
 
 
 def _fill(call: AttentionCall, name: str, module: int, site: nn.Module) -> None:
@@ -258,7 +278,7 @@ def _tap_into(
     if in_backward():
         return
     options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
-    _fill(AttentionCall(query, key, mask, options), name, module, _site(name, module))
+    guarded(_everyone(), _fill_site, AttentionCall(query, key, mask, options), name, module)
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

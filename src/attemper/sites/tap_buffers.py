@@ -32,7 +32,7 @@ class Receiver(Protocol):
         """Whether its model is seen to run now."""
         ...
 
-    def receives(self, buffer: TapBuffer) -> bool:
+    def receives(self, buffer: TapBuffer) -> bool | None:
         """Whether this buffer is of its model."""
         ...
 
