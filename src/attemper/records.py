@@ -398,6 +398,8 @@ def _checked(kind: str, value: Any, where: str) -> Any:
         raise InputError(f"{where.removeprefix('.')} must be {said}, got {value!r:.60}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{where.removeprefix('.')} must be {said}, got {value!r}: a missing value is null.")
+    if isinstance(value, int) and abs(value) > 2**63:
+        raise InputError(f"{where.removeprefix('.')} is beyond what a number of a scan can be.")
     return float(value) if "float" in kind and value is not None else value
 
 

@@ -83,6 +83,8 @@ def test_scans_readings_documents_and_files_compare_the_same(tmp_path: Path):
         path.write_text(scan.to_json(), "utf-8")
     assert compare(before.reading, after.to_dict()).to_dict() == wanted
     assert compare(paths[0], str(paths[1])).to_dict() == wanted
+    assert compare(before.to_json(), after.to_json()).to_dict() == wanted
+    assert compare(before.to_dict() | {"schema": 1}, after).to_dict() == wanted
     assert json.loads(attemper.compare(before, after).to_json(2)) == wanted
     one = wanted["heads"][0]["max_logit"]
     assert one["change"] == one["after"] - one["before"]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import attemper
 from attemper import InputError
 from attemper.cli import app
+from attemper.integrations.training import Monitor
 from attemper.monitor import alarms
 from attemper.records import FEWEST_KEYS, HeadReading
 from tests.monitor.tiny_models import TINY, inputs
@@ -162,18 +163,30 @@ class Tower(nn.Module):
         return self.long(x).sum() + self.short(x[:, :5]).sum()
 
 
-def test_a_callback_takes_fewest_keys() -> None:
-    from attemper.integrations.training import Monitor
-
+def trained(**options: Any) -> Monitor:
+    """A monitor after two steps."""
     monitor = Monitor(
-        every=1, rows=None, stats=("max_logit",), trackers=None, max_keys=100, filter=None, on_alarm=None,
-        fewest_keys=4,
+        every=1, rows=None, stats=("max_logit",), trackers=None, max_keys=100, filter=None, on_alarm=None, **options
     )  # fmt: skip
     model = Tower().train()
     monitor.begin(model)
-    model(torch.randn(2, 40, 32))
-    monitor.step(1)
+    for step in (1, 2):
+        model(torch.randn(2, 40, 32))
+        monitor.step(step)
+    monitor.close()
+    return monitor
+
+
+def test_a_callback_says_once_what_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+    trained()
+    (told,) = (record for record in caplog.records if "too few keys" in record.getMessage())
+    assert told.levelname == "WARNING"
+    assert "step 1: too few keys to judge (32 needed): 4 of 8 heads, at short (4)" in told.getMessage()
+
+
+def test_a_callback_takes_fewest_keys(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = trained(fewest_keys=4)
+    assert "too few keys" not in caplog.text
     assert monitor.last is not None
     assert monitor.last.reading.fewest_keys == 4
     assert monitor.last.notes == ()
-    monitor.close()

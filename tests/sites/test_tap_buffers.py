@@ -296,6 +296,11 @@ def test_a_transformers_model_set_to_attemper_fills_a_buffer_for_each_layer(devi
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "backend": ({"backend": "blocked"}, "measured by triton, not by backend='blocked'"),
     "gini": ({"stats": "gini"}, "has no gini, which needs whole rows"),
+    "support": ({"stats": ["support_size", "mean_distance"]}, "a tap has no support_size and no mean_distance: leave"),
+    "fewest keys": (
+        {"fewest_keys": 20},
+        "and fewest_keys=20 is not one: take 16 or 32",
+    ),
 }
 
 

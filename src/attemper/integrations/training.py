@@ -67,7 +67,7 @@ class Monitor:
         self._open = ExitStack()
         self._seen: set[tuple[str, str, int | None]] = set()
         self._sampled = 0
-        self._told_nothing = self._told_untrained = False
+        self._told_nothing = self._told_untrained = self._told_notes = False
         self.watch: Watch | None = None
         self.last: Scan | None = None
 
@@ -91,7 +91,7 @@ class Monitor:
         self._sinks = Sinks([*self._trackers, *trackers])
         running = TrainingWatch(model, compiled=compiled, **(options | self._options))
         self.watch, self.last, self._sampled = running, None, 0
-        self._told_nothing = self._told_untrained = False
+        self._told_nothing = self._told_untrained = self._told_notes = False
         self._seen.clear()
         self._open.callback(running.close)
         # No framework tells every callback that training raised: whoever drops the callback drops the hooks.
@@ -127,6 +127,7 @@ class Monitor:
             self.watch.report(self.watch.title, error)
             return {}
         self._sinks.write(self._budget.chosen(levels), step)
+        self._tell_notes(self.last.notes, step)
         self._tell_alarms(self.last.alarms, step)
         self._tell_untrained(step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
@@ -147,6 +148,12 @@ class Monitor:
                 f"step {step}: {baseline.near_uniform} of {baseline.judged} heads are near uniform, as in a model that "
                 "is not trained yet. They are told one by one once it is not so."
             )
+
+    def _tell_notes(self, notes: Iterable[str], step: int) -> None:
+        """Tells once what is not judged: without it, no alarm would look like a healthy model."""
+        for note in () if self._told_notes else notes:
+            self._told_notes = True
+            logger.warning(f"step {step}: {note}")
 
     def _tell_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
         """Tells each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""

@@ -44,11 +44,15 @@ class TappedSums:
             return buffer.refused
         if self._backend not in ("auto", "triton"):
             return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._backend!r}"
+        if "gini" in self._stats:
+            return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
         if lacking := [name for name in self._stats if name in BY_NAME]:
             return f"in compiled code on a GPU a tap has no {' and no '.join(lacking)}: leave it out of stats="
         if not fits_buckets(self._fewest_keys):
+            below = 1 << (self._fewest_keys.bit_length() - 1)
             return (
-                f"in compiled code on a GPU a tap counts rows by powers of two: fewest_keys={self._fewest_keys} is none"
+                "in compiled code on a GPU a tap counts rows by powers of two of their keys, and "
+                f"fewest_keys={self._fewest_keys} is not one: take {below} or {2 * below}"
             )
         if buffer.measured != {self._rows}:
             counts = ", ".join(sorted(map(str, buffer.measured)))
