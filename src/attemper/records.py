@@ -174,7 +174,7 @@ class Alarm:
     message: str
     advice: str
     step: int | None = None
-    """The training step in which it was first seen; None outside of training."""
+    """The step that was sampled, of a watch; None of a scan."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,11 @@ def test_taps_in_a_compiled_ddp_stay_in_one_graph_and_count_every_micro_batch(re
         assert one == {"graphs": 1, "sampled": 2, "names": ["tap.0", "tap.1"], "rows": [80, 80]}
 
 
+def test_a_tap_beside_a_seen_attention_is_one_site_under_ddp_with_the_name_it_has_compiled(results: Results) -> None:
+    for one in of(results, "ddp tapped"):
+        assert one == {"names": ["tap.0", "tap.1"], "rows": [80, 80]}
+
+
 @pytest.mark.parametrize("case", ["heads split", "heads split, tapped"])
 def test_of_split_heads_each_process_reads_its_own(results: Results, case: str) -> None:
     first, second = of(results, case)

@@ -164,6 +164,17 @@ def ddp_mask_by_place() -> Any:
     return compared(read(wrapped, wrapped, shard(), mask), shard(), mask)
 
 
+def ddp_tapped() -> Any:
+    """A tap beside an attention that is seen anyway; rows of two micro-batches."""
+    wrapped = ddp(model(tapped=True))
+    with attemper.watch(wrapped) as watch:
+        watch.step()
+        for _ in range(2):
+            wrapped(shard()).square().mean().backward()
+    sites = reading(watch)["sites"]
+    return {"names": [site["name"] for site in sites], "rows": [site["heads"][0]["rows"] for site in sites]}
+
+
 def fsdp_wrapper() -> Any:
     wrapped = fsdp(model())
     return compared(read(wrapped, wrapped, shard()), shard())
@@ -354,6 +365,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "ddp with a mask by place": ddp_mask_by_place,
     "fsdp2": fsdp_wrapper,
     "ddp with checkpointing": ddp_checkpointed,
+    "ddp tapped": ddp_tapped,
     "ddp tempered": ddp_tempered,
     "sites of ddp": sites_of_ddp,
     "training ddp": lambda: identical(lambda: ddp(model())),

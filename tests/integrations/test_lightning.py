@@ -124,7 +124,8 @@ def test_a_module_that_calls_itself_twice_is_read_twice(tmp_path: Path) -> None:
 
 def test_scalars_stand_at_the_step_of_the_loss_of_the_same_batches(tmp_path: Path) -> None:
     losses: dict[int, float] = {}
-    callback = AttemperCallback(every=3, rows=None, trackers=[lambda values, step: losses.update({step: len(values)})])
+    trackers = [lambda values, step: losses.update({step: len(values)})]
+    callback = AttemperCallback(every=3, rows=None, trackers=trackers, max_keys=200)
     fit(tmp_path, Module(), callback)
     name = "attention/net.blocks.1.attention/head3/max_logit"
     found = {int(row["step"]): float(row[name]) for row in rows(tmp_path) if row[name]}
@@ -177,7 +178,7 @@ def test_alarms_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING, "attemper"):
         fit(tmp_path, Module(), AttemperCallback(every=2, on_alarm=alarms.append, limits={"logits": -1e9}))
     assert len(alarms) == 8
-    assert "attemper: step 0: warning logits: net.blocks.0.attention head 0" in caplog.text
+    assert "step 0: warning logits: net.blocks.0.attention head 0" in caplog.text
 
 
 def test_a_training_step_that_was_put_there_before_is_put_back(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 from dataclasses import replace
 from typing import Any
@@ -68,25 +70,49 @@ def test_calls_of_one_module_and_kinds_of_one_name_are_told_apart(scan: Scan) ->
 
 @pytest.mark.parametrize(
     ("max_keys", "levels"),
-    [(39, "model site head"), (38, "model site"), (23, "model site"), (22, "model"), (11, "model"), (10, "")],
+    [(40, "model site head"), (39, "model site"), (24, "model site"), (23, "model"), (12, "model"), (11, "")],
 )
 def test_a_level_is_sent_whole_or_not_at_all(
     scan: Scan, max_keys: int, levels: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = scalars(scan, STATS)
-    assert [len(values) for values in found.values()] == [11, 12, 16]
+    assert [len(values) for values in found.values()] == [12, 12, 16]
     chosen = budget(max_keys, None)
     with caplog.at_level(logging.INFO, "attemper"):
         sent = chosen.chosen(found)
         chosen.chosen(found)
     assert sent == {name: value for level in levels.split() for name, value in found[level].items()}
-    left_out = 39 - len(sent)
+    left_out = 40 - len(sent)
     assert [record.getMessage().split(" are not")[0] for record in caplog.records] == (
-        [f"attemper: {left_out} scalars by {' and '.join(list(found)[len(levels.split()) :])}"] if left_out else []
+        [f"{left_out} scalars by {' and '.join(list(found)[len(levels.split()) :])}"] if left_out else []
     )
-    assert [record.levelname for record in caplog.records] == (
-        [] if not left_out else ["WARNING" if not sent else "INFO"]
-    )
+    assert [record.levelname for record in caplog.records] == (["WARNING"] if left_out else [])
+    assert all(f"max_keys={max_keys}. Raise max_keys=, or choose some by" in line for line in caplog.messages)
+
+
+def test_by_default_layers_of_any_number_are_sent_and_heads_are_not_and_nothing_is_left_out(
+    scan: Scan, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = replace(scan.sites[0], heads=tuple(replace(scan.sites[0].heads[0], head=head) for head in range(32)))
+    sites = tuple(replace(site, name=f"layers.{layer}") for layer in range(126))
+    found = scalars(Scan(replace(scan.reading, sites=sites), {}), STATS)
+    assert [len(values) for values in found.values()] == [12, 6 * 126, 2 * 32 * 126]
+    assert set(budget(None, None).chosen(found)) == {*found["model"], *found["site"]}
+    heads = budget(None, "attention/*/head3/max_logit").chosen(found)
+    assert heads.keys() == {f"attention/layers.{layer}/head3/max_logit" for layer in range(126)}
+    assert caplog.records == []
+
+
+def test_the_callbacks_of_all_frameworks_have_the_same_defaults() -> None:
+    defaults = {
+        "every": 50, "rows": 128, "stats": ("normalized_entropy", "max_logit"), "trackers": None, "max_keys": None,
+        "filter": None, "on_alarm": None,
+    }  # fmt: skip
+    for framework, module in (("transformers", "transformers"), ("lightning.pytorch", "lightning")):
+        pytest.importorskip(framework)
+        callback = importlib.import_module(f"attemper.integrations.{module}").AttemperCallback
+        parameters = inspect.signature(callback).parameters
+        assert {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD} == defaults
 
 
 def test_a_filter_comes_before_the_budget(scan: Scan) -> None:
@@ -101,8 +127,8 @@ def test_a_filter_comes_before_the_budget(scan: Scan) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, None), "max_keys must be an int of at least 1, got 0"),
-        ((True, None), "max_keys must be an int of at least 1, got True"),
+        ((0, None), "max_keys must be an int of at least 1, or None, got 0"),
+        ((True, None), "max_keys must be an int of at least 1, or None, got True"),
         ((9, 3), r"filter must be a function \(name\) -> bool or glob patterns such as .* got 3"),
         ((9, [3]), "filter must be a function"),
         ((9, []), "filter must be a function"),

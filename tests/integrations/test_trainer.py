@@ -107,7 +107,11 @@ def test_a_sample_holds_all_micro_batches_of_a_step_and_no_evaluation(tmp_path: 
 def test_the_first_sample_is_what_a_watch_of_the_untrained_model_reads(tmp_path: Path) -> None:
     tracker, model = Recorder(), tiny()
     one = trainer(
-        tmp_path, model, [AttemperCallback(rows=None, trackers=[tracker])], gradient_accumulation_steps=1, max_steps=1
+        tmp_path,
+        model,
+        [AttemperCallback(rows=None, trackers=[tracker], max_keys=200)],
+        gradient_accumulation_steps=1,
+        max_steps=1,
     )
     (batch,) = [next(iter(one.get_train_dataloader()))]
     seen: list[Any] = []
@@ -150,7 +154,7 @@ def test_a_trainer_among_the_trackers_lends_those_it_reports_to(
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
     one = trainer(tmp_path, report_to=["tensorboard"])
-    callback = AttemperCallback(every=5, trackers=[one])
+    callback = AttemperCallback(every=5, trackers=[one], max_keys=200)
     one.add_callback(callback)
     one.train()
     assert callback.failures == 0
@@ -232,9 +236,20 @@ def test_alarms_are_told_once_to_the_log_and_to_a_function(tmp_path: Path, caplo
         trainer(tmp_path, callbacks=[callback]).train()
     logits = [(alarm.site, alarm.head) for alarm in alarms if alarm.kind == "logits"]
     assert logits == [(site, head) for site in SITES for head in range(4)]
+    assert {alarm.step for alarm in alarms if alarm.kind == "logits"} == {1}
     (line,) = [record.getMessage() for record in caplog.records if record.name == "attemper"]
-    assert line.startswith("attemper: step 1: warning logits: model.layers.0.self_attn head 0: largest score")
+    assert line.startswith("step 1: warning logits: model.layers.0.self_attn head 0: largest score")
     assert "and 5 more. Scores this large saturate" in line
+
+
+def test_a_fresh_model_is_one_line_of_log_and_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alarms: list[Any] = []
+    callback = AttemperCallback(every=1, on_alarm=alarms.append, limits={"diffuse": 0.0}, fewest_keys=2)
+    with caplog.at_level(logging.INFO, "attemper"):
+        trainer(tmp_path, callbacks=[callback]).train()
+    assert alarms == []
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "attemper"]
+    assert line.startswith("step 1: 8 of 8 heads are near uniform, as in a model that is not trained yet.")
 
 
 def test_what_on_alarm_raises_ends_training(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ class QKClip:
         """The largest logit of each head [heads] by module; calls of one module are joined."""
         joined: dict[str, Tensor] = {}
         for site in self._watch.table().sites:
-            name = site.name.partition("#")[0]
+            name = self._watch.module_of(site.name).partition("#")[0]
             logits = torch.tensor([-math.inf if head.max_logit is None else head.max_logit for head in site.heads])
             joined[name] = torch.maximum(joined[name], logits) if name in joined else logits
         return joined
@@ -136,6 +136,11 @@ class QKClip:
 
     def _found(self, name: str, heads: int) -> Projections:
         if name not in self._projections:
+            if name not in self._modules:
+                raise InputError(
+                    f"QKClip: the tap {name!r} was seen in compiled code, where nobody can tell the module that holds "
+                    "its projections: give the tap the name of that module."
+                )
             found = projections_of(self._modules[name])
             if found.query.heads != heads:
                 raise InputError(

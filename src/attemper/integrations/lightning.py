@@ -47,9 +47,10 @@ class AttemperCallback(Callback):
         rows: query rows measured of each sequence, None for all; ``max_logit`` is then a lower bound.
         stats: what is logged, of ``integrations.metrics.STATISTICS``; everything is measured and in ``last``.
         trackers: beside the Trainer's loggers: a list of whatever :func:`attemper.integrations.sinks.sink` takes.
-        max_keys: at most so many names are logged at a step: those of the whole model first, then of sites, then of
-            heads, each level with all its names or not at all.
-        filter: a function of a name, or glob patterns: which names are logged.
+        max_keys: None for the names of the whole model and of every site, however many; those of heads by ``filter``.
+            A number is the most names that are logged at a step: the model's first, then the sites', then the
+            heads', each level with all its names or not at all. What is left out is told by a warning of the log.
+        filter: a function of a name, or glob patterns: which names are logged, heads among them.
         on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 
@@ -64,7 +65,8 @@ class AttemperCallback(Callback):
 
     def __init__(
         self, every: int = 50, rows: int | None = 128, stats: str | Iterable[str] = DEFAULT_STATS,
-        trackers: Iterable[Any] | None = None, max_keys: int = 200, filter: Keep | str | Iterable[str] | None = None,
+        trackers: Iterable[Any] | None = None, max_keys: int | None = None,
+        filter: Keep | str | Iterable[str] | None = None,
         on_alarm: Callable[[Alarm], Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from attemper._checks import one_of
 from attemper.errors import InputError
-from attemper.monitor.alarms import LIMITS
+from attemper.monitor.alarms import WATCH_LIMITS
 from attemper.monitor.result import Scan
 from attemper.records import BY_NAME
 
@@ -29,7 +29,7 @@ STATISTICS = (
 )  # fmt: skip
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
-ALARM_KINDS = (*LIMITS, "nonfinite")
+ALARM_KINDS = (*WATCH_LIMITS, "nonfinite")
 
 Keep = Callable[[str], bool]
 
@@ -87,19 +87,24 @@ class Budget:
     """Which scalars are sent: those that ``keep`` lets through, by whole levels, at most ``max_keys``.
 
     Some heads without the others would mislead, so a level is sent with all its names or not at all, and none after
-    the first that does not fit. What was left out is said once, by the logger ``attemper``.
+    the first that does not fit. What was left out is said once, as a warning of the logger ``attemper``. Without a
+    number of ``max_keys`` nothing is left out; heads are sent only if ``heads``.
     """
 
-    max_keys: int
+    max_keys: int | None
     keep: Keep
+    heads: bool = True
+    """Whether somebody asked for heads: by a number of names, or by a filter."""
     _told: set[str] = field(default_factory=set)
 
     def chosen(self, levels: dict[str, dict[str, float]]) -> dict[str, float]:
         """Name -> value of what is sent."""
         sent: dict[str, float] = {}
         wanted = {level: {name: v for name, v in values.items() if self.keep(name)} for level, values in levels.items()}
+        if not self.heads:
+            del wanted["head"]
         for place, (level, values) in enumerate(wanted.items()):
-            if len(sent) + len(values) > self.max_keys:
+            if self.max_keys is not None and len(sent) + len(values) > self.max_keys:
                 self._tell(level, sum(len(wanted[later]) for later in list(wanted)[place:]))
                 break
             sent |= values
@@ -110,29 +115,28 @@ class Budget:
             return
         self._told.add(level)
         left_out = " and ".join(LEVELS[LEVELS.index(level) :])
-        urgency = logging.WARNING if level == LEVELS[0] else logging.INFO
-        logger.log(
-            urgency,
-            f"attemper: {count} scalars by {left_out} are not sent to trackers: with them there would be more than "
-            f"max_keys={self.max_keys}. Raise max_keys=, or choose some by filter=.",
+        logger.warning(
+            f"{count} scalars by {left_out} are not sent to trackers: with them there would be more than "
+            f"max_keys={self.max_keys}. Raise max_keys=, or choose some by filter=."
         )
 
 
-def budget(max_keys: int, filter: Keep | str | Iterable[str] | None) -> Budget:
+def budget(max_keys: int | None, filter: Keep | str | Iterable[str] | None) -> Budget:
     """A ``Budget``.
 
     Args:
-        max_keys: at least 1.
+        max_keys: at least 1; None for all names of the model and of sites, however many, and for those of heads if
+            ``filter`` lets them through.
         filter: None for all; a function of a name that says whether to keep it; or glob patterns, one of which has to
             match the whole name: ``["attention/*/normalized_entropy/min"]``.
 
     Raises:
         InputError: another kind of argument.
     """
-    if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
-        raise InputError(f"max_keys must be an int of at least 1, got {max_keys!r}.")
+    if max_keys is not None and (isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1):
+        raise InputError(f"max_keys must be an int of at least 1, or None, got {max_keys!r}.")
     if filter is None:
-        return Budget(max_keys, lambda _: True)
+        return Budget(max_keys, lambda _: True, heads=max_keys is not None)
     if callable(filter):
         return Budget(max_keys, filter)
     patterns = [filter] if isinstance(filter, str) else list(filter) if isinstance(filter, Iterable) else [filter]

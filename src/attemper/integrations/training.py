@@ -49,7 +49,7 @@ class Monitor:
 
     def __init__(
         self, *, every: int, rows: int | None, stats: str | Iterable[str], trackers: Iterable[Any] | None,
-        max_keys: int, filter: Keep | str | Iterable[str] | None, on_alarm: Callable[[Alarm], Any] | None,
+        max_keys: int | None, filter: Keep | str | Iterable[str] | None, on_alarm: Callable[[Alarm], Any] | None,
         **options: Any,
     ) -> None:  # fmt: skip
         self._stats = checked_statistics(stats)
@@ -67,7 +67,7 @@ class Monitor:
         self._open = ExitStack()
         self._seen: set[tuple[str, str, int | None]] = set()
         self._sampled = 0
-        self._told_nothing = self._told_notes = False
+        self._told_nothing = self._told_untrained = self._told_notes = False
         self.watch: Watch | None = None
         self.last: Scan | None = None
 
@@ -91,7 +91,7 @@ class Monitor:
         self._sinks = Sinks([*self._trackers, *trackers])
         running = TrainingWatch(model, compiled=compiled, **(options | self._options))
         self.watch, self.last, self._sampled = running, None, 0
-        self._told_nothing = self._told_notes = False
+        self._told_nothing = self._told_untrained = self._told_notes = False
         self._seen.clear()
         self._open.callback(running.close)
         # No framework tells every callback that training raised: whoever drops the callback drops the hooks.
@@ -113,19 +113,23 @@ class Monitor:
         """
         if self.watch is None:
             return {}
-        self.watch.step()
+        self.watch.step(step)
         if self.watch.sampled == self._sampled:
             return {}
         self._sampled = self.watch.sampled
         try:
             self.last = self.watch.table()
+            levels = scalars(self.last, self._stats)
         except InputError as error:
             self._tell_nothing(error)
             return {}
-        levels = scalars(self.last, self._stats)
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            self.watch.report(self.watch.title, error)
+            return {}
         self._sinks.write(self._budget.chosen(levels), step)
         self._tell_notes(self.last.notes, step)
         self._tell_alarms(self.last.alarms, step)
+        self._tell_untrained(step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
 
     def _tell_nothing(self, error: InputError) -> None:
@@ -134,11 +138,22 @@ class Monitor:
             self._told_nothing = True
             warnings.warn(f"attemper: nothing is logged. {error}", stacklevel=3)
 
+    def _tell_untrained(self, step: int) -> None:
+        """One line in the place of an alarm for each head."""
+        assert self.watch is not None
+        baseline = self.watch.baseline
+        if baseline.untrained and baseline.near_uniform and not self._told_untrained:
+            self._told_untrained = True
+            logger.info(
+                f"step {step}: {baseline.near_uniform} of {baseline.judged} heads are near uniform, as in a model that "
+                "is not trained yet. They are told one by one once it is not so."
+            )
+
     def _tell_notes(self, notes: Iterable[str], step: int) -> None:
         """Tells once what is not judged: without it, no alarm would look like a healthy model."""
         for note in () if self._told_notes else notes:
             self._told_notes = True
-            logger.warning(f"attemper: step {step}: {note}")
+            logger.warning(f"step {step}: {note}")
 
     def _tell_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
         """Tells each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""
@@ -151,7 +166,7 @@ class Monitor:
             where = "; ".join(alarm.message for alarm in of_kind[:3])
             logger.log(
                 logging.WARNING if heard else logging.INFO,
-                f"attemper: step {step}: {of_kind[0].severity} {kind}: {where}{more}. {of_kind[0].advice}",
+                f"step {step}: {of_kind[0].severity} {kind}: {where}{more}. {of_kind[0].advice}",
             )
         if self._on_alarm is not None:
             for alarm in new:

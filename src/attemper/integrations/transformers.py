@@ -57,9 +57,10 @@ class AttemperCallback(TrainerCallback):
         rows: query rows measured of each sequence, None for all; ``max_logit`` is then a lower bound.
         stats: what is logged, of ``integrations.metrics.STATISTICS``; everything is measured and in ``last``.
         trackers: a list of Trainers and of whatever :func:`attemper.integrations.sinks.sink` takes.
-        max_keys: at most so many names are sent to trackers at a step: those of the whole model first, then of sites,
-            then of heads, each level with all its names or not at all.
-        filter: a function of a name, or glob patterns: which names are sent.
+        max_keys: None for the names of the whole model and of every site, however many; those of heads by ``filter``.
+            A number is the most names that are sent to trackers at a step: the model's first, then the sites', then the
+            heads', each level with all its names or not at all. What is left out is told by a warning of the log.
+        filter: a function of a name, or glob patterns: which names are sent, heads among them.
         on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 
@@ -74,7 +75,8 @@ class AttemperCallback(TrainerCallback):
 
     def __init__(
         self, every: int = 50, rows: int | None = 128, stats: str | Iterable[str] = DEFAULT_STATS,
-        trackers: Iterable[Any] | None = None, max_keys: int = 200, filter: Keep | str | Iterable[str] | None = None,
+        trackers: Iterable[Any] | None = None, max_keys: int | None = None,
+        filter: Keep | str | Iterable[str] | None = None,
         on_alarm: Callable[[Alarm], Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._trainers: list[Any] = []
@@ -120,7 +122,7 @@ class AttemperCallback(TrainerCallback):
         if self._silent and args.report_to:
             self._silent = False
             logger.warning(
-                f"attemper: a callback cannot reach the trackers {', '.join(args.report_to)} of its Trainer. Add it "
+                f"A callback cannot reach the trackers {', '.join(args.report_to)} of its Trainer. Add it "
                 "with trainer.add_callback(AttemperCallback(..., trackers=[trainer]))."
             )
         lent = [tracker for trainer in self._trainers for tracker in _integrations(trainer)]

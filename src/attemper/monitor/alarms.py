@@ -11,6 +11,9 @@ from attemper.records import FEWEST_KEYS, Alarm, HeadReading, SiteReading
 LIMITS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}
 """collapsed: normalised entropy below; diffuse: above; logits: largest score above; first_token: weight on it above."""
 
+WATCH_LIMITS = {**LIMITS, "fallen": 0.02}
+"""Those of a watch. fallen: normalised entropy below this share of the head's own in the watch's first sample."""
+
 _ADVICE = {
     "collapsed": (
         "Healthy models have sharp heads. If this one was not sharp before, look at the size of its logits and the "
@@ -31,6 +34,11 @@ _ADVICE = {
         "The head rests on the first token (an attention sink): healthy in most decoders. Mind it before evicting or "
         "compressing the first keys of a cache."
     ),
+    "fallen": (
+        "The head has become much sharper than it was when the watch began. If the loss suffers too, lower the "
+        "learning rate, or hold its entropy by a temperature above 1, a penalty on entropy or a clip of query and key "
+        "weights."
+    ),
     "nonfinite": (
         "Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for overflow "
         "in half "
@@ -39,15 +47,15 @@ _ADVICE = {
 }
 
 
-def checked_limits(limits: Mapping[str, float] | None) -> dict[str, float]:
-    """The default limits with those given in their place.
+def checked_limits(limits: Mapping[str, float] | None, known: Mapping[str, float] = LIMITS) -> dict[str, float]:
+    """The default limits, ``known``, with those given in their place.
 
     Raises:
         InputError: a name that is not a limit, or a value that is not a number.
     """
-    merged = dict(LIMITS)
+    merged = dict(known)
     for name, value in (limits or {}).items():
-        one_of("limits", name, LIMITS)
+        one_of("limits", name, known)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise InputError(f"limits[{name!r}] must be a number, got {value!r}.")
         merged[name] = float(value)
@@ -78,7 +86,7 @@ def alarms(
         limits: by kind, in the place of ``LIMITS``.
         fewest_keys: rows that see fewer say nothing about sharpness or first tokens.
     """
-    checked = checked_limits(limits)
+    checked = checked_limits(limits, WATCH_LIMITS)
     return tuple(alarm for site in sites for head in site.heads for alarm in _of_head(site, head, checked, fewest_keys))
 
 
@@ -98,7 +106,7 @@ def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float], 
             f"{head.nonfinite_rows} of {total} rows have a NaN or infinite score",
         )
     entropy, first = (
-        _over_enough_keys(head, statistic, fewest_keys) for statistic in ("normalized_entropy", "first_token_mass")
+        over_enough_keys(head, statistic, fewest_keys) for statistic in ("normalized_entropy", "first_token_mass")
     )
     if entropy is not None and entropy < limits["collapsed"]:
         yield alarm(
@@ -116,7 +124,14 @@ def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float], 
         )
 
 
-def _over_enough_keys(head: HeadReading, statistic: str, fewest_keys: int) -> float | None:
+def fallen(site: SiteReading, head: HeadReading, now: float, before: float, limit: float) -> Alarm:
+    """The alarm of a head whose normalised entropy is below ``limit`` times what it was before."""
+    message = f"normalised entropy has fallen from {before:.2g} in the first sample to {now:.2g}"
+    where = f"{site.name} head {head.head}: "
+    return Alarm(site.name, head.head, "fallen", "warning", now, limit * before, where + message, _ADVICE["fallen"])
+
+
+def over_enough_keys(head: HeadReading, statistic: str, fewest_keys: int) -> float | None:
     """Mean over rows that see at least ``fewest_keys`` keys; None if no row does."""
     buckets = [bucket for bucket in head.by_visible_keys if bucket.first >= fewest_keys]
     rows = sum(bucket.rows for bucket in buckets)

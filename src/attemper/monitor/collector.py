@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,40 +18,18 @@ from attemper.functional.call import Call, first_true
 from attemper.functional.names import those_of
 from attemper.functional.normalization import map_of
 from attemper.functional.stats import AttentionStats
+from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
 from attemper.monitor.reduction import SiteReduction, fits_buckets
 from attemper.monitor.tapped import TappedSums
 from attemper.records import FEWEST_KEYS, SiteReading, Skipped
+from attemper.sites.callers import projects
+from attemper.sites.identity import Places, places, sketch
 from attemper.sites.observer import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.sites.wanted import is_wanted
 from attemper.sites.wrappers import class_name, named, unwrapped
-
-Key = tuple[str, str, str]
-"""(name, kind, mode) of a site."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What one call adds to a site."""
-
-    key: Key
-    found: AttentionStats | Accumulated
-    queries: int
-    keys: int
-    tokens: Tensor | int
-    """Real query rows of all sequences."""
-    backend: str
-
-    @property
-    def shape(self) -> torch.Size:
-        """[B, H, Q] of the measured rows."""
-        return self.found.shape if isinstance(self.found, AttentionStats) else self.found.state.shape[1:]
-
-    @property
-    def device(self) -> torch.device:
-        return self.found.device if isinstance(self.found, AttentionStats) else self.found.state.device
 
 
 @dataclass(frozen=True)
@@ -81,16 +60,25 @@ class Collector:
     ) -> None:  # fmt: skip
         self.fewest_keys = fewest_keys
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
+        if quiet is not None:
+            context.fail = self.fail
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteReduction] = {}
+        self._first: dict[Key, SiteReduction] | None = {}
+        """The sites of the first sample once there is another; None once they were asked for."""
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats | Accumulated] = {}
         self._backends: dict[str, None] = {}
         self.generator = torch.Generator().manual_seed(0)
         title = class_name(unwrapped(model))
         self._names = {module: name or title for module, name in named(model).items()}
-        self._staged: list[Taken] = []
-        self._staged_skips: dict[str, str] = {}
+        self._staged: list[SeenCall] = []
+        self._pairing = Pairing(self._tell_difference)
+        self._projects = any(map(projects, model.modules()))
+        self._differing: set[str] = set()
+        """Taps that were told to have other arguments than the attention beside them."""
+        self._places: dict[str, str] = {}
+        """Name of a tap -> that of the module in which its attention ran."""
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
         self.tapped = TappedSums(stats, backend, rows, fewest_keys)
@@ -113,10 +101,15 @@ class Collector:
         holders = [model for model in models if any(part is module for part in model.modules())]
         return max(holders, key=lambda model: len(self._names[model])) if holders else None
 
+    def module_of(self, site: str) -> str:
+        """The name of the module in which the attention of a site runs: for a tap that is not its own name. A tap that
+        was seen in compiled code only keeps it.
+        """
+        return self._places.get(site, site)
+
     def begin(self) -> None:
         """Forgets a pass that did not go through."""
         self._staged.clear()
-        self._staged_skips.clear()
         self.context.reset()
 
     def running(self) -> nn.Module:
@@ -129,21 +122,25 @@ class Collector:
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
-        self._guarded(self.name_of(module), partial(self._see, module, call))
+        name = self._names.get(module) or getattr(module, "tap_name", "attention")
+        self._guarded(name, partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
-        if not self._kept(self.name_of(module)):
+        seen = self._begun(module, call)
+        if not self._kept(seen):
             return
         try:
             call = local(module, call)
         except UnsupportedCallError as error:
-            self.skip(module, error.reason)
+            seen.reason = error.reason
             return
         if any(map(is_functorch_wrapped_tensor, (call.query, call.key))):
-            self.skip(module, "it runs inside a transform of torch.func (vmap, grad): call the model outside of it")
+            seen.reason = "it runs inside a transform of torch.func (vmap, grad): call the model outside of it"
             return
-        keys = call.key.shape[2]
-        tokens = self.key_tokens(module, keys)
+        place, keys = self._place(module), call.key.shape[2]
+        if self._projects and (seen.is_tap or projects(module)):
+            seen.sketch = sketch(call.query, call.key)
+        tokens = self.key_tokens(place, keys)
         first = None
         if tokens is not None and tokens.shape[0] == call.query.shape[0]:
             first = first_true(tokens, 1)
@@ -154,30 +151,32 @@ class Collector:
                 replace(call.options, stats=stats, backend=self.backend),
                 packing=call.packing, first_keys=first, rows=self.rows, generator=self.generator,
             )  # fmt: skip
-            kind = self._kind(module, keys) if call.cross is None else ("cross" if call.cross else "self")
+            kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
             real, reason = self._real(kind, shape, plan.rows, call.tokens)
             found = None if reason else measured(plan, real, shape[2], sums=fits_buckets(self.fewest_keys))
         except (InputError, BackendError) as error:
-            self.skip(module, str(error))
+            seen.reason = str(error)
             return
-        self._stage(module, found, kind, shape, real, reason, plan)
+        self._fill(seen, found, place, kind, shape, real, reason, plan)
 
-    def observe(self, module: nn.Module, stats: AttentionStats, plan: Call) -> None:
-        if not self._kept(self.name_of(module)):
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
+        seen = self._begun(module, replace(call, places=places((call.query, call.key))))
+        if not self._kept(seen):
             return
-        keys = plan.key.shape[2]
+        keys = call.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self._real(kind, shape, stats.rows, None)
         found = stats.detach() if real is None else _where(stats, real).detach()
-        self._stage(module, found, kind, shape, real, reason, plan)
+        self._fill(seen, found, module, kind, shape, real, reason, plan)
 
     def take(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
         """Takes what taps have summed in their buffers, by names of sites."""
         named = {}
         for buffer, (name, _) in found.items():
             reason = self.tapped.refusal(buffer)
-            if not self._kept(name):
+            if not is_wanted(name, self.wanted):
+                self.unwanted.add(name)
                 continue
             if reason is None:
                 named[buffer] = name
@@ -186,19 +185,49 @@ class Collector:
         sums = {buffer: part for buffer, (_, part) in found.items()}
         self._guarded("taps", lambda: self.tapped.take(named, sums, self.period))
 
-    def skip(self, module: nn.Module, reason: str) -> None:
+    def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
-        self._staged_skips[self._next_name(module)] = reason
+        self._begun(module, None, places).reason = reason
+
+    def fail(self, error: Exception) -> None:
+        """Takes note of a failure of ours: of the attention that was running, as far as that can be told."""
+        if self._quiet is None:
+            raise error
+        running = self.context.running
+        self._quiet(self._names.get(running[-1], "attention") if running else "attention", error)
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Takes note of modules (by name, empty for the root) into which nothing can look."""
         self._refused |= reasons
 
-    def _kept(self, name: str) -> bool:
-        kept = is_wanted(name, self.wanted)
-        if not kept:
-            self.unwanted.add(name)
-        return kept
+    def _begun(self, module: nn.Module, call: AttentionCall | None, memory: Places = frozenset()) -> SeenCall:
+        """Takes note of a call, or a tap, of the pass that is running."""
+        place, is_tap = self._place(module), not self.owns(module) and hasattr(module, "tap_name")
+        own = self._names.get(place) if self.owns(place) and (self.context.running or not is_tap) else None
+        mode = "train" if place.training else "eval"
+        seen = SeenCall(self._next_name(module), own, mode, is_tap, places=memory)
+        if call is not None:
+            seen.places = call.places or places((call.query, call.key))
+            seen.arguments = arguments_of(call)
+        self._staged.append(seen)
+        return seen
+
+    def _place(self, module: nn.Module) -> nn.Module:
+        """The module in whose forward a call runs: itself, or where a tap stands, as far as that is known."""
+        if self.owns(module) or not hasattr(module, "tap_name"):
+            return module
+        return self.context.running[-1] if self.context.running else next(iter(self._names))
+
+    def _kept(self, seen: SeenCall) -> bool:
+        """Whether a call is wanted: by its own name, by that of the module in which a tap stands, or by a tap's name
+        that stands beside it.
+        """
+        names = (seen.name.partition("#")[0], *([] if seen.module is None else [seen.module]))
+        seen.kept = any(is_wanted(name, self.wanted) for name in names)
+        if not seen.kept and not seen.is_tap:
+            taps = (tap for tap in self._staged if tap.is_tap and tap.kept and tap.places)
+            seen.kept = any(tap.places <= seen.places for tap in taps)
+        return seen.kept
 
     def _real(
         self, kind: str, shape: tuple[int, ...], rows: Tensor | None, tokens: Tensor | None
@@ -217,18 +246,17 @@ class Collector:
         seen = [*shape[:2], shape[2] if rows is None else len(rows)]
         return None, f"padding of its queries cannot be told: {seen} rows under a mask of {list(context.own.shape)}"
 
-    def _stage(
-        self, module: nn.Module, found: AttentionStats | Accumulated | None, kind: str, shape: tuple[int, ...],
-        real: Tensor | None, reason: str | None, plan: Call,
+    def _fill(
+        self, seen: SeenCall, found: AttentionStats | Accumulated | None, place: nn.Module, kind: str,
+        shape: tuple[int, ...], real: Tensor | None, reason: str | None, plan: Call,
     ) -> None:  # fmt: skip
-        name = self._next_name(module)
+        """Gives a call what was measured of it, or why nothing was."""
         if reason is not None or found is None:
-            self._staged_skips[name] = reason or "it could not be measured"
+            seen.reason = reason or "it could not be measured"
             return
         tokens = shape[0] * shape[2] if real is None else real.sum()
-        key = (name, kind, "train" if module.training else "eval")
-        self._staged.append(Taken(key, found, shape[2], shape[3], tokens, plan.backend))
-        self.note(module, name, kind, plan, real)
+        seen.taken = Taken((seen.name, kind, seen.mode), found, shape[2], shape[3], tokens, plan.backend)
+        self.note(place, seen.name, kind, plan, real)
 
     def note(self, module: nn.Module, name: str, kind: str, call: Call, real: Tensor | None) -> None:
         """Called with every call that is measured, while it is there to look at: a scan wants no more of it.
@@ -247,13 +275,30 @@ class Collector:
 
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
-        self.skipped |= self._staged_skips
-        for index, taken in enumerate(self._staged):
-            self._guarded(taken.key[0], partial(self._add, taken))
-            if index == 0:
-                self._tokens = self._tokens + taken.tokens
-        self._staged.clear()
-        self._staged_skips.clear()
+        staged, self._staged = self._staged, []
+        first = True
+        for seen in self._pairing.joined(staged):
+            if not seen.kept:
+                self.unwanted.add(seen.name.partition("#")[0])
+            elif seen.reason is not None:
+                self.skipped[seen.name] = seen.reason
+            elif seen.taken is not None:
+                if seen.is_tap and seen.module is not None:
+                    self._places[seen.name] = seen.module
+                self._guarded(seen.name, partial(self._add, seen.taken))
+                self._tokens = self._tokens + (seen.taken.tokens if first else 0)
+                first = False
+
+    def _tell_difference(self, tap: SeenCall, call: SeenCall, difference: str) -> None:
+        """A tap that was given other arguments than its attention would read other numbers in compiled code."""
+        if tap.name not in self._differing:
+            self._differing.add(tap.name)
+            warnings.warn(
+                f"attemper: tap {tap.name!r} is given {difference} as the attention beside it in {call.module!r}. "
+                "Shown are the numbers of that attention; in compiled code, where only the tap is seen, they would be "
+                "the tap's. Give the tap the arguments of its attention.",
+                stacklevel=2,
+            )
 
     def _add(self, taken: Taken) -> None:
         key, found = taken.key, taken.found
@@ -294,17 +339,29 @@ class Collector:
             self._quiet(name, error)
 
     def forget(self) -> None:
-        """Starts over: the next pass is the first."""
+        """Starts over: the next pass is the first. The first sample of all stays, as sums on its device."""
+        if self._first is not None and not self._first:
+            self._first = self.sites
         self.sites, self.last, self._tokens = {}, {}, 0
         self._backends, self._read = {}, self.period
+
+    def first(self) -> tuple[SiteReading, ...]:
+        """The sites of the first sample, once: none before there is another one, and none that taps have summed in
+        buffers.
+        """
+        if not self._first:
+            return ()
+        first, self._first = self._first, None
+        return tuple(site.reading() for site in first.values() if not site.spoiled)
 
     def found(self) -> Found:
         """The latest sample. Sites in the order of the model's modules, calls of one module in their order."""
         order = {name: place for place, name in enumerate(self._names.values())}
 
         def place(site: SiteReduction) -> tuple[int, int]:
-            module, _, call = site.name.partition("#")
-            return order.get(module, len(order)), int(call or 1)
+            module, _, call = self.module_of(site.name).partition("#")
+            # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
+            return order.get(module, len(order)), int(call or 1) if module in order else 0
 
         period, tapped, tokens, reasons = self.tapped.latest()
         self.skipped |= reasons

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import wraps
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+Result = TypeVar("Result")
 
 
 def call_of(model: nn.Module) -> FrameType | None:
@@ -30,6 +34,22 @@ def is_running(call: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:
+    """A method of a watch that runs inside somebody's training step: what goes wrong in it is reported to the watch,
+    and None returned.
+    """
+
+    @wraps(method)
+    def guarded(watch: Any, *args: Any, **kwargs: Any) -> Result | None:
+        try:
+            return method(watch, *args, **kwargs)
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            watch.report(watch.title, error)
+            return None
+
+    return guarded
 
 
 class Hook:

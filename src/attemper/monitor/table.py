@@ -125,7 +125,8 @@ def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     ):
         chosen = [alarm for alarm in alarms if (alarm.severity, alarm.kind) == (severity, kind)]
         style = _STYLES[severity]
-        yield Text.assemble((shown(severity), style), f" {shown(kind)}: {count} head{'s' if count > 1 else ''}")
+        at = "" if chosen[0].step is None else f", step {chosen[0].step}"
+        yield Text.assemble((shown(severity), style), f" {shown(kind)}: {count} head{'s' if count > 1 else ''}{at}")
         yield from (_indented(alarm.message, "dim") for alarm in chosen[:3])
         if count > 3:
             yield _indented(f"and {count - 3} more", "dim")

@@ -18,10 +18,10 @@ from attemper._checks import one_of
 from attemper.errors import InputError
 from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
-from attemper.monitor.alarms import alarms as found_alarms
-from attemper.monitor.alarms import checked_fewest_keys, checked_limits
+from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
+from attemper.monitor.baseline import Baseline
 from attemper.monitor.collector import Collector
-from attemper.monitor.hooks import Hook, call_of, is_running
+from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.provenance import now, provenance
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
@@ -71,24 +71,19 @@ def watch(
             sampled
             passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
-        limits, fewest_keys: of alarms, as in :func:`attemper.scan`.
+        limits, fewest_keys: of alarms, as in :func:`attemper.scan`, and one limit more: "fallen" (0.02), the share of
+            its normalised entropy in this watch's first sample below which a head has fallen (a warning). "diffuse"
+            is not told while the model looks untrained: more than half of the judged heads near uniform, since the
+            first sample.
 
     Raises:
         InputError: an argument has no meaning here.
         BackendError: the named backend is missing.
     """
     return Watch(
-        model,
-        every=every,
-        rows=rows,
-        stats=stats,
-        sites=sites,
-        store=store,
-        observe=observe,
-        backend=backend,
-        limits=limits,
-        fewest_keys=fewest_keys,
-    )
+        model, every=every, rows=rows, stats=stats, sites=sites, store=store, observe=observe, backend=backend,
+        limits=limits, fewest_keys=fewest_keys,
+    )  # fmt: skip
 
 
 class Watch:
@@ -109,15 +104,18 @@ class Watch:
         if store is not None:
             raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
         one_of("watch(observe=...)", observe, ("beside", "replace"))
-        self._limits = checked_limits(limits)
         self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
+        self.baseline = Baseline(checked_limits(limits, WATCH_LIMITS), fewest_keys)
         checked_backend(backend, device_of(model))
         names = reading_names("watch", stats)
         self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
+        self.title = class_name(unwrapped(model))
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
+        self._number = self._sampled_number = 0
+        """The number of the step that is running, and of the one that was sampled last."""
         self._stepping = self._fresh = False
         self._date: str | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
@@ -126,7 +124,7 @@ class Watch:
         self._context = CallContext()
         kept = checked_sites("watch", sites)
         self._collector = Collector(
-            model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self._report,
+            model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self.report,
             fewest_keys=fewest_keys,
         )  # fmt: skip
         self._pass: ExitStack | None = None
@@ -163,22 +161,39 @@ class Watch:
 
     def close(self) -> None:
         """Takes every hook off the model. What was read stays readable."""
-        self._end_pass(commit=False)
+        quietly(Watch._end_pass)(self, commit=False)
         self._open.close()
 
-    def step(self) -> None:
-        """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps."""
+    def step(self, step: int | None = None) -> None:
+        """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.
+
+        Args:
+            step: the loop's own number of the step that ends, for alarms; None to go on counting, from 0.
+
+        Raises:
+            InputError: ``step`` is not a whole number.
+        """
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+            raise InputError(f"watch.step(step) must be an int, the loop's own number of a step, got {step!r}.")
+        self._end_step(step)
+
+    @quietly
+    def _end_step(self, step: int | None) -> None:
         told = not self._stepping and self.passes > 0  # as a pass
         if not self._stepping:
-            self._stepping, self.steps = True, 0
+            # The passes so far were of the step that ends.
+            self._stepping, self.steps, self._number = True, 0, 0
+            self._sampled_number = 0 if step is None else step
+        number = self._number if step is None else step
+        self.steps, self._number = self.steps + 1, number + 1
         self._drop_interrupted()
         self._collector.commit()
         tap_buffers.settle()
         self._tapped = self._tapped and not told
-        self.steps += 1
-        self._begin_step()
+        self._begin_step(number)
         self.end_pass()
 
+    @quietly
     def end_pass(self) -> None:
         """Tells that no forward pass is running: needed only between the passes of one step of a model that is called
         inside a compiled wrapper, where no hook of ours can see them begin.
@@ -201,6 +216,7 @@ class Watch:
         """Who is told of taps that this samples."""
         return self._collector
 
+    @quietly
     def samples(self, site: nn.Module) -> bool:
         """Whether this tap is to be measured now; a new sampled step starts a new reading.
 
@@ -219,12 +235,20 @@ class Watch:
         """Whether the watched model's forward is seen to run now."""
         return self._inside
 
+    @quietly
     def runs(self, site: nn.Module) -> nn.Module | None:
         """The watched model, if the tap of ``site`` that is called now belongs to it."""
         named = isinstance(site, tap.NamedSite)
         mine = (self._inside or not self.passes) if named else self._collector.owns(site)
         return unwrapped(self.model) if mine else None
 
+    def module_of(self, site: str) -> str:
+        """The name of the module in which the attention of a site runs: for the site of a tap it is not its own name.
+        A tap that was seen in compiled code only keeps it.
+        """
+        return self._collector.module_of(site)
+
+    @quietly
     def receives(self, buffer: tap_buffers.TapBuffer) -> bool:
         """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
         site = tap.site_of(buffer)
@@ -232,6 +256,7 @@ class Watch:
             return site is not None and (not buffer.models or unwrapped(self.model) in buffer.models)
         return self._collector.owns(site)
 
+    @quietly
     def take(self, taken: list[tuple[tap_buffers.TapBuffer, Tensor]]) -> None:
         """Gets what taps have summed on their devices, in this step or pass so far."""
         sites = {buffer: (tap.site_of(buffer), sums) for buffer, sums in taken}
@@ -241,10 +266,12 @@ class Watch:
         self._collector.take(found)
         self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)
 
-    def _begin_step(self) -> None:
-        """Begins a step, or a pass where passes are the steps: what comes is another sample."""
+    def _begin_step(self, ended: int) -> None:
+        """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""
         if self._tapped and not self._fresh:
             self.sampled += 1
+        if self._tapped or self._fresh:
+            self._sampled_number = ended
         self._switch_taps()
         self._tapped = self._fresh = False
         self._collector.period += 1
@@ -267,7 +294,9 @@ class Watch:
             self._collector.forget()
             self._fresh, self._date = True, now()
             self.sampled += 1
+            self._sampled_number = self._number
 
+    @quietly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # nn.DataParallel runs copies of the model that share its hooks, each in a thread of its own.
         if tap.in_backward() or module is not self.model:
@@ -285,10 +314,7 @@ class Watch:
             self._switch_taps()
         if not self._compiled and not self.sampling:
             return
-        try:
-            self._begin_pass(args, kwargs)
-        except Exception as error:  # whatever it is, it must not end somebody's training run
-            self._report(class_name(unwrapped(self.model)), error)
+        self._begin_pass(args, kwargs)
 
     def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Puts in place what a sampled pass needs; taken away again if any of it fails."""
@@ -317,6 +343,7 @@ class Watch:
             self._call = call_of(self.model)
             self._pass = stack.pop_all()
 
+    @quietly
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is not self.model:
             return
@@ -334,7 +361,8 @@ class Watch:
             tap_buffers.settle()
             self.passes += 1
             if not self._stepping:
-                self._begin_step()
+                self._begin_step(self._number)
+                self._number += 1
         if self._compiled and not ended:
             self._context.reset()
 
@@ -342,14 +370,16 @@ class Watch:
         if self._pass is None:
             return
         stack, self._pass, self._call, self._nested = self._pass, None, None, 0
-        stack.close()
-        if commit:
-            self._collector.commit()
-        else:
-            self._collector.begin()
-        self._collector.context.reset()
+        try:
+            stack.close()
+            if commit:
+                self._collector.commit()
+            else:
+                self._collector.begin()
+        finally:
+            self._collector.context.reset()
 
-    def _report(self, where: str, error: Exception) -> None:
+    def report(self, where: str, error: Exception) -> None:
         """Counts a failure of ours; the first one is told, none reaches the training step."""
         self.failures += 1
         self._collector.skipped[where] = str(error)
@@ -371,18 +401,12 @@ class Watch:
             found = replace(found, skipped=(*found.skipped, *self._unseen_maps(found.sites)))
         if not found.sites:
             raise InputError(self._nothing_seen(found.skipped))
-        title = class_name(unwrapped(self.model))
+        self.baseline.begin(self._collector.first())
+        alarms = tuple(replace(alarm, step=self._sampled_number) for alarm in self.baseline.alarms(found.sites))
         reading = Reading(
-            title,
-            found.tokens,
-            found.backend,
-            found.sites,
-            found.skipped,
-            found_alarms(found.sites, self._limits, self._fewest_keys),
-            sampled_rows=self._collector.rows,
-            fewest_keys=self._fewest_keys,
-            **provenance(self.model, self._date),
-        )
+            self.title, found.tokens, found.backend, found.sites, found.skipped, alarms,
+            sampled_rows=self._collector.rows, fewest_keys=self._fewest_keys, **provenance(self.model, self._date),
+        )  # fmt: skip
         return Scan(reading, dict(found.last))
 
     def _unseen_maps(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:

@@ -180,6 +180,7 @@ def level_of(severity: str) -> str:
 _CAUSE = {
     "collapsed": "normalized_entropy",
     "diffuse": "normalized_entropy",
+    "fallen": "normalized_entropy",
     "first_token": "first_token_mass",
     "logits": "max_logit",
     "nonfinite": "nonfinite_rows",

@@ -15,6 +15,7 @@ MOST_KINDS = 5
 _NOTICED = {
     "collapsed": ("is nearly one-hot", "are nearly one-hot"),
     "diffuse": ("is nearly uniform", "are nearly uniform"),
+    "fallen": ("is far sharper than in the first sample", "are far sharper than in the first sample"),
     "first_token": ("rests on the first token", "rest on the first token"),
 }
 

@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.functional.call import Options
 from attemper.sites.axes import RESHAPES, VIEWS, FeatureAxes, carried, is_weight
+from attemper.sites.identity import Origins, Places
 from attemper.sites.observer import AttentionCall, UnsupportedCallError
 from attemper.sites.products import Product, product
 from attemper.sites.shapes import four_dimensional, heads_of
@@ -88,6 +89,8 @@ class _Softmax:
     done: bool = False
     overwritten: bool = False
     """Whether a part of its weights was written to: without version counters (inference) nothing else tells."""
+    places: Places = frozenset()
+    """Memory of the queries and keys that its scores are the product of."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,16 @@ class Found:
     reason: str | None = None
     changed: bool = False
     """Whether it is attention of which the weights that meet the values are not known."""
+    places: Places = frozenset()
+    """Memory of its queries and keys."""
 
 
 class ByHand:
     """Follows every softmax of a forward pass."""
 
-    def __init__(self, axes: FeatureAxes) -> None:
+    def __init__(self, axes: FeatureAxes, origins: Origins) -> None:
         self._weights = WeakTensorKeyDictionary()
-        self._axes = axes
+        self._axes, self._origins = axes, origins
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Found | None:
         """Takes note of a call that has run; what it has found if this was where weights met values."""
@@ -153,10 +158,10 @@ class ByHand:
         reason = RANDOM.format(func.__name__) if func in _OTHER_SOFTMAX else None
         if result.data_ptr() == scores.data_ptr():
             reason = OVERWRITTEN
-        learned, scores = is_weight(scores), scores.detach()
+        learned, places, scores = is_weight(scores), self._origins.of_scores(scores), scores.detach()
         # Without a version counter nobody would notice that scores were overwritten.
         scores = scores.clone() if scores.is_inference() else scores
-        softmax = _Softmax(scores, _version(scores), learned)
+        softmax = _Softmax(scores, _version(scores), learned, places=places)
         key = dim % scores.dim()
         self._weights[result] = _Weights(
             softmax, scores, scores, key, _version(result), logarithm=func in _LOG_SOFTMAX, reason=reason
@@ -217,8 +222,8 @@ class ByHand:
             reason = OVERWRITTEN
         softmax.scores = None
         if reason is not None:
-            return Found(None, reason, changed=reason == known.reason)
-        return Found(_ordered(_hidden(known, weights), known, found, place))
+            return Found(None, reason, changed=reason == known.reason, places=softmax.places)
+        return Found(_ordered(_hidden(known, weights), known, found, place), places=softmax.places)
 
     def _mistaken(self, weights: Tensor, known: _Weights, found: Product, place: int) -> str | None:
         """Why this product is not attention over tokens."""

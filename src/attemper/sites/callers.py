@@ -52,6 +52,11 @@ def way_in(module: nn.Module) -> str | None:
     return found
 
 
+def projects(module: nn.Module) -> bool:
+    """Whether this layer makes queries and keys inside, of sequences that it is given."""
+    return isinstance(module, nn.MultiheadAttention | OwnMultiheadAttention | CrossAttention)
+
+
 def _callable_parts(module: nn.Module) -> Iterator[type]:
     """Classes of plain objects that a module holds and may call."""
     for value in vars(module).values():

@@ -23,7 +23,8 @@ from attemper.functional.masks import alignment_of, is_causal_bias, sizes_of
 from attemper.sites import by_hand
 from attemper.sites.autocast import rounded
 from attemper.sites.axes import FeatureAxes
-from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
+from attemper.sites.identity import Origins, following
+from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, guarded, tell, told
 from attemper.sites.padding import hidden
 from attemper.sites.shapes import four_dimensional, heads_of, mask_like
 from attemper.sites.tap import in_backward
@@ -39,7 +40,8 @@ def seen() -> Iterator[None]:
         return
     _active.set(True)
     try:
-        with AttentionMode():
+        mode = AttentionMode()
+        with following(mode.origins), mode:
             yield
     finally:
         _active.set(False)
@@ -55,7 +57,8 @@ class AttentionMode(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._axes = FeatureAxes()
-        self._by_hand = by_hand.ByHand(self._axes)
+        self.origins = Origins()
+        self._by_hand = by_hand.ByHand(self._axes, self.origins)
         self._partly: set[int] = set()
         """Modules of which one softmax cannot be read: another one of theirs may be a part of the same attention."""
 
@@ -68,11 +71,11 @@ class AttentionMode(TorchFunctionMode):
         if reader is not None and current() and not in_backward():
             with told():
                 result = func(*args, **kwargs)
-            self._tell(reader, args, kwargs)
+            guarded(current(), self._tell, reader, args, kwargs)
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and current() and not in_backward():
-            self._follow(func, args, kwargs, result)
+            guarded(current(), self._follow, func, args, kwargs, result)
         return result
 
     def _tell(self, reader: Callable[..., AttentionCall], args: Any, kwargs: Any) -> None:
@@ -84,12 +87,13 @@ class AttentionMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             try:
                 self._axes.follow(func, args, kwargs, result)
+                self.origins.follow(func, args, kwargs, result)
                 found = self._by_hand.follow(func, args, kwargs, result)
             except Exception as error:  # whatever it is, it must not end somebody's training run
                 name = getattr(func, "__name__", func)
                 found = by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
             if found is not None:
-                tell(by_hand.read, (self._whole(found),), {})
+                tell(by_hand.read, (self._whole(found),), {}, places=found.places)
 
     def _whole(self, found: by_hand.Found) -> by_hand.Found:
         module = id(current()[0].running())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,8 @@ from attemper.errors import InputError
 from attemper.functional.call import Call, Options, Packing
 from attemper.functional.masks import is_plain
 from attemper.functional.stats import AttentionStats
+from attemper.sites.identity import Places
+from attemper.sites.identity import places as memory_of
 from attemper.sites.padding import CallContext
 
 
@@ -45,6 +47,8 @@ class AttentionCall:
     """Whether queries and keys come from different sequences; None where the call does not tell."""
     tokens: Tensor | None = None
     """[B, Q] bool: which queries are real tokens, where the call itself tells."""
+    places: Places = frozenset()
+    """Memory of the tensors that it was called with: tells whether a tap is of the same attention."""
 
 
 def check_mask(module: nn.Module, call: AttentionCall) -> None:
@@ -77,16 +81,20 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, plan: Call) -> None:
-        """Takes the statistics of a call that was computed here."""
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
+        """Takes the statistics of a call that was computed here, by ``plan``."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Takes a call that somebody else computes."""
         ...
 
-    def skip(self, module: nn.Module, reason: str) -> None:
+    def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         """Takes note of a call that cannot be measured."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Takes note of a failure of ours; raises it where that does no harm (a scan), and never in a training step."""
         ...
 
 
@@ -97,6 +105,11 @@ _inside: ContextVar[bool] = ContextVar("attemper_inside", default=False)
 def current() -> tuple[Observer, ...]:
     """The observers of this thread's forward pass; none inside a call that has been told already."""
     return () if _inside.get() else _current.get()
+
+
+def present() -> tuple[Observer, ...]:
+    """The observers of this thread's forward pass, inside a call that has been told, too."""
+    return _current.get()
 
 
 @contextmanager
@@ -120,12 +133,29 @@ def told() -> Iterator[None]:
         _inside.reset(token)
 
 
+def guarded(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
+    """Runs ``action``, which is ours: what goes wrong in it goes to the observers, and not into somebody's training.
+    Where nobody observes it is raised.
+    """
+    try:
+        action(*args)
+    except Exception as error:  # whatever it is
+        told_of = tuple(dict.fromkeys(observers))
+        for observer in told_of:
+            observer.fail(error)
+        if not told_of:
+            raise
+
+
 def tell(
-    reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None
-) -> None:
+    reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None,
+    places: Places = frozenset(),
+) -> None:  # fmt: skip
     """Reads a call that has run, and tells every observer of it, or why it cannot be measured.
 
-    ``site``: the module that attends, where it is known; the one that is running otherwise.
+    Args:
+        site: the module that attends, where it is known; the one that is running otherwise.
+        places: memory of its queries and keys, where ``args`` and ``kwargs`` do not hold them.
     """
     observers = current()
     if not observers:
@@ -134,15 +164,26 @@ def tell(
     with told(), torch.no_grad():
         try:
             module = observers[0].running() if site is None else site
+            given = (*args[:2], *(kwargs[name] for name in ("query", "key", "q", "k") if name in kwargs))
+            places = places | memory_of(given)
             call = reader(module, *args, **kwargs)
             check_mask(module, call)
+            call = replace(call, places=places | memory_of((call.query, call.key)))
             for observer in observers:
                 observer.context.settle(call.mask)
         except Exception as error:  # whatever it is, it must not end somebody's training run
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
-                observer.skip(observer.running() if site is None else site, reason)
+                guarded([observer], _skip, observer, site, reason, places)
             return
         for observer in observers:
-            observer.see(observer.running() if site is None else site, call)
+            guarded([observer], _see, observer, site, call)
+
+
+def _skip(observer: Observer, site: nn.Module | None, reason: str, places: Places) -> None:
+    observer.skip(observer.running() if site is None else site, reason, places)
+
+
+def _see(observer: Observer, site: nn.Module | None, call: AttentionCall) -> None:
+    observer.see(observer.running() if site is None else site, call)

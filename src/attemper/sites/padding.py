@@ -115,6 +115,21 @@ class CallContext:
 
     running: list[nn.Module] = field(default_factory=list)
     """Modules whose forward is running, outermost first."""
+    fail: Callable[[Exception], None] | None = None
+    """Takes what goes wrong in a hook of ours, which must not end somebody's training run; None to let it through."""
+
+    def guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """``hook`` for a module, which never raises where somebody takes what goes wrong."""
+
+        def safe(*arguments: Any) -> None:
+            try:
+                hook(*arguments)
+            except Exception as error:  # whatever it is
+                if self.fail is None:
+                    raise
+                self.fail(error)
+
+        return safe
 
     def module(self) -> nn.Module:
         """The innermost module that is running."""
@@ -163,15 +178,15 @@ def tracked(
             if is_script(module) or (not _may_attend(module) and id(module) not in counted):
                 continue
             names = _parameters(module)
-            handle = module.register_forward_pre_hook(_enter_module(context, names), with_kwargs=True)
+            before = context.guarded(_enter_module(context, names))
+            handle = module.register_forward_pre_hook(before, with_kwargs=True)
             hooks.callback(handle.remove)
-            after = module.register_forward_hook(_leave_module(context), always_call=True)
+            after = module.register_forward_hook(context.guarded(_leave_module(context)), always_call=True)
             hooks.callback(after.remove)
             if id(module) in counted or isinstance(module, _LAYERS):
-                before = module.register_forward_pre_hook(_enter_model(context, names), with_kwargs=True)
-                after = module.register_forward_hook(
-                    lambda *_: context.stack.pop() and None if context.stack else None, always_call=True
-                )
+                entering = context.guarded(_enter_model(context, names))
+                before = module.register_forward_pre_hook(entering, with_kwargs=True)
+                after = module.register_forward_hook(context.guarded(_leave_model(context)), always_call=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         if entered is not None:
@@ -291,6 +306,14 @@ def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor
     if library is None or not isinstance(module, library.PreTrainedModel):
         return named or found
     return named if named or arguments.get("inputs_embeds") is not None else None
+
+
+def _leave_model(context: CallContext) -> Any:
+    def hook(*_: Any) -> None:
+        if context.stack:
+            context.stack.pop()
+
+    return hook
 
 
 def _leave_module(context: CallContext) -> Any:

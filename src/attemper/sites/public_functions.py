@@ -21,7 +21,7 @@ from attemper.functional.call import Options
 from attemper.sites import other_packages, own_functions
 from attemper.sites.autocast import rounded
 from attemper.sites.block_mask import dense as block_mask_of
-from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, tell, told
+from attemper.sites.observer import AttentionCall, UnsupportedCallError, current, guarded, tell, told
 from attemper.sites.other_packages import TAP, Given, packed
 from attemper.sites.tap import in_backward
 
@@ -42,17 +42,22 @@ def seen() -> Iterator[None]:
     global _depth
     with _lock:
         _depth += 1
-        if _depth == 1:
-            _replace()
     try:
+        with _lock:
+            if _depth == 1:
+                _replace()
         yield
     finally:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                while _replaced:
-                    holder, name, function = _replaced.pop()
-                    setattr(holder, name, function)
+                _put_back()
+
+
+def _put_back() -> None:
+    while _replaced:
+        holder, name, function = _replaced.pop()
+        setattr(holder, name, function)
 
 
 def _replace() -> None:
@@ -130,7 +135,7 @@ def _telling(function: Callable[..., Any], reader: Reader) -> Callable[..., Any]
             return function(*args, **kwargs)
         with told():
             result = function(*args, **kwargs)
-        tell(partial(reader, function), args, kwargs)
+        guarded(current(), tell, partial(reader, function), args, kwargs)
         return result
 
     return wrapper

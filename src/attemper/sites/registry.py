@@ -29,13 +29,13 @@ _original: list[Callable[..., Any]] = []
 def put(place: int, wrap: Wrap) -> None:
     """Puts ``wrap`` in its place, once more; ``take`` it away as often. A place always holds the same one."""
     with _lock:
-        _wraps[place] = wrap
-        _counts[place] += 1
         if not _original:
             from transformers import AttentionInterface
 
             _original.append(AttentionInterface.get_interface)
             AttentionInterface.get_interface = _looking_up(_original[0])
+        _wraps[place] = wrap
+        _counts[place] += 1
 
 
 def take(place: int) -> None:

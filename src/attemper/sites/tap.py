@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -28,7 +28,7 @@ from attemper.functional.accumulated import fits
 from attemper.functional.call import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
 from attemper.functional.masks import ADVICE, is_plain, without_causal_bias
 from attemper.sites import tap_buffers
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, guarded, present
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
@@ -48,7 +48,7 @@ class Listener(Protocol):
         """Who is told of a tap."""
         ...
 
-    def samples(self, site: nn.Module) -> bool:
+    def samples(self, site: nn.Module) -> bool | None:
         """Whether the taps of this site are sampled now."""
         ...
 
@@ -100,8 +100,8 @@ def tap(
         name: of the site in tables; give each layer its own.
 
     The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
-    knows only what it is given. In eager code, an attention that a watch sees anyway shows up a second time under its
-    tap's name; ``watch(sites=...)`` chooses.
+    knows only what it is given. In eager code a watch may see the attention anyway: it is one site all the same, with
+    the tap's name and the attention's own numbers, and a tap that was given another scale or flag is told by a warning.
 
     Raises:
         InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along
@@ -205,22 +205,39 @@ def _tap(
 ) -> None:  # fmt: skip
     if in_backward():
         return
+    options = (scale, is_causal, bottom_right, left, right, softcap, gqa)
+    guarded(_everyone(), _run, query, key, mask, temperature, sink, name, module, options)
+
+
+def _everyone() -> Iterator[Observer]:
+    """All who may be told of a tap: looked for only when something went wrong."""
+    yield from present()
+    yield from (listener.observer for listener in tap_buffers.alive(_listeners))
+
+
+def _run(
+    query: Tensor, key: Tensor, mask: Tensor | None, temperature: Tensor | None, sink: Tensor | None, name: str,
+    module: int, given: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Tells all who sample a tap, or launches its kernels; ``given``: what ``_options`` takes."""
     if tap_buffers.graphed(query.device) and (tap_buffers.watched() or tap_buffers.capturing(query.device)):
-        options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
+        options = _options(temperature, sink, *given)
         if _beside_graphs(AttentionCall(query, key, mask, options), name, module):
             return
-    if not _listeners and not current():
+    # A tap names the call inside which it stands, though that is told already.
+    here = present() if name else current()
+    if not _listeners and not here:
         return
     site = _site(name, module)
     observers = (
-        *current(),
+        *here,
         *(listener.observer for listener in tap_buffers.alive(_listeners) if listener.samples(site)),
     )
     if not observers:
         return
-    options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
+    options = _options(temperature, sink, *given)
     for observer in observers:
-        observer.see(site, AttentionCall(query, key, mask, options))
+        guarded([observer], observer.see, site, AttentionCall(query, key, mask, options))
 
 
 def _options(
@@ -243,6 +260,10 @@ def _beside_graphs(call: AttentionCall, name: str, module: int) -> bool:
         return False
     _fill(call, name, module, site)
     return True
+
+
+def _fill_site(call: AttentionCall, name: str, module: int) -> None:
+    _fill(call, name, module, _site(name, module))
 
 
 def _fill(call: AttentionCall, name: str, module: int, site: nn.Module) -> None:
@@ -270,7 +291,7 @@ def _tap_into(
     if in_backward():
         return
     options = _options(temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa)
-    _fill(AttentionCall(query, key, mask, options), name, module, _site(name, module))
+    guarded(_everyone(), _fill_site, AttentionCall(query, key, mask, options), name, module)
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

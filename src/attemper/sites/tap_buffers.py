@@ -32,7 +32,7 @@ class Receiver(Protocol):
         """Whether its model is seen to run now."""
         ...
 
-    def receives(self, buffer: TapBuffer) -> bool:
+    def receives(self, buffer: TapBuffer) -> bool | None:
         """Whether this buffer is of its model."""
         ...
 
@@ -201,7 +201,7 @@ def fill(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
         buffer.ran = True
         buffer.warmed.add(_kind(call))
         buffer.measured.add(_wanted_rows(site))
-        buffer.mode = "train" if site.training else "eval"
+        buffer.mode = "train" if _trains(site) else "eval"
         buffer.queries, buffer.keys = max(buffer.queries, call.query.shape[2]), max(buffer.keys, call.key.shape[2])
 
 
@@ -227,6 +227,12 @@ def _launched(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Mod
         chosen = sampled_positions(buffer.start, rows, queries, buffer.flag)
     add(plan, sums, buffer.flag, rows=chosen)
     return True
+
+
+def _trains(site: nn.Module) -> bool:
+    """Whether a tap runs in training mode: a tap of a name, which is no module, has the mode of its watched model."""
+    models = _owners(site).values() if hasattr(site, "tap_name") else ()
+    return any(model.training for model in models) if models else site.training
 
 
 def _owners(site: nn.Module) -> dict[Receiver, nn.Module]:

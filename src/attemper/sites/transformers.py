@@ -23,7 +23,8 @@ from attemper.functional.call import first_true, planned
 from attemper.sites import functions
 from attemper.sites import registry as lookup
 from attemper.sites.conventions import as_eager, reader_of, understood
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, tell, told
+from attemper.sites.identity import places
+from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, guarded, tell, told
 from attemper.sites.registry import NAME
 from attemper.sites.tap import tap_call
 from attemper.sites.wrappers import named
@@ -69,7 +70,11 @@ def attention_forward(
             raise InputError(
                 "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
             )
-        return _replaced(module, call, value, current()).transpose(1, 2).contiguous(), None
+        try:
+            return _replaced(module, call, value, current()).transpose(1, 2).contiguous(), None
+        except Exception as error:  # whatever it is, under a watch the model's own attention runs
+            for observer in current():
+                observer.fail(error)
     tap_call(call, module)
     mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
     if softcap is None and s_aux is None:
@@ -109,7 +114,7 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
     output, stats = executed(plan)
     for observer in observers:
         if stats is not None:
-            observer.observe(module, stats, plan)
+            guarded([observer], observer.observe, module, stats, call, plan)
     return output
 
 
@@ -130,7 +135,12 @@ def seen() -> Iterator[None]:
 def _telling(function: Callable[..., Any], implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
     if implementation == NAME or torch.compiler.is_compiling() or not current():
         return function
-    return _Told(function, as_eager if function is default else reader_of(function, implementation))
+    try:
+        return _Told(function, as_eager if function is default else reader_of(function, implementation))
+    except Exception as error:  # whatever it is, it must not end somebody's training run
+        for observer in current():
+            observer.fail(error)
+        return function
 
 
 class _Told:
@@ -142,11 +152,15 @@ class _Told:
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         with told(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
-        given = dict(kwargs)
+        guarded(current(), self._tell, module, query, key, args, dict(kwargs))
+        return result
+
+    def _tell(
+        self, module: nn.Module, query: Tensor, key: Tensor, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> None:
         mask = args[0] if args else given.pop("attention_mask", None)
         given.pop("dropout", None)
-        tell(partial(self.reader, query=query, key=key, mask=mask), (), given, module)
-        return result
+        tell(partial(self.reader, query=query, key=key, mask=mask), (), given, module, places((query, key)))
 
 
 @contextmanager

@@ -1,0 +1,181 @@
+"""Whether a tap and an attention that is seen otherwise are one: whether they read the same queries and keys.
+
+Two tensors hold the same queries if they are the same memory, or copies of the same memory: in another type or layout,
+or times a factor that all features share. Memory is told by weak references to storages, so no tensor is kept alive,
+and no address is mistaken for another's after it was freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attemper.sites.axes import RESHAPES
+from attemper.sites.products import product
+
+_COPIES = {
+    Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double,
+    Tensor.contiguous, Tensor.clone, torch.clone, Tensor.cuda, Tensor.cpu, Tensor.clamp, torch.clamp,
+    Tensor.repeat_interleave, torch.repeat_interleave, *RESHAPES,
+}  # fmt: skip
+"""Functions whose result holds what their first argument holds, in memory of its own."""
+_FACTORS = {
+    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply, torch.div, Tensor.div,
+    Tensor.__truediv__, torch.true_divide, Tensor.true_divide, torch.divide, Tensor.divide,
+}  # fmt: skip
+_JOINED = {torch.cat, torch.concat, torch.concatenate}
+"""Functions by which keys join those of a cache, which may be empty."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in memory a tensor begins. As long as a place is held, no other memory can be mistaken for it."""
+
+    storage: StorageWeakRef
+    offset: int
+
+
+Places = frozenset[Place]
+
+
+class Origins:
+    """Where the tensors of a forward pass come from, as far as it tells which queries and keys an attention reads."""
+
+    def __init__(self) -> None:
+        self._copies: dict[StorageWeakRef, Place] = {}
+        """Memory -> that of which it is a copy."""
+        self._scores = WeakTensorKeyDictionary()
+        """Scores -> places of the operands of the product that made them."""
+
+    def of_scores(self, scores: Any) -> Places:
+        """Places of the queries and keys whose product these scores follow from; none where that is not known."""
+        return self._scores.get(scores) or frozenset() if isinstance(scores, Tensor) else frozenset()
+
+    def original(self, place: Place) -> Place:
+        """The place that this one is a copy of, or itself."""
+        return self._copies.get(place.storage, place)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Takes note of what ``func`` has made."""
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return
+        found = product(func, args, dict(kwargs))
+        if found is not None:
+            self._scores[result] = places(found.operands)
+            return
+        if func in _COPIES or func in _FACTORS:
+            self._note_copy([part for part in args if isinstance(part, Tensor) and not _is_factor(part)], result)
+        elif func in _JOINED:
+            self._note_copy([part for part in _tensors(args) if part.numel()], result)
+        self._pass_on(args, kwargs, result)
+
+    def _note_copy(self, tensors: list[Tensor], result: Tensor) -> None:
+        before, after = place(tensors[0]) if len(tensors) == 1 else None, _memory(result)
+        if before is not None and after is not None and before.storage != after.storage:
+            self._copies.setdefault(after.storage, before)
+
+    def _pass_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
+        """Scores stay scores of their product through masks, factors, views and whatever else makes no fewer of
+        them.
+        """
+        if not self._scores:
+            return
+        for part in _tensors((*args, *kwargs.values())):
+            known = self._scores.get(part)
+            if known is not None and result.numel() >= part.numel():
+                self._scores[result] = known
+                return
+
+
+_current: ContextVar[Origins | None] = ContextVar("attemper_origins", default=None)
+
+
+@contextmanager
+def following(origins: Origins) -> Iterator[None]:
+    """Lets ``origins`` tell what is a copy of what, in this thread, until the end."""
+    _current.set(origins)
+    try:
+        yield
+    finally:
+        _current.set(None)
+
+
+def place(tensor: Tensor) -> Place | None:
+    """The place of a tensor, or of what it is a copy of; None where it has no memory that can be told."""
+    own, origins = _memory(tensor), _current.get()
+    return own if own is None or origins is None else origins.original(own)
+
+
+def places(given: Iterable[Any]) -> Places:
+    """The places of all tensors of numbers among ``given``."""
+    parts = (part for part in given if isinstance(part, Tensor) and part.is_floating_point())
+    return frozenset(found for part in parts if (found := place(part)) is not None)
+
+
+def _memory(tensor: Tensor) -> Place | None:
+    try:
+        part: Tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this process holds
+        return Place(StorageWeakRef(part.untyped_storage()), int(part.storage_offset()) * part.element_size())
+    except (RuntimeError, NotImplementedError):  # inside a transform of torch.func, or without memory
+        return None
+
+
+def _is_factor(tensor: Tensor) -> bool:
+    """Whether a tensor can only be a factor that all features share."""
+    return tensor.dim() == 0 or tensor.shape[-1] == 1
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
+    for part in given:
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, (tuple, list)):
+            yield from (one for one in part if isinstance(one, Tensor))
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Means over tokens of queries and keys: enough to tell whether two pairs are the same up to rounding."""
+
+    shape: tuple[int, ...]
+    """[B, H, Q, D] of the queries."""
+    query: Tensor
+    """[B, H, D] float32."""
+    key: Tensor
+    """[B, G, D] float32."""
+
+    def is_of(self, other: Sketch) -> bool:
+        """Whether both are of the same queries and keys. Waits for the device."""
+        if self.shape != other.shape or self.key.shape != other.key.shape:
+            return False
+        pairs = ((self.query, other.query), (self.key, other.key))
+        return all(bool(((one - two).abs().amax() <= 0.01 * two.abs().amax()).cpu()) for one, two in pairs)
+
+
+def sketch(query: Tensor, key: Tensor) -> Sketch:
+    """The sketch of queries [B, H, Q, D] and keys [B, G, K, D]."""
+    parts = (part.detach().float().mean(2) for part in (query, key))
+    return Sketch(tuple(query.shape), *parts)
+
+
+def partners(taps: Sequence[tuple[int, Places]], calls: Sequence[tuple[int, Places]]) -> dict[int, int]:
+    """Which call each tap stands beside: number of the tap -> number of the call, where it reads the same.
+
+    Both are (number in the order of the pass, places). Where several calls read the same queries and keys, a tap
+    takes the first after it that no other has, else the last before it.
+    """
+    found: dict[int, int] = {}
+    for number, own in taps:
+        free = [other for other, theirs in calls if own and own <= theirs and other not in found.values()]
+        after = [other for other in free if other > number]
+        if free:
+            found[number] = after[0] if after else free[-1]
+    return found
