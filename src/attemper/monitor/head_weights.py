@@ -74,7 +74,7 @@ class WeightsCollector(Collector):
         self.seen.append(seen)
         if not self._asked(name) or self._head >= heads:
             return
-        place = self._place(batch)
+        place = self._of_batch(batch)
         if queries * size > self._max_weights:
             raise InputError(
                 f"pattern: {name} has {queries:,} queries x {size:,} keys = {queries * size:,} weights a head, and "
@@ -89,7 +89,7 @@ class WeightsCollector(Collector):
         weights = head_weights(call, place, self._head).to(dtype)
         self.kept.append(Kept(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
 
-    def _place(self, batch: int) -> int:
+    def _of_batch(self, batch: int) -> int:
         if self._sequence is None and batch == 1:
             return 0
         if self._sequence is None or self._sequence >= batch:
