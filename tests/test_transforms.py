@@ -432,10 +432,10 @@ def test_what_samples_share_has_its_own_gradient_in_each(backend: str, mask: str
         return sum(part.square().sum() for part in call(*given))  # pyright: ignore[reportReturnType]
 
     given = [torch.stack(pair) for pair in zip(tensors(torch.float32)[:2], tensors(torch.float32, 1)[:2], strict=True)]
-    loops = [call(*each, shared) for each in zip(*given, strict=True)]
+    loops = [call(query, key, shared) for query, key in zip(*given, strict=True)]
     together = torch.func.vmap(call, (0, 0, None))(*given, shared)
     assert_near(together, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
     wanted = (0, 1, 2) if shared.dtype.is_floating_point else (0, 1)
     per_sample = torch.func.vmap(torch.func.grad(loss, wanted), (0, 0, None))(*given, shared)
-    loops = [torch.func.grad(loss, wanted)(*each, shared) for each in zip(*given, strict=True)]
+    loops = [torch.func.grad(loss, wanted)(query, key, shared) for query, key in zip(*given, strict=True)]
     assert_near(per_sample, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
