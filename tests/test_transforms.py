@@ -436,7 +436,7 @@ def test_what_samples_share_has_its_own_gradient_in_each(backend: str, mask: str
 
     given = [torch.stack(pair) for pair in zip(tensors(torch.float32)[:2], tensors(torch.float32, 1)[:2], strict=True)]
     loops = [call(query, key, shared) for query, key in zip(*given, strict=True)]
-    together = torch.func.vmap(call, (0, 0, None))(*given, shared)
+    together = torch.func.vmap(call, (0, 0, None))(given[0], given[1], shared)
     assert_near(together, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
     wanted = (0, 1, 2) if shared.dtype.is_floating_point else (0, 1)
     gradients: Any = torch.func.grad(loss, wanted)

@@ -368,6 +368,8 @@ def _features(
     options: Options, mask: Tensor | None, names: tuple[str, ...], packing: Packing | None, left: int, right: int
 ) -> frozenset[str]:
     asked = {
+        "second_derivative": _transforms.second_derivative(),
+        "derivative_in_graph": _transforms.derivative_in_graph(),
         "mask": mask is not None and mask.dtype == torch.bool,
         "bias": mask is not None and mask.dtype != torch.bool,
         "causal": options.is_causal,
@@ -379,7 +381,5 @@ def _features(
         "temperature": isinstance(options.temperature, Tensor),
         "varlen": packing is not None,
         "second_pass": "gini" in names or "key_mass" in names,
-        "second_derivative": _transforms.second_derivative(),
-        "derivative_in_graph": _transforms.derivative_in_graph(),
     }
     return frozenset(feature for feature, needed in asked.items() if needed)
