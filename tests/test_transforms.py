@@ -45,6 +45,9 @@ ROUNDED = 2 * KEYS**2 * 2.0**-24
 """
 
 
+QUICK = [pytest.param(name, marks=[pytest.mark.slow] if name == "triton" else []) for name in PRESENT]
+
+
 def with_maps(names: Iterable[str], quick: tuple[str, ...] = ("softmax",)) -> pytest.MarkDecorator:
     """Every backend with every map; of the interpreter, which is slow, all but ``quick`` wait for ``--all``."""
     pairs = [
@@ -351,7 +354,7 @@ def packed(backend: str) -> Callable[[Tensor], Tensors]:
     return call
 
 
-@pytest.mark.parametrize("backend", PRESENT)
+@pytest.mark.parametrize("backend", QUICK)
 def test_packed_documents_have_tangents_and_gradients_per_sample(backend: str):
     dtype = type_of(backend)
     x, way = torch.randn(2, 5, 2, 4, dtype=dtype), torch.randn(5, 2, 4, dtype=dtype)
@@ -432,10 +435,11 @@ def test_what_samples_share_has_its_own_gradient_in_each(backend: str, mask: str
         return sum(part.square().sum() for part in call(*given))  # pyright: ignore[reportReturnType]
 
     given = [torch.stack(pair) for pair in zip(tensors(torch.float32)[:2], tensors(torch.float32, 1)[:2], strict=True)]
-    loops = [call(*each, shared) for each in zip(*given, strict=True)]
-    together = torch.func.vmap(call, (0, 0, None))(*given, shared)
+    loops = [call(query, key, shared) for query, key in zip(*given, strict=True)]
+    together = torch.func.vmap(call, (0, 0, None))(given[0], given[1], shared)
     assert_near(together, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
     wanted = (0, 1, 2) if shared.dtype.is_floating_point else (0, 1)
-    per_sample = torch.func.vmap(torch.func.grad(loss, wanted), (0, 0, None))(*given, shared)
-    loops = [torch.func.grad(loss, wanted)(*each, shared) for each in zip(*given, strict=True)]
+    gradients: Any = torch.func.grad(loss, wanted)
+    per_sample = torch.func.vmap(gradients, (0, 0, None))(*given, shared)
+    loops = [gradients(query, key, shared) for query, key in zip(*given, strict=True)]
     assert_near(per_sample, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)

@@ -166,7 +166,7 @@ def _backward(*args: Any) -> list[Tensor]:
     with exact(arguments.query), torch.no_grad():
         if arguments.cu_seqlens_q is None:
             return _returned(arguments, _gradients(arguments, parts[0].problem, output, state, upstream, needs))
-        results = empty_gradients(arguments, needs)
+        results = _empty_gradients(arguments, needs)
         # What documents share is summed over them in the type of the state, and rounded once.
         totals = [
             result.zero_() if place < 3 else result.new_zeros(result.shape, dtype=arguments.state_dtype)
@@ -211,10 +211,10 @@ def _document_upstream(arguments: Arguments, upstream: Upstream, part: _Part) ->
 
 @torch.library.register_fake("attemper::attention_backward", lib=LIBRARY)
 def _backward_fake(*args: Any) -> list[Tensor]:
-    return empty_gradients(Arguments(*args[:COUNT]), args[-1])
+    return _empty_gradients(Arguments(*args[:COUNT]), args[-1])
 
 
-def empty_gradients(arguments: Arguments, needs: list[bool]) -> list[Tensor]:
+def _empty_gradients(arguments: Arguments, needs: list[bool]) -> list[Tensor]:
     """One tensor per differentiable argument; of size 0 where no gradient is needed."""
     return [
         torch.empty_like(tensor, memory_format=torch.contiguous_format)

@@ -162,6 +162,8 @@ def _softmax_letters(measures: Measures, seen: Tensor) -> Measures:
         "f": measures["first_token_mass"],
         "t": measures["mean_distance"],
         "g": measures["gini"],
+        "u": lambda: -below("score_mean"),
+        "y": lambda: measures["score_variance"](),
     }
 
 
@@ -186,6 +188,7 @@ def _row_letters(measures: Measures) -> Measures:
         "f": measures["first_token_mass"],
         "t": measures["mean_distance"],
         "g": measures["gini"],
+        "y": lambda: measures["score_variance"](),
     }
 
 

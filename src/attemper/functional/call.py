@@ -374,6 +374,8 @@ def _features(
     options: Options, mask: Tensor | None, names: tuple[str, ...], packing: Packing | None, left: int, right: int
 ) -> frozenset[str]:
     asked = {
+        "second_derivative": _transforms.second_derivative(),
+        "derivative_in_graph": _transforms.derivative_in_graph(),
         "mask": mask is not None and mask.dtype == torch.bool,
         "bias": mask is not None and mask.dtype != torch.bool,
         "causal": options.is_causal,
@@ -386,7 +388,5 @@ def _features(
         "varlen": packing is not None,
         "second_pass": "gini" in names or "key_mass" in names,
         "score_variance": "score_variance" in names,
-        "second_derivative": _transforms.second_derivative(),
-        "derivative_in_graph": _transforms.derivative_in_graph(),
     }
     return frozenset(feature for feature, needed in asked.items() if needed)
