@@ -21,7 +21,7 @@ SEVERITIES = ("notice", "warning", "critical")
 FEWEST_KEYS = 32
 """A row must see this many keys before its sharpness says anything, unless told otherwise."""
 
-BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats")
+BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats", "score_variance")
 """Numbers of a head that are None unless they were asked for."""
 
 Record = TypeVar("Record")
@@ -89,6 +89,8 @@ class HeadReading:
     """Mean distance between a query and its keys under the weights, in positions."""
     entropy_with_sink_nats: float | None = None
     """Entropy of the weights with the sink as one more outcome."""
+    score_variance: float | None = None
+    """Mean variance of the visible scores without weights, in logit^2; ``logit_std`` is under the weights."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name != "by_visible_keys"}

@@ -31,6 +31,7 @@ ROWS = {
     "[-inf, -inf]": torch.tensor([-math.inf, -math.inf]),
     "[1e38, -1e38]": torch.tensor([1e38, -1e38]),
 }
+BEYOND = ("[65504, -65504] in float16", "[1e38, -1e38]")
 
 
 @pytest.mark.parametrize("through", ["bias", "products"])
@@ -47,6 +48,8 @@ def test_gradients_of_every_statistic_of_extreme_rows_are_finite(row: str, throu
     leaves = [query, key.requires_grad_(), bias.requires_grad_()]
     value = torch.randn(1, 1, len(scores), 2).to(dtype)
     for name in had(backend, SMOOTH):
+        if name == "score_variance" and row in BEYOND:
+            continue  # of scores s and -s it moves by 2 s^2, which is beyond their type
         output, stats = attended(backend, leaves[0], leaves[1], value, leaves[2], scale=1.0, stats=(name,))
         if name == "mass" and not stats.mass.requires_grad:
             continue  # without a sink it is a constant

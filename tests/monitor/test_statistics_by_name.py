@@ -72,7 +72,7 @@ def test_every_statistic_is_reported_or_of_rows_or_refused(name: str, read: Call
 @pytest.mark.parametrize("backend", ["blocked", *NATIVE, "auto"])
 @pytest.mark.parametrize("name", REPORTED)
 def test_a_reading_is_the_mean_over_the_rows_of_all_batches(name: str, backend: str) -> None:
-    backend = "auto" if name == "gini" and backend == "native" else backend
+    backend = "auto" if name in ("gini", "score_variance") and backend == "native" else backend
     scan = scanned(name, backend=backend)
     total = torch.zeros(4, dtype=torch.float64)
     for batch in (X[:1], X):
@@ -96,8 +96,12 @@ def test_it_stands_in_every_table(name: str) -> None:
     assert None not in values
     assert list(scan.to_pandas()[field]) == values
     assert [head[field] for head in json.loads(scan.to_json())["sites"][0]["heads"]] == values
-    mean = f"{sum(values) / len(values):.{3 if name == 'gini' else 2 if name == 'entropy_with_sink' else 1}f}"
-    title = {"support_size": "support", "mean_distance": "distance", "gini": "gini", "entropy_with_sink": "H with sink"}
+    digits = {"gini": 3, "entropy_with_sink": 2, "score_variance": 2}.get(name, 1)
+    mean = f"{sum(values) / len(values):.{digits}f}"
+    title = {
+        "support_size": "support", "mean_distance": "distance", "gini": "gini", "entropy_with_sink": "H with sink",
+        "score_variance": "score variance",
+    }  # fmt: skip
     assert title[name] in str(scan)
     assert title[name] not in str(plain)
     assert mean in str(scan).splitlines()[4].split()

@@ -43,6 +43,7 @@ class HeadChange:
     mean_distance: tuple[float | None, float | None] = (None, None)
     gini: tuple[float | None, float | None] = (None, None)
     entropy_with_sink_nats: tuple[float | None, float | None] = (None, None)
+    score_variance: tuple[float | None, float | None] = (None, None)
     layer: int | None = None
 
     def change(self, statistic: str) -> float | None:

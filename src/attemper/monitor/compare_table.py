@@ -20,6 +20,7 @@ _TITLES = {
     "mean_distance": "mean distance",
     "gini": "gini, %",
     "entropy_with_sink_nats": "entropy with sink",
+    "score_variance": "score variance",
 }
 _SHARES = ("normalized_entropy", "first_token_mass", "gini")
 """Shown in percent."""

@@ -14,7 +14,7 @@ from attemper.records import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBu
 
 _MEANS = (
     "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass",
-    "gini", "support_size", "mean_distance", "entropy_with_sink",
+    "gini", "support_size", "mean_distance", "entropy_with_sink", "score_variance",
 )  # fmt: skip
 """Statistics of which a reading shows the mean."""
 
@@ -169,6 +169,7 @@ class SiteReduction:
             support_size=self._mean("support_size", head),
             mean_distance=self._mean("mean_distance", head),
             entropy_with_sink_nats=self._mean("entropy_with_sink", head),
+            score_variance=self._mean("score_variance", head),
             judged=any(bucket.first >= self.fewest_keys for bucket in buckets),
         )
 

@@ -25,6 +25,7 @@ _BY_NAME = {
     "mean_distance": ("distance", 1),
     "gini": ("gini", 3),
     "entropy_with_sink_nats": ("H with sink", 2),
+    "score_variance": ("score variance", 2),
 }
 """Title and digits of a column that stands there if some head of the group has its number."""
 

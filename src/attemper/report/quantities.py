@@ -76,6 +76,10 @@ QUANTITIES = (
         "Entropy of the weights where the learned sink counts as one more key.",
         0.0, superlative="lowest", ascending=True,
     ),
+    Quantity(
+        "score_variance", "Score variance", "logit^2",
+        "Variance of the visible scores, mean over rows: every key counts alike, whatever its weight.", 0.0,
+    ),
 )  # fmt: skip
 
 
