@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -55,7 +55,7 @@ def unaccompany(model: nn.Module) -> None:
                 module.save_pretrained = ours.args[1]
 
 
-def _is_ours(given: Any) -> bool:
+def _is_ours(given: Any) -> TypeGuard[partial[Any]]:
     return isinstance(given, partial) and given.func is _save
 
 
