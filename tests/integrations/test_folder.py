@@ -319,7 +319,7 @@ def test_what_loads_a_folder_restores_it_and_says_so(folder: Path, caplog: pytes
     with caplog.at_level(logging.WARNING, logger="attemper"):
         known = pretrained.load(str(folder))
     assert known.tempered[0].sites == ("h.0.attn",)
-    assert "with what attemper.temper gave it (attemper.json): 1 site" in caplog.text
+    assert "was tempered (attemper.json): restored at 1 site" in caplog.text
     batch = pretrained.windows(known, "heads attend to a key " * 30)
     tempered = attemper.scan(known.model, batch)
     known.tempered[0].remove()
