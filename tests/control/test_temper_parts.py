@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import attemper
 from attemper.control import originals
@@ -96,10 +97,14 @@ def test_one_module_for_several_sites_learns_at_each_and_whoever_trains_the_orig
     handle = attemper.temper(model, temperature=original)
     assert all(part is not original for part in handle.temperatures.values())
     assert len(set(handle.parameters())) == 2 * len(list(original.parameters()))
+    called: list[Any] = []
+    another = register_optimizer_step_post_hook(lambda *_: called.append(1))  # a hook after ours
     with pytest.warns(UserWarning, match=r"was given for 2 sites, and it has no gradient.*handle\.parameters\(\)"):
         trained(model, optimizer)
     trained(model, optimizer)  # once
-    assert not originals._hooks
+    another.remove()
+    assert len(called) == 2
+    assert not len(originals._originals)
 
 
 def test_the_original_of_a_normalizer_is_told_alike():
@@ -121,7 +126,7 @@ def test_nobody_is_told_who_trains_the_copies_or_an_original_that_has_a_place_of
     del original, optimizer
     gc.collect()
     trained(model, torch.optim.SGD(handle.parameters(), lr=1.0))
-    assert not originals._hooks  # no original is left to look for
+    assert not len(originals._originals)  # none is left to look for
 
 
 # --- schedules ---

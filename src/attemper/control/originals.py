@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +19,6 @@ Part = TypeVar("Part", bound=nn.Module)
 
 _originals: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Parameters of modules that were copied -> what to tell whoever trains them. Alive as long as the user holds them."""
-_hooks: list[Any] = []
-"""Of torch's optimizers, while there is an original."""
 
 
 def parts_for(given: Part, count: int) -> list[Part]:
@@ -37,18 +36,22 @@ def parts_for(given: Part, count: int) -> list[Part]:
             "sites, and it has no gradient: each site learns a copy of its own. Give the optimizer "
             "handle.parameters(), or give temper a list with a module for each site."
         )
-    if learned and not _hooks:
-        _hooks.append(register_optimizer_step_post_hook(_tell))
+    if learned:
+        _watch_optimizers()
     return [copy.deepcopy(given, dict(shared)) for _ in range(count)]
+
+
+@lru_cache(1)
+def _watch_optimizers() -> None:
+    # It stays: taken off inside of a step, it would break the loop over the hooks of others.
+    register_optimizer_step_post_hook(_tell)
 
 
 def _tell(optimizer: Optimizer, *_: Any) -> None:
     """After a step of any optimizer: warns once of each original in it that received no gradient."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not len(_originals):
         return
     held = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is None]
     for message in {_originals.pop(parameter, None): None for parameter in held}:
         if message is not None:
             warnings.warn(message, UserWarning, stacklevel=3)
-    if not len(_originals):
-        _hooks.pop().remove()

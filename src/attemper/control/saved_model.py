@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -39,10 +39,11 @@ Parts = dict[str, list[Temperature | Normalizer]]
 
 def accompany(model: nn.Module) -> None:
     """Lets every ``save_pretrained`` of a model and of its parts write what they were given."""
-    for module in model.modules():
-        own = module.__dict__.get("save_pretrained")
-        if callable(getattr(module, "save_pretrained", None)) and not _is_ours(own):
-            module.save_pretrained = partial(_save, module, own)
+    part: Any
+    for part in model.modules():
+        own = part.__dict__.get("save_pretrained")
+        if callable(getattr(part, "save_pretrained", None)) and not _is_ours(own):
+            part.save_pretrained = partial(_save, part, own)
 
 
 def unaccompany(model: nn.Module) -> None:
@@ -55,7 +56,7 @@ def unaccompany(model: nn.Module) -> None:
                 module.save_pretrained = ours.args[1]
 
 
-def _is_ours(given: Any) -> bool:
+def _is_ours(given: Any) -> TypeGuard[partial[Any]]:
     return isinstance(given, partial) and given.func is _save
 
 

@@ -54,7 +54,8 @@ def temper(
     and copy with the model, in float64 if it is, and what is learned is trained by an optimizer that is made
     afterwards, or gets ``handle.parameters()`` as a group. ``print(handle)`` shows what stands where. Right under both
     kinds of activation checkpointing, gradient accumulation, autocast, DDP and torch.compile, if it is called before
-    them.
+    them. ``save_pretrained`` of a model that is tempered writes what stands where, for :func:`attemper.load`: temper
+    the model that you save, not a part of it.
 
     ::
 
@@ -158,7 +159,8 @@ class Tempered:
         """Writes the temperatures, and what normalizers learn, as safetensors: into the file, or as
         ``attemper.safetensors`` into the folder.
 
-        Beside what ``save_pretrained`` writes: plain transformers reads the model without its temperatures.
+        For ``load``, into a model that was tempered alike. ``save_pretrained`` of the model writes the same and more
+        beside its weights, from which :func:`attemper.load` restores the tempered model.
         """
         write_temperatures(path, self._parts())
 

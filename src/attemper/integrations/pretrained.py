@@ -83,7 +83,7 @@ def _restored(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...
             folder = Path(transformers.utils.cached_file(source, name)).parent
     handles = restored(model, folder)
     if handles:
-        _LOG.warning("%s: with what attemper.temper gave it (%s): %s", source, FILE, _summary(handles))
+        _LOG.warning("%s was tempered (%s): restored at %s", source, FILE, _summary(handles))
         delattr(model.config, FIELD)
     return handles
 
