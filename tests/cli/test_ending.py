@@ -118,6 +118,12 @@ def test_an_error_is_one_line_without_what_could_move_the_cursor(capsys: pytest.
     assert capsys.readouterr().err == "attemper: no \\u001b[2J model\\u000d\\u000a\\u202ecba\n"
 
 
+def test_every_line_on_stderr_goes_through_the_function_that_shows_names():
+    for path in Path(sys.modules["attemper.cli.output"].__file__ or "").parent.glob("*.py"):
+        prints = path.read_text("utf-8").count("file=sys.stderr")
+        assert prints == (path.name == "output.py"), path.name
+
+
 def test_an_interrupt_is_told_in_one_line_and_ends_with_130(capsys: pytest.CaptureFixture[str]):
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attemper._backends import resolve
+from attemper.cli.output import say
 from attemper.errors import BackendError, InputError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _attention(shapes: list[Shape], backend: str, pairs: int) -> Told:
 
     rows = []
     for number, one in enumerate(shapes):
-        print(f"{number + 1} of {len(shapes)}: {one}, {one.mode}", file=sys.stderr)
+        say(f"{number + 1} of {len(shapes)}: {one}, {one.mode}")
         rows.append(measure(one, backend=backend, pairs=pairs))
     return [row.to_dict() for row in rows], [_machine(rows[0]), *map(sentences, rows)]
 
@@ -120,7 +120,7 @@ def _normalizers(shapes: list[Shape], backend: str, pairs: int) -> Told:
     rows = []
     for number, one in enumerate(shapes):
         for name in NORMALIZERS:
-            print(f"{number + 1} of {len(shapes)}: {one}, {one.mode}, {name}", file=sys.stderr)
+            say(f"{number + 1} of {len(shapes)}: {one}, {one.mode}, {name}")
             rows.append(measure_normalizer(one, name, backend=backend, pairs=pairs))
     told = [f"{_setting(rows[0].machine)}\n{RATIOS}", *map(normalizer_sentences, rows)]
     return [row.to_dict() for row in rows], told

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attemper.cli.output import say
 from attemper.cli.scan import Dtype, read_text
 from attemper.errors import InputError
 
@@ -122,14 +123,14 @@ def calibrate(
     batches = windows.split(size)
     # A last batch of fewer windows would count as much as a whole one.
     batches = batches[:-1] if len(batches) > 1 and len(batches[-1]) < size else batches
-    print(f"{len(batches)} batches of {size} windows of {windows.shape[1]} {_unit(model)}s", file=sys.stderr)
+    say(f"{len(batches)} batches of {size} windows of {windows.shape[1]} {_unit(model)}s")
     with _progress(round(validation * len(batches)), method) as on_batch:
         found = attemper.calibrate(
             loaded, batches, _loss, per=per.value, method=method.value, validation=validation, seed=seed,
             on_batch=on_batch,
         )  # fmt: skip
     if out is not None:
-        print(f"wrote the temperatures to {found.save(out)}", file=sys.stderr)
+        say(f"wrote the temperatures to {found.save(out)}")
     refused = fold is not None and not force and found.doubt is not None
     if fold is not None and known is not None and not refused:
         _write_folded(found, known, fold, force)
@@ -155,9 +156,9 @@ def _write_folded(found: Calibration, known: Pretrained, folder: Path, force: bo
     found.fold(model, force=force)
     model.save_pretrained(folder)
     known.tokenizer.save_pretrained(folder)
-    print(f"wrote {Path(folder)}: the model with its temperatures folded in, for plain transformers", file=sys.stderr)
+    say(f"wrote {Path(folder)}: the model with its temperatures folded in, for plain transformers")
     if found.doubt is not None:
-        print(f"by --force, although {found.doubt}", file=sys.stderr)
+        say(f"by --force, although {found.doubt}")
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def _progress(held_out: int, method: Method) -> Iterator[Callable[[int, int], No
     def tell(done: int, most: int) -> None:
         if done == held_out:
             seconds = (time.monotonic() - began) / done * (most - done) * _SLOWER[method]
-            print(f"up to {most} batches in all, about {_duration(seconds)} at most", file=sys.stderr)
+            say(f"up to {most} batches in all, about {_duration(seconds)} at most")
 
     yield tell
 

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import typer
 
-from attemper._text import shown
+from attemper.cli.output import say
 from attemper.cli.usage import UsageError, print_usage_error
 from attemper.errors import BackendError, InputError, MissingExtraError
 
@@ -42,7 +42,7 @@ def ended(command: Callable[[], Any]) -> int:
 
 def failed(message: str, code: int = 1) -> int:
     """Prints the one line; the exit code."""
-    print(f"attemper: {shown(message)}", file=sys.stderr)
+    say(f"attemper: {message}")
     return code
 
 

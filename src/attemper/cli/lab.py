@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from attemper._checks import did_you_mean
 from attemper._text import named
 from attemper.cli.ending import INTERRUPTED, failed
-from attemper.cli.output import print_json
+from attemper.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +79,7 @@ def lab(
     if png is not None:
         from attemper.lab.draw import draw
 
-        print(f"drawn: {draw(result, png)}", file=sys.stderr)
+        say(f"drawn: {draw(result, png)}")
     if as_json:
         print_json(result.to_json(indent=2))
     else:
@@ -99,11 +98,10 @@ def _announce(experiment: str, training: dict[str, Any], results: Path | None) -
     else:
         less = "; less with fewer --steps or --seeds" if experiment in TRAINED else ""
         takes = f"takes {TAKES[experiment]}{less}"
-    print(f"{told}; {takes}", file=sys.stderr)
+    say(f"{told}; {takes}")
     if experiment in TRAINED and results is None:
         place = named(_folder(experiment, training))
-        print(f"runs are kept in {place}: stopped with Ctrl-C, it goes on when called again", file=sys.stderr)
-    sys.stderr.flush()
+        say(f"runs are kept in {place}: stopped with Ctrl-C, it goes on when called again")
 
 
 def _folder(experiment: str, training: dict[str, Any]) -> Path:
@@ -141,7 +139,7 @@ def _trained(experiment: str, training: dict[str, Any], results: Path | None) ->
         return stored(experiment, results)
     given = {name: value for name, value in training.items() if value is not None and name != "out"}
     out = _folder(experiment, training)
-    return train(experiment, out=out, report=lambda line: print(line, file=sys.stderr, flush=True), **given)
+    return train(experiment, out=out, report=say, **given)
 
 
 def _list(experiments: dict[str, str], as_json: bool) -> None:

@@ -1,10 +1,17 @@
-"""What a verb puts out beside its table: a JSON document on stdout, and files, whole or not at all."""
+"""What a verb puts out beside its table: lines on stderr, a JSON document on stdout, files whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+
+from attemper._text import shown
+
+
+def say(line: str) -> None:
+    """A line on stderr, at once: progress, and what was written where. Names in it are shown, not obeyed."""
+    print(shown(line), file=sys.stderr, flush=True)
 
 
 def print_json(document: str) -> None:

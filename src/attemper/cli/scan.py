@@ -12,7 +12,7 @@ import typer
 from attemper._backends import checked
 from attemper._text import named
 from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
-from attemper.cli.output import check_files, print_json, write_csv
+from attemper.cli.output import check_files, print_json, say, write_csv
 from attemper.cli.usage import usage_of
 from attemper.errors import InputError
 from attemper.monitor.alarms import checked_limits
@@ -150,7 +150,7 @@ def scan_of(
         from attemper.integrations.hub import on_hub
 
         if sys.stderr.isatty() and on_hub(model):
-            print(f"{named(model)} is no folder here: looking for it on the Hugging Face hub", file=sys.stderr)
+            say(f"{named(model)} is no folder here: looking for it on the Hugging Face hub")
         known = pretrained.load(model, device=device, dtype=dtype.value)
         loaded = known.model
         batches = pretrained.windows(known, words, max_length=max_length, batch_size=batch_size)
@@ -208,7 +208,7 @@ def read_text(text: str | None) -> str:
     if text == "-" and sys.stdin is None:
         raise InputError("standard input is closed: there is no text to read.")
     if text == "-" and sys.stdin.isatty():
-        print("reading the text from the terminal, to its end: Ctrl-D", file=sys.stderr)
+        say("reading the text from the terminal, to its end: Ctrl-D")
     try:
         return sys.stdin.buffer.read().decode("utf-8") if text == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

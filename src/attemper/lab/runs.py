@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import platform
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -96,9 +95,9 @@ def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Ite
             yield place
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
-        with _interrupts_ignored():  # by the processes, which inherit it: Ctrl-C reaches all of them, and one is enough
-            places = {_submitted(pool, one): place for place, one in enumerate(work)}
         try:
+            with _interrupts_blocked():
+                places = {_submitted(pool, one): place for place, one in enumerate(work)}
             for future in as_completed(places):
                 future.result()
                 yield places[future]
@@ -111,15 +110,19 @@ def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Ite
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted, and only it may say what happens then
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes that start inside inherit the block: Ctrl-C reaches all of them, and one that acts on it is enough.
+
+    In this process an interrupt is only put off to the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _submitted(pool: Executor, one: tuple[Run, Job, Corpus | None, Path]) -> Future[None]:
