@@ -104,7 +104,7 @@ def statistics(
 
     def share_entropy() -> Tensor:
         logs = torch.nn.functional.logsigmoid
-        gap = lse - (math.inf if sink is None else sink.double()[:, None])
+        gap = torch.where(seen, lse, 0.0) - (math.inf if sink is None else sink.double()[:, None])
         return entropy if sink is None else share * (entropy - logs(gap)) - (1 - share) * logs(-gap)
 
     def sorted_gini() -> Tensor:

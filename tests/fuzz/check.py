@@ -20,6 +20,8 @@ SAMPLES = 3
 """Randomly rounded runs of the oracle."""
 FACTOR = 8
 """Times the largest of their errors, and times the root mean square along the last dimension."""
+NOTHING = 1e-20
+"""What comes from above is of the size of 1: less than this is not told from 0."""
 REDO = "python -m tests.fuzz --seed {seed}"
 
 
@@ -241,7 +243,7 @@ def held(name: str, found: Tensor, want: Tensor, others: list[Tensor], stored: t
     want, found = (torch.where(finite, part, 0.0) for part in (want, found))
     errors = torch.stack([torch.where(finite, other, 0.0) - want for other in others]).abs()
     row = errors.square().mean(0).mean(-1, keepdim=True).sqrt() if want.dim() else errors.square().mean().sqrt()
-    allowed = FACTOR * (errors.amax(0) + row) + stored.eps * want.abs() + stored.tiny
+    allowed = FACTOR * (errors.amax(0) + row) + stored.eps * want.abs() + NOTHING
     error = (found - want).abs()
     if bool((error > allowed).any()):
         worst = int((error / allowed).flatten().argmax())

@@ -42,10 +42,11 @@ class Rounding:
         return y
 
     def back(self, x: Tensor) -> Tensor:
-        """``x``, whose gradient may pass through the stored type."""
+        """``x``, whose gradient may pass through the stored type, and is added up over its last dimension."""
         if self.generator is not None and x.requires_grad:
             x = x * 1.0
-            x.register_hook(lambda grad: grad * (1 + 2 * self.stored * self._draw(grad)))
+            size = 2 * self.stored + x.shape[-1] ** 0.5 * self.unit
+            x.register_hook(lambda grad: grad * (1 + size * self._draw(grad)))
         return x
 
     def through(self, s: Tensor, weights: Tensor, slope: Tensor) -> None:
@@ -79,8 +80,8 @@ class Rounding:
         alpha.register_hook(lambda grad: add(grad) if above else grad)
 
     def flat(self, x: Tensor, bent: Tensor) -> None:
-        """Errors of 1 - tanh^2, which are of the size of 1."""
-        if self.generator is None or not x.requires_grad:
+        """Errors of 1 - tanh^2 or of u (1 - u), which are of the size of 1."""
+        if self.generator is None or not (x.requires_grad and bent.requires_grad):
             return
         above: list[Tensor] = []
         bent.register_hook(above.append)
@@ -98,8 +99,8 @@ class Rounding:
 
         share.register_hook(lambda grad: add(grad) if above else grad)
 
-    def from_output(self, s: Tensor, weights: Tensor, output: Tensor) -> None:
-        """Errors of the scores' gradient where sum_j w_j g_j is read off the output as it was stored, as is usual."""
+    def from_output(self, s: Tensor, weights: Tensor, output: Tensor, share: Tensor | None) -> None:
+        """Errors of the gradients of scores and sink where sum_j w_j g_j is read off the output as it was stored."""
         if self.generator is None or not (s.requires_grad and output.requires_grad):
             return
         above: list[Tensor] = []
@@ -109,7 +110,14 @@ class Rounding:
             terms = (above[-1].abs() * output.detach().abs()).sum(-1, keepdim=True)
             return grad + self.stored * self._draw(terms) * terms * weights.detach()
 
+        def add_to_share(grad: Tensor) -> Tensor:
+            terms = (above[-1].abs() * output.detach().abs()).sum(-1)
+            return grad + self.stored * self._draw(grad) * terms / left
+
         s.register_hook(lambda grad: add(grad) if above else grad)
+        if share is not None and share.requires_grad:
+            left = share.detach().clamp(min=1e-30)
+            share.register_hook(lambda grad: add_to_share(grad) if above else grad)
 
     def _draw(self, like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
@@ -160,7 +168,7 @@ def scores_of(call: Call, rounding: Rounding) -> Tensor:
         x = rounding(bent, 6)
     if call.bias is not None:
         bias = call.bias.masked_fill(hidden, 0)
-        x = rounding(x + bias, 2, (x.abs() + bias.abs()).detach())
+        x = rounding.back(rounding(x + bias, 2, (x.abs() + bias.abs()).detach()))
     return x
 
 
@@ -266,7 +274,7 @@ def _sink(call: Call) -> Tensor | None:
 def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
     """``output`` and every statistic. ``tiny``: relative weights at or below it are not counted as support."""
     s, visible = scores_of(call, rounding), call.visible
-    n = visible.sum(-1)
+    n, share = visible.sum(-1), None
     if call.normalizer in ROW_MAPS:
         number = call.number * 1.0 if isinstance(call.number, Tensor) else call.number
         weights = ROW_MAPS[call.normalizer](number)(s, visible)
@@ -288,13 +296,14 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
         lse = torch.where(seen, rounding(torch.where(seen, lse, 0.0), 4), lse)
         sink = _sink(call)
         finite = torch.where(seen, lse, 0.0)
-        share = torch.ones_like(finite) if sink is None else torch.sigmoid(finite - sink[:, None])
+        z = torch.zeros_like(finite) if sink is None else finite - sink[:, None]
+        share = torch.ones_like(finite) if sink is None else torch.sigmoid(z)
+        rounding.flat(z, share)
         share = torch.where(seen, share, 0.0)
         if call.value is not None:
             rounding.of_share(share, p)
         share = rounding(share, 6)
         weights = p * share[..., None]
-        z = torch.zeros_like(finite) if sink is None else finite - sink[:, None]
         h = -(share * F.logsigmoid(z) + (1 - share) * F.logsigmoid(-z))
         found = {"lse": lse, "mass": share}
         logs = torch.where(p > 0, s - finite[..., None], 0.0)
@@ -307,7 +316,7 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
         value = call.value.repeat_interleave(repeats, 1)
         output = applied @ value
         terms = (weights.abs() @ value.abs()).detach()
-        rounding.from_output(s, weights, output)
+        rounding.from_output(s, weights, output, share)
         found["output"] = rounding(output, 4 + max(s.shape[-1], 1) ** 0.5, terms)
     return found
 

@@ -264,3 +264,11 @@ def test_no_queries_under_a_mask_with_rows_see_no_keys(rules: dict[str, Any], ba
     found = attended(backend, key[:, :, :0], key, key, mask, normalizer="scalable_softmax", **rules)
     assert found.output.shape == (1, 2, 0, 4)
     assert found.stats.visible_keys.shape == (1, 2, 0)
+
+
+def test_without_keys_the_gradient_of_a_sink_is_exactly_zero(backend: str):
+    query, sink = torch.randn(1, 2, 3, 4), torch.zeros(2, requires_grad=True)
+    empty = query[:, :, :0]
+    stats = attended(backend, query, empty, empty, sink_logits=sink, stats=("entropy", "entropy_with_sink")).stats
+    (grad,) = torch.autograd.grad(stats.entropy_with_sink.sum() + stats.entropy.sum(), sink)
+    assert torch.equal(grad, torch.zeros(2))
