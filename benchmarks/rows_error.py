@@ -1,8 +1,7 @@
 """How far a mean over sampled rows lies from the mean over all rows: all-MiniLM-L6-v2 on real text.
 
-Run: ``python benchmarks/rows_error.py [--png FILE]``. Normalised entropy of every head at 512 tokens, and at
-2,048 with the position table stretched linearly; ``watch(rows=...)`` against all rows, over several offsets of the
-rows.
+Run: ``python benchmarks/rows_error.py [--png FILE]``. Normalised entropy of every head at 512 tokens, and at 2,048 with
+the position table stretched linearly; ``watch(rows=...)`` against all rows, over several offsets of the rows.
 """
 
 from __future__ import annotations

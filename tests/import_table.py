@@ -45,11 +45,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "nn": {"functional", "_transforms", "schedules"},
     "sites": {"functional", "_transforms", "_compiling", "nn"},
-    "store": {"records"},
-    "monitor": {"sites", "functional", "store", "records", "report"},
+    "readings": {"records"},
+    "store": {"readings", "records"},
+    "monitor": {"sites", "functional", "store", "readings", "records", "report"},
     "control": {"monitor", "sites", "nn", "functional", "_transforms", "schedules"},
     "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "records"},
-    "report": {"store", "records"},
+    "report": {"store", "readings", "records"},
     "bench": {"monitor", "functional", "kernels", "_backends"},
     "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules"},
 }
@@ -61,7 +62,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
 """(importer, imported) -> the functions that may hold the import."""
 
-WITHOUT_TORCH = {"errors", "_checks", "_files", "_text", "records", "store", "report"}
+WITHOUT_TORCH = {"errors", "_checks", "_files", "_text", "records", "readings", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

@@ -1,5 +1,5 @@
-"""Argument checks that several layers share. Numbers are checked; tensor contents are not (that would sync the
-device).
+"""Argument checks that several layers share. Numbers are checked; contents of tensors are not: that would
+wait for the device.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -270,8 +270,8 @@ class Reading:
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Self:
-        """As ``from_dict``, of JSON text or of the path of a file that holds it. A string that begins with ``{`` is
-        text.
+        """As ``from_dict``, of JSON text or of the path of a file that holds it. A string that begins with ``{``
+        is text.
 
         Raises:
             InputError: as ``from_dict``; or the file cannot be read, or holds no JSON.
@@ -292,29 +292,6 @@ def _extent(many: Mapping[str, int], total: int) -> str:
     names = [f"{name} ({count})" for name, count in many.items() if count]
     more = f" and {len(names) - 3} more sites" if len(names) > 3 else ""
     return f"{found} of {total} heads, at {', '.join(names[:3])}{more}"
-
-
-def pattern_of(name: str) -> str:
-    """A site's name with its numbers starred: what the sites of a stack share."""
-    return re.sub(r"\d+", "*", name)
-
-
-def label_of(name: str) -> str:
-    """The numbers that tell a site from the others of its stack; a dash if its name has none.
-
-    Example:
-        >>> label_of("encoder.block.3.layer.0.SelfAttention")
-        '3.0'
-    """
-    return ".".join(re.findall(r"\d+", name)) or "–"
-
-
-def labels_of(sites: Iterable[SiteReading]) -> tuple[str, ...]:
-    """What tells the sites of a stack from each other: their layers, or ``label_of`` where two share one."""
-    sites = tuple(sites)
-    layers = {site.layer for site in sites}
-    alone = None not in layers and len(layers) == len(sites)
-    return tuple(str(site.layer) if alone else label_of(site.name) for site in sites)
 
 
 _BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")

@@ -1,7 +1,7 @@
 """One of two processes: runs every case of ``CASES`` and writes what came out as JSON, a traceback where one failed.
 
-Run by ``test_training.py`` under torchrun: ``worker.py FOLDER [CASE ...]``. Processes of gloo inside pytest would hang
-it.
+Run by ``test_training.py`` under torchrun: ``worker.py FOLDER [CASE ...]``. Processes of gloo inside pytest would
+hang it.
 """
 
 from __future__ import annotations

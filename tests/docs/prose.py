@@ -107,5 +107,5 @@ def _cut_messages(source: str) -> Iterator[tuple[int, str]]:
         piece = None if number in inside else _ONLY_A_STRING.match(line)
         if piece and _BEGINS_WITH_A_STRING.match(following):
             text = piece["text"]
-            if len(text) < PIECE and not text.endswith("\\n"):
+            if re.search(r"\w", text) and len(text) < PIECE and not text.endswith("\\n"):
                 yield number, f"a phrase cut after {text!r}"

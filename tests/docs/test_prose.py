@@ -47,3 +47,15 @@ def test_the_check_finds_what_it_is_for(source: str, finding: str):
 )
 def test_the_check_leaves_whole_phrases_alone(source: str):
     assert findings(source) == []
+
+
+def test_the_printed_law_of_the_blocked_kernel_is_the_law_of_merging():
+    """Each sum of the docstring on one line with its own right side: a re-wrap once moved e^2 from C to O."""
+    from attemper.kernels import blocked
+
+    law = blocked.__doc__ or ""
+    for equation in (
+        "Z = r Z + sum e ", "A = r (A + t Z) + sum e d ", "B = r (B + 2 t A + t^2 Z) + sum e d^2\n", "C = r^2 C + sum e^2 ",
+        " O = r O + e V ",
+    ):  # fmt: skip
+        assert equation in law

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from torch import nn
 
+import attemper
 from attemper import Scan, compare
 from attemper.cli.heads import HeadTable, Order
 from attemper.control.calibration_table import table as calibration_table
@@ -74,3 +76,13 @@ def test_a_file_that_is_no_scan_is_told_by_its_shown_name(tmp_path: Path, capsys
     assert err.count("\n") == 1
     assert "\x1b" not in err
     assert "\u202e" not in err
+
+
+def test_a_warning_of_a_watch_writes_out_what_would_steer_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    model = nn.Sequential(nn.Linear(2, 2))
+    watch = attemper.watch(model)
+    try:
+        with pytest.warns(UserWarning, match=r"\\u001b\[2J could not be measured: \\u202e"):
+            watch.report("\x1b[2J", RuntimeError("\u202e"))
+    finally:
+        watch.close()

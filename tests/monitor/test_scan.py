@@ -307,8 +307,8 @@ def test_a_call_that_cannot_be_honoured_runs_as_it_was_and_is_measured_there() -
             self.llama = model
 
         def forward(self, ids: Tensor) -> Any:
-            # `indices` selects keys in some models: an attention of ours that ignored it would be wrong. Eager's is
-            # read.
+            # `indices` selects keys in some models, so an attention of ours that ignored it would be wrong: eager's is
+            # read instead.
             return self.llama(ids, indices=torch.zeros(1))
 
     odd, plain = attemper.scan(Odd().eval(), [ids]), attemper.scan(model, [ids])

@@ -1,5 +1,5 @@
-"""What goes wrong when attention of existing models is measured, trap by trap, and the test that shows that it does
-not.
+"""What goes wrong when attention of existing models is measured, trap by trap, and the test that shows that it
+does not.
 
 ``tests/sites/traps.py`` names the tests of each trap; that they exist is tested, too.
 """

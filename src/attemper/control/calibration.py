@@ -120,8 +120,8 @@ class Calibration:
                 temperature is held by a bound, and ``force`` is not given; a site is not one of the model, or has
                 another number of heads; the layout of its projections is not known; a weight is shared with another
                 module, quantised, parametrised, under an adapter or split over processes; or the queries pass something
-                on their way that a factor does not: a norm without a gain that fits, clipping, scores of relative
-                positions.
+                on their way that a factor does not: a norm without a gain that fits, clipping, scores of
+                relative positions.
         """
         if self.doubt is not None and not force:
             raise InputError(f"Calibration.fold: {self.doubt}, or pass force=True. The model was not changed.")

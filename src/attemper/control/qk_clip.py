@@ -47,9 +47,9 @@ class QKClip:
         rows: measure only this many query rows of each sequence: cheaper, but the largest logit may be missed.
 
     Raises:
-        InputError: the threshold is not above 0; or an attention of the model normalises its queries or keys after
-            their projection, so that scaling weights does nothing (such logits are bounded already; name other
-            ``sites``).
+        InputError: the threshold is not above 0; or an attention of the model normalises its queries or keys
+            after their projection, so that scaling weights does nothing (such logits are bounded already; name
+            other ``sites``).
 
     Source:
         Kimi K2 (arXiv 2507.20534), section on MuonClip. A logit that has a bias or a softcap is not linear in these

@@ -195,8 +195,8 @@ def sigma_reparam_(
             Nothing was changed then.
 
     Source:
-        Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse" (arXiv
-        2303.06296).
+        Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"
+        (arXiv 2303.06296).
     """
     one_of("sigma_reparam_(which=...)", which, WHICH)
     if gamma is not None:

@@ -88,10 +88,10 @@ def temper(
 
     Note:
         Queries of float16 or bfloat16 are rounded once more after the division, which moves entropies by up to 1e-3
-        nats where scores have a standard deviation of 1 (the modules of ``attemper.nn`` do not round). Attention that
-        is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside. Where a normalizer
-        takes the place of an eager attention, ``output_attentions`` finds no weights: ``attemper.dense_weights`` has
-        them.
+        nats where scores have a standard deviation of 1 (the modules of ``attemper.nn`` do not round). Attention
+        that is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside. Where a
+        normalizer takes the place of an eager attention, ``output_attentions`` finds no weights:
+        ``attemper.dense_weights`` has them.
     """
     chosen = None if normalizer is None else _normalizer(normalizer)
     found = chosen_sites("temper", model, sites)
@@ -175,8 +175,8 @@ class Tempered:
     def fold(self) -> None:
         """Multiplies what makes each head's queries by 1/T, in place, and takes the temperatures off.
 
-        The model gives what it gave, but for one rounding of the weights, and needs nothing of ours: see
-        :meth:`attemper.Calibration.fold`.
+        The model gives what it gave, but for one rounding of the weights, and needs nothing of ours:
+        see :meth:`attemper.Calibration.fold`.
 
         Raises:
             InputError: a temperature is scheduled, or follows the length or the input; or what ``Calibration.fold``

@@ -76,9 +76,8 @@ def attention(
 
     Returns:
         ``AttentionOutput(output [B, H, Q, E], stats)``; ``stats`` is None if none were asked for. ``.merge(other)``
-        joins partial results over keys. A row that sees no key gives 0, lse -inf, and gradients of exactly 0. A NaN
-        in a
-        *value* that is hidden reaches the output, as in PyTorch; it never reaches a statistic.
+        joins partial results over keys. A row that sees no key gives 0, lse -inf, and gradients of exactly 0. A NaN in
+        a *value* that is hidden reaches the output, as in PyTorch; it never reaches a statistic.
 
     Raises:
         InputError: an argument has no meaning here.
@@ -119,8 +118,8 @@ def varlen_attention(
         temperature: as in :func:`attention`, with B = 1 and Q = total_q.
 
     Returns:
-        ``AttentionOutput(output [total_q, H, E], stats)``; statistics are [1, H, total_q] (``key_mass`` [1, H,
-        total_k]).
+        ``AttentionOutput(output [total_q, H, E], stats)``; statistics are [1, H, total_q] (``key_mass`` [1,
+        H, total_k]).
 
     Raises:
         InputError: as :func:`attention`, or offsets that do not fit the tensors.
@@ -196,8 +195,8 @@ def dense_weights(
     window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
     stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """The weights that :func:`attention` applies, [B, H, Q, K], before dropout: n x n in memory, for small inputs and
-    pictures.
+    """The weights that :func:`attention` applies, [B, H, Q, K], before dropout: n x n in memory, for small inputs
+    and pictures.
 
     Same arguments as :func:`attention`. With a sink they sum to ``mass``; a row that sees no key is all 0.
     """
@@ -215,8 +214,8 @@ def measured(
     query: Tensor, key: Tensor, mask: Tensor | None, options: Options, *, packing: Packing | None = None,
     first_keys: Tensor | None = None, rows: int | None = None, generator: torch.Generator | None = None,
 ) -> AttentionStats:  # fmt: skip
-    """Statistics of a call that somebody else computes, off the graph. ``first_keys`` [B, K] marks the first real
-    tokens.
+    """Statistics of a call that somebody else computes, off the graph. ``first_keys`` [B, K] marks the first
+    real tokens.
     """
     with torch.no_grad():
         call = prepared(

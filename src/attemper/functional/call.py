@@ -28,8 +28,7 @@ _SMALLEST = 1e-30
 """Temperatures below this may overflow the multiplier."""
 TEMPERATURE_ADVICE = (
     "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small "
-    "temperature such "
-    "as 0.01; float('inf') gives uniform attention."
+    "temperature such as 0.01; float('inf') gives uniform attention."
 )
 
 
@@ -201,17 +200,15 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
             raise InputError(f"{where}({name}=...) must be a tensor, got {type(tensor).__name__}.")
         if tensor.dim() != 4:
             raise InputError(
-                f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got "
-                f"{list(tensor.shape)}. Add "
-                "the missing ones with unsqueeze, e.g. query[None, None] for one head of one sequence."
+                f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got {list(tensor.shape)}. "
+                "Add the missing ones with unsqueeze, e.g. query[None, None] for one head of one sequence."
             )
         if tensor.dtype not in DTYPES:
             raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise InputError(
-                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on "
-                f"{tensor.device}. Bring "
-                "them to one type and device."
+                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on {tensor.device}. "
+                "Bring them to one type and device."
             )
     batch, heads, _, size = query.shape
     if key.shape[0] != batch or key.shape[3] != size:
@@ -289,8 +286,8 @@ def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
     if temperature.dim() == 1:
         raise InputError(
             f"{where}(temperature=...) has one dimension, {list(temperature.shape)}: it would act on queries, not "
-            f"on heads. "
-            "For one temperature per head pass temperature[:, None] ([H, 1]); per query, temperature[None, None, :]."
+            "on heads. For one temperature per head pass temperature[:, None] ([H, 1]); per query, "
+            "temperature[None, None, :]."
         )
     fits = temperature.dim() <= 3 and all(
         size in (1, full) for size, full in zip(temperature.shape[::-1], shape[::-1], strict=False)

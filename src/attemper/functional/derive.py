@@ -1,9 +1,8 @@
 r"""Statistics from the state that a kernel leaves, and the one law by which two states merge.
 
 The state of a row is relative to its maximum m (``kernels/blocked`` lists it), so these formulas add small numbers of
-one
-sign: ``lse = m + z``, ``H = z + a``, ``effective = 1 / c``, ``max_weight = exp(-z)``, ``mu = m - a``. Autograd
-    differentiates them; the kernel differentiates the state.
+one sign: ``lse = m + z``, ``H = z + a``, ``effective = 1 / c``, ``max_weight = exp(-z)``, ``mu = m - a``. Autograd
+differentiates them; the kernel differentiates the state.
 """
 
 from __future__ import annotations
@@ -288,8 +287,8 @@ def at_most(value: Tensor, bound: Tensor) -> Tensor:
 
 
 def merged(one: State, two: State) -> dict[str, Tensor]:
-    """The state over the keys of both parts, ``two`` holding the later keys. Associative; the empty row is the
-    identity.
+    """The state over the keys of both parts, ``two`` holding the later keys. Associative; the empty row is
+    the identity.
 
     With base = max(m1, m2), t = m_i - base, w_i = exp(t_i + z_i), p_i = w_i / (w_1 + w_2) and d_i = t_i - a_i::
 

@@ -95,8 +95,7 @@ def checked_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InputError(
             f"{where}(attn_mask=...) must be a bool tensor (True = visible) or a floating one that is added to the "
-            f"scores, "
-            f"got {kind}. For a mask of 0 and 1 pass mask.bool()."
+            f"scores, got {kind}. For a mask of 0 and 1 pass mask.bool()."
         )
     fits = mask.dim() <= 4 and all(m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False))
     if not fits:

@@ -1,7 +1,7 @@
 """Measures of one distribution: of scores (before the softmax) or of weights (after it).
 
-Scores may hold -inf: a key that the query may not see. Every function is differentiable, twice, with no NaN under
-masks.
+Scores may hold -inf: a key that the query may not see. Every function is differentiable, twice, with no NaN
+under masks.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tens
 
     .. math:: J_{ij} = \frac{\partial p_i}{\partial x_j} = \frac{1}{T} (p_i \delta_{ij} - p_i p_j)
 
-    Symmetric; rows and columns sum to 0. It vanishes as one weight approaches 1: a saturated softmax passes no
-    gradient.
+    Symmetric; rows and columns sum to 0. It vanishes as one weight approaches 1: a saturated softmax passes
+    no gradient.
 
     Args and errors as :func:`entropy`. Returns [..., n, n]: ``dim`` moved to the end, then doubled.
     """

@@ -30,8 +30,7 @@ KEPT = ("lse", "max_logit")
 """Always there, so that partial results can merge."""
 
 NOT_MERGEABLE = ("gini", "key_mass", "mean_distance")
-"""Two parts of the keys do not determine these: they depend on all weights at once, or on positions a part cannot
-know.
+"""Two parts of the keys do not determine these: they depend on all weights at once, or on positions a part cannot know.
 """
 
 _FIELDS = {

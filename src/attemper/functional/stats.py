@@ -21,8 +21,8 @@ BUCKETS = 32
 
 
 class HeadSummary(NamedTuple):
-    """One statistic over the rows of each head: each [H], float64; NaN where ``count`` is 0. ``std`` is the
-    population's.
+    """One statistic over the rows of each head: each [H], float64; NaN where ``count`` is 0. ``std`` is
+    the population's.
     """
 
     mean: Tensor
@@ -38,8 +38,9 @@ class HeadSummary(NamedTuple):
 
 
 class VisibleKeyCurve(NamedTuple):
-    """Rows in buckets of how many keys they see: ``first[i] <= n <= last[i]``, powers of two. All but the edges add
-    up.
+    """Rows in buckets of how many keys they see: ``first[i] <= n <= last[i]``, powers of two.
+
+    All but the edges add up.
     """
 
     first: Tensor
@@ -164,8 +165,8 @@ class AttentionStats:
         return rows if self._included is None else rows & self._included
 
     def where(self, rows: Tensor) -> AttentionStats:
-        """The same statistics, counting only ``rows`` (bool, broadcastable to [B, H, Q]): real tokens, say, not
-        padding.
+        """The same statistics, counting only ``rows`` (bool, broadcastable to [B, H, Q]): real tokens, say,
+        not padding.
         """
         # A sum over all rows cannot leave some out: it is not carried along.
         names = tuple(name for name in self.names if name != "key_mass")
@@ -194,8 +195,8 @@ class AttentionStats:
         )  # fmt: skip
 
     def defined(self, name: str) -> Tensor:
-        """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys, for
-        example).
+        """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys,
+        for example).
         """
         if name in _OF_SCORES:
             return self.valid
@@ -219,8 +220,8 @@ class AttentionStats:
         return summaries
 
     def standard_error(self) -> dict[str, Tensor]:
-        """Name -> standard error of ``per_head()[name].mean`` [H], float64: what measuring only some rows may have
-        missed.
+        """Name -> standard error of ``per_head()[name].mean`` [H], float64: what measuring only some rows may
+        have missed.
 
         ``s / sqrt(count) * sqrt(1 - fraction)``, rows taken as a random sample without replacement; 0 where all were
         measured. Evenly strided rows usually do better than this.
@@ -338,8 +339,7 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
     if "first_token_mass" in one.names and one._keys < one._first_tokens:
         raise InputError(
             f"merge: the first part has {one._keys} keys, fewer than first_tokens={one._first_tokens}: "
-            f"first_token_mass "
-            "cannot be told. Make the first part longer or leave the statistic out."
+            "first_token_mass cannot be told. Make the first part longer or leave the statistic out."
         )
 
 

@@ -154,8 +154,8 @@ def moved(model: nn.Module, device: str) -> nn.Module:
 def windows(
     pretrained: Pretrained, text: str, *, max_length: int | None = None, batch_size: int = 8
 ) -> list[dict[str, Tensor]]:
-    """``text`` as batches of consecutive windows, each as long as the model (or ``max_length``) allows; every token
-    counts.
+    """``text`` as batches of consecutive windows, each as long as the model (or ``max_length``) allows; every
+    token counts.
 
     An encoder-decoder reads each window on both sides.
 
@@ -209,9 +209,8 @@ def _check_folder(source: str) -> None:
         pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
         if pickled:
             raise InputError(
-                f"{source} holds pickled weights ({pickled[0]}), which can run code when they are opened. Convert "
-                f"them with "
-                "model.save_pretrained(folder) in an environment you trust; it writes safetensors."
+                f"{source} holds pickled weights ({pickled[0]}), which can run code when they are opened. Convert them "
+                "with model.save_pretrained(folder) in an environment you trust; it writes safetensors."
             )
         raise InputError(f"{source} holds no weights: there is no .safetensors file in it.")
     check_shards(path)
@@ -256,14 +255,12 @@ def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -
     if wrong:
         raise InputError(
             f"{source} is a broken checkpoint: {len(wrong)} parameters are missing or of another shape, {wrong[0]} "
-            f"first. Their "
-            "random values would be measured."
+            "first. Their random values would be measured."
         )
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise InputError(
-            f"{type(model).__name__} takes {model.main_input_name}, not text. Measure it from Python with data of "
-            f"your own: "
-            "attemper.scan(model, batches)."
+            f"{type(model).__name__} takes {model.main_input_name}, not text. Measure it from Python with data of your "
+            "own: attemper.scan(model, batches)."
         )
     return model
 

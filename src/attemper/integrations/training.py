@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from attemper._text import shown
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
 from attemper.integrations.sinks import Sinks
@@ -39,8 +40,8 @@ class TrainingWatch(Watch):
 
 
 class Monitor:
-    """Watches a model through one run of training after another: ``begin``, a ``step`` for each optimizer step,
-    ``close``.
+    """Watches a model through one run of training after another: ``begin``, a ``step`` for each optimizer
+    step, ``close``.
 
     Attributes:
         watch: the running watch, or the last one; None before the first step and in processes that do not watch.
@@ -136,7 +137,7 @@ class Monitor:
         """A model without attention that can be seen must not end training; it must be told, once."""
         if not self._told_nothing:
             self._told_nothing = True
-            warnings.warn(f"attemper: nothing is logged. {error}", stacklevel=3)
+            warnings.warn(f"attemper: nothing is logged. {shown(error)}", stacklevel=3)
 
     def _tell_untrained(self, step: int) -> None:
         """One line in the place of an alarm for each head."""
@@ -153,7 +154,7 @@ class Monitor:
         """Tells once what is not judged: without it, no alarm would look like a healthy model."""
         for note in () if self._told_notes else notes:
             self._told_notes = True
-            logger.warning(f"step {step}: {note}")
+            logger.warning(f"step {step}: {shown(note)}")
 
     def _tell_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
         """Tells each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""
@@ -163,7 +164,7 @@ class Monitor:
             of_kind = [alarm for alarm in new if alarm.kind == kind]
             heard = SEVERITIES.index(of_kind[0].severity) >= SEVERITIES.index("warning")
             more = f" and {len(of_kind) - 3} more" if len(of_kind) > 3 else ""
-            where = "; ".join(alarm.message for alarm in of_kind[:3])
+            where = "; ".join(shown(alarm.message) for alarm in of_kind[:3])
             logger.log(
                 logging.WARNING if heard else logging.INFO,
                 f"step {step}: {of_kind[0].severity} {kind}: {where}{more}. {of_kind[0].advice}",

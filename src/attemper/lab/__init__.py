@@ -59,8 +59,8 @@ RESULTS = "results.json"
 def run(name: str, *, seed: int = 0) -> Experiment:
     """Runs the experiment ``name``: the same seed gives the same result, but for what is measured on this machine.
 
-    Computed with one thread of torch, so that the number of cores changes no bit; what is measured takes those of the
-    process.
+    Computed with one thread of torch, so that the number of cores changes no bit; what is measured takes those of
+    the process.
 
     Raises:
         InputError: no experiment has this name, or the seed is not an int of at least 0; or it trains models, which

@@ -17,18 +17,15 @@ WATCH_LIMITS = {**LIMITS, "fallen": 0.02}
 _ADVICE = {
     "collapsed": (
         "Healthy models have sharp heads. If this one was not sharp before, look at the size of its logits and the "
-        "learning "
-        "rate; a temperature above 1 or a clip on query and key weights widens it."
+        "learning rate; a temperature above 1 or a clip on query and key weights widens it."
     ),
     "diffuse": (
         "The head spreads its weight over all keys alike: common in first layers and for averaging heads. If it "
-        "should select, "
-        "a temperature below 1 sharpens it."
+        "should select, a temperature below 1 sharpens it."
     ),
     "logits": (
         "Scores this large saturate the softmax and are where training in half precision breaks. Clip query and key "
-        "weights, "
-        "normalise queries and keys, or lower the learning rate."
+        "weights, normalise queries and keys, or lower the learning rate."
     ),
     "first_token": (
         "The head rests on the first token (an attention sink): healthy in most decoders. Mind it before evicting or "
@@ -41,8 +38,7 @@ _ADVICE = {
     ),
     "nonfinite": (
         "Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for overflow "
-        "in half "
-        "precision. These rows are left out of every mean."
+        "in half precision. These rows are left out of every mean."
     ),
 }
 

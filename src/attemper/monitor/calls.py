@@ -66,8 +66,8 @@ class SeenCall:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a call's scores follow from beside queries and keys, as far as two calls can be compared without reading
-    tensors.
+    """What a call's scores follow from beside queries and keys, as far as two calls can be compared without
+    reading tensors.
     """
 
     scale: float | None

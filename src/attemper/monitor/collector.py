@@ -49,8 +49,8 @@ class Found:
 class Collector:
     """Takes attention calls, and adds those of a forward pass only once the whole of it went through.
 
-    ``rows``: measure only this many query rows of each sequence. ``wanted``: names of sites (or their beginnings) to
-    keep.
+    ``rows``: measure only this many query rows of each sequence. ``wanted``: names of sites (or their beginnings)
+    to keep.
     """
 
     def __init__(
@@ -346,8 +346,8 @@ class Collector:
         self._backends, self._read = {}, self.period
 
     def first(self) -> tuple[SiteReading, ...]:
-        """The sites of the first sample, once: none before there is another one, and none that taps have summed in
-        buffers.
+        """The sites of the first sample, once: none before there is another one, and none that taps have summed
+        in buffers.
         """
         if not self._first:
             return ()

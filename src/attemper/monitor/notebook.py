@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from attemper._text import cut, shown
 from attemper.monitor.heat_map import ink_on, viridis
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading, label_of, pattern_of
+from attemper.readings.labels import label_of, pattern_of
+from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
 
 if TYPE_CHECKING:
     from attemper.monitor.compare import Comparison, HeadChange

@@ -21,10 +21,10 @@ from attemper.sites.padding import CallContext
 from attemper.sites.wrappers import class_name, unwrapped
 
 ADVICE = (
-    "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, and "
-    "softmax by hand, none of them inside code that torch.compile has compiled. Anywhere else, put "
-    "attemper.tap(query, key, "
-    "name=...) beside the attention, or measure it with attemper.attention_statistics(query, key)."
+    "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
+    "and softmax by hand, none of them inside code that torch.compile has compiled. Anywhere else, put "
+    "attemper.tap(query, key, name=...) beside the attention, or measure it with "
+    "attemper.attention_statistics(query, key)."
 )
 
 
@@ -44,9 +44,9 @@ def scan(
         model: any module.
         batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor
             (``model(batch)``), on the model's device.
-        stats: what is measured beside "all", which always is: support_size, mean_distance, gini, entropy_with_sink,
-            score_variance. Every reading then shows it. lse, mean_logit and visible_keys are of rows: see
-            ``row_statistics``.
+        stats: what is measured beside "all", which always is: support_size, mean_distance, gini,
+            entropy_with_sink, score_variance. Every reading then shows it. lse, mean_logit and visible_keys are of
+            rows: see ``row_statistics``.
         limits: of alarms, by kind: collapsed, diffuse, logits, first_token; those not named keep their default.
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
             such a row is not ``judged``, and the result's ``notes`` say so.

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attemper._text import shown
-from attemper.records import Alarm, HeadReading, Reading, SiteReading, labels_of, pattern_of
+from attemper.readings.labels import labels_of, pattern_of
+from attemper.records import Alarm, HeadReading, Reading, SiteReading
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -31,8 +32,8 @@ _BY_NAME = {
 
 
 def table(reading: Reading, width: int) -> RenderableType:
-    """The whole reading: one table per kind of site, then alarms and what was skipped; heads broken to ``width``
-    columns.
+    """The whole reading: one table per kind of site, then alarms and what was skipped; heads broken to
+    ``width`` columns.
     """
     parts: list[RenderableType] = [_headline(reading)]
     stacks: dict[tuple[str, str, str], list[SiteReading]] = {}

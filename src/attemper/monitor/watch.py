@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper._checks import one_of
+from attemper._text import shown
 from attemper.errors import InputError
 from attemper.functional.call import checked_backend
 from attemper.functional.names import reading_names
@@ -43,11 +44,11 @@ def watch(
 ) -> Watch:  # fmt: skip
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
 
-    On sampled steps the statistics of each attention call are computed beside it, from its queries and keys; on other
-    steps nothing happens. Outputs, gradients and random numbers are bit-identical with and without (one exception:
-    nn.TransformerEncoderLayer leaves its fast path while it is measured, within 2e-6). It holds no graph and does not
-    wait for the device. A failure of ours never reaches the training step: it is reported once, and counted in
-    ``.failures``.
+    On sampled steps the statistics of each attention call are computed beside it, from its queries and keys; on
+    other steps nothing happens. Outputs, gradients and random numbers are bit-identical with and without (one
+    exception: nn.TransformerEncoderLayer leaves its fast path while it is measured, within 2e-6). It holds no graph
+    and does not wait for the device. A failure of ours never reaches the training step: it is reported once, and
+    counted in ``.failures``.
 
     ::
 
@@ -384,11 +385,11 @@ class Watch:
         self.failures += 1
         self._collector.skipped[where] = str(error)
         if self.failures == 1:
-            warnings.warn(f"attemper: {where} could not be measured: {error}. Training goes on.", stacklevel=2)
+            warnings.warn(shown(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
 
     def table(self) -> Scan:
-        """The latest sample: prints as a table; ``.sites``, ``.skipped``, ``.alarms``, ``.to_json()``,
-        ``.to_pandas()``.
+        """The latest sample: prints as a table; ``.sites``, ``.skipped``, ``.alarms``,
+        ``.to_json()``, ``.to_pandas()``.
 
         Raises:
             InputError: nothing was sampled, or no attention was seen.

@@ -30,9 +30,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     parameters and result.
 
     A checkpoint of torch's module loads into it (with ``strict=False`` where a temperature or a map is learned, which
-    are the only new parameters). No n x n weights are
-    held unless ``need_weights`` asks for them; they are those before dropout. A query that sees no key gives the output
-    projection of 0, where torch's gives NaN.
+    are the only new parameters). No n x n weights are held unless ``need_weights`` asks for them; they are those before
+    dropout. A query that sees no key gives the output projection of 0, where torch's gives NaN.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as

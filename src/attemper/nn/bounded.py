@@ -66,8 +66,8 @@ torch.library.register_autograd("attemper::bounded_exponential", _backward, setu
 
 
 class _Transformed(torch.autograd.Function):
-    """The same for transforms of ``torch.func`` and for forward mode, whose tangent is that of the numbers: 0 beyond a
-    bound.
+    """The same for transforms of ``torch.func`` and for forward mode, whose tangent is that of the numbers: 0 beyond
+    a bound.
     """
 
     @staticmethod

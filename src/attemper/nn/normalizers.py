@@ -264,8 +264,8 @@ class Sink(_PerHead):
 
 class ScalableSoftmax(_PerHead):
     """softmax(s log(n) z), n the visible keys of the row: as sharp on long texts as on short ones.
-    :func:`~attemper.functional.scalable_softmax`. In attention s log n multiplies q.k, as a temperature does, and not a
-    bias.
+    :func:`~attemper.functional.scalable_softmax`. In attention s log n multiplies q.k, as a temperature does, and not
+    a bias.
 
     Args:
         s: a number or a tensor [heads]; where a learned one starts. Nakanishi 2025, "Scalable-Softmax Is Superior for

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attemper._text import cut, shown
-from attemper.records import BY_NAME, SEVERITIES, Alarm, HeadReading, Reading, SiteReading, labels_of, pattern_of
+from attemper.readings.labels import labels_of, pattern_of
+from attemper.records import BY_NAME, SEVERITIES, Alarm, HeadReading, Reading, SiteReading
 from attemper.report.display import rounded
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
 

@@ -13,8 +13,8 @@ from attemper.sites.observer import UnsupportedCallError
 
 
 def dense(module: nn.Module, block_mask: Any, query: Tensor, key: Tensor) -> Tensor:
-    """[B or 1, H or 1, Q, K] bool: the pairs that a BlockMask lets see each other; as many heads as its rule tells
-    apart.
+    """[B or 1, H or 1, Q, K] bool: the pairs that a BlockMask lets see each other; as many heads as its rule
+    tells apart.
 
     Raises:
         UnsupportedCallError: it was made of blocks, without a rule.

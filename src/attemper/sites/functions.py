@@ -1,5 +1,5 @@
-"""Attention as torch functions: SDPA, nn.MultiheadAttention's, and softmax by hand, seen by a function mode as they
-run.
+"""Attention as torch functions: SDPA, nn.MultiheadAttention's, and softmax by hand, seen by a function mode as
+they run.
 
 The mode changes nothing: every function runs as it would, and then its arguments are told to the observers. How a
 softmax by hand is followed to its values stands in ``by_hand``.
@@ -151,9 +151,7 @@ def read_sdpa(
 
 
 def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: tuple[int, int]) -> Options:
-    """A ``CausalBias`` as SDPA reads it: from the top left by the call's own sizes, else by those that it was made
-    for.
-    """
+    """A ``CausalBias`` as SDPA reads it: from the top left by the call's own sizes, else by those it was made for."""
     queries, keys = sizes_of(bias)
     if alignment_of(bias) == "top-left" or queries == keys:
         return replace(options, is_causal=True)

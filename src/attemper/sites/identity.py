@@ -83,9 +83,7 @@ class Origins:
             self._copies.setdefault(after.storage, before)
 
     def _pass_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
-        """Scores stay scores of their product through masks, factors, views and whatever else makes no fewer of
-        them.
-        """
+        """Scores stay scores of their product through masks, factors, views and all that makes no fewer of them."""
         if not self._scores:
             return
         for part in _tensors((*args, *kwargs.values())):

@@ -35,9 +35,7 @@ def four_dimensional(tensor: Tensor, heads: int) -> Tensor:
 
 
 def mask_like(module: nn.Module, mask: Tensor, query: Tensor, heads: int, keys: int) -> Tensor:
-    """A mask that broadcasts to [..., Q, K] of ``query`` [..., Q, D], in the shape that ``four_dimensional`` gives
-    it.
-    """
+    """A mask that broadcasts to [..., Q, K] of ``query`` [..., Q, D], in the shape ``four_dimensional`` gives it."""
     if query.dim() == 4 or mask.dim() <= 2:
         if mask.dim() > 4:
             raise UnsupportedCallError(module, f"its mask {list(mask.shape)} has more dimensions than its queries")

@@ -3,8 +3,8 @@ r"""Attention with exact statistics, block by block, in plain PyTorch: any devic
 Forward, per tile of query rows, over blocks of keys (all [n, rows, keys], in cache)::
 
     x = (scale/T) q.k      s = softcap(x) + bias      m' = max(m, max s)      d = s - m'      e = exp(d)
-    Z = r Z + sum e        A = r (A + t Z) + sum e d        B = r (B + 2 t A + t^2 Z) + sum e d^2      C = r^2 C + sum
-    e^2 O = r O + e V          with t = m - m' and r = exp(t)
+    Z = r Z + sum e        A = r (A + t Z) + sum e d        B = r (B + 2 t A + t^2 Z) + sum e d^2
+    C = r^2 C + sum e^2    O = r O + e V                    with t = m - m' and r = exp(t)
 
 Row sums are carried in float64 and leave as the *state*, everything relative to the row's maximum so that no offset
 costs digits::

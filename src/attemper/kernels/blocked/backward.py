@@ -75,8 +75,8 @@ class Held:
 
 
 class _RowTerms:
-    """State and upstream gradients of a tile's rows, flat [n, R * rows, 1], and the terms that are constant along a
-    row.
+    """State and upstream gradients of a tile's rows, flat [n, R * rows, 1], and the terms that are constant along
+    a row.
     """
 
     def __init__(self, problem: Problem, tile: Tile, state: Tensor, above: Upstream, dot: Tensor) -> None:
@@ -111,9 +111,7 @@ class _RowTerms:
         return constant
 
     def at_maximum(self) -> Tensor:
-        """What falls on the row's maximum alone. 0 when only shift-free quantities such as entropy are
-        differentiated.
-        """
+        """What falls on the row's maximum alone: 0 if only shift-free quantities such as entropy are differentiated."""
         return self.grad["m"] - self.grad["z"] + self.grad.get("a", 0.0) + self.grad.get("u", 0.0)
 
     def without_weights(self, d: Tensor) -> Tensor | None:
@@ -163,8 +161,8 @@ def _sweep(
 
 
 def _winner(problem: Problem, rows: _RowTerms, query: Tensor, key: Tensor, careful: bool) -> Tensor | None:
-    """Where the maximum of each row stands, [n, R * rows, 1], the lowest index among ties; None if no gradient falls
-    there.
+    """Where the maximum of each row stands, [n, R * rows, 1], the lowest index among ties; None if no gradient
+    falls there.
     """
     if not problem.maximum_gradient or (query.device.type == "cpu" and not rows.at_maximum().any()):
         return None

@@ -12,8 +12,7 @@ from attemper.kernels.blocked.problem import Tile, row_bounds, row_positions
 from attemper.kernels.problem import UNBOUNDED, Problem
 
 VANISHED = -1000.0
-"""exp(VANISHED) is 0 in float32 and float64: a masked key's distance from the maximum, finite so that 0 times it is
-0.
+"""exp(VANISHED) is 0 in float32 and float64: a masked key's distance from the maximum, finite so that 0 times it is 0.
 """
 
 
@@ -82,8 +81,8 @@ def mass(problem: Problem, tile: Tile, lse: Tensor) -> Tensor:
 
 
 def dropout(problem: Problem, values: Tensor, index: int, low: int) -> Tensor:
-    """``values`` with a share ``dropout_p`` zeroed and the rest scaled up: the same places whenever a block is asked
-    again.
+    """``values`` with a share ``dropout_p`` zeroed and the rest scaled up: the same places whenever a block is
+    asked again.
     """
     if problem.dropout_p == 0:
         return values
@@ -111,8 +110,8 @@ def first_keys(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
 
 
 def gini_rank(count: Tensor, keys: int) -> Tensor:
-    """(2 i - n - 1) / n for the i-th smallest visible weight of rows [..., 1]; masked ones come first and weigh
-    nothing.
+    """(2 i - n - 1) / n for the i-th smallest visible weight of rows [..., 1]; masked ones come first and
+    weigh nothing.
     """
     places = torch.arange(1, keys + 1, device=count.device, dtype=count.dtype) - (keys - count)
     return (2 * places - count - 1) / count.clamp(min=1)

@@ -1,10 +1,10 @@
 """Statistics of one call added to a site's running sums, all on the device: nothing is read back, nothing waits.
 
 Three kernels: the forward kernel without values leaves the state of the measured rows; a program of the second takes a
-chunk of the rows of one head, carries its sums in registers and writes them once; the third adds the chunks of each head
-to the site's sums, in their order. All return at once when the flag is down, so that a CUDA graph that was captured once
-serves sampled steps and others. How rows are cut follows from shapes alone, and there are no atomics: the same bits every
-time.
+chunk of the rows of one head, carries its sums in registers and writes them once; the third adds the chunks of each
+head to the site's sums, in their order. All return at once when the flag is down, so that a CUDA graph that was
+captured once serves sampled steps and others. How rows are cut follows from shapes alone, and there are no atomics: the
+same bits every time.
 
 ``kernels/sums.py`` has the layout of the sums.
 

@@ -11,8 +11,8 @@ Joining a block whose maximum raises m by t = m' - m and shrinks by r = e^-t, wh
 
 The spread is kept about its own mean: about the maximum it would be the difference of two numbers that are larger than
 it. Z, A, B and C are pairs of float32 whose sum is exact to twice the digits: blocks added in plain float32 lose those
-of a row that is nearly one-hot. Everything is [M], in registers; what LETTERS leaves out is a constant, which compilers
-drop.
+of a row that is nearly one-hot. Everything is [M], in registers; what LETTERS leaves out is a constant, which
+compilers drop.
 """
 
 from __future__ import annotations
