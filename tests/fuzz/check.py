@@ -18,7 +18,7 @@ from tests.fuzz.draws import Draw
 
 SAMPLES = 3
 """Randomly rounded runs of the oracle."""
-FACTOR = 8
+FACTOR = 10
 """Times the largest of their errors, and times the root mean square along the last dimension."""
 NOTHING = 1e-20
 """What comes from above is of the size of 1: less than this is not told from 0."""
