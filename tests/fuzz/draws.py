@@ -255,8 +255,8 @@ def _kinds(rng: random.Random, made: Draw) -> None:
     )
     if simple and not made.autocast and made.wanted and rng.random() < 0.12 and made.backend != "triton":
         made.transform = rng.choice(TRANSFORMS[1:])
-        if made.transform == "jvp" and made.layouts["query"] == "broadcast":
-            made.layouts["query"] = "plain"  # torch copies a tangent into the layout of its tensor
+        if made.transform == "jvp":
+            made.layouts["query"] = "plain"  # torch itself copies a tangent into the layout of its tensor
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
