@@ -248,11 +248,15 @@ def _kinds(rng: random.Random, made: Draw) -> None:
         made.autocast = True
         if made.dtype == torch.float32 and "value" in made.tensors and rng.random() < 0.6:
             made.tensors["value"] = made.tensors["value"].bfloat16()
-    simple = made.function == "attention" and "subclass" not in made.layouts.values() and made.mask != "parameter"
+    # torch.func has no Jacobian of nothing.
+    full = all(tensor.numel() for tensor in made.tensors.values())
+    simple = (
+        full and made.function == "attention" and "subclass" not in made.layouts.values() and made.mask != "parameter"
+    )
     if simple and not made.autocast and made.wanted and rng.random() < 0.12 and made.backend != "triton":
         made.transform = rng.choice(TRANSFORMS[1:])
-        if made.transform == "jvp" and made.layouts["query"] == "broadcast":
-            made.layouts["query"] = "plain"  # torch copies a tangent into the layout of its tensor
+        if made.transform == "jvp":
+            made.layouts["query"] = "plain"  # torch itself copies a tangent into the layout of its tensor
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:

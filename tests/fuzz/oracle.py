@@ -272,7 +272,7 @@ def _sink(call: Call) -> Tensor | None:
 
 
 def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
-    """``output`` and every statistic. ``tiny``: relative weights at or below it are not counted as support."""
+    """``output`` and every statistic. ``tiny``: weights that are not far above it may count as 0."""
     s, visible = scores_of(call, rounding), call.visible
     n, share = visible.sum(-1), None
     if call.normalizer in ROW_MAPS:
@@ -309,7 +309,12 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
         logs = torch.where(p > 0, s - finite[..., None], 0.0)
         entropy = -(p * logs).sum(-1)
         found["entropy_with_sink"] = entropy if sink is None else share * entropy + torch.where(seen, h, 0.0)
-    found |= _statistics(call, s, p, rounding, tiny)
+    found |= _statistics(call, s, p, rounding)
+    if call.normalizer in ROW_MAPS:
+        # Between what every type holds and what float64 holds.
+        found |= {"support_size": (weights > 1e8 * tiny).sum(-1), "largest support_size": (weights > 0).sum(-1)}
+    else:
+        found |= {"support_size": n, "largest support_size": n}
     if call.value is not None:
         repeats = call.query.shape[1] // max(call.value.shape[1], 1)
         applied = rounding(weights, 2, unit=max(rounding.stored, rounding.unit))
@@ -321,7 +326,7 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
     return found
 
 
-def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
+def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding) -> dict[str, Tensor]:
     """What follows from scores and renormalised weights."""
     visible, keys = call.visible, s.shape[-1]
     n = visible.sum(-1)
@@ -352,9 +357,6 @@ def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding, tiny: floa
         ),
         "visible_keys": n,
         "first_token_mass": rounding((p * call.first[:, None, None]).sum(-1), 4),
-        # Between what every type holds and what float64 holds.
-        "support_size": n if call.normalizer not in ROW_MAPS else (p > 1e3 * tiny).sum(-1),
-        "largest support_size": n if call.normalizer not in ROW_MAPS else (p > 0).sum(-1),
         "mean_distance": rounding((p * distance).sum(-1), 4),
         "gini": rounding(gini / torch.where(seen, width, 1.0), 4, p.sum(-1)),
         "key_mass": rounding(p.sum(-2), 4),
