@@ -6,8 +6,8 @@ import sys
 
 import torch
 
+from attemper._compiling import constant_in_graphs
 from attemper.errors import BackendError
-from attemper.functional.constants import constant_in_graphs
 
 _EXPORTERS = ("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals")
 """Loaded while anything is exported. Asking torch loads them, which costs seconds that no other call should pay."""
