@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = "attemper/kernels/native"
+NATIVE = "attemper/backends/native"
 
 
 class CustomBuildHook(BuildHookInterface):

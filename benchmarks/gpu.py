@@ -124,7 +124,7 @@ def interpret() -> None:
     """Kernels on the CPU, as the tests run them: fast enough, and rounded as machines round."""
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests import interpreter
+    from tests.support import interpreter
 
     interpreter.interpreting().__enter__()
 

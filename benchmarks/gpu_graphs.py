@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper._ops import UNBOUNDED, emptied, empty_sums
+from attemper.call.operator import UNBOUNDED, emptied, empty_sums
 from attemper.sites import tap_buffers
 
 Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]

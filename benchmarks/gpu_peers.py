@@ -16,8 +16,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attemper
-from attemper._ops import UNBOUNDED
-from attemper.kernels.triton.accumulate import empty_sums
+from attemper.backends.triton.sums import empty_sums
+from attemper.call.operator import UNBOUNDED
 
 
 @dataclass(frozen=True)

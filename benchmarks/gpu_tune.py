@@ -4,7 +4,7 @@ Run: ``python benchmarks/gpu_tune.py [--minutes 5] [--out gpu_tune.json] [--size
 kernel, head size and type it times the shipped configuration and a small set of others on one causal call, drops those
 whose results differ from the shipped one's, and writes all of them and the best, with the environment, as JSON. What counts
 most comes first, the file is written after every configuration, and nothing new is begun after ``--minutes``. At the end it
-prints the best as lines for the tables of ``src/attemper/kernels/triton/configs.py``.
+prints the best as lines for the tables of ``src/attemper/backends/triton/tuning.py``.
 
 ``--interpret`` is a dry run on the CPU with tiny tensors in Triton's interpreter, whose times mean nothing.
 """
@@ -118,9 +118,9 @@ class Task:
 
 
 def _configs() -> Any:
-    from attemper.kernels.triton import configs
+    from attemper.backends.triton import tuning
 
-    return configs
+    return tuning
 
 
 def tasks(device: Any, options: argparse.Namespace) -> Iterator[Task]:
@@ -133,9 +133,9 @@ def tasks(device: Any, options: argparse.Namespace) -> Iterator[Task]:
 def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
     import torch
 
-    from attemper.functional.names import ONE_PASS, state_fields
-    from attemper.kernels import triton as kernels
-    from attemper.kernels.problem import Problem, Upstream
+    from attemper.backends import triton as kernels
+    from attemper.backends.contract import Problem, Upstream
+    from attemper.call.names import ONE_PASS, state_fields
 
     batch, heads, groups, tokens = (1, 2, 1, 20) if dry else (2, 16, 16, 8192)
     rows = tokens
@@ -151,12 +151,10 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
         query, key, None if kernel == "statistics" else value, None,
         torch.full((1, 1, 1), size**-0.5, device=device), right=0, offset=tokens - rows, fields=every,
     )  # fmt: skip
-    configs = _configs()
+    tuning = _configs()
     if kernel in ("statistics", "forward", "plain", "decode"):
         option = "decode" if kernel == "decode" else "forward"
-        return Task(
-            kernel, size, dtype, lambda: kernels.forward(problem)[:2], option, getattr(configs, option)(problem)
-        )
+        return Task(kernel, size, dtype, lambda: kernels.forward(problem)[:2], option, getattr(tuning, option)(problem))
     output, state, _ = kernels.forward(problem)
     upstream = Upstream(above, torch.zeros_like(state), state.new_empty(0))
     own = kernel == "query_gradient"
@@ -166,16 +164,16 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
         found = kernels.backward(problem, output, state, upstream, needs)
         return tuple(grad for grad in (found.query, found.key, found.value) if grad is not None)
 
-    return Task(kernel, size, dtype, gradients, kernel, getattr(configs, kernel)(problem))
+    return Task(kernel, size, dtype, gradients, kernel, getattr(tuning, kernel)(problem))
 
 
 def candidates(task: Task, dry: bool) -> Iterator[Any]:
     """The shipped configuration, then the others: once each."""
-    configs = _configs()
+    tuning = _configs()
     seen = [task.shipped]
     yield task.shipped
     for numbers in CANDIDATES[task.kernel][: 1 if dry else None]:
-        config = configs.Config(*numbers)
+        config = tuning.Config(*numbers)
         if task.kernel == "decode":
             config = replace(config, rows=task.shipped.rows)
         if config not in seen:
@@ -185,15 +183,15 @@ def candidates(task: Task, dry: bool) -> Iterator[Any]:
 
 def launched_as(task: Task, config: Any) -> Callable[[], Any]:
     """The task's call with this configuration."""
-    configs = _configs()
+    tuning = _configs()
 
     def call() -> Any:
-        given = getattr(configs, task.option)
-        setattr(configs, task.option, lambda problem: config)
+        given = getattr(tuning, task.option)
+        setattr(tuning, task.option, lambda problem: config)
         try:
             return task.call()
         finally:
-            setattr(configs, task.option, given)
+            setattr(tuning, task.option, given)
 
     return call
 

@@ -28,12 +28,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from attemper import _reference_maps
+from attemper.backends import native
+from attemper.backends.contract import Problem, Upstream
+from attemper.backends.native import normalize
+from attemper.backends.reference import rowwise
 from attemper.bench import machine
 from attemper.bench.timing import rounds
-from attemper.kernels import native
-from attemper.kernels.native import normalize
-from attemper.kernels.problem import Problem, Upstream
 
 SCORES, QUICK_SCORES = (8, 2048, 2048), (8, 256, 1024)
 ATTENTION, QUICK_ATTENTION = (1, 8, 2048, 64), (1, 8, 512, 64)
@@ -107,7 +107,7 @@ def wanted(scores: Tensor, one: Map) -> Tensor:
     """Weights of [rows, n] in float64 by the reference."""
     given = None if one.given is None else torch.tensor([one.given])
     dense = scores.double()[None, None]
-    return _reference_maps.weights(dense, torch.ones_like(dense, dtype=torch.bool), one.kind, one.number, given)[0, 0]
+    return rowwise.weights(dense, torch.ones_like(dense, dtype=torch.bool), one.kind, one.number, given)[0, 0]
 
 
 def settled(scores: Tensor, one: Map) -> Tensor:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-BUILD = Path(__file__).parents[1] / "src" / "attemper" / "kernels" / "native" / "build.py"
+BUILD = Path(__file__).parents[1] / "src" / "attemper" / "backends" / "native" / "build.py"
 
 
 def loaded() -> ModuleType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import attemper
-from attemper.kernels.native.library import library
+from attemper.backends.native.library import library
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ python=${PYTHON:-.venv/bin/python}
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -r src "$copy/src"
-rm -f "$copy"/src/attemper/kernels/native/*.so
+rm -f "$copy"/src/attemper/backends/native/*.so
 sets=${SETS:-amx avx512bf16 avx512 avx2 portable}
 # shellcheck disable=SC2086 # one word a set
 "$python" scripts/build_native.py --sanitize --into "$copy/built" --sets $sets
@@ -20,9 +20,9 @@ preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) 
 for set in $sets; do
     printf '\n== %s\n' "$set"
     case $set in avx2) capability=avx2 ;; portable) capability=default ;; *) capability=avx512 ;; esac
-    rm -f "$copy"/src/attemper/kernels/native/*.so
-    cp "$copy/built/attemper_native_$set.so" "$copy/src/attemper/kernels/native/"
+    rm -f "$copy"/src/attemper/backends/native/*.so
+    cp "$copy/built/attemper_native_$set.so" "$copy/src/attemper/backends/native/"
     ATEN_CPU_CAPABILITY=$capability LD_PRELOAD=$preload timeout "${SECONDS_EACH:-3600}" "$python" -m pytest \
-        tests/kernels/test_native.py tests/kernels/test_native_rows.py tests/kernels/test_native_rows_maps.py \
+        tests/backends/test_native.py tests/backends/test_native_rows.py tests/backends/test_native_rows_maps.py \
         tests/monitor/test_native_sums.py -q -x -p no:cacheprovider -p no:faulthandler "$@"
 done

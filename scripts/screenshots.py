@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the encoder that the tests use
 
-from tests import encoder  # noqa: E402
+from tests.support import encoder  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-_NEEDS = {"triton": "attemper/kernels/triton/*", "keras": "attemper/integrations/keras.py"}
+_NEEDS = {"triton": "attemper/backends/triton/*", "keras": "attemper/integrations/keras.py"}
 collect_ignore_glob = [path for package, path in _NEEDS.items() if find_spec(package) is None]

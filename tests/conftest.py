@@ -22,10 +22,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from hypothesis import HealthCheck, settings
 
-from attemper import _ops
+from attemper.call import operator
 from attemper.sites import tap, tap_buffers
-from tests import interpreter, models_seen
-from tests.calls import PRESENT
+from tests.support import interpreter, models_seen
+from tests.support.calls import PRESENT
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
@@ -163,7 +163,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
     def cut(*tile: int) -> None:
         # The package's attribute of this name is the function, not the module.
         module = import_module("attemper.functional.attention")
-        monkeypatch.setattr(module, "Arguments", partial(_ops.Arguments, tile=tile))
+        monkeypatch.setattr(module, "Arguments", partial(operator.Arguments, tile=tile))
 
     return cut
 

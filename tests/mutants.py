@@ -3,7 +3,7 @@
 
 ``python tests/mutants.py`` (the blocked kernel) or ``python tests/mutants.py triton`` copies ``src`` to a temporary
 folder, applies one change of text at a time and runs the mutant's tests against the copy: for the blocked kernel
-``tests/kernels/test_blocked_quick.py``, for Triton those that its row of ``tests/mutants_triton.py`` names. It prints
+``tests/backends/test_blocked_quick.py``, for Triton those that its row of ``tests/mutants_triton.py`` names. It prints
 killed or SURVIVED for each and exits 1 if a mutant survives, or if the text of a mutation is no longer found exactly once
 (then the kernel changed: bring the table up to date).
 ``--jobs N`` runs N at a time (default 2), ``--only WORD`` those whose name contains WORD.
@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUICK = "tests/kernels/test_blocked_quick.py"
+QUICK = "tests/backends/test_blocked_quick.py"
 TIME_LIMIT = 600
 BROKEN = 70
 """How a process ends where not even pytest ran: pytest's own numbers are less."""
@@ -49,8 +49,8 @@ class Mutant:
 
 
 FORWARD, BACKWARD, SCORES, PROBLEM, OPS = (
-    "kernels/blocked/forward.py", "kernels/blocked/backward.py", "kernels/blocked/scores.py", "kernels/blocked/problem.py",
-    "_ops.py",
+    "backends/blocked/softmax_forward.py", "backends/blocked/softmax_backward.py", "backends/blocked/scores.py", "backends/blocked/tiles.py",
+    "call/operator.py",
 )  # fmt: skip
 
 MUTANTS = (

@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 # attemper itself is not imported here: a mutant's process imports this file first, and then must find the copy.
 from tests.mutants import Mutant, run_table, table_options, tested  # noqa: E402
 
-TESTS = "tests/kernels/test_native.py"
-NATIVE = "kernels/native/source"
+TESTS = "tests/backends/test_native.py"
+NATIVE = "backends/native/source"
 ROWS, SCORES, PACK, CONVERT, HALF, SIMD, MULTIPLY, FORWARD, BACKWARD, DECODE, LIBRARY, POOL, SUMS, ENTROPIES, STATISTICS = (
     f"{NATIVE}/{name}"
     for name in (
@@ -208,9 +208,9 @@ def outcome(mutant: Mutant) -> str:
 
 
 def compiled_and_tested(copy: Path, tests: tuple[str, ...]) -> str:
-    from attemper.kernels.native import build
+    from attemper.backends.native import build
 
-    native = copy / "attemper" / "kernels" / "native"
+    native = copy / "attemper" / "backends" / "native"
     try:
         build.libraries(native, ["-O1", "-w"], source=native / "source", sets=[instruction_set()])
     except build.CannotBuildError as error:
@@ -222,7 +222,7 @@ def instruction_set() -> str:
     """The best that this processor and the built libraries have."""
     import torch
 
-    from attemper.kernels.native import library
+    from attemper.backends.native import library
 
     folder = Path(library.__file__).parent
     for name in library.builds(torch.backends.cpu.get_cpu_capability()):

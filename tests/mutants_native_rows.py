@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from tests.mutants import Mutant
 
-NATIVE = "kernels/native/source"
+NATIVE = "backends/native/source"
 SOLVE, SELECT, COMPRESS, NORMALIZE, FORWARD, BACKWARD = (
     f"{NATIVE}/{name}"
     for name in ("solve.h", "select.h", "compress.h", "normalize.cpp", "row_attention.h", "row_backward.h")
 )
-MAPS_TESTS, ROWS_TESTS = "tests/kernels/test_native_rows_maps.py", "tests/kernels/test_native_rows.py"
+MAPS_TESTS, ROWS_TESTS = "tests/backends/test_native_rows_maps.py", "tests/backends/test_native_rows.py"
 
 
 def maps(name: str) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def rows_test(name: str, *cases: str) -> tuple[str, ...]:
 HOSTILE = maps("weights_agree_with_float64_on_hostile_rows")
 LARGE = maps("weights_of_rows_of_a_hundred_thousand")
 SLOPES = maps("slopes_agree_with_differences_of_the_definition")
-STEEP = ("tests/kernels/test_steep_slopes.py",)
+STEEP = ("tests/backends/test_steep_slopes.py",)
 SHARE = maps("equal_keys_are_not_below_their_own_share")
 FOUND = rows_test("what_the_solver_found_is_told")
 BAD = rows_test("bad_rows_are_told_and_touch_no_other")

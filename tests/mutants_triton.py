@@ -19,19 +19,19 @@ from __future__ import annotations
 
 from tests.mutants import Mutant
 
-HERE = "kernels/triton"
+HERE = "backends/triton"
 SOFTMAX, SCORES, FORWARD, DECODE, SLOPES = (
-    f"{HERE}/{name}.py" for name in ("softmax", "scores", "forward", "decode", "slopes")
+    f"{HERE}/{name}.py" for name in ("softmax/state", "scores", "softmax/forward", "softmax/decode", "softmax/gradient")
 )
-QUERY, KEY, BIAS = (f"{HERE}/backward_{name}.py" for name in ("query", "key", "bias"))
-ACCUMULATE, LAUNCH = f"{HERE}/accumulate.py", f"{HERE}/launch.py"
+QUERY, KEY, BIAS = (f"{HERE}/softmax/backward_{name}.py" for name in ("query", "key", "bias"))
+ACCUMULATE, LAUNCH = f"{HERE}/sums.py", f"{HERE}/launch.py"
 
 MAPS, SEARCH, ROW_STATE, ROW_SLOPES, ROW_FORWARD, ROW_QUERY, ROW_KEY, ROW_BIAS = (
-    f"{HERE}/{name}.py"
-    for name in ("maps", "row_search", "row_state", "row_slopes", "row_forward", "row_query", "row_key", "row_bias")
+    f"{HERE}/rowwise/{name}.py"
+    for name in ("maps", "search", "state", "gradient", "forward", "backward_query", "backward_key", "backward_bias")
 )
 
-TESTS = "tests/kernels/triton"
+TESTS = "tests/backends/triton"
 SUMS = f"{TESTS}/test_accumulate.py"
 BACKWARD = f"{TESTS}/test_backward.py"
 PRECISION = f"{TESTS}/test_precision.py"

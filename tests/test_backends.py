@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import attemper
-from attemper import BackendError, InputError, _backends, _ops, _reference
-from attemper._backends import AUTO_TAKES_NATIVE, BACKENDS, FEATURES, Given, resolve
+from attemper import BackendError, InputError
+from attemper.backends import table
+from attemper.backends.reference import softmax
+from attemper.backends.table import AUTO_TAKES_NATIVE, BACKENDS, FEATURES, Given, resolve
+from attemper.call import operator
 
 TRITON = ["triton"] if find_spec("triton") else []
 PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
@@ -33,7 +36,7 @@ def test_auto_takes_the_native_kernels_on_a_cpu_where_they_are_not_left_to_whoev
 ):
     native = {"missing": None, "by_name_only": by_name_only}
     there = tuple(replace(backend, **native) if backend.name == "native" else backend for backend in BACKENDS)
-    monkeypatch.setattr(_backends, "BACKENDS", there)
+    monkeypatch.setattr(table, "BACKENDS", there)
     assert resolve("native", frozenset({"causal"})).name == "native"
     assert resolve("auto", frozenset({"causal"})).name == ("blocked" if by_name_only else "native")
     for needed, given in (
@@ -109,7 +112,7 @@ CALLS = {
 @pytest.mark.parametrize("feature", CALLS)
 def test_a_call_asks_for_the_features_that_it_uses(feature: str, monkeypatch: pytest.MonkeyPatch):
     without = tuple(replace(backend, features=backend.features - {feature}) for backend in BACKENDS)
-    monkeypatch.setattr(_backends, "BACKENDS", without)
+    monkeypatch.setattr(table, "BACKENDS", without)
     query = torch.zeros(1, 2, 2, 4)
     with pytest.raises(BackendError, match=rf"no backend can do .*{feature}"):
         attemper.attention(query, query, query, **CALLS[feature])
@@ -123,9 +126,9 @@ def test_what_a_backend_claims_is_known():
 
 
 def test_explicit_backends_are_never_replaced(monkeypatch: pytest.MonkeyPatch):
-    used, kernel, scores = [], _ops.forward, _reference.scores
-    monkeypatch.setattr(_ops, "forward", lambda problem: used.append("blocked") or kernel(problem))
-    monkeypatch.setattr(_reference, "scores", lambda *args: used.append("reference") or scores(*args))
+    used, kernel, scores = [], operator.forward, softmax.scores
+    monkeypatch.setattr(operator, "forward", lambda problem: used.append("blocked") or kernel(problem))
+    monkeypatch.setattr(softmax, "scores", lambda *args: used.append("reference") or scores(*args))
     query = torch.zeros(1, 1, 2, 4)
     for name in ("reference", "blocked", "auto"):
         attemper.attention(query, query, query, stats=("entropy", "gini"), backend=name)  # gini: not for native
@@ -139,7 +142,7 @@ GPU = Given("bfloat16", "cuda", 128)
 def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has the package, whatever this one has."""
     there = tuple(replace(backend, missing=None) if backend.name == "triton" else backend for backend in BACKENDS)
-    monkeypatch.setattr(_backends, "BACKENDS", there)
+    monkeypatch.setattr(table, "BACKENDS", there)
 
 
 def test_auto_takes_triton_on_a_gpu_and_never_on_a_cpu(with_triton: None):
@@ -201,9 +204,9 @@ def test_a_call_tells_the_backend_what_its_tensors_are(dtype: torch.dtype, size:
 def test_a_library_that_cannot_be_loaded_leaves_auto_to_blocked_and_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
     there = {"missing": None, "by_name_only": False}
     both = tuple(replace(backend, **there) if backend.name == "native" else backend for backend in BACKENDS)
-    monkeypatch.setattr(_backends, "BACKENDS", both)
+    monkeypatch.setattr(table, "BACKENDS", both)
     assert resolve("auto", frozenset()).name == "native"
-    monkeypatch.setitem(_backends.UNUSABLE, "native", "its library cannot be loaded (no symbol)")
+    monkeypatch.setitem(table.UNUSABLE, "native", "its library cannot be loaded (no symbol)")
     assert resolve("auto", frozenset()).name == "blocked"
     query = torch.zeros(1, 1, 2, 4)
     assert attemper.attention(query, query, query).output.shape == query.shape

@@ -10,13 +10,13 @@ import torch
 
 import attemper
 from attemper import InputError
-from attemper._backends import resolve
-from attemper._checks import did_you_mean, one_of
-from attemper.functional.names import asked_names
-from attemper.functional.normalization import normalization
+from attemper.backends.table import resolve
+from attemper.call.names import asked_names
+from attemper.call.normalizer import normalization
+from attemper.checks import did_you_mean, one_of
 from attemper.lab import run, train
-from attemper.lab.interventions import configured
 from attemper.lab.model import ByteConfig
+from attemper.lab.trained.interventions import configured
 from attemper.monitor.alarms import checked_limits
 from attemper.monitor.compare import Comparison
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 import attemper
 from attemper import InputError
 from attemper.nn.bounded import bounded_exponential
-from tests.calls import attended, known, packed, skip_without
+from tests.support.calls import attended, known, packed, skip_without
 
 
 @pytest.fixture(autouse=True)

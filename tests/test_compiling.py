@@ -2,7 +2,7 @@
 
 import torch
 
-from attemper._compiling import constant_in_graphs
+from attemper.call.compiling import constant_in_graphs
 
 
 def test_the_mark_is_that_of_pytorch():

@@ -16,10 +16,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper import BackendError, _direct, _ops
-from attemper.functional.derive import OF_SINK, Derived, letters
-from attemper.functional.names import ONE_PASS
-from tests.calls import PRESENT, attended, known
+from attemper import BackendError
+from attemper.call import direct
+from attemper.call import operator as _ops
+from attemper.call.names import ONE_PASS
+from attemper.call.statistics import OF_SINK, Derived, letters
+from tests.support.calls import PRESENT, attended, known
 
 pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
 
@@ -71,7 +73,7 @@ def test_results_and_gradients_are_those_of_the_operator(
 ):
     short = results(graph)
     assert not dispatched
-    monkeypatch.setattr(_direct, "_nobody_listens", lambda: False)
+    monkeypatch.setattr(direct, "_nobody_listens", lambda: False)
     long = results(graph)
     assert dispatched == ["native"]
     names = ["output", *ONE_PASS, *leaves(False)]
@@ -217,7 +219,7 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
     state = rows_of_every_kind()
     names = tuple(name for name in ONE_PASS if name not in ("logit_variance", "first_token_mass")) + ("support_size",)
     formulas = Derived(dict(zip("mznac", state, strict=True)), names, None)
-    at_once = _direct.statistics("mznac", state, names)
+    at_once = direct.statistics("mznac", state, names)
     assert set(at_once) == set(names) - {"max_logit"}
     for name, value in at_once.items():
         torch.testing.assert_close(value, formulas[name], rtol=APART.get(name, 0.0), atol=0, equal_nan=True, msg=name)
@@ -226,5 +228,5 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
 
 
 def test_a_state_with_a_gradient_is_left_to_the_formulas():
-    assert _direct.statistics("mzn", torch.rand(3, 1, 1, 2, requires_grad=True), ("lse",)) == {}
+    assert direct.statistics("mzn", torch.rand(3, 1, 1, 2, requires_grad=True), ("lse",)) == {}
     assert known(attended("native", *[torch.randn(1, 1, 3, 4, requires_grad=True)] * 3).stats).lse.requires_grad

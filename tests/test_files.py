@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from attemper import _files
-from attemper._files import replace_synced
-from attemper.control.stored import write
+from attemper import files
+from attemper.control.temperature_file import write
+from attemper.files import replace_synced
 from attemper.lab import model as lab
-from attemper.lab.summary import written
+from attemper.lab.trained.summary import written
 from attemper.report.target import write_whole
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
@@ -41,8 +41,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         found.append(("replace", os.path.basename(source)))
         replace(source, target)
 
-    monkeypatch.setattr(_files.os, "fsync", told_sync)
-    monkeypatch.setattr(_files.os, "replace", told_replace)
+    monkeypatch.setattr(files.os, "fsync", told_sync)
+    monkeypatch.setattr(files.os, "replace", told_replace)
     return found
 
 
@@ -62,7 +62,7 @@ def test_nobody_renames_a_file_of_a_users_without_it() -> None:
     renames = re.compile(r"os\.(replace|rename)\(|\b(part|partial|whole|temporary|finished)\.(replace|rename)\(")
     found = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if renames.search(path.read_text())}
     # The compiler's libraries can be built again, and are checked by their stamp.
-    assert found == {"_files.py", "kernels/native/build.py"}
+    assert found == {"files.py", "backends/native/build.py"}
 
 
 def test_a_sync_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_sync_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_files.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         replace_synced(tmp_path / "new", tmp_path / "old")
     assert (tmp_path / "old").read_text() == "old"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import attemper
-from tests.import_table import FACADE, MAY_IMPORT, WITHOUT_TORCH, violations
+from tests.support.import_table import FACADE, MAY_IMPORT, WITHOUT_TORCH, violations
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "design" / "0001-architecture.md"
@@ -102,25 +102,25 @@ def found_in(path: str, source: str) -> list[str]:
         ("attemper/store/runs.py", "from ..monitor import scan\n", 1, "layer 'store' imports layer 'monitor'"),
         ("attemper/store/__init__.py", "from ..monitor import scan\n", 1, "layer 'store' imports layer 'monitor'"),
         (
-            "attemper/kernels/__init__.py",
+            "attemper/backends/__init__.py",
             "from .. import functional\n",
             1,
-            "layer 'kernels' imports layer 'functional'",
+            "layer 'backends' imports layer 'functional'",
         ),
-        ("attemper/kernels/blocked.py", "from attemper import attention\n", 1, "imports layer 'functional'"),
-        ("attemper/kernels/blocked.py", "import attemper\n", 1, "layer 'kernels' imports layer 'attemper'"),
+        ("attemper/backends/blocked.py", "from attemper import attention\n", 1, "imports layer 'functional'"),
+        ("attemper/backends/blocked.py", "import attemper\n", 1, "layer 'backends' imports layer 'attemper'"),
         (
-            "attemper/_reference.py",
-            "from attemper._ops import run\n",
+            "attemper/backends/reference/softmax.py",
+            "from attemper.call.operator import run\n",
             1,
-            "it may import _checks, _files, _text, errors",
+            "it may import checks, errors, files, text",
         ),
         ("attemper/functional/a.py", "def f():\n    from attemper.nn import Softmax\n", 2, "imports layer 'nn'"),
         ("attemper/functional/a.py", "x = import_module('attemper.nn')\n", 1, "imports layer 'nn'"),
         ("attemper/functional/a.py", "x = importlib.import_module('attemper.nn')\n", 1, "imports layer 'nn'"),
-        ("attemper/functional/a.py", "import attemper.kernels.blocked as b\n", 1, "imports layer 'kernels'"),
-        ("attemper/_checks.py", "from attemper.records import Head\n", 1, "layer '_checks' imports layer 'records'"),
-        ("attemper/errors.py", "import attemper._checks\n", 1, "layer 'errors' imports layer '_checks'"),
+        ("attemper/nn/a.py", "import attemper.backends.blocked as b\n", 1, "imports layer 'backends'"),
+        ("attemper/checks.py", "from attemper.records import Head\n", 1, "layer 'checks' imports layer 'records'"),
+        ("attemper/errors.py", "import attemper.checks\n", 1, "layer 'errors' imports layer 'checks'"),
         ("attemper/__init__.py", "from attemper.functional import attention\n", 1, "imports layer 'functional'"),
         ("attemper/utils.py", "import os\n", 1, "layer 'utils' is not in the table"),
         ("attemper/utils/text.py", "import os\n", 1, "layer 'utils' is not in the table"),
@@ -137,15 +137,15 @@ def test_an_import_outside_the_table_is_told_with_its_line_and_both_layers(path,
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("attemper/functional/a.py", "from attemper import _backends\nfrom attemper._ops import run\n"),
+        ("attemper/functional/a.py", "from attemper.call import names\nfrom attemper.call.operator import run\n"),
         ("attemper/functional/__init__.py", "from attemper.functional.a import f\nfrom .b import g\n"),
         ("attemper/functional/a.py", "from attemper import attention, __version__\n"),
         (
-            "attemper/kernels/blocked.py",
-            "import torch\nfrom attemper.errors import InputError\nfrom attemper import _checks\n",
+            "attemper/backends/blocked.py",
+            "import torch\nfrom attemper.errors import InputError\nfrom attemper import checks\n",
         ),
         ("attemper/lab/scaling.py", "from attemper.report import page\nfrom attemper.schedules import constant\n"),
-        ("attemper/_ops.py", "from attemper.kernels import blocked\n"),
+        ("attemper/call/operator.py", "from attemper.backends import blocked\n"),
         ("attemper/__init__.py", "from importlib import import_module\nx = import_module(name)\n"),
         ("attemper/monitor/result.py", "def to_html(self):\n    from attemper.report import page\n"),
     ],
@@ -190,10 +190,10 @@ def test_the_command_line_loads_torch_inside_its_verbs_only():
         "attemper/__init__.py": "",
         "attemper/monitor/__init__.py": "",
         "attemper/monitor/alarms.py": "from attemper.records import Alarm\n",
-        "attemper/monitor/scan.py": "from attemper.functional import stats\n",
+        "attemper/monitor/scan.py": "from attemper.call import result\n",
         "attemper/records.py": "import json\n",
-        "attemper/functional/__init__.py": "",
-        "attemper/functional/stats.py": "import torch\n",
+        "attemper/call/__init__.py": "",
+        "attemper/call/result.py": "import torch\n",
     }
 
     def found(source: str) -> list[str]:
@@ -206,7 +206,7 @@ def test_the_command_line_loads_torch_inside_its_verbs_only():
     assert line.endswith("scan.py:1: layer 'cli' loads torch.nn outside a verb, where it slows every start")
     for source in ("from attemper.monitor import scan\n", "from attemper.monitor.scan import Scan\n"):
         (line,) = found(source)
-        assert "attemper.monitor.scan -> attemper.functional.stats -> torch outside a verb" in line.replace(
+        assert "attemper.monitor.scan -> attemper.call.result -> torch outside a verb" in line.replace(
             "scan.Scan", "scan"
         )
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper import _ops
-from attemper._ops import Arguments
-from attemper.functional.names import state_fields
+from attemper.call import operator
+from attemper.call.names import state_fields
+from attemper.call.operator import Arguments
 
 ALL_FIELDS = state_fields(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance"))
 
@@ -74,7 +74,7 @@ def test_the_operator_passes_opcheck(variant: str):
 def test_the_backward_operator_has_a_true_schema_and_fake(variant: str):
     call = arguments(**VARIANTS[variant]())
     with torch.no_grad():
-        output, state, key_mass = _ops.attention(call)
+        output, state, key_mass = operator.attention(call)
     needs = [tensor is not None and tensor.dtype.is_floating_point for tensor in call.differentiable]
     above = [torch.randn_like(t) for t in (output, state, key_mass)]
     detached = [value.detach() if isinstance(value, Tensor) else value for value in call.values()]
@@ -88,7 +88,7 @@ def test_the_backward_operator_has_a_true_schema_and_fake(variant: str):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_come_in_the_shape_and_type_of_their_tensors_and_only_where_needed(variant: str):
     call = arguments(**VARIANTS[variant]())
-    output, state, key_mass = _ops.attention(call)
+    output, state, key_mass = operator.attention(call)
     finite = state.masked_fill(~torch.isfinite(state), 0.0)
     (output.sum() + finite.sum() + key_mass.sum()).backward()
     for tensor in call.differentiable:
@@ -100,7 +100,7 @@ def test_gradients_come_in_the_shape_and_type_of_their_tensors_and_only_where_ne
         name: value.detach() if isinstance(value, Tensor) else value for name, value in vars(call).items()
     }
     key = alone["key"].requires_grad_()
-    output, state, key_mass = _ops.attention(Arguments(**alone))
+    output, state, key_mass = operator.attention(Arguments(**alone))
     (output.sum() + state.masked_fill(~torch.isfinite(state), 0.0).sum() + key_mass.sum()).backward()
     assert call.key.grad is not None
     assert torch.equal(key.grad, call.key.grad)
@@ -125,7 +125,7 @@ def gradients(call: Arguments, *results: int, zeros: bool = False) -> tuple[list
     and the call of the backward operator that made them.
     """
     seed = torch.Generator().manual_seed(3)
-    found = _ops.attention(call)
+    found = operator.attention(call)
     above = [torch.randn(result.shape, generator=seed, dtype=result.dtype) for result in found]
     terms = [
         (torch.where(torch.isfinite(result), result, 0.0) * grad * (place in results)).sum()
@@ -175,7 +175,7 @@ def test_dropout_is_the_same_in_both_passes_when_tiles_hold_whole_rows(changes: 
     (_, _, from_output, *_), seen = gradients(call, 0)
     assert (seen["fields"], seen["key_mass"]) == (changes["fields"], changes.get("key_mass", False))
     assert from_output is not None
-    output, *_ = _ops.attention(call)
+    output, *_ = operator.attention(call)
     # The output is linear in the values: their gradient times them is the output times what came from above.
     above = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
     assert call.value is not None
@@ -206,20 +206,20 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
         entered.append(device)
 
     monkeypatch.setattr(torch.cuda, "device", current)
-    with _ops._current(torch.device("cuda", 1)):
+    with operator._current(torch.device("cuda", 1)):
         assert entered == [torch.device("cuda", 1)]
-    with _ops._current(torch.device("cpu")):
+    with operator._current(torch.device("cpu")):
         pass
     assert entered == [torch.device("cuda", 1)] * 2
-    monkeypatch.setattr(_ops, "_current", current)
+    monkeypatch.setattr(operator, "_current", current)
     call, flag = arguments(kernel="triton", fields="mzna"), torch.ones(1, dtype=torch.int32)
     for launch in (
-        lambda: _ops.attention(call),
+        lambda: operator.attention(call),
         lambda: gradients(call, 0),
-        lambda: _ops.sampled_positions(torch.zeros(1, dtype=torch.float64), 2, 3, flag),
+        lambda: operator.sampled_positions(torch.zeros(1, dtype=torch.float64), 2, 3, flag),
         lambda: torch.ops.attemper.accumulate(
             call.query.detach(), call.key.detach(), None, call.multiplier, None, None, None, None, flag,
-            _ops.empty_sums(4, torch.device("cpu")), 1 << 62, 1 << 62, False, 0.0, 1,
+            operator.empty_sums(4, torch.device("cpu")), 1 << 62, 1 << 62, False, 0.0, 1,
         ),
     ):  # fmt: skip
         entered.clear()
@@ -230,7 +230,7 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
 
 def test_meta_tensors_give_shapes_beyond_two_to_the_31_elements():
     query = torch.empty(1, 2, 2**20, 2**12, device="meta", dtype=torch.float16)
-    output, state, key_mass = _ops.attention(
+    output, state, key_mass = operator.attention(
         Arguments(query, query, query, None, torch.empty(1, 1, 1, device="meta"), fields="mzna", key_mass=True)
     )
     assert output.shape == query.shape

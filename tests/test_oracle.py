@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import cases, oracle, oracle_gradients
+from tests.support import cases, oracle, oracle_gradients
 
 SMALL = [case for case in cases.CASES if case.dtype == torch.float32]
 

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from attemper._text import LONGEST_NAME, cut, named, shown
+from attemper.text import LONGEST_NAME, cut, named, shown
 
 CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 import attemper
 from attemper import BackendError, InputError, nn
-from tests.calls import DTYPES, FEATURES, PRESENT, known
+from tests.support.calls import DTYPES, FEATURES, PRESENT, known
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
@@ -97,7 +97,7 @@ class OfTensor(torch.nn.Module):
         self.given = (alpha,)
 
     def normalization(self) -> Any:
-        from attemper.functional.normalization import entmax
+        from attemper.call.normalizer import entmax
 
         return entmax(self.given[0])
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attemper import functional, nn, schedules
+    from attemper.call.result import AttentionOutput, AttentionStats
     from attemper.control.calibrate import calibrate
     from attemper.control.calibration import Calibration
     from attemper.control.penalties import EntropyBonus, EntropyDiversity, EntropyTarget, ZLoss
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from attemper.control.thermostat import Thermostat
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
-    from attemper.functional.stats import AttentionOutput, AttentionStats
     from attemper.integrations.folder import load
     from attemper.monitor.compare import Comparison, compare
     from attemper.monitor.pattern import Pattern, pattern
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttentionOutput": "attemper.functional.stats",
-    "AttentionStats": "attemper.functional.stats",
+    "AttentionOutput": "attemper.call.result",
+    "AttentionStats": "attemper.call.result",
     "BackendError": "attemper.errors",
     "InputError": "attemper.errors",
     "MissingExtraError": "attemper.errors",

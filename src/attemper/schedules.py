@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from attemper._checks import one_of, positive_number
+from attemper.checks import one_of, positive_number
 from attemper.errors import InputError
 
 Schedule = Callable[[int, int], float]

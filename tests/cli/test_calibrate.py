@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from attemper import Calibration
-from tests import encoder
 from tests.cli.test_cli import Run, checkpoint, one_line, run
+from tests.support import encoder
 
 tf = pytest.importorskip("transformers")
 __all__ = ["checkpoint", "run"]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from attemper import cli
 from attemper.cli.scan import TEXT
-from tests import encoder
+from tests.support import encoder
 
 tf = pytest.importorskip("transformers")
 

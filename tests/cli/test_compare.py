@@ -11,8 +11,8 @@ import pytest
 
 from attemper import cli, compare
 from attemper.records import Reading
-from tests import encoder
 from tests.report import readings
+from tests.support import encoder
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attemper import __version__, cli
-from attemper._backends import BACKENDS, FEATURES, Given, resolve
+from attemper.backends.table import BACKENDS, FEATURES, Given, resolve
 
 doctor = sys.modules["attemper.cli.doctor"]
 """The module: the name of the package is the verb."""
@@ -73,7 +73,7 @@ def test_native_kernels_whose_library_does_not_load_are_not_here(run, monkeypatc
     there = tuple(replace(one, missing=None) if one.name == "native" else one for one in BACKENDS)
     monkeypatch.setattr(doctor, "BACKENDS", there)
     monkeypatch.setattr(
-        "attemper.kernels.native.library.why_unusable", lambda: "its library cannot be loaded (no symbol)"
+        "attemper.backends.native.library.why_unusable", lambda: "its library cannot be loaded (no symbol)"
     )
     native = told(run, "native")
     assert (native["here"], native["auto"]) == (False, False)

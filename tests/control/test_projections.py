@@ -8,7 +8,7 @@ from torch import nn
 
 import attemper
 from attemper import InputError
-from attemper.control.projections import projections_of
+from attemper.control.query_key_weights import projections_of
 from tests.control.models import BUILD, built
 from tests.monitor.tiny_models import TINY
 

@@ -15,13 +15,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attemper
 from attemper import InputError
-from attemper.control.projections import projections_of
-from attemper.functional.call import Options
+from attemper.call.options import Options
+from attemper.control.query_key_weights import projections_of
 from attemper.lab.model import Attention, ByteConfig, ByteModel
 from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature
-from attemper.sites.actions import _counts, tempered
-from attemper.sites.observer import AttentionCall
-from attemper.sites.wrappers import Wrapper
+from attemper.sites.act import _counts, tempered
+from attemper.sites.names import Wrapper
+from attemper.sites.observation import AttentionCall
 from tests.control.models import BUILD, built, checkpointed
 
 WITHIN_REACH = [name for name in BUILD if name not in ("bloom",)]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import nn as maps
+from attemper.call.normalizer import topk
 from attemper.errors import InputError
-from attemper.functional.normalization import topk
 
 
 class Attending(nn.Module):

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attemper
 from attemper import InputError
-from attemper.functional.call import Options, planned
+from attemper.call.options import Options, planned
 from attemper.functional.call_slope import slope_of
 from attemper.lab.model import ByteConfig, ByteModel
 from tests.control.models import built, checkpointed

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.sites.observer import current
+from attemper.sites.observation import current
 
 WORLD, STEPS = 2, 6
 HEADS, SIZE, TOKENS = 4, 8, 20

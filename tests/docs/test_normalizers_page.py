@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attemper import nn
-from attemper.functional.normalization import NAMES
+from attemper.call.normalizer import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "normalizers.md"

@@ -51,7 +51,7 @@ def test_the_check_leaves_whole_phrases_alone(source: str):
 
 def test_the_printed_law_of_the_blocked_kernel_is_the_law_of_merging():
     """Each sum of the docstring on one line with its own right side: a re-wrap once moved e^2 from C to O."""
-    from attemper.kernels import blocked
+    from attemper.backends import blocked
 
     law = blocked.__doc__ or ""
     for equation in (

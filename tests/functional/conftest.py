@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attemper import _row_ops
+from attemper.call import row_operator
 from tests.conftest import NATIVE
 
 
@@ -12,5 +12,5 @@ from tests.conftest import NATIVE
 def row_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """float32 rows on a CPU go to PyTorch's kernels, or to the native ones."""
     if request.param == "pytorch":
-        monkeypatch.setattr(_row_ops, "why_unusable", lambda: "a test wants PyTorch's")
+        monkeypatch.setattr(row_operator, "why_unusable", lambda: "a test wants PyTorch's")
     return request.param

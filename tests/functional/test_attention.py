@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import agreement, cases
-from tests.calls import skip_without
+from tests.support import agreement, cases
+from tests.support.calls import skip_without
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, functional
-from attemper.functional.names import STATISTICS
-from tests.calls import attended
+from attemper.call.names import STATISTICS
+from tests.support.calls import attended
 
 Q, KV = torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 5, 8)
 

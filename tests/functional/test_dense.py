@@ -5,7 +5,7 @@ import torch
 
 import attemper
 from attemper import functional as F
-from tests import cases
+from tests.support import cases
 
 WEIGHTLESS = ("enable_gqa", "value")
 

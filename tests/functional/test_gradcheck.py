@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from tests.calls import skip_without
+from tests.support.calls import skip_without
 
 SMOOTH = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",

@@ -9,7 +9,7 @@ from torch import Tensor
 import attemper
 from attemper import InputError
 from attemper import functional as F
-from tests.calls import skip_without
+from tests.support.calls import skip_without
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
 

@@ -12,8 +12,8 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 
 import attemper
 from attemper import InputError
-from attemper.functional.call import Options, planned
-from tests.calls import attended
+from attemper.call.options import Options, planned
+from tests.support.calls import attended
 
 SIZES = {"square": (5, 5), "fewer queries": (3, 6), "more queries": (6, 3)}
 BIASES = {"top-left": causal_upper_left, "bottom-right": causal_lower_right}

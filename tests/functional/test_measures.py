@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attemper import InputError
 from attemper import functional as F
-from tests import oracle
 from tests.laws.rows import rows
+from tests.support import oracle
 
 OF_SCORES = ("entropy", "logit_variance", "softmax", "statistics", "softmax_jacobian")
 OF_WEIGHTS = ("entropy_of", "effective_tokens", "max_weight", "gini")

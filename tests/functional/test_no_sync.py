@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper import InputError, _backends, _ops
-from attemper.functional.accumulated import accumulated
+from attemper import InputError
+from attemper.backends import table
+from attemper.call import operator as _ops
+from attemper.call.options import Options, Packing
+from attemper.call.sums import accumulated
 from attemper.functional.attention import measured, prepared
-from attemper.functional.call import Options, Packing
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -51,7 +53,7 @@ class Unread(TorchDispatchMode):
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device works behind the host."""
-    monkeypatch.setattr(_backends, "asynchronous", lambda device: True)
+    monkeypatch.setattr(table, "asynchronous", lambda device: True)
 
 
 def tensors(device: str = "cpu", heads: int = 2) -> tuple[Tensor, Tensor]:

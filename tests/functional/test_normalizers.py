@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper import InputError, _row_ops
+from attemper import InputError
 from attemper import functional as F
+from attemper.call import row_operator
 from tests.functional import normalizer_oracle as oracle
 from tests.laws.rows import rows
 
@@ -230,7 +231,7 @@ def test_derivatives_of_temperature_are_right(each: Map):
 @pytest.mark.parametrize("name", ["topk 3", "threshold", "entmax 1", "scalable"])
 def test_the_gradient_of_a_saturated_row_keeps_its_digits(name: str, monkeypatch: pytest.MonkeyPatch):
     """In PyTorch's kernels; the native ones are right to a rounding of the gradient above them."""
-    monkeypatch.setattr(_row_ops, "why_unusable", lambda: "a test wants PyTorch's")
+    monkeypatch.setattr(row_operator, "why_unusable", lambda: "a test wants PyTorch's")
     grads = []
     for dtype in (torch.float32, torch.float64):
         scores = torch.tensor([15.0, 14.0, 0.0] if name == "threshold" else [20.0, 0.0, -1.0], dtype=dtype)

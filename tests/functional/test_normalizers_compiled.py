@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from attemper import _row_ops
 from attemper import functional as F
+from attemper.call import row_operator
 from tests.functional.test_normalizers import MAPS, Map
 
 KINDS = {
@@ -48,7 +48,7 @@ def test_the_operator_passes_opcheck(kind: str, dtype: torch.dtype):
 def test_the_gradients_operator_has_a_true_schema_and_fake(kind: str):
     number, alpha = KINDS[kind]
     each = None if alpha is None else torch.tensor(alpha).expand(2, 3)
-    weights = _row_ops.row_weights(torch.randn(2, 3, 5), kind, number, each)
+    weights = row_operator.row_weights(torch.randn(2, 3, 5), kind, number, each)
     # Not contiguous: from a transposed result.
     grad = torch.randn(2, 5, 3).mT
     result = torch.library.opcheck(

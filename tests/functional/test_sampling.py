@@ -9,9 +9,9 @@ import torch
 
 import attemper
 from attemper import InputError
+from attemper.call.options import Options, Packing
 from attemper.functional.attention import measured
-from attemper.functional.call import Options, Packing
-from tests.calls import had
+from tests.support.calls import had
 
 Q, K = 23, 29
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import attemper
 from attemper import AttentionStats, InputError
-from attemper.functional.names import ONE_PASS, STATISTICS
-from attemper.functional.stats import BUCKETS, HISTOGRAM_BINS
-from tests.calls import DTYPES, had, skip_without
+from attemper.call.names import ONE_PASS, STATISTICS
+from attemper.call.result import BUCKETS, HISTOGRAM_BINS
+from tests.support.calls import DTYPES, had, skip_without
 
 B, H, Q, K = 2, 3, 12, 12
 

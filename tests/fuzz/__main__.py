@@ -11,7 +11,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
-from attemper._backends import BACKENDS
+from attemper.backends.table import BACKENDS
 from tests.fuzz.check import findings
 from tests.fuzz.draws import draw
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from attemper import nn as maps
-from attemper._backends import BACKENDS
-from attemper.functional.normalization import Normalization
+from attemper.backends.table import BACKENDS
+from attemper.call.normalizer import Normalization
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 FUNCTIONS = ("attention", "attention_statistics", "varlen_attention", "dense_weights")

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import attemper
 from attemper import BackendError
 from attemper import functional as F
-from tests.calls import attended, had, skip_without
+from tests.support.calls import attended, had, skip_without
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import attemper
 from attemper import functional
-from tests.calls import attended, packed
 from tests.conftest import BACKENDS
+from tests.support.calls import attended, packed
 
 pytestmark = pytest.mark.hostile
 
@@ -139,4 +139,4 @@ def test_addresses_are_taken_in_one_place_which_knows_of_lazy_tensors():
         for line in path.read_text("utf-8").splitlines()
         if "data_ptr(" in line and ".data_ptr() == " not in line
     ]
-    assert taken == ["kernels/native/arguments.py: return tensor.data_ptr()"]
+    assert taken == ["backends/native/arguments.py: return tensor.data_ptr()"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import cases, oracle
-from tests.calls import PRESENT, attended, had, skip_without
+from tests.support import cases, oracle
+from tests.support.calls import PRESENT, attended, had, skip_without
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 

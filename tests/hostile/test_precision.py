@@ -13,8 +13,8 @@ from torch import Tensor
 import attemper
 from attemper import AttentionStats
 from attemper import functional as F
-from tests import oracle
-from tests.calls import attended, skip_without
+from tests.support import oracle
+from tests.support.calls import attended, skip_without
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
@@ -218,7 +218,7 @@ def test_settings_are_put_back_after_a_kernel_raised(monkeypatch: pytest.MonkeyP
     def broken(*_):
         raise RuntimeError("kernel broke")
 
-    monkeypatch.setattr("attemper._ops.forward", broken)
+    monkeypatch.setattr("attemper.call.operator.forward", broken)
     query = torch.randn(1, 1, 2, 4)
     with _precision("medium"):
         before = _settings()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attemper import InputError
-from tests import agreement, cases
-from tests.calls import attended, had, packed, skip_without
+from tests.support import agreement, cases
+from tests.support.calls import attended, had, packed, skip_without
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.budgets import UNIT
-from tests.calls import attended, packed
+from tests.support.budgets import UNIT
+from tests.support.calls import attended, packed
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 

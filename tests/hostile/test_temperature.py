@@ -11,9 +11,9 @@ from torch import Tensor
 import attemper
 from attemper import InputError
 from attemper import functional as F
-from attemper.functional.names import STATISTICS
-from tests import oracle
-from tests.calls import attended, had, skip_without
+from attemper.call.names import STATISTICS
+from tests.support import oracle
+from tests.support.calls import attended, had, skip_without
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 

@@ -33,8 +33,8 @@ from attemper.nn import (
     TopK,
 )
 from attemper.schedules import constant, curriculum, piecewise, warmup_anneal
-from tests import encoder
 from tests.cli.test_cli import Run, run
+from tests.support import encoder
 
 tf = pytest.importorskip("transformers")
 __all__ = ["run"]

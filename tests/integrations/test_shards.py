@@ -10,7 +10,7 @@ import pytest
 
 from attemper import InputError
 from attemper.integrations import pretrained
-from tests import encoder
+from tests.support import encoder
 
 tf = pytest.importorskip("transformers")
 

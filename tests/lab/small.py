@@ -6,7 +6,7 @@ import torch
 
 from attemper.lab.corpus import Corpus
 from attemper.lab.model import ByteConfig
-from attemper.lab.training import Run
+from attemper.lab.trained.training import Run
 
 CONFIG = ByteConfig(layers=2, heads=2, width=16, context=16)
 

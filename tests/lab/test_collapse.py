@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attemper.lab import train
-from attemper.lab.collapse import SETTING, experiment, plan
-from attemper.lab.interventions import INTERVENTIONS
+from attemper.lab.trained.collapse import SETTING, experiment, plan
+from attemper.lab.trained.interventions import INTERVENTIONS
 from tests.lab.printed import rows
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attemper.kernels.blocked.problem import Problem, key_blocks, tiles
+from attemper.backends.blocked.tiles import Problem, key_blocks, tiles
 from attemper.lab import complexity
 from attemper.lab.complexity import (
     HEADS,

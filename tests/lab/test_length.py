@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.lab import lengthened, train
-from attemper.lab.length import PLAIN, experiment, interval, plan
-from attemper.lab.lengthened import calibrated, entropies, entropy_matched, evenly, factors_of_ways, judged, scaled
+from attemper.lab import train
 from attemper.lab.model import ByteConfig, ByteModel, windows
+from attemper.lab.trained import lengthened
+from attemper.lab.trained.length import PLAIN, experiment, interval, plan
+from attemper.lab.trained.lengthened import (
+    calibrated,
+    entropies,
+    entropy_matched,
+    evenly,
+    factors_of_ways,
+    judged,
+    scaled,
+)
 from tests.lab.printed import rows
 
 CONFIG = ByteConfig(layers=2, heads=2, width=16, context=16, positions="none")

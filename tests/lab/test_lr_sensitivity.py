@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from attemper.lab import lr_sensitivity as lab
 from attemper.lab import stored, train
-from attemper.lab.interventions import BRANCHES, INTERVENTIONS
-from attemper.lab.lr_sensitivity import RATES, experiment, plan, sensitivity
-from attemper.lab.summary import thinned
+from attemper.lab.trained import lr_sensitivity as lab
+from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS
+from attemper.lab.trained.lr_sensitivity import RATES, experiment, plan, sensitivity
+from attemper.lab.trained.summary import thinned
 from tests.lab.printed import rows
 
 

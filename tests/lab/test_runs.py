@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from attemper.errors import InputError
-from attemper.lab import runs
 from attemper.lab.corpus import Corpus
-from attemper.lab.runs import records
-from attemper.lab.training import Run
+from attemper.lab.trained import runs
+from attemper.lab.trained.runs import records
+from attemper.lab.trained.training import Run
 from tests.lab.small import corpus, small
 
 CALLS: list[Run] = []

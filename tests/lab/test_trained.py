@@ -13,7 +13,7 @@ import pytest
 from attemper import lab
 from attemper.errors import InputError
 from attemper.lab import EXPERIMENTS, TRAINED, stored, train
-from attemper.lab.summary import read_summary, written
+from attemper.lab.trained.summary import read_summary, written
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"

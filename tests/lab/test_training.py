@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from attemper.errors import InputError
-from attemper.lab import interventions, training
-from attemper.lab.interventions import BRANCHES, INTERVENTIONS, Control, configured
-from attemper.lab.training import Run, adamw, held_out_loss, held_out_windows, one_step, started, trained
+from attemper.lab.trained import interventions, training
+from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, Control, configured
+from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows, one_step, started, trained
 from tests.lab.small import CONFIG, corpus, small
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attemper import AttentionStats
-from tests import calls
+from tests.support import calls
 
 BACKENDS = ("reference", "blocked")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper.functional.names import STATISTICS
-from tests import calls
+from attemper.call.names import STATISTICS
+from tests.support import calls
 
 FIXED = ("visible_keys", "support_size")
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper.functional.names import NOT_MERGEABLE, ONE_PASS
-from tests.calls import Result
+from attemper.call.names import NOT_MERGEABLE, ONE_PASS
 from tests.laws.rows import BACKENDS, attended, close, rows
+from tests.support.calls import Result
 
 NAMES = ONE_PASS + ("support_size", "entropy_with_sink", "score_variance")
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)

@@ -11,9 +11,9 @@ from torch import Tensor
 import attemper
 from attemper import BackendError
 from attemper.nn import Sparsemax
-from tests.budgets import UNIT
-from tests.calls import FEATURES, PRESENT, known
 from tests.laws.rows import BACKENDS, close, measured, of_products, rows
+from tests.support.budgets import UNIT
+from tests.support.calls import FEATURES, PRESENT, known
 
 NAMES = ("score_variance", "logit_variance")
 

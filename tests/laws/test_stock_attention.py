@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
-from tests.calls import attended, skip_without
+from tests.support.calls import attended, skip_without
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

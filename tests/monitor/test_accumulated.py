@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import BackendError, InputError
-from attemper.functional import accumulated
+from attemper.backends.sums import BINNED, COLUMNS, column, empty_sums
+from attemper.call import sums as accumulated
+from attemper.call.options import Options, Packing
+from attemper.call.result import AttentionStats, by_head
 from attemper.functional.attention import executed, prepared
-from attemper.functional.call import Options, Packing
-from attemper.functional.stats import AttentionStats, by_head
-from attemper.kernels.sums import BINNED, COLUMNS, column, empty_sums
 from attemper.monitor import collector
-from attemper.monitor.reduction import SiteReduction
+from attemper.monitor.head_sums import SiteReduction
 from attemper.records import HeadReading
 from tests.sites.own_models import Own
 
@@ -298,16 +298,16 @@ def test_a_table_names_every_backend_that_computed_it(monkeypatch: pytest.Monkey
             attemper.tap(x, x, name="one")
             attemper.tap(x.double(), x.double(), name="two")
 
-    from attemper import _backends
+    from attemper.backends import table
 
     # As on a machine whose tensors are where Triton's kernels are: "auto" asks for each call anew.
     there = [
         replace(backend, devices="cpu") if backend.name == "triton" else backend
-        for backend in _backends.BACKENDS
+        for backend in table.BACKENDS
         if backend.name != "native"
     ]
-    monkeypatch.setattr(_backends, "BACKENDS", tuple(there))
-    monkeypatch.setattr(_backends, "_seen_by", lambda _, given: given)
+    monkeypatch.setattr(table, "BACKENDS", tuple(there))
+    monkeypatch.setattr(table, "_seen_by", lambda _, given: given)
     scan = watched(Two(), [{"x": torch.randn(1, 2, 9, 8)}])
     assert {site.name for site in scan.sites} == {"one", "two"}
     assert scan.backend == "triton, blocked"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.sites import observer
+from attemper.sites import observation
 
 HEADS, SIZE, TOKENS = 4, 8, 12
 HIDDEN = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
@@ -365,4 +365,4 @@ def test_nothing_of_a_pass_is_kept_alive() -> None:
     with attemper.watch(model, rows=2) as watch:
         model(batch())
         assert watch._collector._staged == []
-        assert observer.current() == ()
+        assert observation.current() == ()

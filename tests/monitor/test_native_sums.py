@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.functional.accumulated import summed
-from attemper.functional.stats import AttentionStats
-from attemper.kernels.sums import COLUMNS, WIDTH, column
-from attemper.monitor import reduction
+from attemper.backends.sums import COLUMNS, WIDTH, column
+from attemper.call.result import AttentionStats
+from attemper.call.sums import summed
+from attemper.monitor import head_sums
 from attemper.records import SiteReading
 from tests.conftest import NATIVE
 
@@ -34,7 +34,7 @@ def statistics(seed: int = 0, spoiled: bool = False, flat: bool = False, **optio
 
 
 def reading(stats: AttentionStats) -> SiteReading:
-    site = reduction.SiteReduction("site", "self", "eval", HEADS)
+    site = head_sums.SiteReduction("site", "self", "eval", HEADS)
     site.add(stats, ROWS, ROWS)
     return site.reading()
 
@@ -62,7 +62,7 @@ def test_readings_are_those_of_the_statistics(
     stats = stats if included is None else stats.where(included)
     assert summed(stats) is not None
     got = reading(stats)
-    monkeypatch.setattr(reduction, "summed", lambda _: None)
+    monkeypatch.setattr(head_sums, "summed", lambda _: None)
     want = reading(stats)
     assert sum(head.rows for head in want.heads) > 0
     assert same(got, want)

@@ -10,9 +10,9 @@ import pytest
 import attemper
 from attemper.monitor.notebook import MOST_LINES
 from attemper.monitor.result import Scan
-from tests.contrast import contrast
 from tests.monitor.test_heat_map import Parsed
 from tests.report import readings
+from tests.support.contrast import contrast
 
 TAGS = {"div", "span", "b", "br", "table", "thead", "tbody", "tr", "th", "td"}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError
-from attemper.sites.observer import current
+from attemper.sites.observation import current
 
 tf = pytest.importorskip("transformers")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import attemper
-from tests import encoder
 from tests.monitor.tiny_models import head_entropies
+from tests.support import encoder
 
 TEXTS = [
     "Attention is a weighted mean whose weights the tokens choose for themselves. " * 12,

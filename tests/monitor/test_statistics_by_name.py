@@ -15,7 +15,7 @@ from rich.console import Console
 
 import attemper
 from attemper import InputError, report
-from attemper.functional.names import BY_NAME, STATISTICS
+from attemper.call.names import BY_NAME, STATISTICS
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
-from attemper.sites.observer import current
-from tests.identical_training import STEPS, assert_identical_training
+from attemper.sites.observation import current
 from tests.sites.own_models import LIBRARY, OWN, ROWS, Hand, Own, entropies
+from tests.support.identical_training import STEPS, assert_identical_training
 
 tf = pytest.importorskip("transformers")
 

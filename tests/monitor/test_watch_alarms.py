@@ -66,7 +66,7 @@ def test_a_healthy_byte_model_in_training_raises_nothing_above_a_notice(trained:
 
 def test_a_healthy_encoder_raises_nothing_above_a_notice() -> None:
     pytest.importorskip("transformers")
-    from tests.encoder import loaded
+    from tests.support.encoder import loaded
 
     model, tokenizer = loaded()
     batch = tokenizer([Path(__file__).read_text("utf-8")[:1500]], return_tensors="pt")

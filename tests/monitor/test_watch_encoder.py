@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from tests import encoder
-from tests.identical_training import STEPS, assert_identical_training
 from tests.monitor.test_scan_encoder import TEXTS
 from tests.monitor.tiny_models import eager_entropies, largest_error
+from tests.support import encoder
+from tests.support.identical_training import STEPS, assert_identical_training
 
 TITLE = "MiniLM, pretrained"
 

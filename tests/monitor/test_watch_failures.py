@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.integrations.training import Monitor
-from attemper.sites import functions
-from attemper.sites.observer import current
+from attemper.sites import torch_functions
+from attemper.sites.observation import current
 
 BROKEN = RuntimeError("a piece of ours is broken")
 
@@ -104,7 +104,7 @@ PIECES = (
     ),
     *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteReduction")),
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
-    *(f"monitor.reduction:SiteReduction.{name}" for name in ("__init__", "add")),
+    *(f"monitor.head_sums:SiteReduction.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
         for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
@@ -117,14 +117,14 @@ PIECES = (
                      "CallContext.is_cross", "CallContext.reset", "CallContext.tokens", "Tokens.of_queries")
     ),
     *(
-        f"sites.functions:{name}"
+        f"sites.torch_functions:{name}"
         for name in ("AttentionMode._tell", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens", "_readable",
                      "hidden", "by_hand.read", "by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
-    *(f"sites.axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
-    *(f"sites.public_functions:{name}" for name in ("_replace", "_put", "tell")),
-    *(f"sites.observer:{name}" for name in ("_see", "_skip", "memory_of")),
+    *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
+    *(f"sites.package_functions:{name}" for name in ("_replace", "_put", "tell")),
+    *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
     *(f"sites.tap:{name}" for name in ("_site", "_options", "_run")),
     *(f"sites.tap_buffers:{name}" for name in ("settle", "capturing", "lift", "lifted", "lower")),
 )  # fmt: skip
@@ -145,7 +145,7 @@ def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, pl
     assert all(map(torch.equal, found, plain))
     assert sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in one.modules()) == 0
     assert current() == ()
-    assert not functions._active.get()
+    assert not torch_functions._active.get()
     reasons = [entry.reason for entry in watch._collector.skips()]
     assert watch.failures > 0 or any(str(BROKEN) in reason for reason in reasons), "nobody was told"
     warned = sum("Training goes on" in str(warning.message) for warning in told)

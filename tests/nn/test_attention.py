@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import attemper
 from attemper import InputError, nn
-from attemper.functional.visible import visible_keys
+from attemper.call.visible import visible_keys
 
 B, Q, K, E, H = 2, 5, 7, 12, 3
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from attemper import InputError, compare
-from attemper._text import shown
 from attemper.monitor.compare import STATISTICS, Comparison
 from attemper.records import Reading
 from attemper.report.comparison import MOST_ROWS, comparison_page
+from attemper.text import shown
 from tests.report import readings
 from tests.report.conftest import Open
 

@@ -10,9 +10,9 @@ import pytest
 
 from attemper.records import Reading
 from attemper.report.download import as_csv
-from tests.contrast import contrast, of_hex
 from tests.report import readings
 from tests.report.conftest import Open
+from tests.support.contrast import contrast, of_hex
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

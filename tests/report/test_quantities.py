@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attemper.report.quantities import QUANTITIES
-from tests.calls import attended
+from tests.support.calls import attended
 
 
 def test_a_spread_beside_a_large_logit_says_that_it_is_under_the_weights():

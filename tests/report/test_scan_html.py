@@ -9,8 +9,8 @@ import pytest
 
 from attemper import cli
 from attemper.monitor.result import Scan
-from tests import encoder
 from tests.report import readings
+from tests.support import encoder
 
 pytest.importorskip("transformers")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attemper import _files, report
+from attemper import files, report
 from attemper.errors import InputError
 from tests.report import readings
 
@@ -73,7 +73,7 @@ def test_a_write_that_fails_leaves_the_earlier_page_and_nothing_else(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_files.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(InputError, match="No space left on device"):
         report.write(readings.minilm(), path)
     assert path.read_text() == "old"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError
-from attemper.sites.axes import regrouped
+from attemper.sites.tensor_axes import regrouped
 from tests.sites.hand_attention import (
     NOT_SEEN,
     SEEN,
@@ -195,7 +195,7 @@ def test_a_softmax_that_cannot_be_followed_does_not_end_the_forward_pass(monkeyp
     def broken(*_: object) -> None:
         raise RuntimeError("no such axis")
 
-    monkeypatch.setattr("attemper.sites.by_hand.ByHand._begin", broken)
+    monkeypatch.setattr("attemper.sites.softmax_by_hand.ByHand._begin", broken)
     model = Attention(SEEN["einsum"])
     with attemper.watch(model) as watch:
         model(torch.randn(2, 12, 32))
@@ -265,7 +265,7 @@ def test_a_reader_that_fails_does_not_end_the_forward_pass(monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise RuntimeError("no such axis")
 
-    monkeypatch.setattr("attemper.sites.functions.four_dimensional", broken)
+    monkeypatch.setattr("attemper.sites.torch_functions.four_dimensional", broken)
     model = Attention(SEEN["SDPA by keyword"])
     with attemper.watch(model) as watch:
         model(torch.randn(2, 12, 32))

@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 
 import transformers as tf
 
-from tests.identical_training import STEPS, assert_identical_training
 from tests.monitor.tiny_models import eager_entropies, head_entropies, inputs
+from tests.support.identical_training import STEPS, assert_identical_training
 
 FALCON: dict[str, Any] = {
     "vocab_size": 101,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.sites import public_functions
+from attemper.sites import package_functions
 from tests.sites.own_models import Own
 from tests.sites.test_public_functions import close, entropies, expected, installed
 
@@ -60,7 +60,7 @@ def test_modules_that_hold_what_they_held_are_not_looked_through_again() -> None
         def __init__(self) -> None:
             self.__dict__ = Counted(flex_attention=flex.flex_attention)
 
-    holder, holders = Holder(), public_functions._Holders()
+    holder, holders = Holder(), package_functions._Holders()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "a_module_of_mine", holder)
         for _ in range(3):

@@ -16,7 +16,7 @@ tf = pytest.importorskip("transformers")
 import transformers.integrations.flash_attention as integration  # noqa: E402
 import transformers.modeling_flash_attention_utils as flash_utils  # noqa: E402
 
-from attemper.sites.conventions import reader_of  # noqa: E402
+from attemper.sites.transformers_arguments import reader_of  # noqa: E402
 from tests.monitor.tiny_models import TINY, eager_entropies, head_entropies, inputs, largest_error, sharpened  # noqa: E402
 from tests.sites.flash_stand_in import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 

@@ -21,7 +21,7 @@ import transformers.integrations.flex_attention as integration  # noqa: E402
 import transformers.masking_utils as masking_utils  # noqa: E402
 
 from attemper.sites.block_mask import dense  # noqa: E402
-from attemper.sites.conventions import reader_of  # noqa: E402
+from attemper.sites.transformers_arguments import reader_of  # noqa: E402
 from tests.monitor.tiny_models import (  # noqa: E402
     TINY,
     Tiny,

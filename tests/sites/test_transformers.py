@@ -12,7 +12,7 @@ from torch import nn
 tf = pytest.importorskip("transformers")
 
 import attemper.integrations.transformers as integration  # noqa: E402
-from attemper.sites.observer import UnsupportedCallError  # noqa: E402
+from attemper.sites.observation import UnsupportedCallError  # noqa: E402
 from attemper.sites.transformers import attention_forward, register  # noqa: E402
 from tests.monitor.tiny_models import TINY, inputs, sharpened  # noqa: E402
 

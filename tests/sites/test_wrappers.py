@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import attemper
-from attemper.sites.wrappers import Wrapper, class_name, named, unwrapped
+from attemper.sites.names import Wrapper, class_name, named, unwrapped
 from tests.sites.own_models import OWN, Own
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.identical_training import STEPS
+from tests.support.identical_training import STEPS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "vision"

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from tests.identical_training import assert_identical_training
+from tests.support.identical_training import assert_identical_training
 
 NOT_TOKENS = ("XCA", "FactorAttnConvRelPosEnc")
 """Classes whose softmax is no attention over tokens."""

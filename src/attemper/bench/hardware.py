@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from attemper.backends.native.library import library
 from attemper.errors import BackendError
-from attemper.kernels.native.library import library
 
 Clock = Callable[[], float]
 """Seconds since some moment."""

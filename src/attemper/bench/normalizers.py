@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper._backends import Given, resolve
+from attemper.backends.table import Given, resolve
 from attemper.bench.hardware import Machine, machine
 from attemper.bench.shape import Shape
 from attemper.bench.timing import CHECKED_ROWS, LARGEST_ERROR, quotients, rounds, span
 from attemper.bench.ways import Way
+from attemper.call import normalizer as normalization
 from attemper.errors import BackendError
-from attemper.functional import attention, normalization
+from attemper.functional import attention
 
 NORMALIZERS: dict[str, Any] = {
     "softmax_plus_one": "softmax_plus_one",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attemper._backends import Given, resolve
+from attemper.backends.table import Given, resolve
 from attemper.bench.hardware import Clock, Machine, machine, peak_flops
 from attemper.bench.shape import Shape
 from attemper.bench.ways import Way, others, ours

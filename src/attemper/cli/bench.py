@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attemper._backends import resolve
+from attemper.backends.table import resolve
 from attemper.cli.output import say
 from attemper.errors import BackendError, InputError
 

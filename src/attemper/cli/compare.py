@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper._backends import checked
-from attemper._checks import one_of
-from attemper._text import named
+from attemper.backends.table import checked
+from attemper.checks import one_of
 from attemper.cli.output import check_files, print_json
 from attemper.cli.scan import (
     BackendName,
@@ -24,6 +23,7 @@ from attemper.cli.scan import (
 )
 from attemper.cli.usage import usage_of
 from attemper.errors import InputError
+from attemper.text import named
 
 if TYPE_CHECKING:
     from attemper.records import Reading

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper import __version__
-from attemper._backends import BACKENDS, FEATURES, UNUSABLE, Backend, interpreted
+from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, interpreted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -112,7 +112,7 @@ def _usable(backend: Backend, devices: Devices) -> Usable:
 
 def _native() -> tuple[str | None, str | None]:
     """Why the library that is there does not serve this processor, or else which one does."""
-    from attemper.kernels.native.library import library, why_unusable
+    from attemper.backends.native.library import library, why_unusable
 
     reason = why_unusable()
     return reason, None if reason else f"built, {Path(library()._name).name}"

@@ -7,9 +7,9 @@ import io
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from attemper._checks import one_of
-from attemper._text import columns_that_fit, shown
+from attemper.checks import one_of
 from attemper.records import HeadReading, Reading, SiteReading
+from attemper.text import columns_that_fit, shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper._checks import did_you_mean
-from attemper._text import named
+from attemper.checks import did_you_mean
 from attemper.cli.ending import INTERRUPTED, failed
 from attemper.cli.output import print_json, say
+from attemper.text import named
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from attemper._text import shown
+from attemper.text import shown
 
 
 def say(line: str) -> None:

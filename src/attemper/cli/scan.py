@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper._backends import checked
-from attemper._text import named
+from attemper.backends.table import checked
 from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
 from attemper.cli.output import check_files, print_json, say, write_csv
 from attemper.cli.usage import usage_of
 from attemper.errors import InputError
 from attemper.monitor.alarms import checked_limits
 from attemper.records import FEWEST_KEYS
+from attemper.text import named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

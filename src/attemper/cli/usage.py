@@ -10,9 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from attemper._checks import did_you_mean
-from attemper._text import shown
+from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError
+from attemper.text import shown
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Of the click that typer stands on: the package, or typer's own copy of it."""

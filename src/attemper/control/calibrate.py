@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import one_of, positive_number
+from attemper.checks import one_of, positive_number
 from attemper.control.calibration import Calibration
 from attemper.control.search import by_gradient, by_grid
 from attemper.control.temper import temper
 from attemper.errors import InputError
 from attemper.nn.temperature import Temperature
+from attemper.sites.names import unwrapped
 from attemper.sites.sharded import is_dtensor
-from attemper.sites.wrappers import unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a mean, as a scalar tensor."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.control.fold import fold_
-from attemper.control.stored import place, read, write
 from attemper.control.temper import Tempered, temper
+from attemper.control.temperature_file import place, read, write
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
 

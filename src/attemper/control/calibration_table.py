@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attemper._text import shown
+from attemper.text import shown
 
 if TYPE_CHECKING:
     from attemper.control.calibration import Calibration

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from attemper.errors import InputError
-from attemper.sites import callers
+from attemper.sites import find
 from attemper.sites.compiled import compiled_parts
+from attemper.sites.names import class_name, unwrapped
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.wanted import checked_sites, is_wanted
-from attemper.sites.wrappers import class_name, unwrapped
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Site:
     name: str
     module: nn.Module
     way: str
-    """How it attends: one of ``sites.callers``."""
+    """How it attends: one of ``sites.find``."""
 
 
 def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> list[Site]:
@@ -44,7 +44,7 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> l
     if compiled:
         name, reason = next(iter(compiled.items()))
         raise InputError(f"{where}: {name or class_name(unwrapped(model))}: {reason}. Call {where} before compiling.")
-    found = [Site(name, *entry) for name, entry in callers.callers(model).items()]
+    found = [Site(name, *entry) for name, entry in find.callers(model).items()]
     if not found:
         raise InputError(
             f"{where} found no attention in {class_name(unwrapped(model))} that it can act on. It acts on models of "
@@ -66,7 +66,7 @@ def _refuse_nested(where: str, sites: list[Site]) -> None:
     for outer in sites:
         inside = {id(part) for part in outer.module.modules()} - {id(outer.module)}
         for inner in sites:
-            if id(inner.module) in inside and callers.SDPA in (outer.way, inner.way):
+            if id(inner.module) in inside and find.SDPA in (outer.way, inner.way):
                 raise InputError(
                     f"{where}: {outer.name} attends, and so does {inner.name} inside of it: their calls cannot be told "
                     f"apart. Name one of them with sites=."

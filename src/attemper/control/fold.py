@@ -11,10 +11,10 @@ from types import CodeType, FunctionType
 import torch
 from torch import Tensor, nn
 
+from attemper.call.options import DTYPES
 from attemper.control.chosen import Site, chosen_sites
-from attemper.control.projections import HeadRows, Projections, projections_of
+from attemper.control.query_key_weights import HeadRows, Projections, projections_of
 from attemper.errors import InputError
-from attemper.functional.call import DTYPES
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
 from attemper.sites.sharded import is_dtensor
 

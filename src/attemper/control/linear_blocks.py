@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attemper.control.projections import HeadRows, projections_of
+from attemper.control.query_key_weights import HeadRows, projections_of
 from attemper.errors import InputError
-from attemper.sites.wrappers import class_name, named
+from attemper.sites.names import class_name, named
 
 WHICH = ("all", "attention", "qk")
 

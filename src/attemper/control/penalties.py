@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attemper._checks import one_of
+from attemper.call.result import AttentionStats
+from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.functional.stats import AttentionStats
 
 Alpha = float | Callable[[int, int], float]
 """A number, or a schedule ``(step, total_steps) -> number`` as those of ``attemper.schedules``."""

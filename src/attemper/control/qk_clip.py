@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from attemper._checks import positive_number
-from attemper.control.projections import Projections, projections_of
+from attemper.checks import positive_number
+from attemper.control.query_key_weights import Projections, projections_of
 from attemper.errors import InputError
 from attemper.monitor.watch import watch
+from attemper.sites.names import class_name, named, unwrapped
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.wanted import checked_sites, is_wanted
-from attemper.sites.wrappers import class_name, named, unwrapped
 
 _ADVICE = "MuonClip uses 100."
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import one_of
+from attemper.call.result import AttentionStats
+from attemper.checks import one_of
 from attemper.control.chosen import Site, chosen_sites
-from attemper.control.injection import Attached, Ledger, Round, SiteEntry, tie
 from attemper.control.penalties import Penalty
+from attemper.control.penalty_gradient import Attached, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
-from attemper.functional.stats import AttentionStats
-from attemper.sites.acting import listen, unlisten
-from attemper.sites.observer import AttentionCall
-from attemper.sites.wrappers import unwrapped
+from attemper.sites.names import unwrapped
+from attemper.sites.observation import AttentionCall
+from attemper.sites.wrap import listen, unlisten
 
 
 def regularize(

@@ -16,14 +16,14 @@ from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
-from attemper._files import replace_synced
 from attemper.control.part_form import form_of, part_of
-from attemper.control.stored import read_tensors, write_tensors
+from attemper.control.temperature_file import read_tensors, write_tensors
 from attemper.errors import InputError
+from attemper.files import replace_synced
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature
-from attemper.sites import callers
-from attemper.sites.actions import normalizer_of, temperatures
+from attemper.sites import find
+from attemper.sites.act import normalizer_of, temperatures
 from attemper.sites.sharded import is_dtensor
 
 FILE = "attemper.json"
@@ -89,7 +89,7 @@ def _parts_at(module: nn.Module) -> list[Temperature | Normalizer]:
 
 
 def _parts_of(model: nn.Module) -> Parts:
-    found = {name: _parts_at(module) for name, (module, _) in callers.callers(model).items()}
+    found = {name: _parts_at(module) for name, (module, _) in find.callers(model).items()}
     return {name: parts for name, parts in found.items() if parts}
 
 

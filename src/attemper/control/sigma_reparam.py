@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from attemper._checks import one_of, positive_number
+from attemper.checks import one_of, positive_number
 from attemper.control.linear_blocks import WHICH, LinearWeight, linear_weights
 from attemper.errors import InputError
+from attemper.sites.names import class_name, named, unwrapped
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.wanted import checked_sites, is_wanted
-from attemper.sites.wrappers import class_name, named, unwrapped
 
 _FIRST_STEPS = 100
 """Of power iteration at most, before training."""

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attemper.call.normalizer import normalization
 from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.originals import parts_for
 from attemper.control.saved_model import accompany, is_tempered, parts_in, unaccompany
-from attemper.control.stored import read_temperatures, write_temperatures
 from attemper.control.temper_table import lines
+from attemper.control.temperature_file import read_temperatures, write_temperatures
 from attemper.errors import InputError
-from attemper.functional.normalization import normalization
 from attemper.nn.normalizers import (
     Entmax15,
     Normalizer,
@@ -29,9 +29,9 @@ from attemper.nn.normalizers import (
     Sparsemax,
 )
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, ScheduledTemperature, Temperature
-from attemper.sites import callers
-from attemper.sites.acting import actions_of, release
-from attemper.sites.wrappers import class_name, unwrapped
+from attemper.sites import find
+from attemper.sites.names import class_name, unwrapped
+from attemper.sites.wrap import actions_of, release
 
 ADDED_NORMALIZER = "attemper_normalizer"
 """Name, or its beginning, of a map that an attention module was given."""
@@ -290,7 +290,7 @@ def _normalizer(given: Any) -> Normalizer:
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:
-    refused = [site.name for site in sites if site.way == callers.TORCH]
+    refused = [site.name for site in sites if site.way == find.TORCH]
     if refused:
         raise InputError(
             f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "

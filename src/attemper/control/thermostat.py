@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import one_of, positive_number
+from attemper.call.normalizer import normalization
+from attemper.checks import one_of, positive_number
 from attemper.control.chosen import Site, chosen_sites
-from attemper.control.held import Gauge, Sums, refusal
+from attemper.control.gauge import Gauge, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
-from attemper.functional.normalization import normalization
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
-from attemper.sites.acting import listen, unlisten
-from attemper.sites.actions import normalizer_of
-from attemper.sites.callers import OWN
+from attemper.sites.act import normalizer_of
+from attemper.sites.find import OWN
+from attemper.sites.wrap import listen, unlisten
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
 _FLAT = 1e-3

@@ -1,7 +1,7 @@
 """Functions of tensors: attention with statistics, and measures of scores and weights."""
 
+from attemper.call.result import AttentionOutput, AttentionStats, HeadSummary, VisibleKeyCurve
 from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
-from attemper.functional.entmax import entmax, entmax15, entmax_iterations, sparsemax
 from attemper.functional.information import (
     RateDistortion,
     kl_to_uniform,
@@ -25,8 +25,8 @@ from attemper.functional.measures import (
 )
 from attemper.functional.normalizers import scalable_softmax, sigmoid, softmax_plus_one, softmax_with_sink
 from attemper.functional.slope import entropy_slope
-from attemper.functional.solve import SolvedTemperature, temperature_for_entropy
-from attemper.functional.stats import AttentionOutput, AttentionStats, HeadSummary, VisibleKeyCurve
+from attemper.functional.sparse import entmax, entmax15, entmax_iterations, sparsemax
+from attemper.functional.temperature import SolvedTemperature, temperature_for_entropy
 from attemper.functional.truncated import threshold_softmax, topk_softmax
 
 __all__ = [

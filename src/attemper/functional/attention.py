@@ -9,18 +9,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attemper import _backends, _transforms
-from attemper._checks import refuse_nested
-from attemper._direct import attention as operator
-from attemper._ops import Arguments
+from attemper.backends import table
+from attemper.call import reference, transforms
+from attemper.call.direct import attention as operator
+from attemper.call.names import row_fields, state_fields
+from attemper.call.onnx import refuse_onnx
+from attemper.call.operator import Arguments
+from attemper.call.options import Call, Options, Packing, planned
+from attemper.call.result import AttentionOutput, AttentionStats
+from attemper.call.sampling import sampled, waits
+from attemper.call.statistics import derived, letters
+from attemper.checks import refuse_nested
 from attemper.errors import InputError
-from attemper.functional import dense
-from attemper.functional.call import Call, Options, Packing, planned
-from attemper.functional.derive import derived, letters
-from attemper.functional.names import row_fields, state_fields
-from attemper.functional.onnx import refuse_onnx
-from attemper.functional.sampling import sampled, waits
-from attemper.functional.stats import AttentionOutput, AttentionStats
 
 
 def attention(
@@ -135,11 +135,11 @@ def varlen_attention(
     packing = _packing("varlen_attention", cu_seqlens_q, cu_seqlens_k)
     edges = (("cu_seqlens_q", cu_seqlens_q, query.shape[0]), ("cu_seqlens_k", cu_seqlens_k, key.shape[0]))
     for name, offsets, total in edges:
-        if not _backends.asynchronous(offsets.device.type):
+        if not table.asynchronous(offsets.device.type):
             _check_offsets("varlen_attention", name, offsets, total)
     call = planned("varlen_attention", tensors[0], tensors[1], tensors[2], None, options, packing)
     for name, offsets, total in edges:
-        if _backends.asynchronous(offsets.device.type):
+        if table.asynchronous(offsets.device.type):
             check = _check_offsets if waits(call, offsets) else _assert_offsets
             check("varlen_attention", name, offsets, total)
     result = executed(call)
@@ -207,7 +207,7 @@ def dense_weights(
         sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
     )  # fmt: skip
     call = planned("dense_weights", query, key, None, attn_mask, options)
-    return dense.applied_weights(call).to(call.query.dtype)
+    return reference.applied_weights(call).to(call.query.dtype)
 
 
 def measured(
@@ -241,7 +241,7 @@ def prepared(
 def executed(call: Call, population: int | None = None) -> AttentionOutput:
     """Runs a checked call on its backend. ``population``: all query rows, when the call holds a sample."""
     if call.backend == "reference":
-        output, values, state = dense.computed(call)
+        output, values, state = reference.computed(call)
     else:
         output, values, state = _by_operator(call)
     if not call.names:
@@ -312,7 +312,7 @@ def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Packing:
             raise InputError(
                 f"{where}({name}=...) must be a one-dimensional int32 or int64 tensor of offsets, got {came}."
             )
-        if _transforms.active() and _transforms.is_mapped(offsets):
+        if transforms.active() and transforms.is_mapped(offsets):
             raise InputError(
                 f"{where}({name}=...) must be the same for all that torch.vmap maps over: the host reads where "
                 "documents start. Map over the tokens alone (in_dims=None for offsets), or call once for each sample."

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attemper import _reference
-from attemper.functional import dense
-from attemper.functional.call import Call
-from attemper.functional.sampling import picked
+from attemper.backends.reference import softmax
+from attemper.call import reference
+from attemper.call.options import Call
+from attemper.call.sampling import picked
 from attemper.functional.slope import covariance
 
 
@@ -36,8 +36,8 @@ def slope_of(call: Call, variance: Tensor) -> Tensor:
 
 
 def _dense(call: Call) -> Tensor:
-    scores, visible = dense.scores(call)
-    x = _reference.scores(call.query, call.key, call.multiplier, None, visible, None)
+    scores, visible = reference.scores(call)
+    x = softmax.scores(call.query, call.key, call.multiplier, None, visible, None)
     x = torch.where(visible, x, 0.0)
     if call.softcap is not None:
         x = x * (1 - torch.tanh(x / call.softcap).square())

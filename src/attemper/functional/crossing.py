@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.functional.bracket import VANISHED, Found, Rows, rows_of
+from attemper.functional.temperature_search import VANISHED, Found, Rows, rows_of
 
 GRID = 129
 """Temperatures at which the entropy is computed before anything else."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attemper._checks import did_you_mean
+from attemper.checks import did_you_mean
 from attemper.errors import InputError
 
 FeatureMap = str | Callable[[Tensor], Tensor]

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper._checks import positive_number
+from attemper.call.statistics import VANISHED, at_most, log_count
+from attemper.checks import positive_number
 from attemper.errors import InputError
-from attemper.functional.derive import VANISHED, at_most, log_count
 from attemper.functional.measures import softmax
 from attemper.functional.score_rows import ADVICE, ScoreRow, floating
 

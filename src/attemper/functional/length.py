@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper._checks import one_of
+from attemper.checks import one_of
 from attemper.errors import InputError
 
 LAWS = ("log", "yarn", "llama4")

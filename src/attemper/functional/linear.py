@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attemper._checks import refuse_nested
-from attemper._compiling import constant_in_graphs
+from attemper.call.compiling import constant_in_graphs
+from attemper.call.options import DTYPES
+from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional import linear_chunks, linear_exponential
-from attemper.functional.call import DTYPES
 from attemper.functional.feature_maps import FeatureMap, checked_map, elu_plus_one, given_features
 from attemper.functional.linear_exponential import Sums
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attemper import _transforms
+from attemper.call import transforms
 
 CHUNK = 64
 """Keys of a chunk: a token costs chunk x (F + W) inside its chunk and 2 F W outside."""
@@ -48,7 +48,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, before: Tensor, chunk: int | None) -
     # Not times a mask: a NaN of the future would stay one.
     weights = (q @ k.mT).unflatten(3, (heads, chunk))
     # In place where nobody maps over it: torch.vmap has no rule for that.
-    weights = (weights.tril() if _transforms.active() else weights.tril_()).flatten(3, 4)
+    weights = (weights.tril() if transforms.active() else weights.tril_()).flatten(3, 4)
     found = (weights @ v + q @ sums[:, :, :-1]).unflatten(3, (heads, chunk))
     return found.transpose(2, 3).flatten(3, 4)[:, :, :, :tokens], sums[:, :, -1]
 

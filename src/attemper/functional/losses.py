@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attemper.call.result import AttentionStats
 from attemper.errors import InputError
-from attemper.functional.stats import AttentionStats
 
 Rows = Tensor | AttentionStats
 

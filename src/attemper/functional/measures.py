@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper._checks import one_of
-from attemper.functional.derive import at_most
+from attemper.call.statistics import at_most
+from attemper.checks import one_of
 from attemper.functional.score_rows import ScoreRow, floating, of_each_row, with_keys_last
 
 _UNITS = {"nats": 1.0, "bits": 1.0 / math.log(2.0)}

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from attemper._checks import positive_number, refuse_nested
+from attemper.call.statistics import VANISHED, at_most, divided, log_count
+from attemper.checks import positive_number, refuse_nested
 from attemper.errors import InputError
-from attemper.functional.derive import VANISHED, at_most, divided, log_count
 
 ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
 

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from attemper._checks import positive_number
+from attemper.call.statistics import divided
+from attemper.checks import positive_number
 from attemper.errors import InputError
-from attemper.functional.derive import divided
 from attemper.functional.score_rows import ADVICE, floating, of_each_row, with_keys_last
 
 

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from attemper import _row_ops
-from attemper.functional.normalization import threshold, topk
-from attemper.functional.onnx import SOFTMAX_INSTEAD, refuse_onnx
+from attemper.call import row_operator
+from attemper.call.normalizer import threshold, topk
+from attemper.call.onnx import SOFTMAX_INSTEAD, refuse_onnx
 from attemper.functional.tempered import keys_last, tempered
 
 
@@ -49,9 +49,9 @@ def topk_softmax(
     k = min(k, max(x.shape[-1], 1))
     z = tempered("topk_softmax", x, temperature)
     if z is not x:  # two scores may have become one
-        z = torch.where(_row_ops.largest(x.detach(), k), z, -math.inf)
+        z = torch.where(row_operator.largest(x.detach(), k), z, -math.inf)
     refuse_onnx("topk_softmax", SOFTMAX_INSTEAD)
-    weights = _row_ops.row_weights(z, "topk", k)
+    weights = row_operator.row_weights(z, "topk", k)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)
 
 
@@ -92,5 +92,5 @@ def threshold_softmax(
     threshold(min_weight, "threshold_softmax")
     x = keys_last("threshold_softmax", scores, dim)
     refuse_onnx("threshold_softmax", SOFTMAX_INSTEAD)
-    weights = _row_ops.row_weights(tempered("threshold_softmax", x, temperature), "threshold", min_weight)
+    weights = row_operator.row_weights(tempered("threshold_softmax", x, temperature), "threshold", min_weight)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from attemper._checks import did_you_mean
-from attemper._text import named
+from attemper.checks import did_you_mean
+from attemper.text import named
 
 LOAD_IT_YOURSELF = "load it from Python yourself and call attemper.scan(model, batches)"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attemper._checks import positive_number
+from attemper.checks import positive_number
 from attemper.errors import InputError, MissingExtraError
 
 try:

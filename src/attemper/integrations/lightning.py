@@ -16,7 +16,7 @@ from attemper.integrations.training import DEFAULT_STATS, Monitor
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch
 from attemper.records import Alarm
-from attemper.sites.wrappers import Wrapper
+from attemper.sites.names import Wrapper
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from attemper._checks import one_of
+from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.alarms import WATCH_LIMITS
 from attemper.monitor.result import Scan

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import one_of
-from attemper._text import named
+from attemper.checks import one_of
 from attemper.control.saved_model import FIELD, FILE
-from attemper.control.stored import FILE as TENSORS
 from attemper.control.temper import Tempered, restored
+from attemper.control.temperature_file import FILE as TENSORS
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations.hub import first_line, near_folder, on_hub, refusal
 from attemper.integrations.shards import check_shards
+from attemper.text import named
 
 _LOG = logging.getLogger(__name__)
 DTYPES = ("float32", "float16", "bfloat16", "float64")

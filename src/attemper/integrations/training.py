@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from attemper._text import shown
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
 from attemper.integrations.sinks import Sinks
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
 from attemper.records import BY_NAME, SEVERITIES, Alarm
-from attemper.sites.wrappers import unwrapped
+from attemper.sites.names import unwrapped
+from attemper.text import shown
 
 logger = logging.getLogger("attemper")
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper._checks import one_of
+from attemper.checks import one_of
 from attemper.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def train(
     Raises:
         InputError: no experiment that trains has this name, a number is not above 0, or the folder cannot be written.
     """
-    from attemper.lab import runs, summary
+    from attemper.lab.trained import runs, summary
 
     module = _trained(name)
     given = {
@@ -112,7 +112,7 @@ def stored(name: str, results: Path) -> Experiment:
     Raises:
         InputError: no experiment that trains has this name, or the file is none of its results.
     """
-    from attemper.lab.summary import read_summary
+    from attemper.lab.trained.summary import read_summary
 
     module = _trained(name)
     return module.experiment(read_summary(results, name))
@@ -120,7 +120,7 @@ def stored(name: str, results: Path) -> Experiment:
 
 def _trained(name: str) -> Any:
     one_of("lab experiment that trains", name, TRAINED)
-    return import_module(f"attemper.lab.{name.replace('-', '_')}")
+    return import_module(f"attemper.lab.trained.{name.replace('-', '_')}")
 
 
 def _counted(name: str, key: str, value: int) -> int:

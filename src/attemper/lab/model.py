@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from attemper._checks import one_of
-from attemper._files import replace_synced
+from attemper.checks import one_of
 from attemper.errors import InputError
+from attemper.files import replace_synced
 
 WEIGHTS = Path(__file__).parent / "weights" / "bytes.safetensors"
 """Float16 weights of the shipped model, with its ``ByteConfig`` as JSON in the metadata."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import positive_number
+from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional import entropy_of, softmax
 from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table

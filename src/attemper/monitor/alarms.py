@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attemper._checks import one_of
+from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.records import FEWEST_KEYS, Alarm, HeadReading, SiteReading
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attemper.functional.accumulated import Accumulated
-from attemper.functional.call import Options
-from attemper.functional.stats import AttentionStats
+from attemper.call.options import Options
+from attemper.call.result import AttentionStats
+from attemper.call.sums import Accumulated
 from attemper.sites.identity import Places, Sketch, partners
-from attemper.sites.observer import AttentionCall
+from attemper.sites.observation import AttentionCall
 
 Key = tuple[str, str, str]
 """(name, kind, mode) of a site."""

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from attemper.call.names import those_of
+from attemper.call.normalizer import map_of
+from attemper.call.options import Call, first_true
+from attemper.call.result import AttentionStats
+from attemper.call.sums import Accumulated, accumulated, accumulates
 from attemper.errors import BackendError, InputError
-from attemper.functional.accumulated import Accumulated, accumulated, accumulates
 from attemper.functional.attention import executed, prepared
-from attemper.functional.call import Call, first_true
-from attemper.functional.names import those_of
-from attemper.functional.normalization import map_of
-from attemper.functional.stats import AttentionStats
 from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
-from attemper.monitor.reduction import SiteReduction, fits_buckets
-from attemper.monitor.tapped import TappedSums
+from attemper.monitor.head_sums import SiteReduction, fits_buckets
+from attemper.monitor.tap_sums import TappedSums
 from attemper.records import FEWEST_KEYS, SiteReading, Skipped
-from attemper.sites.callers import projects
+from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
-from attemper.sites.observer import AttentionCall, UnsupportedCallError
+from attemper.sites.names import class_name, named, unwrapped
+from attemper.sites.observation import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.sites.wanted import is_wanted
-from attemper.sites.wrappers import class_name, named, unwrapped
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper._checks import one_of
+from attemper.checks import one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.result import Scan
 from attemper.records import BY_NAME, SCHEMA, Reading, SiteReading

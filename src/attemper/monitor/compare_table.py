@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attemper._text import columns_that_fit, shown
 from attemper.monitor.compare import Comparison, HeadChange
+from attemper.text import columns_that_fit, shown
 
 SHOWN = 20
 """Heads in a table that is not told how many."""

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
-from attemper.sites import functions, public_functions
+from attemper.sites import package_functions, torch_functions
 from attemper.sites import transformers as registry
 from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled
-from attemper.sites.observer import UnsupportedCallError, observing
+from attemper.sites.observation import UnsupportedCallError, observing
 from attemper.sites.padding import tracked
 
 
@@ -26,7 +26,7 @@ def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Swi
     with ExitStack() as stack:
         switch = stack.enter_context(registry.switched(model))
         stack.enter_context(tracked(collector.context, model, registry.pretrained(model)))
-        stack.enter_context(public_functions.seen())
+        stack.enter_context(package_functions.seen())
         if any(map(is_compiled, model.modules())):
             # Nothing can look into compiled code; run as it was written it computes the same.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -43,7 +43,7 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
     while True:
         collector.begin()
         try:
-            with torch.no_grad(), observing(collector), functions.seen():
+            with torch.no_grad(), observing(collector), torch_functions.seen():
                 _called(where, model, batch)
         except UnsupportedCallError as error:
             owner = collector.owner(error.module, switch.models)

@@ -11,8 +11,8 @@ from html import escape
 import torch
 from torch import Tensor
 
-from attemper._text import cut, shown
 from attemper.errors import InputError, MissingExtraError
+from attemper.text import cut, shown
 
 MOST_CELLS = 48
 """Rows and columns up to which HTML is a table with labels; beyond, an image without."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from attemper._text import cut, shown
 from attemper.monitor.heat_map import ink_on, viridis
 from attemper.readings.labels import label_of, pattern_of
 from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
+from attemper.text import cut, shown
 
 if TYPE_CHECKING:
     from attemper.monitor.compare import Comparison, HeadChange

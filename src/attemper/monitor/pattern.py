@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import did_you_mean
+from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.monitor.forward import observation, run
 from attemper.monitor.head_weights import Kept, WeightsCollector
@@ -20,8 +20,8 @@ from attemper.monitor.labels import checked_labels, given_labels, labels
 from attemper.monitor.scan import ADVICE
 from attemper.records import layer_of
 from attemper.sites.compiled import SCRIPTED, is_script
+from attemper.sites.names import class_name, unwrapped
 from attemper.sites.padding import CallContext
-from attemper.sites.wrappers import class_name, unwrapped
 
 MOST_LISTED = 20
 """Sites that an error lists."""

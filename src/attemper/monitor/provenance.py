@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from attemper import __version__
-from attemper.sites.wrappers import class_name, unwrapped
+from attemper.sites.names import class_name, unwrapped
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper.call.result import AttentionStats
+from attemper.call.sums import Accumulated
 from attemper.errors import InputError, MissingExtraError
-from attemper.functional.accumulated import Accumulated
-from attemper.functional.stats import AttentionStats
 from attemper.records import Alarm, Reading, SiteReading, Skipped
 
 if TYPE_CHECKING:

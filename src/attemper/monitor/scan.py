@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attemper.call.names import reading_names
+from attemper.call.options import checked_backend
 from attemper.errors import InputError
-from attemper.functional.call import checked_backend
-from attemper.functional.names import reading_names
 from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
@@ -17,8 +17,8 @@ from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.records import FEWEST_KEYS, Reading
 from attemper.sites.compiled import SCRIPTED, is_script
+from attemper.sites.names import class_name, unwrapped
 from attemper.sites.padding import CallContext
-from attemper.sites.wrappers import class_name, unwrapped
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "

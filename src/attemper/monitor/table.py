@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper._text import shown
 from attemper.readings.labels import labels_of, pattern_of
 from attemper.records import Alarm, HeadReading, Reading, SiteReading
+from attemper.text import shown
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""

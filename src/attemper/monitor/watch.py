@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import one_of
-from attemper._text import shown
+from attemper.call.names import reading_names
+from attemper.call.options import checked_backend
+from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.functional.call import checked_backend
-from attemper.functional.names import reading_names
 from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
 from attemper.monitor.baseline import Baseline
 from attemper.monitor.collector import Collector
@@ -27,14 +26,15 @@ from attemper.monitor.provenance import now, provenance
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
 from attemper.records import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
-from attemper.sites import functions, public_functions, tap, tap_buffers
+from attemper.sites import package_functions, tap, tap_buffers, torch_functions
 from attemper.sites import transformers as registry
-from attemper.sites.actions import other_maps
+from attemper.sites.act import other_maps
 from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
-from attemper.sites.observer import observing
+from attemper.sites.names import class_name, unwrapped
+from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, entered, tracked
 from attemper.sites.wanted import checked_sites
-from attemper.sites.wrappers import class_name, unwrapped
+from attemper.text import shown
 
 
 def watch(
@@ -338,9 +338,9 @@ class Watch:
             # A wrapper's own arguments have no names: the masks of the model inside it count.
             own = models or [unwrapped(self.model)]
             stack.enter_context(tracked(self._context, self.model, own, (args, kwargs)))
-            stack.enter_context(public_functions.seen())
+            stack.enter_context(package_functions.seen())
             stack.enter_context(observing(self._collector))
-            stack.enter_context(functions.seen())
+            stack.enter_context(torch_functions.seen())
             self._call = call_of(self.model)
             self._pass = stack.pop_all()
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper._checks import refuse_nested
+from attemper.call.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
+from attemper.call.names import asked_names, row_names
+from attemper.call.normalizer import map_of, normalization
+from attemper.call.result import AttentionOutput, AttentionStats
+from attemper.call.visible import visible_keys
+from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
-from attemper.functional.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
-from attemper.functional.names import asked_names, row_names
-from attemper.functional.normalization import map_of, normalization
-from attemper.functional.stats import AttentionOutput, AttentionStats
-from attemper.functional.visible import visible_keys
 from attemper.nn.nested import over_padded
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times

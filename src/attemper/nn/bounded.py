@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attemper import _transforms
-from attemper.functional.onnx import exports_to_onnx
+from attemper.call import transforms
+from attemper.call.onnx import exports_to_onnx
 
 
 def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
@@ -97,9 +97,9 @@ class _Transformed(torch.autograd.Function):
 
 
 def _exponential(raw: Tensor, low: float, high: float) -> Tensor:
-    if _transforms.active():
+    if transforms.active():
         return _Transformed.apply(raw, low, high)  # pyright: ignore[reportReturnType]
-    _transforms.refuse_in_graph("A learned number")
+    transforms.refuse_in_graph("A learned number")
     return torch.ops.attemper.bounded_exponential(raw, low, high)
 
 

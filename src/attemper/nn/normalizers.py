@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attemper.call import normalizer
+from attemper.call.normalizer import Normalization
 from attemper.errors import InputError
-from attemper.functional import normalization, normalizers, truncated
-from attemper.functional.entmax import entmax, entmax15, sparsemax
+from attemper.functional import normalizers, truncated
 from attemper.functional.measures import softmax
-from attemper.functional.normalization import Normalization
+from attemper.functional.sparse import entmax, entmax15, sparsemax
 from attemper.nn.bounded import bounded_exponential
 
 
@@ -98,7 +99,7 @@ class TopK(Normalizer):
 
     def __init__(self, k: int, dim: int = -1) -> None:
         super().__init__(dim)
-        self._normalization = normalization.topk(k)
+        self._normalization = normalizer.topk(k)
         self.k = k
 
     def normalization(self) -> Normalization:
@@ -120,7 +121,7 @@ class Threshold(Normalizer):
 
     def __init__(self, min_weight: float, dim: int = -1) -> None:
         super().__init__(dim)
-        self._normalization = normalization.threshold(min_weight)
+        self._normalization = normalizer.threshold(min_weight)
         self.min_weight = min_weight
 
     def normalization(self) -> Normalization:
@@ -158,7 +159,7 @@ class Entmax(Normalizer):
         super().__init__(dim)
         given = alpha.tolist() if isinstance(alpha, Tensor) and alpha.dim() == 1 else [alpha]
         for one in given:
-            normalization.entmax(one)
+            normalizer.entmax(one)
         self.log_excess: nn.Parameter | None = None
         self._number = None if isinstance(alpha, Tensor) or learned else float(alpha)
         start = _start("Entmax", "alpha", alpha, learned, num_heads)
@@ -181,7 +182,7 @@ class Entmax(Normalizer):
         return 1 + bounded_exponential(self.log_excess.to(wide), self.FLOOR, self.CEILING)
 
     def normalization(self) -> Normalization:
-        return normalization.entmax(self.alpha)
+        return normalizer.entmax(self.alpha)
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         alpha = _on_scores("Entmax", self.alpha, scores, self.dim)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper._checks import one_of, positive_number
+from attemper.checks import one_of, positive_number
 from attemper.errors import InputError
 from attemper.functional.length import LAWS, length_temperature
 from attemper.nn.bounded import bounded_exponential

@@ -7,8 +7,8 @@ it carries, ``verdict`` the sentence at its top, ``overview`` what is seen witho
 
 from __future__ import annotations
 
-from attemper.report.build import page, write
 from attemper.report.comparison import write_comparison
+from attemper.report.page import page, write
 from attemper.report.target import checked_target
 
 __all__ = ["checked_target", "page", "write", "write_comparison"]

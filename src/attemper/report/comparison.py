@@ -11,11 +11,11 @@ from typing import Any
 from markupsafe import Markup
 
 from attemper import __version__
-from attemper._text import cut, shown
-from attemper.report.build import asset, policy, templates
 from attemper.report.display import number
+from attemper.report.page import asset, policy, templates
 from attemper.report.quantities import QUANTITIES
 from attemper.report.target import write_whole
+from attemper.text import cut, shown
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""

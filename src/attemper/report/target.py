@@ -6,9 +6,9 @@ import os
 import secrets
 from pathlib import Path
 
-from attemper._files import replace_synced
-from attemper._text import named
 from attemper.errors import InputError
+from attemper.files import replace_synced
+from attemper.text import named
 
 SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv"}
 """What may be written, and what its files end in."""

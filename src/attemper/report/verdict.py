@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attemper._text import cut, shown
 from attemper.records import Alarm, HeadReading, Reading
 from attemper.report.display import count, number
 from attemper.report.document import level_of
+from attemper.text import cut, shown
 
 MOST_KINDS = 5
 

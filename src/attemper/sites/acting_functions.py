@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attemper.errors import InputError
+from attemper.sites.act import acted, actions_on, computed, normalizer_of, temperature_of, temperatures
 from attemper.sites.acting_registry import first_of_tuple
-from attemper.sites.actions import acted, actions_on, computed, normalizer_of, temperature_of, temperatures
-from attemper.sites.functions import read_multi_head, read_sdpa
-from attemper.sites.observer import AttentionCall
+from attemper.sites.observation import AttentionCall
 from attemper.sites.shapes import four_dimensional, heads_of
+from attemper.sites.torch_functions import read_multi_head, read_sdpa
 
 
 class ActingMode(TorchFunctionMode):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import registry
-from attemper.sites.actions import Actions, acted
-from attemper.sites.conventions import as_eager, reader_of, understood
-from attemper.sites.observer import AttentionCall
+from attemper.sites.act import Actions, acted
+from attemper.sites.observation import AttentionCall
+from attemper.sites.transformers_arguments import as_eager, reader_of, understood
 
 
 class RegistryActions(Actions):

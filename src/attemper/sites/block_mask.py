@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from attemper.sites.observer import UnsupportedCallError
+from attemper.sites.observation import UnsupportedCallError
 
 
 def dense(module: nn.Module, block_mask: Any, query: Tensor, key: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import nn
 
-from attemper.sites.wrappers import named, unwrapped
+from attemper.sites.names import named, unwrapped
 
 COMPILED = "it is compiled by torch.compile: only taps (attemper.tap) are seen inside"
 SCRIPTED = "it is TorchScript, into which nothing can look: measure the module that it was made of"

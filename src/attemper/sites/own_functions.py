@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.functional.call import Options, Packing
-from attemper.functional.masks import without_causal_bias
-from attemper.sites.observer import AttentionCall
+from attemper.call.masks import without_causal_bias
+from attemper.call.options import Options, Packing
+from attemper.sites.observation import AttentionCall
 
 _READ = (
     "temperature", "normalizer", "causal_alignment", "window_size", "softcap", "sink_logits", "first_tokens", "backend",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from attemper.sites.observer import UnsupportedCallError
+from attemper.sites.observation import UnsupportedCallError
 
 _HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.sites.observer import AttentionCall, UnsupportedCallError
+from attemper.sites.observation import AttentionCall, UnsupportedCallError
 
 HEADS = 1
 """The dimension of [B, H, Q, D] that may be split."""

@@ -19,16 +19,16 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper import _transforms
-from attemper._checks import one_of, positive_number, refuse_nested
-from attemper._compiling import constant_in_graphs
-from attemper._transforms import is_mapped
+from attemper.call import transforms
+from attemper.call.compiling import constant_in_graphs
+from attemper.call.masks import ADVICE, is_plain, without_causal_bias
+from attemper.call.options import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
+from attemper.call.sums import fits
+from attemper.call.transforms import is_mapped
+from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
-from attemper.functional.accumulated import fits
-from attemper.functional.call import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
-from attemper.functional.masks import ADVICE, is_plain, without_causal_bias
 from attemper.sites import tap_buffers
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, guarded, present
+from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guarded, present
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
@@ -151,7 +151,7 @@ def _call(
     detached = [None if tensor is None else tensor.detach() for tensor in (query, key, mask, temperature, sink)]
     operator: Callable[..., None] = torch.ops.attemper.tap
     place = str(query.device)
-    if _transforms.active() and any(map(is_mapped, (query, key))):
+    if transforms.active() and any(map(is_mapped, (query, key))):
         operator = _tap  # no rule for torch.vmap: observers are told that they see nothing here
     if _may_be_captured() and tap_buffers.graphed(query.device):
         ready = _prepared(name, module, place, str(query.dtype), int(query.shape[3]), int(query.shape[1]))

@@ -15,10 +15,10 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper.call.options import planned
+from attemper.call.sums import WIDTH, add, emptied, sampled_positions
 from attemper.errors import BackendError, InputError
-from attemper.functional.accumulated import WIDTH, add, emptied, sampled_positions
-from attemper.functional.call import planned
-from attemper.sites.observer import AttentionCall
+from attemper.sites.observation import AttentionCall
 
 
 class Receiver(Protocol):

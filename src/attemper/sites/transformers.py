@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
+from attemper.call.options import first_true, planned
 from attemper.errors import InputError, MissingExtraError
 from attemper.functional.attention import executed
-from attemper.functional.call import first_true, planned
-from attemper.sites import functions
 from attemper.sites import registry as lookup
-from attemper.sites.conventions import as_eager, reader_of, understood
+from attemper.sites import torch_functions
 from attemper.sites.identity import places
-from attemper.sites.observer import AttentionCall, Observer, UnsupportedCallError, current, guarded, tell, told
+from attemper.sites.names import named
+from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guarded, tell, told
 from attemper.sites.registry import NAME
 from attemper.sites.tap import tap_call
-from attemper.sites.wrappers import named
+from attemper.sites.transformers_arguments import as_eager, reader_of, understood
 
 
 def register() -> None:
@@ -166,7 +166,7 @@ class _Told:
 @contextmanager
 def _without_mode() -> Iterator[None]:
     """Takes our function mode off, if it is the innermost: a kernel that is compiled would be compiled anew for it."""
-    if not isinstance(_get_current_function_mode(), functions.AttentionMode):
+    if not isinstance(_get_current_function_mode(), torch_functions.AttentionMode):
         yield
         return
     with _pop_mode_temporarily():

@@ -1,0 +1,284 @@
+"""Attention by maps that are found on whole rows (docs/design/0008): a tile holds all keys that its rows can see.
+
+Forward, per tile: scores, weights, then statistics and the product with values. Backward computes scores and weights of
+a tile anew; with g the gradient of a weight, W = sum w and p = w / W::
+
+    g = dO.v + g_w + (b - sum p b) / W
+    b = -g_h (log p + 1) + 2 g_c p - g_a d + g_v (s - mu)^2 + g_f 1[first] + g_t distance + g_g rank + g_p 1[argmax]
+    ds = map'(g) + p (2 g_v (s - mu) - g_a) + 1[argmax] (g_m + g_a)
+
+and ``backends/normalizers`` has the maps and their map'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attemper.backends.blocked.scores import Scores, block_scores, distance, dropout, first_keys, gini_rank, query_tile
+from attemper.backends.blocked.softmax_backward import Held, gini_slope, silence_empty_rows
+from attemper.backends.blocked.softmax_forward import surely_finite
+from attemper.backends.blocked.tiles import Tile, region, sum_to, tiles
+from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.backends.normalizers import slope as map_slope
+from attemper.backends.normalizers import slope_of_alpha
+from attemper.backends.normalizers import weights as map_weights
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K]; what was not asked has size 0."""
+    batch, heads, rows, _ = problem.query.shape
+    keys, width = problem.key.shape[2], 0 if problem.value is None else problem.value.shape[3]
+    new = problem.query.new_zeros
+    output = new((batch, heads, rows, width))
+    state = new((len(problem.fields), batch, heads, rows), dtype=problem.compute_dtype)
+    state[0] = -math.inf
+    key_mass = new((batch, heads, keys) if problem.key_mass else (0,), dtype=problem.compute_dtype)
+    careful = not surely_finite(problem)
+    for index, (tile, key, value) in enumerate(tiles(problem)):
+        low, high = tile.keys
+        if low == high:
+            continue
+        row = _Rows.of(problem, tile, *query_tile(problem, tile), key, careful)
+        state[(slice(None), *tile.place)] = row.state().view(-1, *tile.shape)
+        if value is not None:
+            applied = dropout(problem, row.weights, index, low)
+            output[tile.place] = torch.bmm(applied, value[:, low:high]).view(*tile.shape, width).to(output.dtype)
+        if problem.key_mass:
+            valid = (row.count > 0) & ~row.bad
+            shares = torch.where(valid[..., None], row.shares(), 0.0).unflatten(1, (problem.repeats, -1)).sum(2)
+            key_mass[tile.batches, tile.heads] += shares.view(*tile.shape[:2], keys)
+    return output, state, key_mass
+
+
+def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
+    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
+    del output
+    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
+    grads = Gradients(
+        *(
+            tensor.new_zeros(tensor.shape, dtype=tensor.dtype if place < 3 else problem.compute_dtype)
+            if needed and tensor is not None
+            else None
+            for place, (needed, tensor) in enumerate(zip(needs, tensors, strict=True))
+        )
+    )
+    above = silence_empty_rows(problem, state, upstream)
+    careful = not surely_finite(problem)
+    held: Held | None = None
+    for index, (tile, key, value) in enumerate(tiles(problem)):
+        if held is None or held.place != (tile.batches, tile.groups):
+            if held is not None:
+                held.write(grads)
+            held = Held((tile.batches, tile.groups), key, value if grads.value is not None else None)
+        if tile.keys[0] < tile.keys[1]:
+            _sweep(problem, tile, key, value, careful, index, above, grads, held)
+    if held is not None:
+        held.write(grads)
+    return grads
+
+
+@dataclass
+class _Rows:
+    """The rows of a tile against their keys, flat [n, R * rows, keys] or [n, R * rows]."""
+
+    problem: Problem
+    tile: Tile
+    scores: Scores
+    maximum: Tensor
+    d: Tensor
+    """Scores relative to the maximum; -inf where hidden."""
+    weights: Tensor
+    count: Tensor
+    bad: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, tile: Tile, query: Tensor, multiplier: Tensor, key: Tensor, careful: bool) -> _Rows:
+        scores = block_scores(problem, tile, query * multiplier, key, *tile.keys, careful)
+        maximum = scores.values.amax(-1, keepdim=True)
+        d = scores.values - maximum.masked_fill(maximum == -math.inf, 0.0)
+        w = _weights(problem, scores.values, _per_head(problem, tile))
+        count = torch.as_tensor(scores.count(tile), device=d.device).expand(tile.flat)
+        bad = torch.zeros_like(count, dtype=torch.bool) if scores.bad is None else scores.bad
+        if careful:
+            w = w.masked_fill(bad[..., None], math.nan)
+        return cls(problem, tile, scores, maximum[..., 0], d, w, count, bad)
+
+    def total(self) -> Tensor:
+        """W, [n, R * rows], in the type of sums."""
+        return self.weights.sum(-1, dtype=self.problem.sum_dtype)
+
+    def shares(self) -> Tensor:
+        """p = w / W; 0 where no key has weight."""
+        total = self.total().to(self.d.dtype)[..., None]
+        return self.weights / torch.where(total == 0, 1.0, total)
+
+    def deviations(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """d where a key has weight (0 elsewhere), and d - sum p d."""
+        inside = torch.where(p != 0, self.d, 0.0)
+        mean = (p * inside).sum(-1, dtype=self.problem.sum_dtype).to(p.dtype)
+        return inside, inside - mean[..., None]
+
+    def plain_deviations(self) -> Tensor:
+        """Scores less their mean over visible keys, without weights; 0 where hidden."""
+        hidden = self.d == -math.inf
+        d = self.d.masked_fill(hidden, 0.0).to(self.problem.sum_dtype)
+        return (d - (d.sum(-1) / self.count.clamp(min=1))[..., None]).masked_fill_(hidden, 0.0)
+
+    def score_variance(self) -> Tensor:
+        return self.plain_deviations().square_().sum(-1) / self.count.clamp(min=1)
+
+    def state(self) -> Tensor:
+        """The letters asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
+        problem, tile, p = self.problem, self.tile, self.shares()
+        wide = problem.sum_dtype
+        inside, deviation = self.deviations(p)
+        low, high = tile.keys
+        parts = {
+            "m": lambda: self.maximum,
+            "n": lambda: self.count,
+            # Nothing is left for backward: it finds the same weights again.
+            "x": lambda: torch.zeros_like(self.maximum),
+            "w": self.total,
+            "s": lambda: (p > 0).sum(-1),
+            "p": lambda: p.amax(-1),
+            "a": lambda: -(p * inside).sum(-1, dtype=wide),
+            "h": lambda: 0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1, dtype=wide),
+            "v": lambda: (p * deviation * deviation).sum(-1, dtype=wide),
+            "c": lambda: (p * p).sum(-1, dtype=wide),
+            "f": lambda: (tile.grid(p) * first_keys(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
+            "t": lambda: (tile.grid(p) * distance(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
+            "y": self.score_variance,
+            "g": lambda: (p.sort(-1).values * gini_rank(self.count[..., None].to(p.dtype), p.shape[-1])).sum(-1),
+        }
+        found_parts = []
+        for letter in problem.fields:
+            part = parts[letter]().to(problem.compute_dtype)
+            if letter not in "mn":
+                part = part.masked_fill(self.count == 0, 0.0)
+            found_parts.append(part if letter == "n" else part.masked_fill(self.bad, math.nan))
+        return torch.stack(found_parts)
+
+
+def _weights(problem: Problem, scores: Tensor, per_head: Tensor | None) -> Tensor:
+    """The map of scores [n, R * rows, keys], -inf where hidden."""
+    if problem.normalizer == "sigmoid":
+        assert per_head is not None
+        return torch.sigmoid(scores + per_head)
+    alpha = None if per_head is None else per_head.reshape(-1)
+    return map_weights(scores.flatten(0, 1), problem.normalizer, problem.number, alpha).view(scores.shape)
+
+
+def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
+    """What is given per head, for each row of the tile, [n, R * rows, 1]."""
+    if problem.sink is None:
+        return None
+    values = problem.sink[tile.heads].to(problem.compute_dtype)[None, :, None].expand(tile.shape)
+    return values.reshape(*tile.flat, 1)
+
+
+def _sweep(
+    problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, careful: bool, index: int,
+    above: Upstream, grads: Gradients, held: Held,
+) -> None:  # fmt: skip
+    """Adds a tile to all gradients."""
+    low, high = tile.keys
+    query, multiplier = query_tile(problem, tile)
+    rows = _Rows.of(problem, tile, query, multiplier, key, careful)
+    grad = {letter: above.state[i][tile.place].reshape(*tile.flat, 1) for i, letter in enumerate(problem.fields)}
+    upstream = above.output[tile.place].to(problem.compute_dtype).reshape(*tile.flat, -1)
+    g = _statistics_slope(problem, rows, grad, above)
+    if value is not None:
+        if held.value is not None:
+            held.value[:, low:high].baddbmm_(dropout(problem, rows.weights, index, low).transpose(1, 2), upstream)
+        g = g + dropout(problem, torch.bmm(upstream, value[:, low:high].transpose(1, 2)), index, low)
+    per_head = _per_head(problem, tile)
+    slope = _score_slope(problem, rows.weights, g, per_head)
+    if grads.sink is not None and per_head is not None:
+        grads.sink[tile.heads] += _per_head_gradient(problem, rows, g, slope, per_head).view(tile.shape).sum((0, 2))
+    slope = _with_direct(problem, rows, slope, grad)
+    if grads.mask is not None:
+        grid = tile.grid(slope).flatten(1, 2)
+        place = region(grads.mask, (*tile.place, slice(low, high)))
+        grads.mask[place] += sum_to(grid, grads.mask.shape)
+    if rows.scores.slope is not None:
+        slope = slope * rows.scores.slope
+    if grads.key is not None:
+        held.key[:, low:high].baddbmm_(slope.to(query.dtype).transpose(1, 2), query * multiplier)
+    if grads.query is None and grads.multiplier is None:
+        return
+    query_grad = torch.bmm(slope, key[:, low:high].to(slope.dtype))
+    if grads.query is not None:
+        grads.query[tile.place] = (query_grad * multiplier).view(*tile.shape, -1).to(grads.query.dtype)
+    if grads.multiplier is not None:
+        gradient = (query_grad * query).sum(-1).view(tile.shape)
+        grads.multiplier[region(grads.multiplier, tile.place)] += sum_to(gradient, grads.multiplier.shape)
+
+
+def _score_slope(problem: Problem, weights: Tensor, g: Tensor, per_head: Tensor | None) -> Tensor:
+    """map'(g): the gradient of scores from that of weights, in float64 where its terms may be far larger than their sum
+    over keys: of n equal weights, n^(alpha - 2) times.
+    """
+    if problem.normalizer == "sigmoid":
+        return weights * (1 - weights) * g
+    alpha = None if per_head is None else per_head[..., 0]
+    if alpha is not None and (weights.device.type != "cpu" or bool((alpha > 2).any())):
+        weights, g = weights.to(problem.sum_dtype), g.to(problem.sum_dtype)
+    return map_slope(weights, g, problem.normalizer, alpha=alpha)
+
+
+def _per_head_gradient(problem: Problem, rows: _Rows, g: Tensor, slope: Tensor, per_head: Tensor) -> Tensor:
+    """Of the bias of sigmoids, or of alpha, for each row, [n, R * rows]."""
+    if problem.normalizer == "sigmoid":
+        return slope.sum(-1)
+    return torch.where(rows.count > 0, slope_of_alpha(rows.weights, g, per_head[..., 0]), 0.0)
+
+
+def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], above: Upstream) -> Tensor:
+    """The gradient of weights that the statistics bring, g_w + (b - sum p b) / W."""
+    p, tile = rows.shares(), rows.tile
+    inside, deviation = rows.deviations(p)
+    low, high = tile.keys
+    b = torch.zeros_like(p)
+    if "h" in grad:
+        b -= grad["h"] * torch.where(p > 0, p, 1.0).log()
+    if "c" in grad:
+        b += 2 * grad["c"] * p
+    if "a" in grad:
+        b -= grad["a"] * inside
+    if "v" in grad:
+        b += grad["v"] * deviation * deviation
+    if "f" in grad:
+        tile.grid(b).add_(tile.grid(grad["f"]) * first_keys(problem, tile, low, high))
+    if "t" in grad:
+        tile.grid(b).add_(tile.grid(grad["t"]) * distance(problem, tile, low, high))
+    if "g" in grad:
+        b += gini_slope(p, rows.count[..., None].to(p.dtype), grad["g"])
+    if problem.key_mass:
+        upstream = above.key_mass[tile.batches, tile.heads].to(b.dtype)
+        tile.grid(b).add_(upstream.unflatten(1, (-1, problem.repeats)).unsqueeze(3)[..., low:high])
+    if "p" in grad and problem.maximum_gradient:
+        b.scatter_add_(-1, rows.scores.values.argmax(-1, keepdim=True), grad["p"])
+    total = rows.total().to(b.dtype)[..., None]
+    g = torch.where(total == 0, 0.0, (b - (p * b).sum(-1, keepdim=True)) / torch.where(total == 0, 1.0, total))
+    return g + grad["w"] if "w" in grad else g
+
+
+def _with_direct(problem: Problem, rows: _Rows, slope: Tensor, grad: dict[str, Tensor]) -> Tensor:
+    """Adds what statistics owe to the scores themselves: means, variances and maximum."""
+    if "a" in grad or "v" in grad:
+        p = rows.shares()
+        if "a" in grad:
+            slope = slope - grad["a"] * p
+        if "v" in grad:
+            slope = slope + 2 * grad["v"] * p * rows.deviations(p)[1]
+    if "y" in grad:
+        share = rows.plain_deviations() / rows.count.clamp(min=1)[..., None]
+        slope = slope + 2 * grad["y"] * share.to(slope.dtype)
+    if problem.maximum_gradient or "a" in grad:
+        at_maximum = grad["m"] + grad.get("a", 0.0)
+        slope = slope.scatter_add(-1, rows.scores.values.argmax(-1, keepdim=True), at_maximum.to(slope.dtype))
+    return slope

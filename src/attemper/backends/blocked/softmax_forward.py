@@ -1,0 +1,211 @@
+"""The forward pass: tiles of rows, blocks of keys, one law of merging."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attemper.backends.blocked.scores import (
+    VANISHED,
+    block_scores,
+    distance,
+    dropout,
+    first_keys,
+    gini_rank,
+    mass,
+    query_tile,
+)
+from attemper.backends.blocked.tiles import Tile, key_blocks, tiles
+from attemper.backends.contract import Problem
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K]; what was not asked has size 0."""
+    batch, heads, rows, _ = problem.query.shape
+    keys, width = problem.key.shape[2], 0 if problem.value is None else problem.value.shape[3]
+    new = problem.query.new_zeros
+    output = new((batch, heads, rows, width))
+    state = new((len(problem.fields), batch, heads, rows), dtype=problem.compute_dtype)
+    state[0] = -math.inf
+    key_mass = new((batch, heads, keys) if problem.key_mass else (0,), dtype=problem.compute_dtype)
+    careful = not surely_finite(problem)
+    for index, (tile, key, value) in enumerate(tiles(problem)):
+        row = _sweep(problem, tile, key, value, careful, index)
+        state[(slice(None), *tile.place)] = row.state(problem, careful).view(-1, *tile.shape)
+        if width:
+            output[tile.place] = row.normalised(problem, tile).view(*tile.shape, width)
+        if problem.key_mass:
+            valid = ((row.count > 0) & ~row.bad)[..., None]
+            weights = torch.where(valid, row.weights(), 0.0).unflatten(1, (problem.repeats, -1)).sum(2)
+            key_mass[tile.batches, tile.heads] += weights.view(*tile.shape[:2], keys)
+    return output, state, key_mass
+
+
+def surely_finite(problem: Problem) -> bool:
+    """Whether no score can overflow or be NaN, by a bound on |q||k|. Asked on the CPU only: elsewhere it would sync."""
+    query, key = problem.query, problem.key
+    if query.device.type != "cpu" or 0 in (*query.shape, *key.shape):
+        return False
+    bound = float(problem.multiplier.abs().max()) * query.shape[3]
+    for tensor in (query, key):
+        bound *= float(torch.linalg.vector_norm(tensor, math.inf))
+    if problem.mask is not None and problem.mask.dtype != torch.bool:
+        bound += abs(float(problem.mask.max()))
+    return bound < torch.finfo(problem.compute_dtype).max / 4
+
+
+@dataclass
+class _Rows:
+    """Running sums of the rows of a tile, flat [n, R * rows]; the empty row is the identity of merging."""
+
+    maximum: Tensor
+    total: Tensor
+    first_moment: Tensor
+    second_moment: Tensor
+    squares: Tensor
+    first: Tensor
+    distance: Tensor
+    plain_first: Tensor
+    """sum d over visible keys, without weights."""
+    plain_second: Tensor
+    """sum d^2."""
+    count: Tensor
+    bad: Tensor
+    output: Tensor
+    last: Tensor
+    """Weights of the last block, relative to the maximum."""
+
+    @classmethod
+    def empty(cls, problem: Problem, query: Tensor, width: int) -> _Rows:
+        flat = query.shape[:2]
+        sums = query.new_zeros((8, *flat), dtype=problem.sum_dtype)
+        count = torch.zeros(flat, dtype=torch.int64, device=query.device)
+        return cls(
+            maximum=query.new_full(flat, -math.inf),
+            total=sums[0],
+            first_moment=sums[1],
+            second_moment=sums[2],
+            squares=sums[3],
+            first=sums[4],
+            distance=sums[5],
+            plain_first=sums[6],
+            plain_second=sums[7],
+            count=count,
+            bad=count != 0,
+            output=query.new_zeros((*flat, width)),
+            last=query.new_zeros((*flat, 0)),
+        )
+
+    def raise_maximum(self, block: Tensor, rescale: bool, plain: bool) -> Tensor:
+        """Takes in a block's maximum and moves every sum to it; returns the finite base to subtract from scores.
+
+        ``plain``: whether there are sums without weights, which move by more than ``VANISHED``, too.
+        """
+        merged = torch.maximum(self.maximum, block)
+        base = merged.masked_fill(merged == -math.inf, 0.0)
+        if rescale:
+            # An empty row has maximum -inf: its sums are 0, and a finite step keeps 0 * step at 0.
+            step = (self.maximum - base).to(self.total.dtype).clamp_(min=VANISHED)
+            shrink = step.exp()
+            self.second_moment += step * (2 * self.first_moment + step * self.total)
+            self.first_moment += step * self.total
+            for sums in (self.total, self.first_moment, self.second_moment, self.first, self.distance):
+                sums *= shrink
+            self.squares *= shrink * shrink
+            if plain:
+                far = (self.maximum - base).to(self.total.dtype).masked_fill_(self.count == 0, 0.0)
+                self.plain_second += far * (2 * self.plain_first + far * self.count)
+                self.plain_first += far * self.count
+            self.output *= shrink.to(self.output.dtype)[..., None]
+        self.maximum = merged
+        return base
+
+    def inverse_total(self) -> Tensor:
+        return torch.where(self.total > 0, self.total, 1.0).reciprocal()
+
+    def weights(self) -> Tensor:
+        """Normalised weights of a tile that was swept in one block."""
+        return self.last * self.inverse_total().to(self.last.dtype)[..., None]
+
+    def log_total(self) -> Tensor:
+        return torch.where(self.count > 0, self.total, 1.0).log()
+
+    def normalised(self, problem: Problem, tile: Tile) -> Tensor:
+        share = self.inverse_total()
+        if problem.sink is not None:
+            share = share * mass(problem, tile, self.maximum.to(share.dtype) + self.log_total())
+        return self.output * share.to(self.output.dtype)[..., None]
+
+    def state(self, problem: Problem, careful: bool) -> Tensor:
+        """The fields asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
+        inverse = self.inverse_total()
+        mean = self.first_moment * inverse
+        share = self.count.clamp(min=1).to(inverse.dtype).reciprocal()
+        plain_mean = self.plain_first * share
+        parts = {
+            "m": self.maximum.to(inverse.dtype),
+            "z": self.log_total(),
+            "n": self.count.to(inverse.dtype),
+            "a": mean.neg(),
+            "v": (self.second_moment * inverse - mean * mean).clamp_(min=0.0),
+            "c": self.squares * inverse * inverse,
+            "f": self.first * inverse,
+            "t": self.distance * inverse,
+            "u": plain_mean.neg(),
+            # The largest score is at d = 0: at most a factor n cancels.
+            "y": (self.plain_second * share - plain_mean * plain_mean).clamp_(min=0.0),
+        }
+        if "g" in problem.fields:
+            weights = self.weights().to(inverse.dtype)
+            rank = gini_rank(self.count[..., None].to(inverse.dtype), weights.shape[-1])
+            parts["g"] = (weights.sort(-1).values * rank).sum(-1)
+        if careful:
+            parts = {k: part if k == "n" else part.masked_fill(self.bad, math.nan) for k, part in parts.items()}
+        return torch.stack([parts[letter] for letter in problem.fields]).to(problem.compute_dtype)
+
+
+def _sweep(problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, careful: bool, index: int) -> _Rows:
+    query, multiplier = query_tile(problem, tile)
+    query = query * multiplier
+    row = _Rows.empty(problem, query, 0 if value is None else value.shape[2])
+    for number, (low, high) in enumerate(key_blocks(problem, tile)):
+        scores = block_scores(problem, tile, query, key, low, high, careful)
+        if scores.bad is not None:
+            row.bad |= scores.bad
+        maximum = scores.values.amax(-1)
+        base = row.raise_maximum(maximum, rescale=number > 0, plain="y" in problem.fields)
+        row.count += scores.count(tile)
+        d = scores.values.sub_(base[..., None])
+        if "y" in problem.fields:
+            visible = d.masked_fill(d == -math.inf, 0.0).to(row.total.dtype)
+            row.plain_first += visible.sum(-1)
+            row.plain_second += visible.square_().sum(-1)
+        if scores.visible is not None:
+            d.clamp_(min=VANISHED)
+        row.last = e = torch.exp(d)
+        if value is not None:
+            row.output.baddbmm_(dropout(problem, e, index, low), value[:, low:high], beta=float(number > 0))
+        _add_sums(problem, tile, row, d, e, low, high)
+    return row
+
+
+def _add_sums(problem: Problem, tile: Tile, row: _Rows, d: Tensor, e: Tensor, low: int, high: int) -> None:
+    """Adds a block to the sums that the fields need. ``d`` is overwritten."""
+    fields = problem.fields
+    row.total += e.sum(-1, dtype=row.total.dtype)
+    if "t" in fields:
+        row.distance += (tile.grid(e) * distance(problem, tile, low, high)).sum(-1).view(tile.flat)
+    if "f" in fields and problem.first_keys is not None:
+        row.first += (tile.grid(e) * first_keys(problem, tile, low, high)).sum(-1).view(tile.flat)
+    elif "f" in fields and low < problem.first_tokens:
+        row.first += e[..., : problem.first_tokens - low].sum(-1)
+    if "c" in fields:
+        row.squares += (e * e).sum(-1)
+    if "a" in fields or "v" in fields:
+        moment = e * d
+        row.first_moment += moment.sum(-1)
+        if "v" in fields:
+            row.second_moment += moment.mul_(d).sum(-1)

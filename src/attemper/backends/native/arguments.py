@@ -1,0 +1,105 @@
+"""A problem as the C++ library takes it: addresses, strides and sizes (``source/arguments.h``, field by field)."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from ctypes import c_double, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from attemper.backends.contract import Problem
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
+LETTERS = "mznavcft"
+"""Letters of the state that one pass gives; gini and key_mass need a second."""
+
+
+class View(ctypes.Structure):
+    """A tensor of up to four dimensions; strides in elements, 0 where it is broadcast."""
+
+    _fields_ = (("data", c_void_p), ("type", c_int64), ("stride", c_int64 * 4))
+
+
+class Arguments(ctypes.Structure):
+    """One call. It owns nothing: whoever fills it keeps the tensors until the call is over."""
+
+    _fields_ = (
+        ("size", c_int64),
+        ("query", View), ("key", View), ("value", View), ("mask", View),
+        ("multiplier", c_void_p), ("multiplier_stride", c_int64 * 3),
+        ("sink", c_void_p), ("positions", c_void_p),
+        ("first_keys", c_void_p), ("first_keys_stride", c_int64 * 2),
+        ("batch", c_int64), ("heads", c_int64), ("groups", c_int64), ("queries", c_int64), ("keys", c_int64),
+        ("depth", c_int64), ("width", c_int64),
+        ("left", c_int64), ("right", c_int64), ("offset", c_int64), ("first_tokens", c_int64),
+        ("softcap", c_double),
+        ("place", c_int64 * len(LETTERS)),
+        ("output", View), ("state", c_void_p), ("threads", c_int64),
+        ("grad_output", View), ("grad_state", c_void_p),
+        ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
+        ("grad_mask", c_void_p), ("grad_mask_stride", c_int64 * 4),
+        ("grad_multiplier", c_void_p), ("grad_sink", c_void_p), ("maximum_gradient", c_int64),
+    )  # fmt: skip
+
+
+# Filling a ctypes structure field by field takes four times as long as packing its slots, which are 8 bytes each.
+_SIZE = ctypes.sizeof(Arguments)
+_BEFORE = Arguments.softcap.offset // 8
+_PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
+_ABSENT = (0,) * 6
+_NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers stand; 0 without one. Every address that leaves for C++ is taken here."""
+    if tensor is None:
+        return 0
+    # The dispatcher resolves both; who goes past it has to look.
+    assert not tensor.is_neg(), "the numbers in its memory have the other sign"
+    assert not tensor._is_zerotensor(), "it has no memory"
+    return tensor.data_ptr()
+
+
+def view(tensor: Tensor | None) -> tuple[int, ...]:
+    """The slots of a ``View``: the tensor where it lies, whatever its strides."""
+    if tensor is None or tensor.numel() == 0:
+        return _ABSENT
+    return (address(tensor), _TYPES[tensor.dtype], *view_strides(tensor))
+
+
+def view_strides(tensor: Tensor) -> list[int]:
+    """Strides in elements, 0 where a dimension has size 1."""
+    return [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def described(
+    problem: Problem, output: Tensor, state: Tensor, gradients: Sequence[int] = _NO_GRADIENTS
+) -> tuple[bytes, tuple[Tensor | None, ...]]:
+    """The call as the bytes of an ``Arguments``, and small tensors made for it that must outlive it.
+
+    ``gradients``: the slots from ``grad_output`` on.
+    """
+    query, key, value = problem.query, problem.key, problem.value
+    batch, heads, queries, depth = query.shape
+    groups, keys = key.shape[1:3]
+    multiplier = problem.multiplier.to(torch.float32)
+    sink = None if problem.sink is None else problem.sink.detach().to(torch.float32).contiguous()
+    positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
+    first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
+    call = _PACK.pack(
+        _SIZE,
+        *view(query), *view(key), *view(value), *view(problem.mask),
+        address(multiplier), *view_strides(multiplier),
+        address(sink), address(positions),
+        address(first), *((0, 0) if first is None else view_strides(first)),
+        batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
+        min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
+        problem.softcap,
+        *[problem.fields.find(letter) for letter in LETTERS],
+        *view(output), address(state), torch.get_num_threads(),
+        *gradients,
+    )  # fmt: skip
+    return call, (multiplier, sink, positions, first)

@@ -1,0 +1,60 @@
+"""Attention by the maps that are found on whole rows (docs/design/0008), as ``source/row_attention.h`` has it."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.backends.native.arguments import address, described, view, view_strides
+from attemper.backends.native.library import run
+from attemper.backends.native.normalize import KINDS
+
+LETTERS = "mnxwspahvcft"
+"""Of the state, in the order of ``source/row_attention.h``; gini takes a second pass."""
+_MORE = struct.Struct(f"@qd{len(LETTERS)}q")
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass."""
+    batch, heads, rows, _ = problem.query.shape
+    width = 0 if problem.value is None else problem.value.shape[3]
+    output = problem.query.new_empty((batch, heads, rows, width))
+    state = torch.empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    call, held = described(problem, output, state)
+    run("attemper_row_forward", call + _more(problem))
+    del held
+    return output, state, state.new_empty(0)
+
+
+def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
+    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks; float32, contiguous."""
+    state, grad_state = state.contiguous(), upstream.state.to(torch.float32).contiguous()
+    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
+    rows = problem.query.shape[:3]
+    shapes = (*(None if tensor is None else tensor.shape for tensor in tensors[:4]), rows, rows)
+    grads = [
+        torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
+        for tensor, shape, needed in zip(tensors, shapes, needs, strict=True)
+    ]
+    query, key, value, mask, multiplier, sink = grads
+    places = [address(grad) for grad in grads]
+    mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
+    slots = (*view(upstream.output), address(grad_state), *places[:4], *mask_strides, *places[4:])
+    call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))
+    run("attemper_row_backward", call + _more(problem))
+    del held
+    if multiplier is not None:
+        axes = [axis for axis, size in enumerate(problem.multiplier.shape) if size == 1]
+        multiplier = multiplier.double().sum(axes, keepdim=True).float() if axes else multiplier
+    if sink is not None:
+        sink = sink.double().sum((0, 2)).float()
+    return Gradients(query, key, value, mask, multiplier, sink)
+
+
+def _more(problem: Problem) -> bytes:
+    """What follows an ``Arguments`` in a ``RowCall``."""
+    places = [problem.fields.find(letter) for letter in LETTERS]
+    return _MORE.pack(KINDS.index(problem.normalizer), problem.number, *places)

@@ -1,0 +1,48 @@
+// Statistics of rows from their state in one pass, the formulas of call/statistics.py where no gradient is wanted:
+// thirty operators of PyTorch over a few thousand rows take as long as attention over a hundred tokens.
+#include "entropies.h"
+#include "memory.h"
+
+namespace {
+
+using namespace attemper;
+
+enum Letter { M, Z, N, A, C, LETTERS };
+enum Name { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, NAMES };
+
+// letters: where each of them lies, [rows] float32, null where the state lacks it; values: where each statistic goes,
+// null where it is not wanted, which it must be where it follows from a letter that is not there.
+void derive(int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
+    const float *m = letters[M], *z = letters[Z], *n = letters[N], *a = letters[A], *c = letters[C];
+    if (values[LSE])
+        for (int64_t i = 0; i < rows; i++) values[LSE][i] = m[i] + z[i];
+    if (values[MASS])
+        for (int64_t i = 0; i < rows; i++) {
+            const float lse = m[i] + z[i];
+            values[MASS][i] = n[i] > 0 ? lse - lse + 1.0f : 0.0f;
+        }
+    if (values[MEAN_LOGIT])
+        for (int64_t i = 0; i < rows; i++) values[MEAN_LOGIT][i] = (n[i] > 0 ? m[i] : 0.0f) - a[i];
+    if (values[EFFECTIVE_TOKENS])
+        for (int64_t i = 0; i < rows; i++) values[EFFECTIVE_TOKENS][i] = n[i] > 0 ? 1.0f / c[i] : 0.0f;
+    if (values[MAX_WEIGHT])
+        for (int64_t i = 0; i < rows; i++) values[MAX_WEIGHT][i] = n[i] > 0 ? std::exp(-z[i]) : 0.0f;
+    if (counts)
+        for (int64_t i = 0; i < rows; i++) counts[i] = int64_t(n[i]);
+    if (values[ENTROPY] || values[NORMALIZED_ENTROPY]) {
+        Logarithms logarithm;
+        for (int64_t i = 0; i < rows; i++) {
+            const Logarithm of = logarithm(n[i]);
+            const float entropy = entropy_of(z[i], a[i], of);
+            if (values[ENTROPY]) values[ENTROPY][i] = entropy;
+            if (values[NORMALIZED_ENTROPY]) values[NORMALIZED_ENTROPY][i] = normalized_of(entropy, n[i], of);
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int attemper_statistics(
+    int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
+    return guarded([&] { return derive(rows, letters, values, counts), int(FINE); });
+}

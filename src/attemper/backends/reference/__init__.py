@@ -1,0 +1,1 @@
+"""The dense backend, float64 inside: the specification of the others."""

@@ -1,0 +1,1 @@
+"""Kernels of normalizers that need all keys of a row."""

@@ -1,0 +1,132 @@
+r"""What a row of a map gathers, and the state that it leaves (docs/design/0008).
+
+With omega the weights relative to the largest, l = log omega and d = s - m, in one sweep over the blocks of keys::
+
+    Z = sum omega    H = sum omega l    A = sum omega d    B = sum omega (d - A/Z)^2    C = sum omega^2
+    F, T: omega on first tokens, times distance            S: keys with weight
+
+    w = omega_max Z    p = 1/Z    h = log Z - H/Z    a = -A/Z    v = B/Z    c = C/Z^2    f = F/Z    t = T/Z
+
+As in ``softmax.py`` sums over blocks are pairs of float32, and the spread is kept about its own mean.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attemper.backends.triton.rowwise.maps import SIGMOID, largest
+from attemper.backends.triton.rowwise.tiles import distance_of, first_of
+from attemper.backends.triton.softmax.state import _added, _spread, log_of
+
+W, S, P, A, H, V, C, F, T = (tl.constexpr(1 << bit) for bit in range(9))
+"""Bits of LETTERS: the letters of the state beyond m, n and x, in their order, that the call needs."""
+_LETTERS = "wspahvcft"
+
+SMALLEST = tl.constexpr(1.1754943508222875e-38)
+"""Weights whose sum is below it count as none."""
+
+
+def letters(fields: str) -> int:
+    """The bits of the state's letters."""
+    return sum(1 << _LETTERS.index(letter) for letter in fields if letter in _LETTERS)
+
+
+def relative(fields: str) -> bool:
+    """Whether weights of sigmoid are wanted relative to the largest: for what shares of their sum decide about."""
+    return bool(set(fields) & set("pahvcft"))
+
+
+@triton.jit
+def gathered_nothing(BLOCK_M: tl.constexpr):
+    """``(z, z_low, h, h_low, a, a_low, b, b_low, c, c_low, f, t, s)`` of no key."""
+    zero = tl.zeros([BLOCK_M], tl.float32)
+    return zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, tl.zeros([BLOCK_M], tl.int32)
+
+
+@triton.jit
+def gathered(sums, omega, logs, d, tile, keys, place, LETTERS: tl.constexpr, FIRST: tl.constexpr):
+    """``sums`` with a block of weights [M, N]."""
+    z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
+    block_z = tl.sum(omega, 1)
+    if H & LETTERS:
+        h, hl = _added(h, hl, tl.sum(omega * logs, 1))
+    if (A | V) & LETTERS:
+        block_a = tl.sum(omega * d, 1)
+        if V & LETTERS:
+            x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
+            # In this order, for 0 times a square that overflows would be NaN.
+            b, bl = _added(b, bl, tl.sum(omega * x * x, 1))
+            b, bl = _added(b, bl, _spread(z, a, 0.0, block_z, block_a, 0.0))
+        a, al = _added(a, al, block_a)
+    if C & LETTERS:
+        c, cl = _added(c, cl, tl.sum(omega * omega, 1))
+    if F & LETTERS:
+        f += tl.sum(tl.where(first_of(tile, keys, place, FIRST), omega, 0.0), 1)
+    if T & LETTERS:
+        t += tl.sum(omega * distance_of(tile, place), 1)
+    if S & LETTERS:
+        s += tl.sum((omega > 0).to(tl.int32), 1)
+    z, zl = _added(z, zl, block_z)
+    return z, zl, h, hl, a, al, b, bl, c, cl, f, t, s
+
+
+@triton.jit
+def finished(sums, m, n, number, MAP: tl.constexpr, LETTERS: tl.constexpr, RELATIVE: tl.constexpr):
+    """``(w, s, p, a, h, v, c, f, t)`` and what the product with values is multiplied by, [M]; all 0 without weight."""
+    z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
+    z, zl = _added(z, 0.0, zl)
+    mass = tl.where(n > 0, 1.0, 0.0)
+    some = n > 0
+    if MAP == SIGMOID:
+        top = 1.0
+        if RELATIVE:
+            top = largest(m, number)
+        mass = top * z
+        some = some & (mass >= SMALLEST)
+        mass = tl.where(some, mass, 0.0)
+    z = tl.where(some, z, 1.0)
+    zl = tl.where(some, zl, 0.0)
+    inverse = tl.where(some, 1.0 / z, 0.0)
+    scale = inverse
+    if MAP == SIGMOID:
+        scale = 0.0 * z + top
+    entropy = tl.where(some, log_of(z, zl) - (h + hl) / z, 0.0) if H & LETTERS else 0.0 * z
+    # -0.0 and what rounding leaves below 0 are no entropies.
+    entropy = tl.maximum(entropy, 0.0)
+    mean = 0.0 - (a + al) * inverse
+    support = tl.where(some, s, 0).to(tl.float32)
+    left = (mass, support, inverse, mean, entropy, (b + bl) * inverse, (c + cl) * inverse * inverse, f * inverse,
+            t * inverse)  # fmt: skip
+    return left, scale
+
+
+@triton.jit
+def stored(m, n, x, left, bad, target, plane, exists, LETTERS: tl.constexpr):
+    """Writes m, n, x and the letters asked for, one plane after another; NaN but for n where a score is not finite."""
+    spoiled = tl.where(bad, float("nan"), 0.0)
+    tl.store(target, m + spoiled, mask=exists)
+    tl.store(target + plane, n.to(tl.float32), mask=exists)
+    tl.store(target + 2 * plane, tl.where(n > 0, x, 0.0) + spoiled, mask=exists)
+    target += 3 * plane
+    for bit in tl.static_range(9):
+        if (1 << bit) & LETTERS:
+            tl.store(target, left[bit] + spoiled, mask=exists)
+            target += plane
+
+
+@triton.jit
+def loaded(source, plane, exists, LETTERS: tl.constexpr):
+    """``(m, n, x, w, s, p, a, h, v, c, f, t)`` of rows (or their gradients); 0 where LETTERS has none."""
+    m = tl.load(source, mask=exists, other=-float("inf"))
+    n = tl.load(source + plane, mask=exists, other=0.0)
+    x = tl.load(source + 2 * plane, mask=exists, other=0.0)
+    rest = (n * 0.0,)
+    place = source + 3 * plane
+    for bit in tl.static_range(9):
+        if (1 << bit) & LETTERS:
+            rest = rest + (tl.load(place, mask=exists, other=0.0),)
+            place += plane
+        else:
+            rest = rest + (n * 0.0,)
+    return m, n, x, rest[1], rest[2], rest[3], rest[4], rest[5], rest[6], rest[7], rest[8], rest[9]

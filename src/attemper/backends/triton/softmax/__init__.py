@@ -1,0 +1,1 @@
+"""Kernels of softmax attention: keys are merged block by block."""

@@ -1,0 +1,350 @@
+r"""All that belongs to softmax: what a row carries, how a block of scores joins it, what it leaves, and gradients.
+
+Another normalizer is another file with these functions. A row carries, relative to its maximum m, with d = s - m::
+
+    Z = sum e^d    A = sum e^d d    B = sum e^d (d - A/Z)^2    C = sum e^2d    F, T: e^d on first tokens, times distance
+
+Joining a block whose maximum raises m by t = m' - m and shrinks by r = e^-t, where 1 is the row and 2 the block::
+
+    Z = r Z1 + Z2      A = r (A1 - t Z1) + A2      C = r^2 C1 + C2
+    B = r B1 + B2 + r Z1 Z2 / (r Z1 + Z2) (A1/Z1 - t - A2/Z2)^2
+
+The spread is kept about its own mean: about the maximum it would be the difference of two numbers that are larger than
+it. Z, A, B and C are pairs of float32 whose sum is exact to twice the digits: blocks added in plain float32 lose those
+of a row that is nearly one-hot. Everything is [M], in registers; what LETTERS leaves out is a constant, which
+compilers drop.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attemper.backends.triton.scores import VANISHED
+
+A, V, C, F, T = (tl.constexpr(bit) for bit in (1, 2, 4, 8, 16))
+"""Bits of LETTERS: the letters of the state beyond m, z and n that the call needs."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2_HIGH, LN2_LOW = tl.constexpr(0.693145751953125), tl.constexpr(1.42860682030941723212e-6)
+"""log 2 in two parts; the first has so few digits that a whole number times it is exact."""
+
+
+def letters(fields: str) -> int:
+    """The bits of the state's letters."""
+    bits = {"a": A, "v": V, "c": C, "f": F, "t": T}
+    return sum(int(bits[letter].value) for letter in fields if letter in bits)
+
+
+@triton.jit
+def nothing(BLOCK_M: tl.constexpr):
+    """Rows that have seen no key: the identity of joining.
+
+    ``(m, z, z_low, a, a_low, b, b_low, c, c_low, f, t, lowest, n)``; ``lowest``: the smallest d where no A is carried.
+    """
+    zero = tl.zeros([BLOCK_M], tl.float32)
+    count = tl.zeros([BLOCK_M], tl.int32)
+    return zero - float("inf"), zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, count
+
+
+@triton.jit
+def _added(high, low, more):
+    """``more`` added to a pair: the rounding of the sum goes to the pair's low part."""
+    total = high + more
+    part = total - high
+    return total, low + ((high - (total - part)) + (more - part))
+
+
+@triton.jit
+def exponential(d):
+    return tl.exp2(d * LOG2E)
+
+
+@triton.jit
+def step(old, new):
+    """From one maximum to a higher one: (finite base of the new one, old - new, its exponential). Empty rows give 0."""
+    base = tl.where(new == -float("inf"), 0.0, new)
+    # An empty row's maximum is -inf: its sums are 0, and a finite step keeps 0 times it at 0.
+    down = tl.where(old == -float("inf"), VANISHED, tl.maximum(old - base, VANISHED))
+    return base, down, exponential(down)
+
+
+@triton.jit
+def _spread(z, a, b, block_z, block_a, block_b):
+    """What the distance of two means adds to the sum of both spreads."""
+    both = (z > 0) & (block_z > 0)
+    apart = a / tl.where(both, z, 1.0) - block_a / tl.where(both, block_z, 1.0)
+    # A NaN must pass: it marks a row with a score that is not finite.
+    return tl.where(both, z * block_z / tl.where(both, z + block_z, 1.0) * apart * apart, (z + block_z) * 0.0)
+
+
+@triton.jit
+def lowered(rows, down, shrink, LETTERS: tl.constexpr):
+    """The sums of rows moved to a maximum that is ``-down`` higher."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
+    if A & LETTERS:
+        a, al = _added(a, al, down * z)
+        a, al = a * shrink, (al + down * zl) * shrink
+    if V & LETTERS:
+        b, bl = b * shrink, bl * shrink
+    if C & LETTERS:
+        c, cl = c * (shrink * shrink), cl * (shrink * shrink)
+    if F & LETTERS:
+        f = f * shrink
+    if T & LETTERS:
+        t = t * shrink
+    return m, z * shrink, zl * shrink, a, al, b, bl, c, cl, f, t, lowest, n
+
+
+@triton.jit
+def hidden(s, visible):
+    """Scores with -inf where a key is hidden, whatever stood there, and NaN where a visible one is -inf: such a row is
+    not valid, and every sum of it shall say so."""
+    return tl.where(visible, tl.where(s == -float("inf"), float("nan"), s), -float("inf"))
+
+
+@triton.jit
+def absorbed(rows, s, more, LETTERS: tl.constexpr, MASKED: tl.constexpr):
+    """``rows`` after a block of scores [M, N], its weights relative to the maximum, and how far sums before it shrank.
+
+    ``more``: visible keys of each row in the block. MASKED: the block has hidden keys, and comes from ``hidden``.
+    """
+    new = tl.maximum(rows[0], tl.max(s, 1))
+    base, down, shrink = step(rows[0], new)
+    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, LETTERS)
+    d = s - base[:, None]
+    if MASKED:
+        d = tl.where(s == -float("inf"), VANISHED, d)
+    if (A & LETTERS) == 0:
+        lowest = tl.minimum(lowest, tl.min(d, 1))
+    e = exponential(d)
+    block_z = tl.sum(e, 1)
+    if A & LETTERS:
+        weighted = e * d
+        block_a = tl.sum(weighted, 1)
+        if V & LETTERS:
+            x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
+            # In this order, for 0 times a square that overflows would be NaN.
+            block_b = tl.sum(e * x * x, 1)
+            apart = _spread(z, a, b, block_z, block_a, block_b)
+            b, bl = _added(b, bl, block_b)
+            b, bl = _added(b, bl, apart)
+        a, al = _added(a, al, block_a)
+    if C & LETTERS:
+        c, cl = _added(c, cl, tl.sum(e * e, 1))
+    z, zl = _added(z, zl, block_z)
+    return (new, z, zl, a, al, b, bl, c, cl, f, t, lowest, n + more), e, shrink
+
+
+@triton.jit
+def with_first(rows, e, first):
+    """Adds a block's weight on first tokens. ``first`` [M or 1, N] bool."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
+    return m, z, zl, a, al, b, bl, c, cl, f + tl.sum(tl.where(first, e, 0.0), 1), t, lowest, n
+
+
+@triton.jit
+def with_distance(rows, e, distance):
+    """Adds a block's weight times its distance [M, N]."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
+    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance.to(tl.float32), 1), lowest, n
+
+
+@triton.jit
+def joined(rows, other, LETTERS: tl.constexpr):
+    """The rows over the keys of both: the same law, for two parts that were computed apart."""
+    new = tl.maximum(rows[0], other[0])
+    _, down, shrink = step(rows[0], new)
+    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, LETTERS)
+    _, down, shrink = step(other[0], new)
+    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lowered(other, down, shrink, LETTERS)
+    if V & LETTERS:
+        b, bl = _added(b, bl + bl2, _spread(z, a, b, z2, a2, b2))
+        b, bl = _added(b, bl, b2)
+    if A & LETTERS:
+        a, al = _added(a, al + al2, a2)
+    if C & LETTERS:
+        c, cl = _added(c, cl + cl2, c2)
+    z, zl = _added(z, zl + zl2, z2)
+    return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, tl.minimum(lowest, lowest2), n + n2
+
+
+@triton.jit
+def _product(x, y):
+    """x y as a pair: by halves of 12 bits, whose products are exact. (Interpreted, no multiply-add is fused.)"""
+    total = x * y
+    wide_x, wide_y = x * 4097.0, y * 4097.0
+    top_x, top_y = wide_x - (wide_x - x), wide_y - (wide_y - y)
+    rest_x, rest_y = x - top_x, y - top_y
+    return total, ((top_x * top_y - total) + top_x * rest_y + rest_x * top_y) + rest_x * rest_y
+
+
+@triton.jit
+def log_of(high, low):
+    """log(high + low), high at least 1, to 0.6 units in the last place: a hardware logarithm has no digits near 1.
+
+    high = 2^k f with f in [3/4, 3/2); log f = 2 atanh(u) with u = (f - 1) / (f + 1) as a pair.
+    """
+    bits = high.to(tl.int32, bitcast=True)
+    k = (bits - 0x3F400000) >> 23
+    f = (bits - (k << 23)).to(tl.float32, bitcast=True)
+    x = f - 1.0
+    below = 2.0 + x
+    lost = x - (below - 2.0)
+    u = x / below
+    back, rounding = _product(u, below)
+    small = low * ((127 - k) << 23).to(tl.float32, bitcast=True)
+    # The low part stands above the line and below it.
+    u_low = (((x - back) - rounding) - u * (lost + small) + small) / below
+    w = u * u
+    series = u * w * (2.0 / 3 + w * (2.0 / 5 + w * (2.0 / 7 + w * (2.0 / 9 + w * (2.0 / 11 + w * (2.0 / 13))))))
+    whole = k.to(tl.float32)
+    total, rest = _added(whole * LN2_HIGH, 0.0, 2.0 * u)
+    return total + (rest + (2.0 * u_low + (series + whole * LN2_LOW)))
+
+
+@triton.jit
+def finished(rows, LETTERS: tl.constexpr):
+    """The state that rows leave: ``(m, z, n, a, v, c, f, t)``, 0 where LETTERS has none; NaN but for n where a visible
+    score is not finite. And Z, to divide the output by (1 on an empty row)."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
+    bad = (z != z) | (m == float("inf")) | (lowest == -float("inf"))
+    if A & LETTERS:
+        bad = bad | (a != a)
+    bad = bad & (n > 0)
+    z, zl = _added(z, 0.0, zl)
+    full = z > 0
+    z = tl.where(full, z, 1.0)
+    zl = tl.where(full, zl, 0.0)
+    log_z = tl.where(n > 0, tl.maximum(log_of(z, zl), 0.0), 0.0)
+    not_a_number = tl.where(bad, float("nan"), 0.0)
+    zero = tl.zeros_like(z)
+    mean, spread, square, on_first, distance = zero, zero, zero, zero, zero
+    if A & LETTERS:
+        mean = -(a + al) / z + not_a_number
+        # -0.0 is no number to show.
+        mean = tl.where(mean == 0, 0.0, mean)
+    if V & LETTERS:
+        spread = (b + bl) / z + not_a_number
+    if C & LETTERS:
+        square = (c + cl) / z / z + not_a_number
+    if F & LETTERS:
+        on_first = f / z + not_a_number
+    if T & LETTERS:
+        distance = t / z + not_a_number
+    state = (m + not_a_number, log_z + not_a_number, n.to(tl.float32), mean, spread, square, on_first, distance)
+    return state, z
+
+
+@triton.jit
+def stored(state, target, plane, exists, LETTERS: tl.constexpr):
+    """Writes the letters that were asked for, one plane of ``plane`` numbers after another, in the operator's order."""
+    m, z, n, a, v, c, f, t = state
+    tl.store(target, m, mask=exists)
+    tl.store(target + plane, z, mask=exists)
+    tl.store(target + 2 * plane, n, mask=exists)
+    place = target + 3 * plane
+    if A & LETTERS:
+        tl.store(place, a, mask=exists)
+        place += plane
+    if V & LETTERS:
+        tl.store(place, v, mask=exists)
+        place += plane
+    if C & LETTERS:
+        tl.store(place, c, mask=exists)
+        place += plane
+    if F & LETTERS:
+        tl.store(place, f, mask=exists)
+        place += plane
+    if T & LETTERS:
+        tl.store(place, t, mask=exists)
+
+
+@triton.jit
+def share(lse, sink):
+    """The weight that a sink leaves to the keys, sigmoid(lse - sink); 0 on an empty row."""
+    gap = lse - sink
+    small = tl.exp2(-tl.abs(gap) * LOG2E)
+    return tl.where(lse == -float("inf"), 0.0, tl.where(gap > 0, 1.0, small) / (1.0 + small))
+
+
+@triton.jit
+def loaded(source, plane, exists, LETTERS: tl.constexpr):
+    """``(m, z, n, a, v, c, f, t)`` of rows, as ``stored`` left them; 0 where LETTERS has none."""
+    m = tl.load(source, mask=exists, other=-float("inf"))
+    z = tl.load(source + plane, mask=exists, other=0.0)
+    n = tl.load(source + 2 * plane, mask=exists, other=0.0)
+    place = source + 3 * plane
+    a, v, c, f, t = 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n
+    if A & LETTERS:
+        a = tl.load(place, mask=exists, other=0.0)
+        place += plane
+    if V & LETTERS:
+        v = tl.load(place, mask=exists, other=0.0)
+        place += plane
+    if C & LETTERS:
+        c = tl.load(place, mask=exists, other=0.0)
+        place += plane
+    if F & LETTERS:
+        f = tl.load(place, mask=exists, other=0.0)
+        place += plane
+    if T & LETTERS:
+        t = tl.load(place, mask=exists, other=0.0)
+    return m, z, n, a, v, c, f, t
+
+
+@triton.jit
+def weights(s, visible, state, MASKED: tl.constexpr):
+    """P [M, N] of recomputed scores, and d = s - m (VANISHED where hidden)."""
+    m = state[0]
+    d = s - tl.where(m == -float("inf"), 0.0, m)[:, None]
+    # Scores so far below that their square would overflow have no weight either way. None is above: where another tile
+    # found the maximum, a huge score may round to one that is.
+    d = tl.minimum(tl.maximum(d, VANISHED), 0.0)
+    if MASKED:
+        d = tl.where(visible, d, VANISHED)
+    return exponential(d - state[1][:, None]), d
+
+
+@triton.jit
+def constant_slope(state, above, LETTERS: tl.constexpr):
+    """What of a score's gradient is the same along a row, without the output's: g_z - g_a - g_v v - 2 g_c c - ..."""
+    constant = above[1]
+    if A & LETTERS:
+        constant -= above[3]
+    if V & LETTERS:
+        constant -= above[4] * state[4]
+    if C & LETTERS:
+        constant -= 2.0 * above[5] * state[5]
+    if F & LETTERS:
+        constant -= above[6] * state[6]
+    if T & LETTERS:
+        constant -= above[7] * state[7]
+    return constant
+
+
+@triton.jit
+def varying_slope(p, d, state, above, LETTERS: tl.constexpr):
+    """What of a score's gradient differs from key to key, as P: -g_a X + g_v (X^2 + 2X) + 2 g_c P, with X = d + a.
+
+    With ``constant_slope`` and mass (dP - D), times P, it is the gradient of a score before the softcap; first tokens
+    and distance add ``above[6]`` where first and ``above[7]`` times the distance.
+    """
+    slope = 0.0 * p
+    if A & LETTERS:
+        x = d + state[3][:, None]
+        line = -above[3][:, None]
+        if V & LETTERS:
+            line = x * above[4][:, None] + (2.0 * above[4] - above[3])[:, None]
+        slope += x * line
+    if C & LETTERS:
+        slope += 2.0 * above[5][:, None] * p
+    return slope
+
+
+@triton.jit
+def at_maximum(above, LETTERS: tl.constexpr):
+    """What falls on the row's maximum alone, g_m - g_z + g_a: 0 for entropy, and for whatever a shift leaves alone."""
+    if A & LETTERS:
+        return above[0] - above[1] + above[3]
+    return above[0] - above[1]

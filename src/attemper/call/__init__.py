@@ -1,0 +1,1 @@
+"""One attention call, from what was asked to what comes back."""

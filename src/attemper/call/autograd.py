@@ -1,0 +1,186 @@
+"""Gradients, tangents and batching of the attention operators: what autograd and ``torch.func`` ask of them.
+
+``torch.library`` alone registers what plain autograd and compilers need. Transforms of functions nest only operators
+that are an ``autograd.Function`` with rules for each of them, and forward mode needs its tangent there: calls under
+either go by :class:`Attention`. docs/design/0009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attemper.call import batching, operator, transforms
+from attemper.call import tangents as _tangents
+from attemper.call.operator import COUNT, LIBRARY, Arguments
+from attemper.call.transforms import FUNCTORCH
+from attemper.errors import BackendError
+
+
+def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """``operator.attention``, as transforms can nest it."""
+    if transforms.active():
+        return Attention.apply(*arguments.values())
+    return operator.attention(arguments)
+
+
+def gradients(*args: Any) -> list[Tensor]:
+    """The backward operator, as transforms can nest it."""
+    if transforms.active():
+        return list(AttentionBackward.apply(*args))  # pyright: ignore[reportArgumentType]
+    return torch.ops.attemper.attention_backward(*args)
+
+
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    arguments = Arguments(*inputs)
+    tensors = [name for name, value in vars(arguments).items() if isinstance(value, Tensor)]
+    ctx.names, ctx.plain = tensors, {k: v for k, v in vars(arguments).items() if k not in tensors}
+    ctx.save_for_backward(*(getattr(arguments, name) for name in tensors), output[0], output[1])
+    ctx.key_mass_shape = output[2].shape
+    # A result that nobody differentiates gets None instead of zeros: see ``_differentiated``.
+    ctx.set_materialize_grads(False)
+
+
+def gradient(
+    ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor,
+    run: Callable[..., list[Tensor]] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """``run``: the backward pass where it is not to go by the dispatcher (``call/direct.py``)."""
+    _refuse_batched(grad_output, grad_state, grad_key_mass)
+    *tensors, output, state = ctx.saved_tensors
+    arguments = Arguments(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
+    needs = [bool(need) for need in ctx.needs_input_grad[:6]]
+    arguments = _differentiated(arguments, grad_state is not None, grad_key_mass is not None)
+    state = state[: len(arguments.fields)]
+    if grad_output is None:
+        grad_output = torch.zeros_like(output)
+    if grad_state is None:
+        grad_state = torch.zeros_like(state)
+    if grad_key_mass is None:
+        grad_key_mass = state.new_zeros(ctx.key_mass_shape if arguments.key_mass else (0,))
+    results = (run or gradients)(*arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs)
+    grads = [
+        result if need and tensor is not None else None
+        for result, need, tensor in zip(results, needs, arguments.differentiable, strict=True)
+    ]
+    return (*grads, *[None] * (COUNT - len(grads)))
+
+
+def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Arguments:
+    """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
+    least = "mzn" if arguments.normalizer == "softmax" else "mnx"
+    assert arguments.fields.startswith(least)
+    wanted = arguments if state else replace(arguments, fields=least, maximum_gradient=False)
+    wanted = wanted if key_mass else replace(wanted, key_mass=False)
+    # Dropout is drawn tile by tile, and tiles that hold whole rows are cut otherwise.
+    whole, needed = (
+        call.key_mass or "g" in call.fields or call.normalizer != "softmax" for call in (arguments, wanted)
+    )
+    return arguments if arguments.dropout_p > 0 and whole != needed else wanted
+
+
+def _refuse_batched(*above: Tensor | None) -> None:
+    """Autograd maps over these with an older mechanism than ``torch.vmap``, without rules for operators."""
+    if torch.compiler.is_compiling():
+        return
+    if any(grad is not None and FUNCTORCH.is_legacy_batchedtensor(grad) for grad in above):
+        raise BackendError(
+            "attention has no batch of gradients in one backward pass (is_grads_batched=True, "
+            "jacobian(vectorize=True)) on this backend. Use torch.func.jacrev or torch.vmap of torch.func.vjp, or "
+            "backend='reference'."
+        )
+
+
+def _refuse_second_derivative(*_: Any) -> None:
+    raise BackendError(
+        "attention has no second derivative on this backend. Use backend='reference', which is dense and "
+        "differentiates twice."
+    )
+
+
+torch.library.register_autograd("attemper::attention", gradient, setup_context=setup_context, lib=LIBRARY)
+torch.library.register_autograd("attemper::attention_backward", _refuse_second_derivative, lib=LIBRARY)
+
+
+def _tangents_of(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    found = (forward_ad.unpack_dual(result) for result in results)
+    return tuple(torch.zeros_like(part.primal) if part.tangent is None else part.tangent for part in found)
+
+
+class Attention(torch.autograd.Function):
+    """The operator with every rule that a transform asks for."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output, state, key_mass = operator.attention(Arguments(*args))
+        return output.contiguous(), state, key_mass  # a tangent must lie in memory as what it belongs to
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*(value for value in inputs if isinstance(value, Tensor)))
+
+    @staticmethod
+    def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
+        return gradient(ctx, *above)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        # The saved tensors carry ``tangents`` themselves, once forward mode is on again.
+        arguments = Arguments(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), **ctx.plain)
+        with forward_ad._set_fwd_grad_enabled(True):
+            return _tangents_of(_tangents.results(arguments))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return batching.forward(attention, info.batch_size, in_dims, args)
+
+
+class AttentionBackward(torch.autograd.Function):
+    """The backward operator: batched, with a tangent, and not to be differentiated in reverse."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.ops.attemper.attention_backward(*args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.save_for_forward(*(value for value in inputs if isinstance(value, Tensor)))
+        ctx.places = [place for place, value in enumerate(inputs) if isinstance(value, Tensor)]
+
+    @staticmethod
+    def backward(ctx: Any, *above: Any) -> Any:
+        _refuse_second_derivative()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        args = list(ctx.plain)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            args[place] = tensor
+        _, _, *above, needs = args[COUNT:]
+        with forward_ad._set_fwd_grad_enabled(True):
+            found = _tangents.gradients(Arguments(*args[:COUNT]), tuple(above), needs)
+            return _tangents_of(found)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        results, places = batching.backward(gradients, info.batch_size, in_dims, args)
+        return tuple(results), tuple(places)
+
+
+def _forward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    return batching.forward(operator.attention, info.batch_size, in_dims, args)
+
+
+def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    return batching.backward(torch.ops.attemper.attention_backward, info.batch_size, in_dims, args)
+
+
+torch.library.register_vmap("attemper::attention", _forward_vmap, lib=LIBRARY)
+torch.library.register_vmap("attemper::attention_backward", _backward_vmap, lib=LIBRARY)

@@ -1,0 +1,184 @@
+"""``torch.library`` operators from rows of scores to weights: ``attemper::row_weights`` and its gradient.
+
+A compiled graph sees one node, a search for a threshold inside. The kernels are those in PyTorch, or in C++ for float32
+rows on a CPU that the native library serves. The gradient follows from the weights alone; where it is to be
+differentiated again it is a formula of PyTorch, else an operator of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attemper.backends import normalizers
+from attemper.backends.native import normalize
+from attemper.backends.native.library import why_unusable
+from attemper.backends.normalizers.truncated import largest as largest
+from attemper.call import transforms
+from attemper.call.transforms import all_mapped
+
+LIBRARY = torch.library.Library("attemper", "FRAGMENT")
+LIBRARY.define(
+    "row_weights(Tensor scores, Tensor? alpha, str kind, float number) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+)
+LIBRARY.define(
+    "row_slope(Tensor weights, Tensor grad, Tensor? alpha, str kind, float number) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+    """Weights along the last dimension of ``scores``, -inf where hidden; twice differentiable.
+
+    Args:
+        scores: [..., n], float32 or float64.
+        kind: one of ``backends.normalizers.KINDS``.
+        number: k of "topk", min_weight of "threshold", alpha of "entmax".
+        alpha: [...], alpha of each row instead of ``number``; differentiated.
+    """
+    if transforms.active():
+        return _Transformed.apply(scores, alpha, kind, float(number))
+    transforms.refuse_in_graph(kind)
+    return torch.ops.attemper.row_weights(scores, alpha, kind, float(number))
+
+
+def entmax_iterations(scores: Tensor, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+    """How many evaluations "entmax" in PyTorch takes for each row, [...] int64."""
+    with torch.no_grad():
+        return normalizers.iterations(_matrix(scores), number, _vector(alpha)).reshape(scores.shape[:-1])
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """[rows, n]; by the numbers, since a -1 says nothing where n is 0."""
+    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).contiguous()
+
+
+def _vector(alpha: Tensor | None) -> Tensor | None:
+    return None if alpha is None else alpha.reshape(-1)
+
+
+def _kernels(tensor: Tensor) -> ModuleType:
+    """In C++ for float32 on a CPU that the native library serves, else in PyTorch."""
+    plain = tensor.device.type != "cpu" or tensor.dtype != torch.float32
+    return normalizers if plain or why_unusable() is not None else normalize
+
+
+@torch.library.impl(LIBRARY, "row_weights", "CompositeExplicitAutograd")
+def _weights(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+    kernels, each = _kernels(scores), _vector(alpha)
+    with torch.no_grad():
+        result = kernels.weights(_matrix(scores), kind, number, each)
+        if kernels is normalize and each is not None and bool((strange := ~((each >= 1) & each.isfinite())).any()):
+            result[strange] = math.nan  # as in PyTorch: no weights without an alpha
+        return result.reshape(scores.shape)
+
+
+@torch.library.impl(LIBRARY, "row_slope", "CompositeExplicitAutograd")
+def _slope(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+    kernels, each = _kernels(weights), _vector(alpha)
+    with torch.no_grad():
+        if kernels is normalize and kind == "entmax" and bool((each > 2).any() if each is not None else number > 2):
+            kernels = normalizers  # which holds negative powers of small weights in range
+        result = kernels.slope(_matrix(weights), _matrix(grad), kind, number, each)
+        return result.reshape(weights.shape).contiguous()
+
+
+@torch.library.register_fake("attemper::row_weights", lib=LIBRARY)
+def _weights_fake(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("attemper::row_slope", lib=LIBRARY)
+def _slope_fake(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+    return torch.empty_like(weights, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, alpha, ctx.kind, ctx.number = inputs
+    ctx.save_for_backward(output, alpha)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    weights, alpha = ctx.saved_tensors
+    differentiated = torch.is_grad_enabled() and (weights.requires_grad or grad.requires_grad)
+    again = differentiated or transforms.forward_mode()
+    scores = None
+    if ctx.needs_input_grad[0]:
+        scores = (
+            normalizers.slope(weights, grad, ctx.kind, ctx.number, alpha)
+            if again
+            else torch.ops.attemper.row_slope(weights, grad, alpha, ctx.kind, ctx.number)
+        )
+    return scores, normalizers.slope_of_alpha(weights, grad, alpha) if ctx.needs_input_grad[1] else None, None, None
+
+
+def _tangent(
+    weights: Tensor, alpha: Tensor | None, kind: str, number: float, of_scores: Tensor | None, of_alpha: Tensor | None
+) -> Tensor:
+    """How the weights move when scores and alpha do. The Jacobian of every map is symmetric."""
+    tangent = torch.zeros_like(weights)
+    if of_scores is not None:
+        tangent = tangent + normalizers.slope(weights, of_scores, kind, number, alpha)
+    if of_alpha is not None and alpha is not None:
+        tangent = tangent + normalizers.by_alpha(weights, alpha) * of_alpha[..., None]
+    return tangent
+
+
+def _refuse_slope_derivative(*_: Any) -> None:
+    raise AssertionError("row_slope is for gradients that nobody differentiates")
+
+
+torch.library.register_autograd("attemper::row_weights", _gradient, setup_context=_setup_context, lib=LIBRARY)
+torch.library.register_autograd("attemper::row_slope", _refuse_slope_derivative, lib=LIBRARY)
+
+
+class _Transformed(torch.autograd.Function):
+    """The operator with its gradient as ``torch.func`` takes it: that of ``register_autograd`` does not nest there."""
+
+    @staticmethod
+    def forward(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+        return torch.ops.attemper.row_weights(scores, alpha, kind, number)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output, inputs[1])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        weights, alpha = ctx.saved_tensors
+        with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
+            tangent = _tangent(weights, alpha, ctx.kind, ctx.number, tangents[0], tangents[1])
+            return forward_ad.unpack_dual(tangent).primal
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        *tensors, kind, number = args
+        scores, alpha = all_mapped(info, in_dims, *tensors)
+        return row_weights(scores, kind, number, alpha), 0
+
+
+def _weights_vmap(
+    info: Any, in_dims: tuple[int | None, ...], scores: Tensor, alpha: Tensor | None, kind: str, number: float
+) -> tuple[Tensor, int]:
+    return torch.ops.attemper.row_weights(*all_mapped(info, in_dims, scores, alpha), kind, number), 0
+
+
+def _slope_vmap(
+    info: Any, in_dims: tuple[int | None, ...], weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str,
+    number: float,
+) -> tuple[Tensor, int]:  # fmt: skip
+    return torch.ops.attemper.row_slope(*all_mapped(info, in_dims, weights, grad, alpha), kind, number), 0
+
+
+torch.library.register_vmap("attemper::row_weights", _weights_vmap, lib=LIBRARY)
+torch.library.register_vmap("attemper::row_slope", _slope_vmap, lib=LIBRARY)

@@ -1,0 +1,208 @@
+"""The attention operator in plain PyTorch, by the formulas of the reference, in float64 and in tiles of rows.
+
+Forward-mode differentiation runs it for its tangents: one more pass over the scores, for every backend. It can be
+differentiated again, in both modes. The tiles are those of ``backends/blocked``, whose dropout is drawn tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper.backends.blocked.scores import dropout, first_keys
+from attemper.backends.blocked.tiles import Tile, key_blocks, row_positions, tiles
+from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.backends.reference import rowwise, softmax
+from attemper.call import operator, row_operator
+from attemper.call.operator import DIFFERENTIABLE, ROW_NORMALIZERS, Arguments
+
+Measures = dict[str, Callable[[], Tensor]]
+
+
+class _Results(NamedTuple):
+    """Of a tile: [b, h, rows, E], [F, b, h, rows], and [b, h, K] or None."""
+
+    output: Tensor
+    state: Tensor
+    key_mass: Tensor | None
+
+
+def results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, state and key_mass as of the operator; nothing is written in place, so any transform may look on."""
+    parts = [_of_problem(arguments, part.problem) for part in operator.documents(arguments)]
+    output, state = torch.cat([part.output for part in parts], 2), torch.cat([part.state for part in parts], 3)
+    masses = [part.key_mass for part in parts if part.key_mass is not None]
+    return output, state, torch.cat(masses, 2) if masses else state.new_zeros(0)
+
+
+def gradients(arguments: Arguments, above: tuple[Tensor, ...], needs: Sequence[bool]) -> list[Tensor]:
+    """What the backward operator returns, by the same formulas; size 0 where no gradient is needed."""
+    names = [
+        name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need and getattr(arguments, name) is not None
+    ]
+
+    def of(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return results(replace(arguments, **dict(zip(names, tensors, strict=True))))
+
+    pulled = torch.func.vjp(of, *(getattr(arguments, name) for name in names))[1]
+    found = dict(zip(names, pulled(above), strict=True))
+    nothing = arguments.query.new_empty(0)
+    return [found.get(name, nothing) for name in DIFFERENTIABLE]
+
+
+def _of_problem(arguments: Arguments, problem: Problem) -> _Results:
+    """One document, or all of a call that is not packed. Tiles come batch by batch, then heads, then rows."""
+    # Whole rows at once, except where dropout was drawn for other tiles.
+    layout = problem if problem.dropout_p > 0 else replace(problem, key_mass=True)
+    found: dict[int, dict[int, list[_Results]]] = {}
+    for index, (tile, _, _) in enumerate(tiles(layout)):
+        kept = _kept(layout, tile, index) if problem.dropout_p > 0 else None
+        heads = found.setdefault(tile.batches.start, {}).setdefault(tile.heads.start, [])
+        heads.append(_of_tile(problem, tile, kept))
+    if not found:
+        return _empty(arguments, problem)
+    return _joined([_joined([_rows_joined(rows) for rows in heads.values()], 1) for heads in found.values()], 0)
+
+
+def _joined(parts: list[_Results], axis: int) -> _Results:
+    """Parts along batches (0) or heads (1)."""
+    masses = [part.key_mass for part in parts if part.key_mass is not None]
+    return _Results(
+        torch.cat([part.output for part in parts], axis),
+        torch.cat([part.state for part in parts], axis + 1),
+        torch.cat(masses, axis) if masses else None,
+    )
+
+
+def _rows_joined(parts: list[_Results]) -> _Results:
+    masses = [part.key_mass for part in parts if part.key_mass is not None]
+    return _Results(
+        torch.cat([part.output for part in parts], 2),
+        torch.cat([part.state for part in parts], 3),
+        torch.stack(masses).sum(0) if masses else None,
+    )
+
+
+def _empty(arguments: Arguments, problem: Problem) -> _Results:
+    """Where there is no row, or no key head: nothing moves."""
+    output, state, key_mass = operator.empty_results(replace(arguments, query=problem.query, key=problem.key))
+    return _Results(
+        torch.zeros_like(output), torch.zeros_like(state), torch.zeros_like(key_mass) if problem.key_mass else None
+    )
+
+
+def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
+    s, visible = _scores(problem, tile)
+    first = first_keys(problem, tile, 0, problem.key.shape[2])[:, 0].double()
+    places = torch.arange(problem.key.shape[2], device=s.device)
+    distance = (row_positions(problem, tile)[:, None] - places).abs().double()
+    if problem.normalizer in ROW_NORMALIZERS:
+        w = _row_weights(problem, tile, s)
+        smallest = torch.finfo(problem.compute_dtype).tiny
+        measures = rowwise.statistics(s, visible, w, first, distance, smallest)
+        letters = _row_letters(measures)
+    else:
+        sink = None if problem.sink is None else problem.sink[tile.heads]
+        measures = softmax.statistics(s, visible, sink, first, distance)
+        w = softmax.weights(s, visible) * measures["mass"]()[..., None]
+        letters = _softmax_letters(measures, visible.any(-1))
+    state = torch.stack([letters[letter]().double() for letter in problem.fields]).to(problem.compute_dtype)
+    key_mass = measures["key_mass"]().to(problem.compute_dtype) if problem.key_mass else None
+    return _Results(_output(problem, tile, w if kept is None else w * kept), state, key_mass)
+
+
+def _output(problem: Problem, tile: Tile, w: Tensor) -> Tensor:
+    if problem.value is None:
+        return problem.query.new_zeros((*w.shape[:3], 0))
+    return rowwise.output(w, problem.value[tile.batches, tile.groups], 0.0).to(problem.query.dtype)
+
+
+def _scores(problem: Problem, tile: Tile) -> tuple[Tensor, Tensor]:
+    """Scores [b, h, rows, K] in float64, -inf where hidden, and which keys are visible."""
+    shape = (*tile.shape, problem.key.shape[2])
+    mask = None if problem.mask is None else tile.cut(problem.mask, slice(None))
+    left, right = (float("inf") if side >= UNBOUNDED else side for side in (problem.left, problem.right))
+    visible = softmax.visible_keys(shape, mask, left, right, row_positions(problem, tile), None)
+    bias = None if mask is None or mask.dtype == torch.bool else mask.expand(shape)
+    query, key = problem.query[tile.place], problem.key[tile.batches, tile.groups]
+    multiplier = tile.cut(problem.multiplier)
+    return softmax.scores(query, key, multiplier, bias, visible, problem.softcap or None), visible
+
+
+def _row_weights(problem: Problem, tile: Tile, s: Tensor) -> Tensor:
+    """The map of whole rows; its operator has a tangent of its own."""
+    each = None
+    if problem.sink is not None:
+        each = problem.sink[tile.heads].double()[None, :, None].expand(s.shape[:-1])
+    if problem.normalizer != "sigmoid":
+        return row_operator.row_weights(s, problem.normalizer, problem.number, each)
+    assert each is not None
+    visible = s != -torch.inf
+    weights = torch.sigmoid(torch.where(visible, s, 0.0) + each[..., None])
+    return torch.where(visible, weights, 0.0)
+
+
+def _softmax_letters(measures: Measures, seen: Tensor) -> Measures:
+    """Letter of the state (docs/design/0002) -> its values."""
+
+    def below(name: str) -> Tensor:
+        """A level of the scores less their maximum."""
+        return torch.where(seen, measures[name](), 0.0) - torch.where(seen, measures["max_logit"](), 0.0)
+
+    return {
+        "m": measures["max_logit"],
+        "z": lambda: below("lse"),
+        "n": measures["visible_keys"],
+        "a": lambda: -below("mean_logit"),
+        "v": measures["logit_variance"],
+        "c": lambda: _inverse(measures["effective_tokens"]()),
+        "f": measures["first_token_mass"],
+        "t": measures["mean_distance"],
+        "g": measures["gini"],
+        "u": lambda: -below("score_mean"),
+        "y": lambda: measures["score_variance"](),
+    }
+
+
+def _row_letters(measures: Measures) -> Measures:
+    """The same of the maps of whole rows (docs/design/0008); "x" is a kernel's own affair, and has no tangent."""
+
+    def mean_below() -> Tensor:
+        maximum = measures["max_logit"]()
+        return torch.where(maximum == -torch.inf, 0.0, maximum) - measures["mean_logit"]()
+
+    return {
+        "m": measures["max_logit"],
+        "n": measures["visible_keys"],
+        "x": lambda: torch.zeros_like(measures["mass"]()),
+        "w": measures["mass"],
+        "s": measures["support_size"],
+        "p": measures["max_weight"],
+        "a": mean_below,
+        "h": measures["entropy"],
+        "v": measures["logit_variance"],
+        "c": lambda: _inverse(measures["effective_tokens"]()),
+        "f": measures["first_token_mass"],
+        "t": measures["mean_distance"],
+        "g": measures["gini"],
+        "y": lambda: measures["score_variance"](),
+    }
+
+
+def _inverse(value: Tensor) -> Tensor:
+    return torch.where(value == 0, 0.0, 1 / torch.where(value == 0, 1.0, value))
+
+
+def _kept(layout: Problem, tile: Tile, index: int) -> Tensor:
+    """What dropout multiplied the weights of a tile by: [b, h, rows, K]; 1 beyond the keys that its rows can see."""
+    batches, heads, rows = tile.shape
+    keys, (low, high) = layout.key.shape[2], tile.keys
+    blocks = [tile.keys] if layout.normalizer != "softmax" else list(key_blocks(layout, tile))
+    ones = torch.ones((*tile.flat, keys), dtype=layout.compute_dtype, device=layout.query.device)
+    inside = [dropout(layout, ones[..., start:stop].contiguous(), index, start) for start, stop in blocks]
+    whole = torch.cat([ones[..., :low], *inside, ones[..., high:]], -1)
+    return whole.view(batches, heads, rows, keys).double()

@@ -1,0 +1,93 @@
+"""How many keys each query sees, from the masks alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper.call.operator import UNBOUNDED
+
+
+class Structure(NamedTuple):
+    """Which keys a place sees without a mask: ``left`` and ``right`` of its diagonal, in its document when packed."""
+
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
+    bottom_right: bool = False
+    offsets: tuple[Tensor, Tensor] | None = None
+    """Where documents start among queries and keys, [documents + 1] each; None for one sequence."""
+
+
+def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, offset: int = 0) -> Tensor:
+    """[B or 1, H or 1, Q] int64, of attention with this mask (bool: True = visible; floating: added) and causality.
+
+    Args:
+        query: [B, H, Q, D].
+        keys: K.
+        mask: broadcastable to [B, H, Q, K], four dimensions, or None.
+        causal: keys up to the query's own place.
+        offset: the place of the first query among the keys.
+    """
+    places = torch.arange(query.shape[2], device=query.device) + offset
+    if mask is None and not causal:
+        return torch.full((1, 1, query.shape[2]), keys, device=query.device)
+    return _counted(mask, keys, None, (places + 1).clamp(0, keys) if causal else None)
+
+
+def structured_visible_keys(query: Tensor, keys: int, mask: Tensor | None, structure: Structure) -> Tensor:
+    """``visible_keys`` under windows, either alignment and packed documents."""
+    queries, device = query.shape[2], query.device
+    places = torch.arange(queries, device=device)
+    length: int | Tensor = keys
+    if structure.offsets is not None:
+        starts_q, starts_k = (starts.to(device, torch.int64) for starts in structure.offsets)
+        document = torch.searchsorted(starts_q, places, right=True) - 1
+        length = starts_k.diff()[document]
+        places = places - starts_q[document]
+        if structure.bottom_right:
+            places = places + (starts_k.diff() - starts_q.diff())[document]
+    elif structure.bottom_right:
+        places = places + (keys - queries)
+    if structure.left >= UNBOUNDED and structure.right >= UNBOUNDED and structure.offsets is None:
+        if mask is None:
+            return torch.full((1, 1, queries), keys, device=device)
+        return _counted(mask, keys, None, None)
+    end = torch.as_tensor(length, device=device).expand(queries)
+    zero = torch.zeros_like(end)
+    low = (places - structure.left).clamp(zero, end) if structure.left < UNBOUNDED else zero
+    high = (places + structure.right + 1).clamp(zero, end) if structure.right < UNBOUNDED else end
+    return _counted(mask, keys, low, torch.maximum(low, high))
+
+
+def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """Visible keys of the mask from ``low`` up to before ``high`` [Q]; None for the first and the last."""
+    if mask is None:
+        assert high is not None
+        return (high if low is None else high - low)[None, None]
+    mask = mask[(None,) * (4 - mask.dim())]
+    mask = mask.expand(*mask.shape[:3], keys)
+    if high is None:
+        return torch.cat([_seen(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
+    if mask.shape[2] == 1:
+        counts = torch.nn.functional.pad(_seen(mask)[:, :, 0].cumsum(-1), (1, 0))
+        return counts[..., high] if low is None else counts[..., high] - counts[..., low]
+    # Row by row there is no n x n tensor of counts, only blocks of marks.
+    places = torch.arange(keys, device=mask.device)
+    found = []
+    for start in range(0, max(mask.shape[2], 1), _ROWS):
+        rows = slice(start, start + _ROWS)
+        band = places < high[rows, None]
+        if low is not None:
+            band &= places >= low[rows, None]
+        found.append((_seen(mask[:, :, rows]) & band).sum(-1))
+    return torch.cat(found, 2)
+
+
+_ROWS = 256
+"""Rows of a block."""
+
+
+def _seen(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

@@ -1,0 +1,136 @@
+"""Entropy and its slope per head, measured beside a model's own attention in every forward pass of a training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from attemper.call.normalizer import normalization
+from attemper.call.options import Options, planned
+from attemper.call.result import AttentionStats
+from attemper.call.sampling import sampled
+from attemper.errors import InputError
+from attemper.functional.attention import executed
+from attemper.functional.call_slope import is_monotone, slope_of
+from attemper.sites.observation import AttentionCall
+from attemper.sites.tap import LIBRARY, in_backward, token
+
+_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int site,
+    float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
+LIBRARY.define(f"entropy_and_slope({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
+
+
+@dataclass
+class Sums:
+    """[3, H] float64: entropies, slopes, rows; and whether a bias or a softcap may turn the slope."""
+
+    total: Tensor
+    monotone: bool
+
+    def add(self, other: Sums) -> None:
+        self.total = self.total + other.total
+        self.monotone = self.monotone and other.monotone
+
+
+def refusal(where: str, module: nn.Module) -> str:
+    """Why a module that attends by another map cannot be steered."""
+    return (
+        f"{where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by another map: leave "
+        "it out with sites=."
+    )
+
+
+class Gauge:
+    """Measures one module's attention; a ``Listener``."""
+
+    stats: tuple[str, ...] = ()
+    replaces = False
+
+    def __init__(self, where: str, rows: int | None, unit: str) -> None:
+        self.where, self.rows, self.unit = where, rows, unit
+        self.sums: Sums | None = None
+        self.generator = torch.Generator().manual_seed(0)
+        self.key = next(_keys)
+        _gauges[self.key] = self
+
+    def wants(self, module: nn.Module) -> bool:
+        return module.training
+
+    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+        if normalization(self.where, call.options.normalizer).kind != "softmax":
+            raise InputError(refusal(self.where, module))
+        if call.packing is not None:
+            if not in_backward():
+                self.measure(call)
+            return output
+        options, (left, right) = call.options, call.options.window_size
+        given = options.temperature
+        scale = options.scale
+        if not isinstance(given, Tensor) and given != 1.0:
+            scale = (call.query.shape[-1] ** -0.5 if scale is None else scale) / given
+        tensors = (call.query, call.key, call.mask, options.sink_logits, given if isinstance(given, Tensor) else None)
+        detached = [None if tensor is None else tensor.detach() for tensor in tensors]
+        torch.ops.attemper.entropy_and_slope(
+            token(str(call.query.device)), *detached, self.key, scale, options.is_causal,
+            options.causal_alignment == "bottom-right", left, right, options.softcap, options.enable_gqa,
+        )  # fmt: skip
+        return output
+
+    @torch.no_grad()
+    def measure(self, call: AttentionCall) -> None:
+        options = replace(call.options, stats=("entropy", "logit_variance", "visible_keys"))
+        mask = None if call.mask is None else as_visible(call.mask.detach())
+        plan = planned(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)
+        if self.rows is not None:
+            plan = sampled(self.where, plan, self.rows, self.generator)
+        stats = executed(plan, call.query.shape[2]).stats
+        assert stats is not None
+        slope, valid = slope_of(plan, stats["logit_variance"]), stats.valid
+        per = torch.ones_like(slope)
+        if self.unit == "normalized":
+            visible = stats["visible_keys"]
+            valid = valid & (visible > 1)
+            per = 1 / torch.where(visible > 1, visible, 2).to(slope.dtype).log()
+        parts = [torch.where(valid, part, 0.0).double().sum((0, 2)) for part in (stats["entropy"] * per, slope * per)]
+        found = Sums(torch.stack([*parts, valid.sum((0, 2)).double()]), is_monotone(plan))
+        if self.sums is None or self.sums.total.shape != found.total.shape:
+            self.sums = found
+        else:
+            self.sums.add(found)
+
+
+def as_visible(mask: Tensor) -> Tensor:
+    """A mask that is added and only hides, as a bool one: then it is no bias, and entropy only rises with T."""
+    if not mask.is_floating_point():
+        return mask
+    hides = mask <= torch.finfo(mask.dtype).min / 2
+    return ~hides if bool(((mask == 0) | hides).all()) else mask
+
+
+_keys = count(1)
+_gauges: WeakValueDictionary[int, Gauge] = WeakValueDictionary()
+
+
+@torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")
+def _entropy_and_slope(
+    _token: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, sink: Tensor | None, temperature: Tensor | None,
+    site: int, scale: float | None, is_causal: bool, bottom_right: bool, left: int, right: int, softcap: float | None,
+    gqa: bool,
+) -> None:  # fmt: skip
+    if in_backward() or site not in _gauges:
+        return  # a recomputation, which is measured; or a gauge that is gone
+    options = Options(
+        scale=scale, temperature=1.0 if temperature is None else temperature, is_causal=is_causal,
+        causal_alignment="bottom-right" if bottom_right else "top-left", window_size=(left, right), softcap=softcap,
+        sink_logits=sink, enable_gqa=gqa,
+    )  # fmt: skip
+    _gauges[site].measure(AttentionCall(query, key, mask, options))
+
+
+@torch.library.register_fake("attemper::entropy_and_slope", lib=LIBRARY)
+def _(*_: object) -> None:
+    return None

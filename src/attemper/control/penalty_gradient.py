@@ -1,0 +1,212 @@
+"""A penalty's gradient, put in where each attention output flows back.
+
+A term that is collected beside the model is lost under activation checkpointing. One that is tied to the attention
+output is not: whoever recomputes the output recomputes the tie. The backward pass of the tie asks, when it runs, what a
+row is worth; :class:`Attached` on the loss has told it by then, for it is the first to flow back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from attemper.call import transforms
+from attemper.errors import InputError
+from attemper.sites.tap import LIBRARY, in_backward, token
+
+LIBRARY.define(
+    "penalised(Tensor(a!) token, Tensor values, Tensor counts, int site, bool tied) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+)
+LIBRARY.define(
+    "injected(Tensor grad, Tensor slope, int site) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+)
+
+
+@dataclass
+class Counted:
+    """What one site's rows added since the last attach."""
+
+    sums: Tensor | None = None
+    """[H] float64"""
+    counts: Tensor | None = None
+    """[H] float64: rows that count."""
+    ties: int = 0
+    """Calls whose tie must run in the backward pass."""
+
+    def add(self, values: Tensor, counts: Tensor, tied: bool) -> None:
+        self.ties += int(tied)
+        self.sums = values if self.sums is None else self.sums + values
+        self.counts = counts if self.counts is None else self.counts + counts
+
+
+@dataclass
+class Round:
+    """What was counted from one attach to the next, and what the backward pass makes of it."""
+
+    sites: dict[str, Counted] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """[H]: what a row's slope is worth per unit of the loss's gain."""
+    gain: Tensor | None = None
+    ran: dict[str, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """The counts of one penalty, and the round whose backward pass is running."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.pending = Round()
+        self.running: Round | None = None
+        self.removed = False
+        """Whether the penalty was taken off the model: what is missing then is missing on purpose."""
+
+    def add(self, name: str, values: Tensor, counts: Tensor, tied: bool) -> None:
+        self.running = None  # left behind by a backward pass that did not end
+        self.pending.sites.setdefault(name, Counted()).add(values, counts, tied)
+
+    def slope(self, name: str, slope: Tensor) -> Tensor:
+        """The gradient of a site's statistic [B, H, Q], in the backward pass."""
+        current = self.running
+        if current is None or current.gain is None:
+            raise InputError(
+                f"{self.where}: a backward pass reached {name} without the penalty: call "
+                "`loss = penalty.attach(loss)` before `loss.backward()`."
+            )
+        if name not in current.weights:
+            raise InputError(
+                f"{self.where}: {name} ran forward after the loss was attached. Attach the loss after the last forward "
+                "pass that it is made of."
+            )
+        current.ran[name] = current.ran.get(name, 0) + 1
+        worth = (current.weights[name] * current.gain.to(current.weights[name])).to(slope.dtype)
+        return slope * worth[None, :, None]
+
+    def start(self, current: Round, gain: Tensor) -> None:
+        if self.running is not None and self.running is not current:
+            raise InputError(
+                f"{self.where}: two attached losses flow back in one backward pass: add them first, and attach the sum."
+            )
+        self.running, current.gain = current, gain.detach()
+        current.ran = {}
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(current))  # pyright: ignore
+
+    def _ended(self, current: Round) -> None:
+        self.running = None
+        missed = {
+            name: (counted.ties, current.ran.get(name, 0))
+            for name, counted in current.sites.items()
+            if counted.ties != current.ran.get(name, 0)
+        }
+        if missed and not self.removed:
+            name, (ties, ran) = next(iter(missed.items()))
+            raise InputError(
+                f"{self.where}: {name} was called {ties} times and its gradient flowed back {ran} times "
+                f"({len(missed)} sites in all), so the penalty's gradient is not whole. If a part of the model is not "
+                "in the loss, or runs without gradients, leave it out with sites= or put it in eval mode; after a "
+                "forward pass that raised or is thrown away call penalty.reset()."
+            )
+
+
+class SiteEntry:
+    """A site of a ledger, as operators find it."""
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        self.ledger, self.name = ledger, name
+        self.key = next(_keys)
+        _entries[self.key] = self
+
+
+_keys = count(1)
+_entries: WeakValueDictionary[int, SiteEntry] = WeakValueDictionary()
+
+
+def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid: Tensor, key: int) -> Tensor:
+    """``output`` with a tie to a row statistic; counts its rows.
+
+    Args:
+        output: of an attention, any shape.
+        statistic: [B, H, Q], on the graph.
+        values, slope: what each row adds, and its derivative by the statistic; off the graph.
+        valid: bool, rows that count.
+        key: of the site.
+    """
+    if transforms.active():
+        raise InputError(
+            f"{_where(key)}: the penalty's gradient goes back with loss.backward(), which torch.func and forward mode "
+            "do not call. Put the model in eval mode, where the penalty rests, or add the term to the loss yourself: "
+            'attemper.attention(..., stats="entropy") and attemper.functional.entropy_target.'
+        )
+    shown = torch.where(valid, values.detach(), 0.0)
+    rows = valid.expand(shown.shape).sum((0, 2)).to(torch.float64)
+    tied = statistic.requires_grad or not torch.is_grad_enabled()
+    torch.ops.attemper.penalised(token(str(output.device)), shown.to(torch.float64).sum((0, 2)), rows, key, tied)
+    if not statistic.requires_grad:
+        return output
+    return _Tie.apply(output, statistic, torch.where(valid, slope.detach(), 0.0), key)  # pyright: ignore
+
+
+def _where(key: int) -> str:
+    return _entries[key].ledger.where if key in _entries else "regularize"
+
+
+@torch.library.impl(LIBRARY, "penalised", "CompositeExplicitAutograd")
+def _penalised(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
+    if in_backward() or site not in _entries:
+        return  # a recomputation, whose rows are counted; or a penalty that is gone
+    entry = _entries[site]
+    entry.ledger.add(entry.name, values.clone(), counts.clone(), tied)
+
+
+@torch.library.register_fake("attemper::penalised", lib=LIBRARY)
+def _(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
+    return None
+
+
+@torch.library.impl(LIBRARY, "injected", "CompositeExplicitAutograd")
+def _injected(grad: Tensor, slope: Tensor, site: int) -> Tensor:
+    del grad  # an argument so that no compiler runs this before the backward pass
+    if site not in _entries:
+        return torch.zeros_like(slope)
+    entry = _entries[site]
+    return entry.ledger.slope(entry.name, slope)
+
+
+@torch.library.register_fake("attemper::injected", lib=LIBRARY)
+def _(grad: Tensor, slope: Tensor, site: int) -> Tensor:
+    return torch.empty_like(slope)
+
+
+class _Tie(torch.autograd.Function):
+    """The identity on an output; its backward pass gives the statistic the gradient of the penalty."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, statistic: Tensor, slope: Tensor, key: int) -> Tensor:
+        ctx.save_for_backward(slope)
+        ctx.key = key
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore
+        (slope,) = ctx.saved_tensors
+        return grad, torch.ops.attemper.injected(grad, slope, ctx.key), None, None
+
+
+class Attached(torch.autograd.Function):
+    """Adds the penalty's value to the loss; flows back first, and hands its gain to the ties."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, value: Tensor, ledger: Ledger, current: Round) -> Tensor:
+        ctx.ledger, ctx.round = ledger, current
+        return loss + value.to(loss.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore
+        ctx.ledger.start(ctx.round, grad)
+        return grad, None, None, None

@@ -1,0 +1,109 @@
+"""Temperatures in a safetensors file beside the model's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from attemper.errors import InputError
+from attemper.files import replace_synced
+
+FILE = "attemper.safetensors"
+_FORMAT = "attemper-temperatures"
+
+
+def place(path: str | Path) -> Path:
+    """The file itself, or ``attemper.safetensors`` in a folder."""
+    path = Path(path)
+    return path / FILE if path.is_dir() else path
+
+
+def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapping[str, object] | None = None) -> Path:
+    """Writes tensors with what kind of file it is; a file that is there is replaced only by a whole one."""
+    path = place(path)
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent} is no folder: make it first.")
+    about = {"format": kind, "version": 1, **(more or {})}
+    whole = path.with_name(f"{path.name}.part")
+    save_file(
+        # Sites may share a module, and safetensors takes no tensors that share their memory.
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, whole,
+        metadata={"attemper": json.dumps(about)},
+    )  # fmt: skip
+    replace_synced(whole, path)
+    return path
+
+
+def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """The tensors of a file of this kind, and what else it tells.
+
+    Raises:
+        InputError: there is no such file, or it is not of this kind.
+    """
+    path = place(path)
+    if not path.is_file():
+        raise InputError(f"{path} is no file. `save` writes one.")
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("attemper", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as safetensors: {error}.") from error
+    if not isinstance(about, dict) or about.get("format") != kind or about.get("version") != 1:
+        raise InputError(f"{path} is not a file of the kind {kind!r}, version 1: it says {about}.")
+    return tensors, about
+
+
+def write_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> Path:
+    """Everything that the temperatures of some sites hold."""
+    tensors = {
+        f"{site}.{name}": tensor for site, part in temperatures.items() for name, tensor in part.state_dict().items()
+    }
+    return write(path, tensors, _FORMAT, {"sites": {site: type(part).__name__ for site, part in temperatures.items()}})
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Tensors of a tempered model, by names as those of ``write_temperatures``."""
+    return write(path, tensors, _FORMAT)
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """What ``write_tensors`` or ``write_temperatures`` wrote.
+
+    Raises:
+        InputError: there is no such file, or it is not of this kind.
+    """
+    return read(path, _FORMAT)[0]
+
+
+def read_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> None:
+    """Into temperatures of the same sites and sizes; nothing is changed if anything does not fit."""
+    tensors, _ = read(path, _FORMAT)
+    states = {
+        f"{site}.{name}": tensor for site, part in temperatures.items() for name, tensor in part.state_dict().items()
+    }
+    _check_names(path, set(tensors), set(states))
+    for name, tensor in states.items():
+        if tensors[name].shape != tensor.shape:
+            raise InputError(
+                f"{place(path)}: {name} is {list(tensors[name].shape)} there and {list(tensor.shape)} here: another "
+                "number of heads."
+            )
+    with torch.no_grad():
+        for site, part in temperatures.items():
+            part.load_state_dict({name: tensors[f"{site}.{name}"] for name in part.state_dict()})
+
+
+def _check_names(path: str | Path, there: set[str], here: set[str]) -> None:
+    if there != here:
+        missing, extra = sorted(here - there), sorted(there - here)
+        raise InputError(
+            f"{place(path)} holds temperatures of other sites or kinds. Only here: {missing[:4]}; only there: "
+            f"{extra[:4]}. Temper the model as it was when they were saved."
+        )

@@ -1,0 +1,163 @@
+"""Sparse relatives of softmax: sparsemax, entmax of alpha 1.5 and of any alpha, fixed or learned."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attemper.call import row_operator
+from attemper.call.onnx import SOFTMAX_INSTEAD, refuse_onnx
+from attemper.errors import InputError
+from attemper.functional.measures import softmax
+from attemper.functional.tempered import keys_last, per_row, tempered
+
+_ALPHA_ADVICE = "1 is softmax, 1.5 entmax15, 2 sparsemax; larger is sparser. One for each row: [H, 1] for heads."
+_NAMED = {1.5: "entmax15", 2.0: "sparsemax"}
+
+
+def sparsemax(
+    scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""The point of the simplex nearest to the scores: weights of low scores are exactly 0.
+
+    .. math:: w_j = [z_j - \tau]_+, \quad \sum_j w_j = 1, \quad z = x / T
+
+    A key whose score is 1 (times the temperature) or more below the largest has no weight, and no gradient.
+
+    Args:
+        scores: x, floating; ``-inf`` hides a key.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``. Differentiable, twice.
+
+    Raises:
+        InputError: scores are not floating, there is no such ``dim``, a number temperature is NaN or not above 0, or a
+            tensor of them does not fit.
+
+    Source:
+        Martins and Astudillo 2016, "From Softmax to Sparsemax"; the iteration on tau is that of Michelot 1986.
+
+    Example:
+        >>> sparsemax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    return _mapped("sparsemax", "sparsemax", scores, dim, temperature, dtype)
+
+
+def entmax15(
+    scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""Half way from softmax to sparsemax: weights of low scores are exactly 0, and reach it smoothly.
+
+    .. math:: w_j = [z_j / 2 - \tau]_+^2, \quad \sum_j w_j = 1, \quad z = x / T
+
+    A key whose score is 2 (times the temperature) or more below the largest has no weight, and no gradient.
+
+    Args and errors as :func:`sparsemax`. Returns weights in the shape of ``scores``, differentiable twice.
+
+    Source:
+        Peters, Niculae and Martins 2019, "Sparse Sequence-to-Sequence Models".
+
+    Example:
+        >>> entmax15(torch.tensor([1.0, 1.0, -1.0]))
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    return _mapped("entmax15", "entmax15", scores, dim, temperature, dtype)
+
+
+def entmax(
+    scores: Tensor,
+    alpha: float | Tensor = 1.5,
+    *,
+    dim: int = -1,
+    temperature: float | Tensor = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""alpha-entmax, from softmax (alpha = 1) over sparsemax (2) towards the largest score alone.
+
+    .. math:: w_j = [(\alpha - 1) z_j - \tau]_+^{1 / (\alpha - 1)}, \quad \sum_j w_j = 1, \quad z = x / T
+
+    It maximises :math:`w \cdot z` plus the Tsallis entropy :math:`(1 - \sum_j w_j^\alpha) / (\alpha (\alpha - 1))`.
+
+    Args:
+        scores: x, floating; ``-inf`` hides a key.
+        alpha: at least 1, a number or broadcastable to ``scores`` without ``dim``, such as [H, 1] for heads. A tensor
+            is differentiated, exactly, down to 1; its numbers are not checked: a row where it is below 1 is NaN.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``. Differentiable, twice. Above
+        alpha = 2 a weight that is nearly 0 moves arbitrarily fast with its score, and so does its gradient.
+
+    Raises:
+        InputError: scores are not floating, there is no such ``dim``, alpha is below 1, infinite or NaN, a number
+            temperature is NaN or not above 0, or a tensor of them does not fit.
+
+    Source:
+        Peters, Niculae and Martins 2019, "Sparse Sequence-to-Sequence Models"; alpha learned: Correia, Niculae and
+        Martins 2019, "Adaptively Sparse Transformers". Its gradient is derived in docs/design/0008-normalizers.md.
+
+    Example:
+        >>> entmax(torch.tensor([1.0, 0.5, -1.0]), 2.0)
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    x = keys_last("entmax", scores, dim)
+    each = _alphas("entmax", alpha, x)
+    if not isinstance(each, Tensor) and each == 1:
+        return softmax(tempered("entmax", x, temperature)).movedim(-1, dim).to(dtype or scores.dtype)
+    kind = "entmax" if isinstance(each, Tensor) else _NAMED.get(each, "entmax")
+    return _mapped("entmax", kind, scores, dim, temperature, dtype, each)
+
+
+def entmax_iterations(
+    scores: Tensor, alpha: float | Tensor = 1.5, *, dim: int = -1, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """How often the iteration for any alpha adds up the weights of each row before they sum to 1.
+
+    Of the iteration in PyTorch: sparsemax and entmax15 have their own, and so have the native kernels. 0 where there is
+    nothing to search: alpha = 1, nothing visible, a score that is not finite.
+
+    Args and errors as :func:`entmax`.
+
+    Returns:
+        [...] without ``dim``, int64.
+
+    Example:
+        >>> int(entmax_iterations(torch.tensor([3.0, 0.0]), 1.3)) < 10
+        True
+    """
+    x = keys_last("entmax_iterations", scores, dim)
+    each = _alphas("entmax_iterations", alpha, x)
+    return row_operator.entmax_iterations(tempered("entmax_iterations", x, temperature), *_number_or_tensor(each))
+
+
+def _alphas(where: str, alpha: float | Tensor, x: Tensor) -> float | Tensor:
+    each = per_row(where, "alpha", alpha, x, _ALPHA_ADVICE)
+    if not isinstance(each, Tensor) and not 1 <= each < math.inf:
+        raise InputError(f"{where}(alpha) must be finite and at least 1, got {alpha}. {_ALPHA_ADVICE}")
+    return each
+
+
+def _number_or_tensor(alpha: float | Tensor) -> tuple[float, Tensor | None]:
+    return (0.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+
+
+def _mapped(
+    where: str,
+    kind: str,
+    scores: Tensor,
+    dim: int,
+    temperature: float | Tensor,
+    dtype: torch.dtype | None,
+    alpha: float | Tensor = 0.0,
+) -> Tensor:
+    refuse_onnx(where, SOFTMAX_INSTEAD)
+    z = tempered(where, keys_last(where, scores, dim), temperature)
+    return row_operator.row_weights(z, kind, *_number_or_tensor(alpha)).movedim(-1, dim).to(dtype or scores.dtype)

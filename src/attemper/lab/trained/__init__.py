@@ -1,0 +1,1 @@
+"""Experiments that train small models, for minutes to an hour."""

@@ -1,0 +1,177 @@
+"""Many training runs that go on where they were: one JSON file a run, by as many processes as asked for.
+
+A file is named for what its run follows from, so that a folder may hold runs of several experiments and of several
+sizes, and it is written whole or not at all: an experiment that was killed repeats at most the runs it was in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attemper.errors import InputError
+from attemper.files import replace_synced
+from attemper.lab.corpus import Corpus, standard_library
+from attemper.lab.trained.training import Run, trained
+
+SCHEMA = 1
+
+Job = Callable[[Run, Corpus], dict[str, Any]]
+"""What is done with a run: a function at the top of a module, which another process can import."""
+
+
+def identity(run: Run, job: Job, corpus: Corpus) -> dict[str, Any]:
+    """What must agree for a file to stand for a run, as plain values."""
+    return {"job": job.__name__, "run": _plain(asdict(run)), "corpus": corpus.digest}
+
+
+def file_name(known: dict[str, Any]) -> str:
+    """A name to read, and a hash of everything."""
+    run = known["run"]
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
+    slug = run["intervention"].lower().replace(" ", "-")
+    return f"{known['job']}-{slug}-{run['rate']:g}-seed{run['seed']}-{digest}.json"
+
+
+def records(
+    runs: Sequence[Run], folder: Path, *, job: Job = trained, workers: int = 2, corpus: Corpus | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The documents of ``runs``, in their order: read from ``folder`` where they are there, else computed into it.
+
+    A document is ``{"schema", "job", "run", "corpus", "environment", "seconds", "record"}``.
+
+    Args:
+        runs: started in this order.
+        folder: made if it is missing.
+        job: what is done with each.
+        workers: processes, each with one thread of torch; with 1, this process does it all.
+        corpus: bytes to train on; None for the sources of this Python's library.
+        report: is told a line for each run that is done.
+
+    Raises:
+        InputError: the folder cannot be made or written to, or the number of workers is not above 0.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise InputError(f"lab: workers must be an int of at least 1, got {workers!r}.")
+    _made(folder)
+    text = corpus or standard_library()
+    paths = [folder / file_name(identity(run, job, text)) for run in runs]
+    missing = [place for place, path in enumerate(paths) if not path.is_file()]
+    report(f"{len(runs) - len(missing)} of {len(runs)} runs are in {folder}")
+    work = [(runs[place], job, corpus, paths[place]) for place in missing]
+    for count, place in enumerate(_done(work, workers), 1):
+        report(f"{count} of {len(missing)}: {paths[missing[place]].name}")
+    return [json.loads(path.read_text("utf-8")) for path in paths]
+
+
+def stored(
+    runs: Sequence[Run], folder: Path, *, job: Job = trained, corpus: Corpus | None = None
+) -> list[dict[str, Any]]:
+    """The documents of those ``runs`` that are in ``folder``, without computing any."""
+    text = corpus or standard_library()
+    paths = [folder / file_name(identity(run, job, text)) for run in runs]
+    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+
+
+def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Iterator[int]:
+    """Does it all; the place of each as it is done."""
+    if workers == 1 or len(work) < 2:
+        for place, one in enumerate(work):
+            _write(*one)
+            yield place
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
+        try:
+            with _interrupts_blocked():
+                places = {_submitted(pool, one): place for place, one in enumerate(work)}
+            for future in as_completed(places):
+                future.result()
+                yield places[future]
+        except BaseException:
+            # A run is written when it is done and not before: ending one in its middle loses nothing else.
+            for process in multiprocessing.active_children():
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes that start inside inherit the block: Ctrl-C reaches all of them, and one that acts on it is enough.
+
+    In this process an interrupt is only put off to the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _submitted(pool: Executor, one: tuple[Run, Job, Corpus | None, Path]) -> Future[None]:
+    return pool.submit(_write, *one)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _write(run: Run, job: Job, corpus: Corpus | None, path: Path) -> None:
+    """Computes a run and puts its document in place at once."""
+    text = corpus or standard_library()
+    began = time.monotonic()
+    record = job(run, text)
+    document = {
+        "schema": SCHEMA, **identity(run, job, text), "environment": environment(),
+        "seconds": round(time.monotonic() - began, 1), "record": _plain(record),
+    }  # fmt: skip
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
+    replace_synced(part, path)
+
+
+def environment() -> dict[str, str]:
+    """What digits may depend on beside a run."""
+    return {
+        "python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }  # fmt: skip
+
+
+def _made(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"lab: no results can be kept in {str(folder)!r}: {error.strerror or error}. Name a folder with --out."
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"lab: the folder {str(folder)!r} is write-protected. Name another one with --out.")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: numbers that are none as null, others with six digits."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) < float("inf") else None
+    return value

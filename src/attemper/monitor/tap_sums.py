@@ -1,0 +1,111 @@
+"""What taps have summed in buffers on their devices: where CUDA graphs are replayed, no pass and no call is seen.
+
+Whether the model ran in a step is known to the device alone, so samples are kept apart there: each carries the number
+of the step it is of, and one in which nothing ran does not take the place of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attemper.call.names import BY_NAME
+from attemper.call.sums import joined
+from attemper.monitor.head_sums import SiteReduction, fits_buckets
+from attemper.records import FEWEST_KEYS
+from attemper.sites.tap_buffers import TapBuffer
+
+PADDED = "a batch was padded, which a tap in compiled code on a GPU cannot tell"
+
+
+@dataclass(frozen=True)
+class _Sample:
+    name: str
+    sums: Tensor
+    """[H, WIDTH]"""
+    period: Tensor
+    """Of which step, as a number on the device; -1 of none."""
+
+
+class TappedSums:
+    """The latest sample of every buffer of a watch."""
+
+    def __init__(self, stats: tuple[str, ...], backend: str, rows: int | None, fewest_keys: int = FEWEST_KEYS) -> None:
+        self._stats, self._backend, self._rows, self._fewest_keys = stats, backend, rows, fewest_keys
+        self._samples: dict[TapBuffer, _Sample] = {}
+        self._padded: dict[torch.device, Tensor] = {}
+
+    def refusal(self, buffer: TapBuffer) -> str | None:
+        """Why the sums of a buffer are not what this watch measures; None where they are."""
+        if buffer.refused is not None:
+            return buffer.refused
+        if self._backend not in ("auto", "triton"):
+            return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._backend!r}"
+        if "gini" in self._stats:
+            return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
+        if lacking := [name for name in self._stats if name in BY_NAME]:
+            return f"in compiled code on a GPU a tap has no {' and no '.join(lacking)}: leave it out of stats="
+        if not fits_buckets(self._fewest_keys):
+            below = 1 << (self._fewest_keys.bit_length() - 1)
+            return (
+                "in compiled code on a GPU a tap counts rows by powers of two of their keys, and "
+                f"fewest_keys={self._fewest_keys} is not one: take {below} or {2 * below}"
+            )
+        if buffer.measured != {self._rows}:
+            counts = ", ".join(sorted(map(str, buffer.measured)))
+            return (
+                f"its graph was captured for rows={counts}, and this watch has rows={self._rows}: open the watch "
+                "before the model first runs"
+            )
+        return None
+
+    def take(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
+        """Takes the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
+        ran = {
+            device: torch.stack([part[:, :3].sum() for part in sums.values() if part.device == device]).sum() > 0
+            for device in {part.device for part in sums.values()}
+        }
+        for buffer, name in named.items():
+            found, running = sums[buffer], ran[sums[buffer].device]
+            before = self._samples.get(buffer)
+            if before is None:
+                self._samples[buffer] = _Sample(name, found, torch.where(running, period, -1))
+                continue
+            kept = torch.where(before.period == period, joined(before.sums, found), found)
+            self._samples[buffer] = _Sample(
+                name, torch.where(running, kept, before.sums), torch.where(running, period, before.period)
+            )
+
+    def note_padding(self, tokens: Tensor, period: int) -> None:
+        """Takes note, without waiting, of the real tokens [B, Q] of a pass in which taps cannot tell padding."""
+        last = torch.where(tokens.all(), -1, period)
+        before = self._padded.get(tokens.device)
+        self._padded[tokens.device] = last if before is None else torch.maximum(before, last)
+
+    def latest(self) -> tuple[int, list[SiteReduction], int, dict[str, str]]:
+        """The number of the latest step, its sites, its tokens, and what is not shown of it. Waits for the devices."""
+        samples = {buffer: (sample, int(sample.period)) for buffer, sample in self._samples.items()}
+        latest = max((period for _, period in samples.values()), default=-1)
+        sites, tokens = [], 0
+        padded = latest >= 0 and any(int(period) == latest for period in self._padded.values())
+        for buffer, (sample, period) in samples.items():
+            counted = int(sample.sums[0, :3].sum()) if period == latest >= 0 else 0
+            if not counted:
+                continue
+            if not sites:
+                sampled = self._rows is not None and self._rows < buffer.queries
+                tokens = round(counted * buffer.queries / self._rows) if sampled and self._rows else counted
+            sites.append(_site(buffer, sample, self._fewest_keys))
+        if padded:
+            return latest, [], 0, {site.name: PADDED for site in sites}
+        return latest, sites, tokens, {}
+
+
+def _site(buffer: TapBuffer, sample: _Sample, fewest_keys: int) -> SiteReduction:
+    heads, device = sample.sums.shape[0], sample.sums.device
+    site = SiteReduction(sample.name, "self", buffer.mode, heads=heads, device=device, fewest_keys=fewest_keys)
+    site.add_sums(sample.sums, buffer.queries, buffer.keys)
+    return site

@@ -1,0 +1,124 @@
+"""One file that holds everything: markup, style, scripts, data; and a policy under which nothing else can run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from attemper import __version__
+from attemper.records import Reading
+from attemper.report.display import script_json
+from attemper.report.document import document, quantities, stacks
+from attemper.report.download import archive, file_name
+from attemper.report.overview import figures, groups, origin, rows
+from attemper.report.target import write_whole
+from attemper.report.vendored import VERSION, echarts
+from attemper.report.verdict import verdict
+from attemper.text import shown
+
+LARGEST_BYTES = 2_000_000
+"""A page that would be larger leaves something out, and says so."""
+_LEVELS = ((True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False, ()))
+"""Whether histograms and curves are in it, and which files it can save; the first that is small enough is taken."""
+
+_HERE = Path(__file__).parent
+_SCRIPTS = (
+    "numbers.js", "colours.js", "theme.js", "maps.js", "charts.js", "panel.js", "table.js", "download.js", "main.js",
+)  # fmt: skip
+"""Put together in this order, inside one function: they share names, and add none to the window."""
+
+
+def page(reading: Reading) -> str:
+    """The page of ``reading``. The same reading gives the same page, to the byte.
+
+    Raises:
+        ValueError: a number of the reading is NaN or infinite; a missing number is None.
+    """
+    files = {kind: archive(reading, kind) for kind in ("csv", "json")}
+    whole = ""
+    for details, kinds in _LEVELS:
+        whole = _rendered(reading, details=details, files={kind: files[kind] for kind in kinds})
+        if len(whole.encode("utf-8")) <= LARGEST_BYTES:
+            break
+    return whole
+
+
+def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
+    """Writes the page of ``reading`` to ``path``, whole or not at all, and gives the file's place.
+
+    Raises:
+        InputError: no file can be written there.
+    """
+    return write_whole(path, page(reading))
+
+
+def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
+    towers, kinds = stacks(reading.sites), quantities(reading)
+    style, script, library = asset("page.css"), _script(), echarts()
+    return templates().get_template("page.html.j2").render(
+        title=shown(reading.model),
+        tokens=reading.tokens,
+        backend=shown(reading.backend),
+        sampled_rows=reading.sampled_rows,
+        origin=origin(reading),
+        files={kind: Markup(text) for kind, text in files.items()},
+        file_name=file_name(reading),
+        heads=sum(len(site.heads) for site in reading.sites),
+        sites=len(reading.sites),
+        skipped=[(shown(skipped.name), shown(skipped.reason)) for skipped in reading.skipped],
+        verdict=verdict(reading),
+        figures=figures(reading, towers),
+        groups=groups(reading, towers),
+        notes=[shown(note[:1].upper() + note[1:]) for note in reading.notes],
+        towers=towers,
+        quantities=kinds,
+        rows=rows(reading, kinds),
+        details=details,
+        policy=policy(style, (library, script)),
+        style=Markup(style),
+        library=Markup(library),
+        script=Markup(script),
+        data=Markup(script_json(document(reading, towers, details=details))),
+        version=__version__,
+        echarts_version=VERSION,
+    )  # fmt: skip
+
+
+def templates() -> Environment:
+    # select_autoescape() would not escape files that end in .j2.
+    return Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def asset(name: str) -> str:
+    return (_HERE / "assets" / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    parts = "\n".join(asset(name) for name in _SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
+
+
+def policy(style: str, scripts: tuple[str, ...]) -> str:
+    """A content security policy: these scripts and this style by their hashes, and nothing from anywhere."""
+    allowed = " ".join(_hash(script) for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

@@ -1,0 +1,465 @@
+"""The native kernels against the float64 oracle, case by case, and what only they promise: threads, forks, layouts."""
+
+import ctypes
+import multiprocessing
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+from attemper.backends import native
+from attemper.backends.contract import Problem
+from attemper.backends.native import library
+from attemper.backends.native.arguments import Arguments
+from attemper.backends.table import BACKENDS
+from attemper.errors import BackendError
+from tests.support import agreement, cases
+from tests.support.calls import attended, packed
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_empty"),
+    pytest.mark.skipif(
+        any(backend.name == "native" and backend.missing for backend in BACKENDS),
+        reason="native is not built (where a compiler is, test_native_build.py fails)",
+    ),
+]
+
+TAKEN = [
+    case for case in (*cases.CASES, *cases.RAGGED) if case.dtype != torch.float64 and max(case.size, case.width) <= 256
+]
+# Few rows go to the decode kernel; the same table with many goes to the tiles.
+TALL = [replace(case, name=f"tall: {case.name}", rows=case.rows + 30) for case in TAKEN if case.keys < 100]
+
+
+def _padding(case: cases.Case, *, holes: bool = False) -> Tensor:
+    """[B, 1, 1, K]: the second batch is shorter at both ends; with holes, every third key is hidden in both."""
+    places = torch.arange(case.keys)
+    mask = torch.stack([places >= 0, (places >= 20) & (places < case.keys - 7)])[:, None, None]
+    return mask & (places % 3 != 1) if holes else mask
+
+
+LONG = (
+    cases.Case("blocks and chunks", batch=1, heads=2, groups=1, rows=430, keys=700, size=40, width=24),
+    cases.Case("blocks, ascending", batch=1, heads=2, groups=2, rows=70, keys=600, ascending=True, spread=8.0),
+    cases.Case("blocks, causal", batch=1, heads=2, groups=2, rows=600, keys=600, options={"is_causal": True}),
+    cases.Case("blocks, window", batch=1, heads=1, groups=1, rows=300, keys=900, options={"window_size": (40, 300)}),
+    cases.Case("blocks, window, padding", batch=2, heads=2, groups=2, rows=60, keys=300,
+               options={"window_size": (10, 290)}, make=lambda case: {"attn_mask": _padding(case)}),
+    cases.Case("blocks, bias", batch=1, heads=2, groups=2, rows=45, keys=600,
+               make=lambda case: {"attn_mask": torch.randn(1, 1, case.rows, case.keys)}),
+    cases.Case("blocks, softcap", batch=1, heads=2, groups=2, rows=45, keys=300, spread=8.0, options={"softcap": 5.0}),
+    cases.Case("blocks, padding with holes", batch=2, heads=2, groups=2, rows=45, keys=300,
+               options={"first_tokens": 4}, make=lambda case: {"attn_mask": _padding(case, holes=True)}),
+    cases.Case("splits", batch=1, heads=4, groups=2, rows=1, keys=2500, ascending=True),
+    cases.Case("splits, padding", batch=2, heads=4, groups=4, rows=3, keys=1100,
+               make=lambda case: {"attn_mask": (torch.arange(case.keys) < 1050)[None, None, None]}),
+    cases.Case("blocks, bfloat16", batch=1, heads=2, groups=1, rows=45, keys=600, size=40, width=24, ascending=True,
+               dtype=torch.bfloat16),
+    cases.Case("blocks, causal, bfloat16", batch=1, heads=2, groups=2, rows=290, keys=290, dtype=torch.bfloat16,
+               options={"is_causal": True}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*TAKEN, *TALL, *LONG], ids=lambda case: case.name)
+def test_native_agrees_with_the_oracle(case: cases.Case):
+    agreement.assert_agreement(replace(case, names=cases.MERGED), "native")
+
+
+def libraries() -> dict[str, ctypes.CDLL]:
+    """The libraries that are built and that this processor can run, by instruction set."""
+    folder, found = Path(native.__file__).parent, {}
+    for name in library.builds(torch.backends.cpu.get_cpu_capability()):
+        path = folder / f"attemper_native_{name}.so"
+        if path.exists():
+            loaded = library.declared(ctypes.CDLL(str(path)))
+            if loaded.attemper_usable():
+                found[name] = loaded
+    return found
+
+
+LIBRARIES = libraries()
+
+
+@pytest.fixture(params=LIBRARIES)
+def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls go to the library of one instruction set."""
+    monkeypatch.setattr(library, "library", lambda: LIBRARIES[request.param])
+
+
+OTHERS = ("plain", "tall: plain", "tall: bfloat16", "tall: float16", "tall: softcap", "blocks, bfloat16", "splits")
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in (*TAKEN, *TALL, *LONG) if case.name in OTHERS], ids=lambda case: case.name
+)
+@pytest.mark.usefixtures("each_library")
+def test_every_instruction_set_agrees_with_the_oracle(case: cases.Case):
+    test_native_agrees_with_the_oracle(case)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.usefixtures("each_library")
+def test_exponentials_have_every_digit_of_float32(rows: int):
+    """Scores 0 and x < 0: lse = log(1 + exp(x)), within three roundings."""
+    scores = -torch.linspace(0.01, 6, rows * 64).view(64, 1, rows, 1)
+    key = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(64, 1, 2, 1)
+    lse = attended("native", scores, key, key, scale=1.0).stats["lse"]
+    torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=2.4e-7)
+
+
+def everything(threads: int, rows: int = 500, *, biases: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Output, statistics and gradients of one call, on so many threads; ``biases``: heads of the bias."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    leaves = [torch.randn(2, 3, n, 32).to(dtype).requires_grad_() for n in (rows, 700, 700)]
+    bias = torch.randn(1, biases, rows, 700, requires_grad=True)
+    temperature = (torch.rand(3, 1) + 0.5).requires_grad_()
+    sink = torch.randn(3, requires_grad=True)
+    leaves += [bias, temperature, sink]
+    result = attended("native", *leaves[:3], bias, temperature=temperature, sink_logits=sink)
+    (result.output.square().sum() + result.stats.entropy.sum() + result.stats.max_logit.sum()).backward()
+    grads = [leaf.grad for leaf in leaves]
+    assert None not in grads
+    return [result.output.detach(), *(result.stats[name].detach() for name in result.stats), *grads]  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [(500, {}), (2, {}), (500, {"biases": 1}), (500, {"dtype": torch.bfloat16}), (2, {"dtype": torch.bfloat16})],
+)
+def test_results_are_bitwise_equal_over_threads_and_repeats(rows: int, options: dict):
+    before = torch.get_num_threads()
+    try:
+        want = everything(1, rows, **options)
+        for threads in (1, 2, 4, 2, 4):
+            got = everything(threads, rows, **options)
+            assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True)), threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_calls_from_several_threads_at_once_are_right():
+    query = torch.randn(1, 4, 300, 16)
+    want = attended("native", query, query, query)
+    wrong = []
+
+    def again() -> None:
+        torch.set_num_threads(2)
+        for _ in range(20):
+            got = attended("native", query, query, query)
+            if not torch.equal(got.output, want.output) or not torch.equal(got.stats.entropy, want.stats.entropy):
+                wrong.append(got)
+
+    callers = [threading.Thread(target=again) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+def _kernel_sum() -> float:
+    """By the kernel alone: torch's own operators may not return in a forked process that has several threads."""
+    query = torch.ones(1, 4, 300, 16)
+    problem = Problem(query=query, key=query, value=query, mask=None, multiplier=torch.full((1, 1, 1), 0.25))
+    return sum(native.forward(problem)[1][1].flatten().tolist())
+
+
+def _in_child(queue) -> None:
+    queue.put(_kernel_sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_process_computes_too():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        want = _kernel_sum()
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_in_child, args=(queue,), daemon=True)
+        child.start()
+        assert queue.get(timeout=30) == want
+    finally:
+        torch.set_num_threads(before)
+
+
+def _attended_sum() -> float:
+    query = torch.ones(1, 4, 300, 16)
+    result = attended("native", query, query, query)
+    return float(sum(result.stats.entropy.flatten().tolist()) + sum(result.output.flatten().tolist()))
+
+
+def _attend_in_child(queue) -> None:
+    torch.set_num_threads(1)
+    queue.put(_attended_sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_process_that_uses_one_thread_of_torch_attends():
+    """After fork, GNU OpenMP waits in its first parallel region for threads that are gone: with several threads no
+    operator of PyTorch returns, with one thread all do, and the pool of the native kernels starts anew."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1000, 1000).add(1)  # OpenMP's threads exist
+        want = _attended_sum()
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_attend_in_child, args=(queue,), daemon=True)
+        child.start()
+        assert queue.get(timeout=60) == want
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-10, 1e-5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_in_backward_are_those_of_forward_however_large_scores_are(
+    rows: int, temperature: float, dtype: torch.dtype
+):
+    """At 1e5 and beyond, two orders of adding up a score give two scores, and exp of their difference is no weight."""
+    query, key, value = (torch.randn(1, 2, n, 8).to(dtype).requires_grad_() for n in (rows, 9, 9))
+    divisor = torch.full((2, 1), temperature, requires_grad=True)
+    output = attended("native", query, key, value, temperature=divisor).output
+    grads = torch.autograd.grad(output.sum(), (value, divisor))
+    winners = (query.double() @ key.double().mT).argmax(-1)
+    want = torch.nn.functional.one_hot(winners, 9).sum(2).to(dtype)[..., None].expand_as(value)
+    torch.testing.assert_close(grads[0], want, rtol=0, atol=0)
+    assert torch.equal(grads[1], torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("product", [5e37, 2e38])
+def test_scores_that_overflow_only_with_their_bias_are_told(product: float):
+    """Two rows of a bias of 3e38, one of them with products to which it must not be added."""
+    query = torch.zeros(1, 1, 40, 1)
+    query[..., 3, 0] = product
+    bias = torch.zeros(40, 50)
+    bias[3], bias[4] = 3e38, 3e38
+    output, stats = attended("native", query, torch.ones(1, 1, 50, 1), torch.ones(1, 1, 50, 8), bias, scale=1.0)
+    over = torch.arange(40) == 3
+    assert torch.equal(stats.nonfinite[0, 0], over)
+    assert output[0, 0, over].isnan().all()
+    assert all(stats[name][0, 0, over].isnan().all() for name in stats if name not in ("visible_keys", "support_size"))
+    assert torch.equal(stats.max_logit[0, 0, 4], bias[4, 0])
+    torch.testing.assert_close(output[0, 0, ~over], torch.ones(39, 8), rtol=0, atol=1e-6)
+
+
+BAD = {
+    "NaN in a query": lambda query, key, bias: query[:, :, 2].fill_(torch.nan),
+    "NaN in a bias": lambda query, key, bias: bias[2, 5].fill_(torch.nan),
+    "inf in a bias": lambda query, key, bias: bias[2, 5].fill_(torch.inf),
+    "a product of inf": lambda query, key, bias: (query[:, :, 2].fill_(1e25), key[:, :, 5].fill_(1e25)),
+    "a product of -inf": lambda query, key, bias: (query[:, :, 2].fill_(1e25), key[:, :, 5].fill_(-1e25)),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("how", BAD)
+def test_a_score_that_is_not_finite_spoils_its_row_alone(how: str, rows: int, masked: bool):
+    """Of few rows every score is looked at, of many those of which one may be bad."""
+    query, key, value = (torch.randn(1, 2, n, 16) for n in (rows, 64, 64))
+    bias = torch.zeros(rows, 64)
+    BAD[how](query, key, bias)
+    output, stats = attended("native", query, key, value, bias if masked or "bias" in how else None)
+    bad = torch.arange(rows) == 2
+    assert torch.equal(stats.nonfinite, bad.expand(1, 2, rows))
+    assert output[:, :, ~bad].isfinite().all()
+    for name in stats:
+        if name in ("visible_keys", "support_size"):
+            assert (stats[name] == 64).all()
+        else:
+            assert torch.equal(stats[name].isfinite(), ~bad.expand(1, 2, rows)), name
+            assert stats[name][:, :, bad].isnan().all(), name
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_stands_at_a_hidden_key_reaches_nothing(rows: int, number: float):
+    """No result, and no gradient of keys and values: forward looks at every score, backward at those of bad rows."""
+    tensors = [torch.randn(1, 2, n, 16) for n in (rows, 50, 50)]
+    hidden = torch.tensor([5, 40, 45, 49])
+    mask = torch.ones(50, dtype=torch.bool).index_fill_(0, hidden, False)
+    spoilt = tensors[1].clone().index_fill_(2, hidden, number)
+    found = []
+    for key in (tensors[1], spoilt):
+        leaves = [tensor.clone().requires_grad_() for tensor in (tensors[0], key, tensors[2])]
+        output, stats = attended("native", *leaves, mask)
+        loss = output.square().sum() + stats.entropy.sum()
+        found.append([output, *(stats[name] for name in stats), *torch.autograd.grad(loss, leaves[1:])])
+    for got, want in zip(found[1], found[0], strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [3, 45])
+def test_any_keys_may_be_first_tokens(rows: int):
+    """Marked key by key, other ones in each batch, about the ends of blocks and outside of windows."""
+    query, key = torch.randn(2, 1, rows, 16), torch.randn(2, 1, 600, 16)
+    first = torch.stack([torch.arange(600) % 7 == 2, torch.arange(600) // 8 % 32 == 31])
+    positions = torch.arange(rows) * 600 // rows
+    problem = Problem(
+        query=query, key=key, value=None, mask=None, multiplier=torch.full((1, 1, 1), 0.25), fields="mznf",
+        first_keys=first, positions=positions, left=100,
+    )  # fmt: skip
+    hidden = torch.arange(600) < positions[:, None] - 100
+    weights = (query.double() @ key.double().mT / 4).masked_fill(hidden, -torch.inf).softmax(-1)
+    want = (weights * first[:, None, None]).sum(-1)
+    torch.testing.assert_close(native.forward(problem)[1][3].double(), want, rtol=0, atol=2e-6)
+
+
+def test_no_entropy_is_above_the_logarithm_of_its_count():
+    """Not by a rounding of it: that of equal scores is the largest float that is not above log n."""
+    query = torch.zeros(1, 1, 1500, 8)
+    stats = attended("native", query, query, query, is_causal=True).stats
+    exact = stats.visible_keys.double().log()
+    assert (stats.entropy.double() <= exact).all()
+    torch.testing.assert_close(stats.entropy.double(), exact, rtol=2.0**-23, atol=0)
+    assert torch.equal(stats.normalized_entropy[..., 0], torch.zeros(1, 1))
+    torch.testing.assert_close(stats.normalized_entropy[..., 1:], torch.ones(1, 1, 1499), rtol=0, atol=1.2e-7)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "strided last dim": lambda t: torch.stack((t, t), -1).flatten(-2)[..., ::2],
+    "expanded": lambda t: t[:, :1].expand_as(t),
+    "offset": lambda t: torch.cat((t, t), -1)[..., t.shape[-1] :],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_any_strides_equal_the_contiguous_copy(layout: str, rows: int, dtype: torch.dtype):
+    tensors = [LAYOUTS[layout](torch.randn(2, 3, n, 32).to(dtype)) for n in (rows, 50, 50)]
+    one, two = (attended("native", *given) for given in (tensors, [t.contiguous() for t in tensors]))
+    assert torch.equal(one.output, two.output)
+    assert all(torch.equal(one.stats[name], two.stats[name]) for name in one.stats)
+
+
+MASKS = {
+    "key padding": torch.arange(50) < 41,
+    "bool per head": torch.rand(3, 40, 50, generator=torch.Generator().manual_seed(0)) < 0.7,
+    "bias per query": torch.linspace(-2, 2, 40)[:, None],
+    "half precision bias": torch.linspace(-2, 2, 40 * 50).view(40, 50).half(),
+    "every second column": torch.linspace(-2, 2, 40 * 100).view(40, 100)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_tensors_are_read_where_they_lie(mask: str, monkeypatch: pytest.MonkeyPatch):
+    seen, run = [], native.run
+
+    def noted(name: str, call: bytes) -> None:
+        seen.append(Arguments.from_buffer_copy(call))
+        run(name, call)
+
+    monkeypatch.setattr(native, "run", noted)
+    tensors = {
+        "query": torch.randn(2, 40, 3, 32).transpose(1, 2),
+        "key": torch.randn(2, 1, 50, 64)[..., ::2],
+        "value": torch.randn(2, 1, 1, 24).expand(2, 1, 50, 24),
+        "mask": MASKS[mask],
+    }
+    attended("native", *tensors.values(), enable_gqa=True)
+    (call,) = seen
+    for name, tensor in tensors.items():
+        view = getattr(call, name)
+        assert view.data == tensor.data_ptr(), name
+        sizes = [1] * (4 - tensor.dim()) + list(tensor.shape)
+        steps = [0] * (4 - tensor.dim()) + list(tensor.stride())
+        for size, want, got in zip(sizes, steps, view.stride, strict=True):
+            assert got == (0 if size == 1 else want), name
+
+
+MEMORY = """
+import torch
+from attemper import attention
+
+
+def status(word):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(word)) / 1024
+
+
+def extra_mib(rows, keys):
+    query = torch.randn(1, rows, 8, 64, dtype=torch.bfloat16).transpose(1, 2)
+    key, value = (torch.randn(1, keys, 8, 64, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
+    bias = torch.randn(1, 1, rows, keys)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    attention(query, key, value, bias, stats="all", backend="native")
+    return status("VmHWM") - before
+
+
+torch.set_num_threads(1)
+extra_mib(64, 256), extra_mib(1, 256)
+print(extra_mib(64, 16384), extra_mib(1, 65536))
+"""
+
+
+def test_a_call_needs_a_few_mib_beyond_its_tensors():
+    # A float32 copy of the keys would be 32 and 128 MiB, the bias of every head 32 and 2.
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    many, one = map(float, run.stdout.split())
+    assert -1 < many < 6, f"{many} MiB"
+    assert -1 < one < 6, f"{one} MiB"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_packed_documents_equal_each_document_alone(dtype: torch.dtype):
+    offsets = torch.tensor([0, 3, 3, 45, 60])
+    query, key, value = (torch.randn(60, heads, 20).to(dtype) for heads in (4, 2, 2))
+    options = {"is_causal": True, "softcap": 5.0, "sink_logits": torch.randn(4), "enable_gqa": True}
+    whole = packed("native", query, key, value, offsets, offsets, **options)
+    for start, end in zip(offsets.tolist(), offsets.tolist()[1:], strict=False):
+        parts = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
+        alone = attended("native", *parts, **options)
+        assert torch.equal(whole.output[start:end], alone.output[0].transpose(0, 1))
+        for name in alone.stats:
+            # PyTorch's sigmoid, which makes the mass of a sink, rounds by where a number stands in its vector.
+            slack = 2e-7 if name == "mass" else 0
+            torch.testing.assert_close(whole.stats[name][..., start:end], alone.stats[name], rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dropout_p": 0.5}, "no dropout"),
+        ({"stats": ("gini",)}, "no second_pass"),
+        ({"stats": ("score_variance",)}, "no score_variance"),
+        ({"stats": ("key_mass",)}, "no second"),
+    ],
+)
+def test_what_native_lacks_is_refused_by_name(options: dict, reason: str):
+    query, wide = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 257)
+    double = query.double()
+    with pytest.raises(BackendError, match=reason):
+        attemper.attention(query, query, query, backend="native", **options)
+    with pytest.raises(BackendError, match="not float64"):
+        attemper.attention(double, double, double, backend="native")
+    with pytest.raises(BackendError, match="up to 256"):
+        attemper.attention(wide, wide, wide, backend="native")
+
+
+@pytest.mark.parametrize("content", [b"not a library", None], ids=["broken", "none for this processor"])
+def test_a_library_that_does_not_serve_this_process_is_told_and_not_raised(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if content is not None:
+        for name in ("avx512", "avx2", "portable"):
+            (tmp_path / f"attemper_native_{name}.so").write_bytes(content)
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    reason = library.why_unusable()
+    assert reason is not None
+    assert ("cannot be loaded" if content else "has no library for a processor") in reason
+    with pytest.raises(BackendError, match="backend='native' cannot serve this call"):
+        library.library()

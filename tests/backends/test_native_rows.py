@@ -1,0 +1,470 @@
+"""Attention by maps of whole rows in C++ against dense float64, results and gradients, and what only threads promise.
+
+The yardsticks of a case are the same float64 computation on scores that are off by the roundings of float32, drawn at
+random: what any kernel in float32 must be allowed, and more where a map's slope, or a logarithm's, has no bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attemper.backends import native
+from attemper.backends.contract import UNBOUNDED, Problem, Upstream
+from attemper.backends.native import rows as row_maps
+from attemper.backends.reference import rowwise
+from tests.backends.test_native import LIBRARIES
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_empty"),
+    pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
+]
+FIELDS = "mnxwspahvcft"
+SMOOTH = "mwpahvcft"
+MAPS = (
+    ("sparsemax", 0.0, None), ("entmax15", 0.0, None), ("topk", 5.0, None), ("topk", 64.0, None),
+    ("threshold", 0.01, None), ("sigmoid", 0.0, -0.7), ("entmax", 0.0, 1.0), ("entmax", 0.0, 1.2),
+    ("entmax", 0.0, 1.5), ("entmax", 0.0, 1.7), ("entmax", 0.0, 2.6),
+)  # fmt: skip
+NAMES = [f"{kind}-{number or given}" for kind, number, given in MAPS]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    batch: int = 1
+    heads: int = 2
+    groups: int = 2
+    rows: int = 40
+    keys: int = 50
+    size: int = 16
+    width: int = 16
+    spread: float = 1.0
+    dtype: torch.dtype = torch.float32
+    ascending: bool = False
+    mask: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def problem(self, kind: str, number: float, given: float | None) -> Problem:
+        def tensor(heads: int, n: int, size: int) -> Tensor:
+            # Strided, and with the heads inside, as models have them.
+            return torch.randn(self.batch, n, heads, size).transpose(1, 2)
+
+        key = tensor(self.groups, self.keys, self.size)
+        if self.ascending:
+            key = torch.linspace(-1, 1, self.keys)[:, None] + 0.01 * key
+        per_head = None
+        if given is not None:
+            per_head = torch.full((self.heads,), given)
+            if given not in (1.0, 1.5):  # every head another, but where one value has a way of its own
+                per_head = per_head + 0.05 * torch.arange(self.heads)
+        return Problem(
+            query=(tensor(self.heads, self.rows, self.size) * self.spread).to(self.dtype), key=key.to(self.dtype),
+            value=tensor(self.groups, self.keys, self.width).to(self.dtype) if self.width else None,
+            mask=None if self.mask is None else self.mask(self),
+            multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size), sink=per_head, fields=FIELDS,
+            normalizer=kind, number=number, maximum_gradient=True, **self.options,
+        )  # fmt: skip
+
+
+def every_third_hidden(case: Case) -> Tensor:
+    return (torch.arange(case.rows)[:, None] + torch.arange(case.keys)).remainder(3).ne(0)[None, None]
+
+
+CASES = (
+    Case("plain"),
+    Case("grouped heads", batch=2, heads=4, rows=33, keys=70, size=24, width=40),
+    Case("causal", heads=1, groups=1, rows=300, keys=300, options={"right": 0}),
+    Case("causal, bottom right", groups=1, rows=50, keys=80, width=20, options={"right": 0, "offset": 30}),
+    Case("window", heads=1, groups=1, rows=300, keys=700, options={"left": 40, "right": 100}),
+    Case("positions", rows=20, keys=90, options={"right": 0, "positions": torch.arange(20) * 4}),
+    Case("long", heads=1, groups=1, rows=45, keys=1500, size=64, width=64),
+    Case("long and sharp", heads=1, groups=1, rows=45, keys=1500, size=64, width=64, spread=6.0),
+    Case("ascending", heads=1, groups=1, rows=45, keys=600, size=40, width=24, ascending=True, spread=4.0),
+    Case("one row", batch=2, heads=4, rows=1, keys=1100, size=32, width=32),
+    Case("one key", rows=3, keys=1, size=8, width=8),
+    Case("bool mask", batch=2, mask=every_third_hidden),
+    Case("bool mask of heads", mask=lambda case: torch.rand(1, case.heads, case.rows, case.keys) < 0.6),
+    Case("padding", batch=2, keys=300, mask=lambda case: (torch.arange(case.keys) < 270)[None, None, None]),
+    Case("bias", batch=2, mask=lambda case: torch.randn(2, 1, case.rows, case.keys)),
+    Case("bias of heads, softcap", keys=300, spread=3.0, options={"softcap": 2.0},
+         mask=lambda case: torch.randn(1, case.heads, 1, case.keys)),
+    Case("ragged", rows=17, keys=97, size=59, width=3),
+    Case("rows that see nothing", rows=20, keys=10, size=8, width=8, options={"right": 0, "offset": -8}),
+    Case("no values", rows=20, keys=60, size=8, width=0),
+    Case("wide", heads=1, groups=1, rows=20, keys=60, size=200, width=130),
+    Case("nearly uniform", keys=600, spread=0.05),
+    Case("first tokens", keys=300, options={"first_tokens": 3}),
+    Case("marked first tokens", batch=2,
+         options={"first_keys": torch.stack([torch.arange(50) % 7 == rest for rest in (2, 5)])}),
+    Case("bfloat16", groups=1, rows=45, keys=600, size=40, width=24, dtype=torch.bfloat16),
+    Case("float16", groups=1, rows=45, keys=600, size=40, width=24, dtype=torch.float16),
+)  # fmt: skip
+
+
+class Dense:
+    """A problem as dense float64, with what can be differentiated as leaves."""
+
+    def __init__(self, problem: Problem, *, rounded: bool = False) -> None:
+        def leaf(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None or tensor.dtype == torch.bool:
+                return tensor
+            return tensor.detach().double().requires_grad_()
+
+        names = ("query", "key", "value", "mask", "multiplier", "sink")
+        self.leaves = {name: leaf(getattr(problem, name)) for name in names}
+        query, key, value, mask, multiplier, sink = (self.leaves[name] for name in names)
+        assert query is not None
+        assert key is not None
+        assert multiplier is not None
+        repeats = problem.repeats
+        s = query @ key.repeat_interleave(repeats, 1).mT * multiplier[..., None]
+        if problem.softcap:
+            s = problem.softcap * torch.tanh(s / problem.softcap)
+        seen = self._structure(problem).expand(s.shape)
+        if mask is not None:
+            if mask.dtype == torch.bool:
+                seen = seen & mask
+            else:
+                s = s + mask
+        if rounded:
+            s = s + self._roundings(problem, s.detach(), seen)
+        self.seen, self.scores, self.terms = seen, s, self._terms(problem)
+        w = rowwise.weights(torch.where(seen, s, -math.inf), seen, problem.normalizer, problem.number, sink)
+        self.output = s.new_zeros(*s.shape[:3], 0) if value is None else w @ value.repeat_interleave(repeats, 1)
+        self.letters = self._letters(problem, s, w)
+
+    @staticmethod
+    def _structure(problem: Problem) -> Tensor:
+        positions = torch.arange(problem.query.shape[2]) if problem.positions is None else problem.positions
+        rows, keys = (positions + problem.offset)[:, None], torch.arange(problem.key.shape[2])
+        seen = torch.ones(len(rows), len(keys), dtype=torch.bool)
+        if problem.right < UNBOUNDED:
+            seen &= keys <= rows + problem.right
+        if problem.left < UNBOUNDED:
+            seen &= keys >= rows - problem.left
+        return seen
+
+    @staticmethod
+    def _terms(problem: Problem) -> Tensor:
+        """sum |q k|, [B, H, Q, K]."""
+        return problem.query.double().abs() @ problem.key.double().abs().repeat_interleave(problem.repeats, 1).mT
+
+    @staticmethod
+    def _roundings(problem: Problem, s: Tensor, seen: Tensor) -> Tensor:
+        """u (sum |q k| |multiplier| + 2 |s - max s|) at most: of the products, what follows them, and the distance."""
+        terms = Dense._terms(problem) * problem.multiplier.double()[..., None].abs()
+        apart = (torch.where(seen, s, -math.inf).amax(-1, keepdim=True) - s).nan_to_num(0.0, 0.0, 0.0).abs()
+        return 2.0**-24 * (terms + 2 * apart) * (2.0 * torch.randint(0, 2, s.shape) - 1)
+
+    def _letters(self, problem: Problem, s: Tensor, w: Tensor) -> dict[str, Tensor]:
+        keys, n = torch.arange(s.shape[3]), self.seen.sum(-1)
+        some = n > 0
+        total = w.sum(-1)
+        p = w / torch.where(total > 0, total, 1.0)[..., None]
+        top = torch.where(self.seen, s, -math.inf).argmax(-1, keepdim=True)
+        m = s.gather(-1, top)
+        finite = torch.where(self.seen, s, 0.0)
+        mean = (p * finite).sum(-1, keepdim=True)
+        if problem.first_keys is None:
+            first = (keys < problem.first_tokens).double()
+        else:
+            first = problem.first_keys[:, None, None].double()
+        positions = torch.arange(s.shape[2]) if problem.positions is None else problem.positions
+        letters = {
+            "w": total,
+            # A weight below exp(-87) of the largest is 0 in float32.
+            "s": (w > w.amax(-1, keepdim=True) * math.exp(-87)).sum(-1).double(),
+            "p": p.gather(-1, top)[..., 0],
+            "a": (p * (m - finite)).sum(-1),
+            "h": -(p * torch.where(p > 0, p, 1.0).log()).sum(-1),
+            "v": (p * (finite - mean) ** 2).sum(-1),
+            "c": (p * p).sum(-1),
+            "f": (p * first).sum(-1),
+            "t": (p * ((positions + problem.offset)[:, None] - keys).abs()).sum(-1),
+        }
+        letters = {letter: torch.where(some, value, 0.0) for letter, value in letters.items()}
+        return letters | {"m": torch.where(some, m[..., 0], -math.inf), "n": n.double()}
+
+
+def upstream_of(dense: Dense, fields: str = FIELDS) -> tuple[Tensor, Tensor]:
+    """Gradients of the output and of the state; 0 for what has none."""
+    state = torch.zeros(len(fields), *dense.letters["n"].shape)
+    for place, letter in enumerate(fields):
+        if letter in SMOOTH:
+            state[place] = torch.randn(state.shape[1:])
+    return torch.randn(dense.output.shape), state
+
+
+def gradients(dense: Dense, output: Tensor, state: Tensor) -> dict[str, Tensor]:
+    """Of every leaf; and "roundings", what a dozen roundings of dx may move the gradient of the multiplier by, since
+    the multiplier's is a sum of products q k dx that mostly cancel."""
+    some = dense.letters["n"] > 0
+    loss = (dense.output * output.double()).sum()
+    for place, letter in enumerate(FIELDS):
+        if letter in SMOOTH:
+            loss = loss + (torch.where(some, dense.letters[letter], 0.0) * state[place].double()).sum()
+    leaves = {name: leaf for name, leaf in dense.leaves.items() if leaf is not None and leaf.requires_grad}
+    slope, *found = torch.autograd.grad(loss, [dense.scores, *leaves.values()], allow_unused=True)
+    grads = {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+    }
+    largest = (slope.abs() * dense.terms).nan_to_num(0.0).sum((0, 2, 3)).max() if slope.numel() else slope.sum()
+    return grads | {"roundings": 12 * 2.0**-24 * largest}
+
+
+def assert_near(name: str, got: Tensor, want: Tensor, yardsticks: list[Tensor], slack: float) -> None:
+    """Within twice the yardsticks' largest error and ``slack`` times the largest value (1 at least)."""
+    want, yardsticks = want.detach(), [other.detach() for other in yardsticks]
+    assert got.shape == want.shape, name
+    if want.numel() == 0:
+        return
+    fine = want.isfinite()
+    assert torch.equal(got.isfinite(), fine), name
+    assert torch.equal(got[~fine].float(), want[~fine].float()), name
+    error = float((got.double() - want)[fine].abs().max()) if fine.any() else 0.0
+    allowed = 2 * max(float((other - want)[fine].abs().max()) if fine.any() else 0.0 for other in yardsticks)
+    largest = float(want[fine].abs().max()) if fine.any() else 0.0
+    assert error <= allowed + slack * max(1.0, largest), (name, error, allowed, largest)
+
+
+# Rounded weights of half precision are not here: weights meet the values in float32, and only the output is rounded.
+STORED = {torch.float32: 3e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def assert_agreement(
+    case: Case, kind: str, number: float, given: float | None, libraries: tuple[ctypes.CDLL | None, ...] = (None,)
+) -> None:
+    """On the library that is loaded, or on each of ``libraries``; what is expected is computed once."""
+    problem = case.problem(kind, number, given)
+    exact, rounded = Dense(problem), [Dense(problem, rounded=True) for _ in range(3)]
+    above, above_state = upstream_of(exact)
+    above = above.to(case.dtype)
+    want, *yardsticks = (gradients(dense, above, above_state) for dense in (exact, *rounded))
+    for loaded in libraries:
+        with pytest.MonkeyPatch.context() as patch:
+            if loaded is not None:
+                patch.setattr(row_maps, "run", partial(_run, loaded))
+            output, state = assert_forward(case, problem, exact, rounded)
+            assert_backward(problem, output, state, (above, above_state), want, yardsticks)
+
+
+def assert_forward(case: Case, problem: Problem, exact: Dense, rounded: list[Dense]) -> tuple[Tensor, Tensor]:
+    output, state, key_mass = native.forward(problem)
+    assert key_mass.numel() == 0
+    assert_near("output", output, exact.output, [dense.output for dense in rounded], STORED[case.dtype])
+    for place, letter in enumerate(FIELDS):
+        if letter == "x":
+            continue
+        if letter == "s":  # keys at the very border may fall on either side
+            apart = (state[place] - exact.letters["s"]).abs()
+            allowed = max((dense.letters["s"] - exact.letters["s"]).abs().max() for dense in rounded)
+            assert (apart <= 2 * allowed + 1e-3 * case.keys).all()
+            continue
+        assert_near(letter, state[place], exact.letters[letter], [dense.letters[letter] for dense in rounded], 3e-6)
+    return output, state
+
+
+def assert_backward(
+    problem: Problem, output: Tensor, state: Tensor, above: tuple[Tensor, Tensor], want: dict[str, Tensor],
+    yardsticks: list[dict[str, Tensor]],
+) -> None:  # fmt: skip
+    names = ("query", "key", "value", "mask", "multiplier", "sink")
+    needs = tuple(getattr(problem, name) is not None and getattr(problem, name).dtype != torch.bool for name in names)
+    got = native.backward(problem, output, state, Upstream(*above, state.new_empty(0)), needs)
+    for name, gradient in want.items():
+        if name == "roundings":
+            continue
+        found = getattr(got, name)
+        assert found is not None, name
+        others = [yardstick[name] for yardstick in yardsticks]
+        if name == "multiplier":
+            others.append(gradient + want["roundings"] / 2)
+        assert_near(f"d{name}", found, gradient, others, 1e-5)
+
+
+@pytest.mark.parametrize(("kind", "number", "given"), MAPS, ids=NAMES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rows_agree_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
+    assert_agreement(case, kind, number, given)
+
+
+def _run(loaded: ctypes.CDLL, name: str, call: bytes) -> None:
+    assert getattr(loaded, name)(call) == 0
+
+
+OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly uniform", "one row", "bfloat16")
+
+
+@pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
+def test_every_instruction_set_agrees_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
+    assert_agreement(case, kind, number, given, tuple(LIBRARIES.values()))
+
+
+def everything(problem: Problem, threads: int) -> list[Tensor]:
+    torch.set_num_threads(threads)
+    output, state, key_mass = native.forward(problem)
+    generator = torch.Generator().manual_seed(1)
+    above = torch.randn(output.shape, generator=generator).to(output.dtype)
+    above_state = torch.randn(state.shape, generator=generator)
+    needs = tuple(
+        getattr(problem, name) is not None for name in ("query", "key", "value", "mask", "multiplier", "sink")
+    )
+    grads = native.backward(problem, output, state, Upstream(above, above_state, key_mass), needs)
+    found = [getattr(grads, name) for name, needed in zip(vars(grads), needs, strict=True) if needed]
+    return [output, state, *found]
+
+
+@pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_are_bitwise_equal_over_threads_and_repeats(
+    kind: str, number: float, given: float | None, dtype: torch.dtype
+):
+    case = Case("threads", batch=2, heads=3, groups=3, rows=150, keys=260, dtype=dtype,
+                mask=lambda case: torch.randn(1, 1, case.rows, case.keys))  # fmt: skip
+    problem = case.problem(kind, number, given)
+    before = torch.get_num_threads()
+    try:
+        want = everything(problem, 1)
+        for repeat in range(20):
+            got = everything(problem, (1, 2, 4)[repeat % 3])
+            assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(want, got, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "topk", "sigmoid"])
+def test_a_row_does_not_depend_on_its_neighbours(kind: str):
+    """Chunks and tiles are cut otherwise for one row alone."""
+    case = Case("rows", heads=1, groups=1, rows=130, keys=400)
+    problem = case.problem(kind, 7.0, -1.0 if kind == "sigmoid" else None)
+    output, state, _ = native.forward(problem)
+    for row in (0, 13, 14, 129):
+        alone = replace(problem, query=problem.query[:, :, row : row + 1], positions=torch.tensor([row]))
+        one, its_state, _ = native.forward(alone)
+        assert torch.equal(one[:, :, 0], output[:, :, row])
+        assert torch.equal(its_state[..., 0], state[..., row])
+
+
+@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid"])
+def test_bad_rows_are_told_and_touch_no_other(kind: str):
+    given = {"entmax": 1.3, "sigmoid": 0.0}.get(kind)
+    case = Case("bad", heads=1, groups=1, rows=30, keys=40)
+    problem = case.problem(kind, {"topk": 4.0, "threshold": 0.1}.get(kind, 0.0), given)
+    whole, whole_state, _ = native.forward(problem)
+    query = problem.query.clone()
+    query[0, 0, 3, 0], query[0, 0, 17, 2] = math.nan, math.inf
+    mask = torch.zeros(1, 1, 30, 40)
+    mask[0, 0, 5] = -math.inf
+    hurt = replace(problem, query=query, mask=mask)
+    output, state, key_mass = native.forward(hurt)
+    others = torch.tensor([row for row in range(30) if row not in (3, 5, 17)])
+    assert torch.equal(output[:, :, others], whole[:, :, others])
+    assert torch.equal(state[..., others], whole_state[..., others])
+    assert output[0, 0, [3, 17]].isnan().all()
+    letters = dict(zip(FIELDS, state[:, 0, 0].unbind(), strict=True))
+    for letter, values in letters.items():
+        assert values[[3, 17]].isnan().all() or letter == "n", letter
+        assert values[5] == (-math.inf if letter == "m" else 0), letter
+    assert letters["n"][[3, 5, 17]].tolist() == [40, 0, 40]
+    assert torch.equal(output[0, 0, 5], torch.zeros(16))
+    grads = native.backward(
+        hurt, output, state, Upstream(torch.ones_like(output), torch.ones_like(state), key_mass),
+        (True, False, False, True, True, given is not None),
+    )  # fmt: skip
+    assert grads.query is not None
+    assert grads.mask is not None
+    assert torch.equal(grads.query[0, 0, 5], torch.zeros(16))
+    assert grads.query[0, 0, others].isfinite().all()
+    assert grads.query[0, 0, 3].isnan().any()
+    assert torch.equal(grads.mask[0, 0, 5], torch.zeros(40))
+
+
+@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "entmax", "topk", "threshold"])
+@pytest.mark.parametrize("multiplier", [1e5, 1e30])
+def test_weights_in_backward_are_those_of_forward_however_large_scores_are(kind: str, multiplier: float):
+    query, key, value = (torch.randn(1, 2, n, 8) for n in (40, 9, 9))
+    problem = Problem(
+        query=query, key=key, value=value, mask=None, multiplier=torch.full((1, 1, 1), multiplier), fields="mnx",
+        normalizer=kind, number={"topk": 3.0, "threshold": 0.1}.get(kind, 0.0),
+        sink=torch.full((2,), 1.3) if kind == "entmax" else None,
+    )  # fmt: skip
+    output, state, key_mass = native.forward(problem)
+    above = Upstream(torch.ones_like(output), torch.zeros_like(state), key_mass)
+    grads = native.backward(problem, output, state, above, (True, True, True, False, True, False))
+    assert grads.value is not None
+    winners = torch.nn.functional.one_hot((query.double() @ key.double().mT).argmax(-1), 9).sum(2).float()
+    torch.testing.assert_close(grads.value, winners[..., None].expand_as(value), rtol=0, atol=1e-6)
+    assert grads.query is not None
+    assert torch.equal(grads.query, torch.zeros_like(query))
+
+
+def test_scores_far_from_zero_cost_no_digits():
+    """A bias of 1e5 on every key: the scores are rounded by it, the weights are right for what is left."""
+    case = Case("offset", heads=1, groups=1, rows=30, keys=40, mask=lambda case: torch.full((1, 1, 1, case.keys), 1e5))
+    for kind, number, given in MAPS:
+        if kind != "sigmoid":
+            problem = case.problem(kind, number, given)
+            assert problem.mask is not None
+            s = (problem.query * problem.multiplier[..., None]) @ problem.key.mT + problem.mask
+            s = s.double()
+            want = rowwise.weights(
+                s, torch.ones_like(s, dtype=torch.bool), kind, number, None if given is None else problem.sink
+            )
+            identity = torch.eye(40)[None, None]
+            output = native.forward(replace(problem, value=identity))[0].double()
+            # Another order of sums gives another last digit of a score, 1/128.
+            assert float((output - want).abs().max()) < 0.01
+            torch.testing.assert_close(output.sum(-1), torch.ones(1, 1, 30).double(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("kind", "number", "given"), MAPS, ids=NAMES)
+def test_what_the_solver_found_is_told(kind: str, number: float, given: float | None):
+    """x: the largest weight of entmax; the distance of the k-th largest score; the log of the sum; 0."""
+    problem = Case("found", keys=300).problem(kind, number, given)
+    exact = Dense(problem)
+    d = exact.scores - exact.scores.amax(-1, keepdim=True)
+    if kind == "topk":
+        want = d.sort(-1, descending=True).values[..., int(number) - 1]
+    elif kind == "threshold":
+        want = d.exp().sum(-1).log()
+    elif kind == "sigmoid":
+        want = torch.zeros_like(d[..., 0])
+    else:
+        want = exact.letters["p"]
+    state = native.forward(problem)[1]
+    torch.testing.assert_close(state[FIELDS.index("x")].double(), want.detach(), rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("topk", 5.0), ("threshold", 0.0), ("sigmoid", 0.0)])
+def test_a_weight_of_0_is_not_in_the_support(kind: str, number: float):
+    """One score is 0, the others are so low that their weights are 0, and the key is in the solver's list."""
+    key = torch.full((1, 1, 40, 4), -1000.0)
+    key[:, :, 7] = 0.0
+    problem = Problem(
+        query=torch.ones(1, 1, 3, 4), key=key, value=key, mask=None, multiplier=torch.ones(1, 1, 1), fields="mnxws",
+        normalizer=kind, number=number, sink=torch.zeros(1) if kind == "sigmoid" else None,
+    )  # fmt: skip
+    assert torch.equal(native.forward(problem)[1][4], torch.ones(1, 1, 3))
+
+
+def test_ties_at_the_border_of_topk_go_to_the_lower_index():
+    query, key = torch.ones(1, 1, 40, 4), torch.ones(1, 1, 30, 4)
+    identity = torch.eye(30)[None, None]
+    problem = Problem(
+        query=query, key=key, value=identity, mask=None, multiplier=torch.ones(1, 1, 1), fields="mnxws",
+        normalizer="topk", number=4.0,
+    )  # fmt: skip
+    output, state, _ = native.forward(problem)
+    want = torch.where(torch.arange(30) < 4, 0.25, 0.0).expand(1, 1, 40, 30)
+    assert torch.equal(output, want)
+    assert torch.equal(state[4], torch.full((1, 1, 40), 4.0))

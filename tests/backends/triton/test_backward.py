@@ -1,0 +1,293 @@
+"""The backward kernels where the table of features does not reach: statistics alone, documents, sampled rows, broadcast
+biases, parts of the gradients, rows that see nothing, and which blocks are visited at all."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import attemper
+from attemper.backends.contract import Packing, Problem
+from attemper.backends.triton import launch
+from attemper.backends.triton.scores import VISIBLE, intervals
+from attemper.backends.triton.softmax.backward_key import row_blocks
+from attemper.call.names import ONE_PASS
+from tests.support import oracle
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+NAMES = tuple(name for name in ONE_PASS if name not in oracle.INTEGERS)
+UNIT = 2.0**-24
+
+
+def leaves(call: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A copy in ``dtype`` whose floating tensors ask for gradients."""
+    return {
+        name: value.detach().to(dtype).requires_grad_()
+        if isinstance(value, Tensor) and value.dtype.is_floating_point
+        else value
+        for name, value in call.items()
+    }
+
+
+def gradients(function: Any, call: dict[str, Any], names: tuple[str, ...], backend: str, dtype: torch.dtype) -> Any:
+    """d(sum of the results times numbers drawn once) by every floating tensor of the call."""
+    call = leaves(call, dtype)
+    if "rows" in call:
+        call["generator"] = torch.Generator().manual_seed(3)
+    result = function(**call, stats=names, backend=backend)
+    stats = getattr(result, "stats", result)
+    results = [stats[name] for name in names if stats[name].requires_grad]
+    if hasattr(result, "output"):
+        results.append(result.output)
+    generator = torch.Generator().manual_seed(1)
+    above = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype) for r in results]
+    wanted = {name: value for name, value in call.items() if isinstance(value, Tensor) and value.requires_grad}
+    grads = torch.autograd.grad(results, list(wanted.values()), above)
+    return dict(zip(wanted, grads, strict=True))
+
+
+def assert_as_exact_as_blocked(function: Any, call: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Every gradient is within twice the error of blocked plus 8 roundings of the largest entry, against float64."""
+    truth = gradients(function, call, names, "reference", torch.float64)
+    blocked = gradients(function, call, names, "blocked", torch.float32)
+    for name, got in gradients(function, call, names, "triton", torch.float32).items():
+        assert torch.isfinite(got).all(), name
+        error, yardstick = ((g.double() - truth[name]).abs().max() for g in (got, blocked[name]))
+        budget = 2 * yardstick + 8 * UNIT * truth[name].abs().max()
+        assert error <= budget, f"d{name}: error {error:.2e}, budget {budget:.2e}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled):
+    tiled(4, 8)
+    call = {"query": 2 * torch.randn(1, 4, 9, 6), "key": torch.randn(1, 2, 19, 6), "enable_gqa": True}
+    call |= {"is_causal": True, "causal_alignment": "bottom-right", "temperature": torch.rand(1, 4, 1) + 0.5}
+    if name == "mass":
+        call["sink_logits"] = torch.randn(4)
+    assert_as_exact_as_blocked(attemper.attention_statistics, call, (name,))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window_size": (5, 2)}, {"is_causal": True, "window_size": (7, -1), "softcap": 4.0},
+        {"attn_mask": torch.rand(1, 1, 40, 33, generator=torch.Generator().manual_seed(0)) < 0.6},
+        {"is_causal": True, "causal_alignment": "bottom-right"},
+    ],
+    ids=["window", "causal window, softcap", "mask", "bottom-right"],
+)  # fmt: skip
+def test_sampled_rows_have_the_reference_gradient(options: dict[str, Any], tiled):
+    tiled(4, 8)
+    query, key = 2 * torch.randn(1, 2, 40, 5), torch.randn(1, 2, 33, 5)
+    call = {"query": query, "key": key, "rows": 7, **options}
+    assert_as_exact_as_blocked(attemper.attention_statistics, call, NAMES[:-1])
+
+
+BOTTOM_RIGHT = {"causal_alignment": "bottom-right"}
+LENGTHS = {
+    "longer keys": ((3, 9, 4), (8, 9, 11)),
+    "longer queries": ((8, 5, 9), (3, 5, 4)),
+    "empty documents": ((0, 7, 0, 6, 0), (0, 4, 5, 6, 0)),
+    "queries without keys": ((4, 5, 3), (6, 0, 2)),
+    "one document": ((7,), (10,)),
+    "many of one token": ((1,) * 9, (1,) * 9),
+}
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True, **BOTTOM_RIGHT}, {"window_size": (2, 1)}], ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
+    tiled(4, 4)
+    of_queries, of_keys = LENGTHS[lengths]
+    call = {
+        "query": 2 * torch.randn(sum(of_queries), 4, 5),
+        "key": torch.randn(sum(of_keys), 2, 5),
+        "value": torch.randn(sum(of_keys), 2, 3),
+        "cu_seqlens_q": torch.tensor((0, *itertools.accumulate(of_queries)), dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor((0, *itertools.accumulate(of_keys))),
+        "enable_gqa": True,
+        **options,
+    }
+    assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
+def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):
+    tiled(4, 8)
+    if kind != "float32" and shape != (1, 4, 9):
+        pytest.skip("other types differ in how the mask is read, not in how its gradient is summed")
+    bias = torch.randn(*shape, 11).to(getattr(torch, kind))
+    bias[..., 4] = -torch.inf
+    query, key, value = 2 * torch.randn(2, 4, 9, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 2, 11, 3)
+    grads = {}
+    for backend, dtype in (("reference", torch.float64), ("blocked", torch.float32), ("triton", torch.float32)):
+        leaf = bias.clone().requires_grad_()
+        output, stats = attemper.attention(
+            query.to(dtype), key.to(dtype), value.to(dtype), leaf, enable_gqa=True, is_causal=True,
+            sink_logits=torch.ones(4), softcap=6.0, stats=("entropy", "max_logit"), backend=backend,
+        )  # fmt: skip
+        assert stats is not None
+        loss = output.double().square().sum() + (stats.entropy + stats.max_logit).double().square().sum()
+        grads[backend] = torch.autograd.grad(loss, leaf)[0]
+    assert grads["triton"].dtype == bias.dtype
+    error, yardstick = (
+        (grads[name].double() - grads["reference"].double()).abs().max() for name in ("triton", "blocked")
+    )
+    own = UNIT if kind != "bfloat16" else 2.0**-8
+    assert error <= 2 * yardstick + 8 * max(own, UNIT) * grads["reference"].abs().max().double()
+    assert (grads["triton"][..., 4] == 0).all()
+
+
+PLACES = ("query", "key", "value", "attn_mask", "temperature", "sink_logits")
+
+
+@pytest.mark.parametrize(
+    "wanted", [(place,) for place in PLACES] + [("key", "sink_logits"), ("query", "value")], ids=str
+)
+def test_a_gradient_is_the_same_whatever_else_is_wanted(wanted: tuple[str, ...]):
+    call = {
+        "query": torch.randn(1, 2, 7, 5), "key": torch.randn(1, 2, 9, 5), "value": torch.randn(1, 2, 9, 5),
+        "attn_mask": torch.randn(1, 1, 7, 9), "temperature": torch.rand(1, 2, 7) + 0.5, "sink_logits": torch.randn(2),
+    }  # fmt: skip
+    results = []
+    for names in (PLACES, wanted):
+        given: dict[str, Any] = {name: value.clone().requires_grad_(name in names) for name, value in call.items()}
+        output, stats = attemper.attention(**given, stats=("entropy", "mass"), backend="triton")
+        assert stats is not None
+        loss = output.square().sum() + stats.entropy.square().sum() + stats.mass.square().sum()
+        loss.backward()
+        results.append({name: given[name].grad for name in PLACES})
+    for name in PLACES:
+        if name in wanted:
+            assert torch.equal(results[0][name], results[1][name]), name
+        else:
+            assert results[1][name] is None, name
+
+
+@pytest.mark.parametrize("hidden", ["by a mask", "by the window"])
+def test_a_row_that_sees_nothing_has_no_gradient_and_gives_none_whatever_comes_from_above(hidden: str, tiled):
+    tiled(4, 4)
+    query, key, value = torch.randn(1, 1, 10, 4), torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4)
+    empty = torch.tensor([2, 8, 9])
+    query[:, :, empty] = torch.nan
+    mask = torch.ones(10, 6, dtype=torch.bool)
+    options: dict[str, Any] = {"is_causal": True, "window_size": (2, 0)}
+    if hidden == "by a mask":
+        options = {"attn_mask": mask.index_fill(0, empty, False)}
+    else:
+        query[:, :, 2] = 1.0
+        empty = empty[1:]
+    grads = []
+    for poison in (1.0, torch.inf, torch.nan):
+        given: list[Any] = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+        output, stats = attemper.attention(*given, **options, stats=NAMES, backend="triton")
+        assert stats is not None
+        results = [output, *(stats[name] for name in NAMES if stats[name].requires_grad)]
+        above = [torch.ones_like(result).index_fill(2, empty, poison) for result in results]
+        grads.append(torch.autograd.grad(results, given, above))
+    for query_grad, key_grad, value_grad in grads:
+        assert (query_grad[:, :, empty] == 0).all()
+        assert torch.isfinite(key_grad).all()
+        assert torch.equal(key_grad, grads[0][1])
+        assert torch.equal(value_grad, grads[0][2])
+
+
+def test_the_gradient_of_a_maximum_goes_to_the_lowest_key_among_ties(tiled):
+    tiled(2, 4)
+    query, key = torch.ones(1, 1, 3, 1, requires_grad=True), torch.zeros(1, 1, 12, 1)
+    key[0, 0, [5, 6, 11], 0] = 2.0
+    key.requires_grad_()
+    stats = attemper.attention_statistics(query, key, scale=1.0, stats=("max_logit",), backend="triton")
+    (grad,) = torch.autograd.grad(stats.max_logit.sum(), key)
+    assert grad.flatten().tolist() == [0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0]
+
+
+def test_offsets_of_64_bits_change_nothing(monkeypatch: pytest.MonkeyPatch, tiled):
+    tiled(4, 8)
+    call = {"query": torch.randn(1, 2, 7, 5), "key": torch.randn(1, 1, 13, 5), "value": torch.randn(1, 1, 13, 3)}
+    call |= {"enable_gqa": True, "attn_mask": torch.randn(7, 13)}
+    one = gradients(attemper.attention, call, ("entropy",), "triton", torch.float32)
+    asked = []
+    monkeypatch.setattr(launch, "wide", lambda tensors, block: asked.append(block) or True)
+    two = gradients(attemper.attention, call, ("entropy",), "triton", torch.float32)
+    assert len(asked) >= 4
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+@triton.jit
+def visits(
+    out, marks, structure, halvings, POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Of each block of keys: the rows that are visited and those taken to see all of it; of each row: its interval."""
+    block = tl.program_id(0)
+    start, before, inside_from, inside_to, edges = row_blocks(
+        block * BLOCK_N, structure, halvings, VISIBLE, POSITIONS, PACKED, BOTTOM_RIGHT, BLOCK_M, BLOCK_N
+    )
+    tl.store(out + block * 5, start)
+    tl.store(out + block * 5 + 1, before)
+    tl.store(out + block * 5 + 2, inside_from)
+    tl.store(out + block * 5 + 3, inside_to)
+    tl.store(out + block * 5 + 4, edges)
+    row = tl.arange(0, ROWS)
+    low, high, _, _ = intervals(tl.minimum(row, structure.rows - 1), structure, POSITIONS, PACKED, BOTTOM_RIGHT)
+    tl.store(marks + row * 2, low)
+    tl.store(marks + row * 2 + 1, high)
+
+
+def structures() -> list[tuple[str, dict[str, Any], int, int]]:
+    cases: list[tuple[str, dict[str, Any], int, int]] = []
+    for left, right, offset in itertools.product((0, 3, 1 << 62), (-4, 0, 2, 1 << 62), (-5, 0, 6)):
+        cases.append(("plain", {"left": left, "right": right, "offset": offset}, 13, 17))
+    positions = torch.tensor([0, 1, 4, 9, 10, 11, 20])
+    for left, right in itertools.product((2, 1 << 62), (0, 3)):
+        cases.append(("positions", {"left": left, "right": right, "positions": positions}, 7, 23))
+    for (of_queries, of_keys), bottom in itertools.product(LENGTHS.values(), (False, True)):
+        packing = Packing(
+            torch.tensor((0, *itertools.accumulate(of_queries))),
+            torch.tensor((0, *itertools.accumulate(of_keys))),
+            bottom,
+        )
+        for left, right in ((1 << 62, 1 << 62), (1 << 62, 0), (2, 1)):
+            given = {"left": left, "right": right, "packing": packing}
+            cases.append(("packed", given, sum(of_queries), sum(of_keys)))
+            if not bottom:
+                places = torch.cat([2 * torch.arange(length) for length in of_queries])
+                cases.append(("sampled", given | {"positions": places}, sum(of_queries), sum(of_keys)))
+    return cases
+
+
+def test_every_row_that_sees_a_key_is_visited_once_and_unmasked_blocks_are_seen_whole():
+    skipped, rows_max = 0, 32
+    for index, (name, given, rows, keys) in enumerate(structures()):
+        query, key = torch.zeros(1, 1, rows, 1), torch.zeros(1, 1, keys, 1)
+        problem = Problem(query, key, None, None, torch.ones(1, 1, 1), **given)
+        block_m, block_n = ((4, 4), (2, 8))[index % 2]
+        count = -(-keys // block_n)
+        out, marks = torch.zeros(count, 5, dtype=torch.int32), torch.zeros(rows_max, 2, dtype=torch.int32)
+        packing = problem.packing
+        cast(Any, visits)[(count,)](
+            out, marks, launch.structure(problem), rows.bit_length(), problem.positions is not None,
+            packing is not None, packing is not None and packing.bottom_right, block_m, block_n, rows_max,
+        )  # fmt: skip
+        low, high = marks[:rows, 0, None], marks[:rows, 1, None]
+        visible = (torch.arange(keys) >= low) & (torch.arange(keys) < high)
+        for number, (start, before, inside_from, inside_to, edges) in enumerate(out.tolist()):
+            part = visible[:, number * block_n : (number + 1) * block_n]
+            assert inside_from == start + before * block_m
+            last = inside_to + (edges - before) * block_m
+            assert not part[: max(start, 0)].any(), (name, given)
+            assert not part[last:].any(), (name, given)
+            assert part[inside_from:inside_to].all(), (name, given)
+            assert inside_to <= max(rows, inside_from)
+            skipped += rows - (min(last, rows) - start)
+    assert skipped > 500

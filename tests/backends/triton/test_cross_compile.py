@@ -1,0 +1,85 @@
+"""The configurations that ship spill no register, on machines that are not here: the compilers say so themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
+"""What a program may have at most."""
+
+SCRIPT = Path(__file__).with_name("cross_compile.py")
+
+
+TARGETS = ["sm_80", "sm_90", "sm_100", "gfx942"]
+FUNCTIONS = {
+    "forward": {"forward_kernel", "split_kernel", "join_kernel", "chunk_sums_kernel", "accumulate_kernel"},
+    "gradients": {"constants_kernel", "query_gradient_kernel", "key_gradient_kernel", "bias_gradient_kernel"},
+    "forward of maps": {"row_forward_kernel"},
+    "gradients of maps": {"row_query_kernel", "row_key_kernel", "row_bias_kernel"},
+}
+
+
+def compiled(*command: str) -> list[dict[str, Any]]:
+    """What the compilers made of each kernel: ``cross_compile.py`` in a process of its own."""
+    run = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=3600,
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+CALLS = {
+    "forward": ("softmax: statistics", "softmax: forward", "softmax: every feature, bias", "softmax: one query"),
+    "gradients": ("softmax: every feature, bias", "softmax: one query, bias", "softmax: packed"),
+    "forward of maps": ("entmax: every",),
+    "gradients of maps": ("entmax: every", "entmax: one query"),
+}
+"""Those with the most in registers: with every statistic, with every feature and a bias, with packed documents. What has less,
+``python tests/backends/triton/cross_compile.py [--gradients]`` compiles too: a quarter of an hour."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("which", FUNCTIONS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_kernel_spills_a_register_at_head_sizes_up_to_128(target: str, which: str, size: int):
+    wanted = ["--target", target, "--size", str(size), "--dtype", "bfloat16", "float16", "--kernel", *CALLS[which]]
+    kernels = compiled(str(SCRIPT), *wanted, *(["--gradients"] if "gradients" in which else []))
+    for kernel in kernels:
+        print(kernel)
+    assert {kernel["dtype"] for kernel in kernels} == {"bfloat16", "float16"}
+    assert {kernel["function"] for kernel in kernels} >= FUNCTIONS[which]
+    assert all(0 < kernel["registers"] <= 512 for kernel in kernels)
+    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= SHARED_BYTES[target]
+
+
+TOO_LARGE = {
+    "sm_80": ("nvidia", (128, 128, 4, 2)), "sm_90": ("hopper", (128, 128, 4, 2)),
+    "sm_100": ("hopper", (128, 128, 4, 2)), "gfx942": ("amd", (256, 256, 4, 1)),
+}  # fmt: skip
+"""Rows, keys, warps and stages whose scores and outputs no machine has registers for."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_configuration_that_is_too_large_is_seen_to_spill(target: str):
+    """What the test above would see, as each machine's own tool tells it."""
+    machine, sizes = TOO_LARGE[target]
+    code = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import cross_compile; "
+        "from attemper.backends.triton import configs; "
+        f"configs._PLAIN[{machine!r}] = {{256: configs.Config{sizes}}}; "
+        f"sys.argv = ['x', '--target', {target!r}, '--size', '128', '--dtype', 'bfloat16', '--kernel', 'without']; "
+        "cross_compile.main()"
+    )
+    (kernel,) = compiled("-c", code)
+    assert kernel["spilled"] > 0

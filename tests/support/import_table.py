@@ -1,0 +1,215 @@
+"""The import table of docs/design/0001-architecture.md as data, and a checker that holds sources against it.
+
+A layer is the part of a name after the package: ``attemper.call.result`` is of ``call``. Imports inside
+functions count, and so do those for type checkers; only an ``__init__.py`` may import anything under ``TYPE_CHECKING``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ANYWHERE = {"errors", "checks", "files", "text"}
+"""May be imported by every layer above them; of the four, ``checks`` may import ``errors``."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "checks": {"errors"},
+    "text": set(),
+    "files": set(),
+    "records": set(),
+    "schedules": set(),
+    "backends": set(),
+    "call": {"backends"},
+    "functional": {"call", "backends"},
+    "nn": {"functional", "schedules", "call"},
+    "sites": {"functional", "nn", "call"},
+    "readings": {"records"},
+    "store": {"readings", "records"},
+    "monitor": {"sites", "functional", "store", "readings", "records", "report", "call"},
+    "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
+    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "records", "call"},
+    "report": {"store", "readings", "records"},
+    "bench": {"monitor", "functional", "call", "backends"},
+    "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules", "call"},
+}
+MAY_IMPORT["cli"] = set(MAY_IMPORT)
+MAY_IMPORT["__main__"] = {"cli"}
+FACADE = "attemper"
+"""The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
+
+ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
+"""(importer, imported) -> the functions that may hold the import."""
+
+WITHOUT_TORCH = {"errors", "checks", "files", "text", "records", "readings", "store", "report"}
+"""Never import torch: it costs seconds."""
+
+HEAVY = {"torch", "numpy", "transformers", "safetensors"}
+"""What the command line may load inside a verb only, directly or by way of our own modules."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and where the import stands."""
+
+    line: int
+    target: str
+    functions: tuple[str, ...]
+    for_type_checkers: bool
+    members: tuple[str, ...] = ()
+    """What is taken from the target: names in it, or modules of a package."""
+
+    @property
+    def early(self) -> bool:
+        """Whether it runs as soon as its module loads."""
+        return not self.functions and not self.for_type_checkers
+
+
+@dataclass
+class Imports(ast.NodeVisitor):
+    """Collects every import of a module: statements, and ``import_module`` or ``__import__`` of a literal name."""
+
+    package: str
+    """What a relative import starts from."""
+    homes: Mapping[str, str]
+    """Public name -> the module it comes from: ``from attemper import attention`` is an import of that module."""
+    found: list[Import] = field(default_factory=list)
+    functions: tuple[str, ...] = ()
+    for_type_checkers: bool = False
+
+    def add(self, node: ast.AST, target: str, members: tuple[str, ...] = ()) -> None:
+        self.found.append(Import(getattr(node, "lineno", 0), target, self.functions, self.for_type_checkers, members))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.add(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if node.level:
+            start = self.package.split(".")[: len(self.package.split(".")) - node.level + 1]
+            module = ".".join([*start, module] if module else start)
+        if module != FACADE:
+            self.add(node, module, tuple(alias.name for alias in node.names))
+            return
+        for alias in node.names:
+            if alias.name == "__version__":
+                continue
+            self.add(node, FACADE if alias.name == "*" else self.homes.get(alias.name, f"{FACADE}.{alias.name}"))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+            self.add(node, str(node.args[0].value))
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        # Decorators and defaults run where the function is defined, not when it is called.
+        for outside in (*node.decorator_list, node.args):
+            self.visit(outside)
+        self.functions = (*self.functions, node.name)
+        for statement in node.body:
+            self.visit(statement)
+        self.functions = self.functions[:-1]
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_If(self, node: ast.If) -> None:
+        before = self.for_type_checkers
+        self.visit(node.test)
+        self.for_type_checkers = before or ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for statement in node.body:
+            self.visit(statement)
+        self.for_type_checkers = before
+        for statement in node.orelse:
+            self.visit(statement)
+
+
+def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]:
+    """Imports of the file ``path`` (relative to src), but for those that an ``__init__.py`` keeps for type checkers."""
+    place = Path(path)
+    visitor = Imports(".".join(place.parent.parts), homes)
+    visitor.visit(ast.parse(source))
+    is_init = place.name == "__init__.py"
+    return [found for found in visitor.found if not (is_init and found.for_type_checkers)]
+
+
+def layer_of(module: str) -> str:
+    """``call`` for ``attemper.call.result``; ``attemper`` for the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else FACADE
+
+
+def violations(sources: Mapping[str, str], homes: Mapping[str, str]) -> Iterator[str]:
+    """One line for each import that the table does not allow: file, line, both layers, what is allowed instead."""
+    for path, source in sources.items():
+        layer = layer_of(".".join(Path(path).with_suffix("").parts))
+        layer = FACADE if path == f"{FACADE}/__init__.py" else layer
+        if layer not in MAY_IMPORT and layer != FACADE:
+            yield f"src/{path}:1: layer {layer!r} is not in the table of docs/design/0001-architecture.md"
+            continue
+        for found in imports_of(path, source, homes):
+            reason = _refused(layer, found) or _slow_start(layer, found, sources, homes)
+            if reason:
+                yield f"src/{path}:{found.line}: {reason}"
+
+
+def _refused(layer: str, found: Import) -> str | None:
+    """Why a module of ``layer`` may not hold this import at all, or None."""
+    top = found.target.split(".")[0]
+    if top == "torch" and layer in WITHOUT_TORCH:
+        return f"layer {layer!r} imports torch, which it must never do"
+    if top != FACADE:
+        return None
+    target = layer_of(found.target)
+    if target not in MAY_IMPORT and target != FACADE:
+        return f"layer {layer!r} imports {found.target}, whose layer {target!r} is not in the table"
+    allowed = MAY_IMPORT.get(layer, set()) | (set() if layer in ANYWHERE | {FACADE} else ANYWHERE)
+    if layer == "cli":
+        allowed = allowed | {FACADE}
+    if target != layer and target not in allowed:
+        names = ", ".join(sorted(allowed)) or "nothing of ours"
+        return f"layer {layer!r} imports layer {target!r} ({found.target}); it may import {names}"
+    scopes = ONLY_INSIDE.get((layer, target))
+    if scopes and not set(scopes) & set(found.functions):
+        named = " or ".join(f"{scope}()" for scope in scopes)
+        return f"layer {layer!r} may import layer {target!r} ({found.target}) only inside {named}"
+    return None
+
+
+def _slow_start(layer: str, found: Import, sources: Mapping[str, str], homes: Mapping[str, str]) -> str | None:
+    """Why this import of the command line must wait until a verb runs, or None."""
+    if layer != "cli" or not found.early:
+        return None
+    chain = chain_to_heavy(found, sources, homes)
+    if chain is None:
+        return None
+    return f"layer 'cli' loads {' -> '.join(chain)} outside a verb, where it slows every start"
+
+
+def chain_to_heavy(found: Import, sources: Mapping[str, str], homes: Mapping[str, str]) -> list[str] | None:
+    """Modules from this import to one of ``HEAVY``, each loading the next; None if it loads none of them."""
+    chains = [[name] for name in (found.target, *(f"{found.target}.{member}" for member in found.members))]
+    seen: set[str] = set()
+    while chains:
+        chain = chains.pop(0)
+        if chain[-1].split(".")[0] in HEAVY:
+            return chain
+        for path in _files_loaded(chain[-1], sources):
+            if path in seen:
+                continue
+            seen.add(path)
+            for inner in imports_of(path, sources[path], homes):
+                if inner.early:
+                    names = (inner.target, *(f"{inner.target}.{member}" for member in inner.members))
+                    chains += [[*chain, name] for name in names]
+    return None
+
+
+def _files_loaded(module: str, sources: Mapping[str, str]) -> list[str]:
+    """The files of ours that run when ``module`` is imported: its packages first, then itself."""
+    parts = module.split(".")
+    stems = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    return [path for stem in stems for path in (f"{stem}/__init__.py", f"{stem}.py") if path in sources]

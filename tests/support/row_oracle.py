@@ -1,0 +1,128 @@
+"""Softmax's alternatives by loops over rows, from the definitions of docs/design/0008, with no code of attemper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.support.oracle import FLOAT, Array, Inputs, plogp
+
+Map = Callable[[Array], Array]
+"""Scores [n] of the keys a row sees -> weights [n]."""
+
+
+def sparsemax(s: Array) -> Array:
+    """Projection on the simplex, by sorting."""
+    z = np.sort(s - s.max())[::-1]
+    support = np.arange(1, len(z) + 1)
+    size = support[1 + support * z > np.cumsum(z)].max()
+    tau = (z[:size].sum() - 1) / size
+    return np.maximum(s - s.max() - tau, 0)
+
+
+def entmax(alpha: float) -> Map:
+    """[(alpha-1) s - tau]_+^(1/(alpha-1)), by bisection on the largest weight; alpha = 1 is softmax."""
+
+    def weights(s: Array) -> Array:
+        d = s - s.max()
+        if alpha == 1:
+            return np.exp(d) / np.exp(d).sum()
+        e = FLOAT(alpha) - 1
+
+        def at(largest: FLOAT) -> Array:
+            # largest^e + e d, less 1
+            base = np.expm1(e * np.log(largest)) + e * d
+            with np.errstate(divide="ignore"):
+                return np.where(base > -1, np.exp(np.log1p(np.maximum(base, -1)) / e), 0)
+
+        low, high = FLOAT(1) / (2 * len(s)), FLOAT(1)
+        for _ in range(120):
+            middle = (low + high) / 2
+            low, high = (low, middle) if at(middle).sum() >= 1 else (middle, high)
+        return at(high)
+
+    return weights
+
+
+def topk(k: int) -> Map:
+    """Softmax over the k largest; among equals the first."""
+
+    def weights(s: Array) -> Array:
+        kept = sorted(range(len(s)), key=lambda j: (-s[j], j))[:k]
+        e = np.exp(s - s.max())
+        inside = np.isin(np.arange(len(s)), kept)
+        return e * inside / (e * inside).sum()
+
+    return weights
+
+
+def threshold(least: float) -> Map:
+    """Softmax over the keys of at least this weight, and those at the maximum."""
+
+    def weights(s: Array) -> Array:
+        e = np.exp(s - s.max())
+        inside = (e / e.sum() >= least) | (s == s.max())
+        return e * inside / (e * inside).sum()
+
+    return weights
+
+
+def sigmoid(bias: float) -> Map:
+    return lambda s: 1 / (1 + np.exp(-(s + FLOAT(bias))))
+
+
+@dataclass
+class Results:
+    output: Array
+    statistics: dict[str, Array]
+    terms: float
+    """The largest sum of magnitudes behind a score: what its rounding is relative to."""
+
+
+NAMES = (
+    "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit", "logit_variance",
+    "visible_keys", "mass", "first_token_mass", "support_size", "mean_distance", "gini",
+    "score_variance",
+)  # fmt: skip
+
+
+def forward(call: Inputs, maps: list[Map]) -> Results:
+    """Output [B, H, Q, E], statistics [B, H, Q] and key_mass [B, H, K]; ``maps``: one per head."""
+    batch, heads, rows = call.query.shape[:3]
+    keys = call.key.shape[2]
+    assert call.value is not None
+    output = np.zeros((batch, heads, rows, call.value.shape[3]), FLOAT)
+    found = {name: np.zeros((batch, heads, rows), FLOAT) for name in NAMES}
+    key_mass, terms = np.zeros((batch, heads, keys), FLOAT), 0.0
+    for b, h, i in np.ndindex(batch, heads, rows):
+        row = call.row(b, h, i)
+        if row.n == 0:
+            found["max_logit"][b, h, i] = -np.inf
+            continue
+        terms = max(terms, float(row.terms.max()), float(np.abs(row.scores).max()))
+        w = maps[h](row.scores)
+        p = w / w.sum()
+        mean = (p * row.scores).sum()
+        values = {
+            "entropy": plogp(p).sum(),
+            "normalized_entropy": plogp(p).sum() / np.log(FLOAT(row.n)) if row.n > 1 else 0,
+            "effective_tokens": 1 / (p * p).sum(),
+            "max_weight": p.max(),
+            "max_logit": row.scores.max(),
+            "mean_logit": mean,
+            "logit_variance": (p * (row.scores - mean) ** 2).sum(),
+            "visible_keys": row.n,
+            "mass": w.sum(),
+            "first_token_mass": p[row.first].sum(),
+            "support_size": (p > np.finfo(np.float64).tiny).sum(),
+            "mean_distance": (p * row.distance).sum(),
+            "gini": (np.sort(p) * (2 * np.arange(1, row.n + 1) - row.n - 1)).sum() / row.n,
+            "score_variance": ((row.scores - row.scores.mean()) ** 2).mean(),
+        }
+        for name, value in values.items():
+            found[name][b, h, i] = value
+        key_mass[b, h, row.places] += p
+        output[b, h, i] = w @ call.values(b, h, row)
+    return Results(output, found | {"key_mass": key_mass}, terms)
