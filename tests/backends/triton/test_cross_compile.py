@@ -76,8 +76,8 @@ def test_a_configuration_that_is_too_large_is_seen_to_spill(target: str):
     machine, sizes = TOO_LARGE[target]
     code = (
         f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import cross_compile; "
-        "from attemper.backends.triton import configs; "
-        f"configs._PLAIN[{machine!r}] = {{256: configs.Config{sizes}}}; "
+        "from attemper.backends.triton import tuning; "
+        f"tuning._PLAIN[{machine!r}] = {{256: tuning.Config{sizes}}}; "
         f"sys.argv = ['x', '--target', {target!r}, '--size', '128', '--dtype', 'bfloat16', '--kernel', 'without']; "
         "cross_compile.main()"
     )
