@@ -49,7 +49,8 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
 def refuse_nested(where: str, given: Mapping[str, object]) -> None:
     """``InputError`` if one of the arguments (name -> what came) is a nested tensor."""
     for name, tensor in given.items():
-        if getattr(tensor, "is_nested", False):
+        # A number that a compiler traces as one of many has no attributes that may be asked for.
+        if not isinstance(tensor, int | float) and getattr(tensor, "is_nested", False):
             raise InputError(
                 f"{where}({name}=...) is a nested tensor, whose sequences differ in length. Pad it with "
                 "torch.nested.to_padded_tensor and hide the padding (a mask; -inf among scores), or give the sequences "

@@ -203,6 +203,10 @@ class Reading:
     """The commit of a hub model, where it is known."""
     versions: Mapping[str, str] | None = field(default=None, hash=False)
     """Of attemper, Python, torch and transformers when it was read."""
+    untrained_heads: int | None = None
+    """Near uniform heads of a watched model that looks untrained, which no alarm tells one by one; None if there
+    are none.
+    """
 
     @property
     def heads(self) -> tuple[HeadReading, ...]:
@@ -211,7 +215,7 @@ class Reading:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the alarms do not cover: heads that were not judged, and why. Empty where all were."""
+        """What the alarms do not cover: heads that were not judged, or not told one by one, and why. Else empty."""
         short = {site.name: sum(bool(head.rows) and not head.judged for head in site.heads) for site in self.sites}
         silent = {site.name: sum(not head.rows for head in site.heads) for site in self.sites}
         total, advice = len(self.heads), "; give longer inputs or lower fewest_keys"
@@ -219,7 +223,13 @@ class Reading:
             (f"too few keys to judge ({self.fewest_keys} needed)", short, advice),
             ("no valid row to judge", silent, ""),
         )
-        return tuple(f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values()))
+        found = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
+        if self.untrained_heads:
+            near = (
+                f"{self.untrained_heads} of {total} heads {'is' if self.untrained_heads == 1 else 'are'} near uniform"
+            )
+            found.append(f"the model looks untrained: {near}, and not told one by one until it is not so.")
+        return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""
@@ -235,6 +245,7 @@ class Reading:
             "dtype": self.dtype,
             "revision": self.revision,
             "versions": None if self.versions is None else dict(self.versions),
+            "untrained_heads": self.untrained_heads,
             "notes": list(self.notes),
             "sites": [site.to_dict() for site in self.sites],
             "skipped": [asdict(skipped) for skipped in self.skipped],

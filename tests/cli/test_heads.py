@@ -122,3 +122,9 @@ def test_names_are_shown_as_they_are_and_not_as_markup():
     assert "layers[red].0\\u001b[2J" in text
     assert "b[/red]" in text
     assert "\x1b" not in text
+
+
+def test_a_page_does_not_go_to_stdout(run: Run):
+    code, out, err = run("--html", "-")
+    assert (code, out) == (1, "")
+    assert "--html writes a file, not to stdout: name one, such as page.html." in " ".join(err.split())

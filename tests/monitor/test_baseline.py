@@ -15,6 +15,7 @@ from attemper import InputError
 from attemper.monitor.alarms import LIMITS, WATCH_LIMITS
 from attemper.monitor.baseline import Baseline
 from attemper.records import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket
+from attemper.report.verdict import verdict
 from tests.sites.own_models import Own
 
 
@@ -176,3 +177,19 @@ def test_a_step_that_is_no_number_is_an_error(number: Any) -> None:
 def test_a_limit_of_watches_alone_has_no_meaning_in_a_scan() -> None:
     with pytest.raises(InputError, match="limits must be one of 'collapsed', 'diffuse', 'logits', 'first_token'; got"):
         attemper.scan(Own(), [torch.randn(2, 8, 32)], limits={"fallen": 0.5})
+
+
+def test_alarms_that_are_held_back_are_told_in_the_table_the_notes_and_the_verdict() -> None:
+    model, x = Fresh().train(), torch.randn(2, 64, 32)
+    with attemper.watch(model) as watch:
+        model(x)
+    table = watch.table()
+    heads = len(table.reading.heads)
+    assert table.alarms == ()
+    assert table.reading.untrained_heads == heads
+    sentence = f"the model looks untrained: {heads} of {heads} heads are near uniform, and not told one by one"
+    assert [note for note in table.notes if note.startswith(sentence)]
+    assert "no alarms" not in str(table)
+    assert sentence in " ".join(str(table).split())
+    assert verdict(table.reading).level == "untrained"
+    assert attemper.Scan.from_json(table.to_json()).reading == table.reading

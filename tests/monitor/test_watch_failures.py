@@ -119,7 +119,7 @@ PIECES = (
     *(
         f"sites.torch_functions:{name}"
         for name in ("AttentionMode._tell", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens", "_readable",
-                     "hidden", "by_hand.read", "by_hand.ByHand.follow")
+                     "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),

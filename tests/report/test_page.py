@@ -12,18 +12,22 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
 from attemper import report
 from attemper.records import Reading
-from attemper.report import page, vendored
+from attemper.report import vendored
 from attemper.report.display import script_json
 from attemper.report.document import stacks
 from attemper.report.download import as_csv, file_name
 from attemper.text import shown
 from tests.report import readings
 from tests.support.contrast import contrast, of_hex
+
+PAGE = import_module("attemper.report.page")
+"""The package has a function of this name."""
 
 
 def data_of(html: str) -> dict:
@@ -187,7 +191,7 @@ def test_a_page_that_would_be_too_large_leaves_out_the_json_then_the_details_the
         assert ("Histograms and curves of this many heads would not fit in a page" in html) == (not found[-1][0])
         assert ("The JSON of this many heads would not fit" in html) == (files == ("csv",))
         assert ("CSV and JSON of this many heads would not fit" in html) == (files == ())
-        monkeypatch.setattr(page, "LARGEST_BYTES", len(html.encode("utf-8")) - 1)
+        monkeypatch.setattr(PAGE, "LARGEST_BYTES", len(html.encode("utf-8")) - 1)
     assert found == [(True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False, ())]
 
 

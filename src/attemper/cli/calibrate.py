@@ -148,7 +148,7 @@ def _fold_own(known: Pretrained) -> None:
     for handle in known.tempered:
         handle.fold()
     if known.tempered:
-        print("the model came with temperatures of attemper: its temperatures are folded in too", file=sys.stderr)
+        say("the model came with temperatures of attemper: its temperatures are folded in too")
 
 
 def _write_folded(found: Calibration, known: Pretrained, folder: Path, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,10 @@ from attemper.errors import BackendError, InputError, MissingExtraError
 
 INTERRUPTED = 130
 """What shells give a command that ended by Ctrl-C: 128 and the number of the signal."""
+
+
+_OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
+"""Errors without the name of a file that writing to stdout ends in."""
 
 
 def ended(command: Callable[[], Any]) -> int:
@@ -60,7 +65,7 @@ def _not_written(error: OSError) -> int:
     reason = error.strerror or str(error)
     if error.filename is not None:
         return failed(f"{os.fsdecode(error.filename)}: {reason}.")
-    return failed(f"the output cannot be written: {reason}.")
+    return failed(f"the output cannot be written: {reason}." if error.errno in _OF_OUTPUT else f"{reason}.")
 
 
 def _drop_output() -> None:

@@ -125,7 +125,10 @@ def _check_training(experiment: str, training: dict[str, Any], results: Path | N
 
     given = [f"--{name}" for name, value in (training | {"results": results}).items() if value is not None]
     if experiment in EXPERIMENTS and given:
-        raise typer.BadParameter(f"{experiment} trains nothing: it has no {', '.join(given)}.", param_hint=given[0])
+        raise typer.BadParameter(
+            f"{experiment} has no {', '.join(given)}: those are of experiments that go on where they were stopped.",
+            param_hint=given[0],
+        )
     if experiment in TRAINED and seed:
         raise typer.BadParameter(f"{experiment} runs over several seeds: take --seeds.", param_hint="--seed")
     if results is not None and len(given) > 1:

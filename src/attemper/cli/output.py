@@ -24,11 +24,15 @@ def check_files(html: Path | None, csv: str | None) -> None:
     """What takes long must not end in a file that cannot be written: told before it, not after.
 
     Raises:
-        InputError: the folder is missing or write-protected, or the path is something other than a file.
+        InputError: the folder is missing or write-protected, the path is something other than a file, or a page is to
+            go to stdout.
     """
+    from attemper.errors import InputError
     from attemper.report import checked_target
 
     if html is not None:
+        if str(html) == "-":
+            raise InputError("--html writes a file, not to stdout: name one, such as page.html.")
         checked_target(html)
     if csv is not None and csv != "-":
         checked_target(csv, "table")

@@ -45,7 +45,7 @@ TAKES: dict[str, str] = {
     "complexity": "up to a minute",
     "information": "some seconds",
     "representation": "up to a minute",
-    "regularization": "some seconds",
+    "regularization": "a quarter of a minute",
     "lr-sensitivity": "more than an hour on two cores",
     "collapse": "about 20 minutes on two cores",
     "length": "about half an hour on two cores",

@@ -44,6 +44,11 @@ class Baseline:
                 found.append(fallen(site, head, now, before, limit))
         return tuple(found)
 
+    @property
+    def untold(self) -> int | None:
+        """Near uniform heads that are not told one by one; None where there are none."""
+        return self.near_uniform or None if self.untrained else None
+
     def _look(self, sites: Iterable[SiteReading]) -> None:
         entropies = [now for site, *_, now in self._judged(sites) if site.mode == "train"]
         self.judged = len(entropies)

@@ -265,7 +265,7 @@ def _document(head: HeadChange) -> dict[str, Any]:
 
 def _names(sites: Mapping[Key, SiteReading]) -> str:
     shown = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
-    return ", ".join(shown) + (", ..." if len(sites) > 3 else "") if shown else "none"
+    return ", ".join(shown) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "") if shown else "none"
 
 
 def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:

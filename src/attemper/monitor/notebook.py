@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from attemper.monitor.heat_map import ink_on, viridis
-from attemper.readings.labels import label_of, pattern_of
+from attemper.readings.labels import column_of, labels_of, pattern_of
 from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
 from attemper.text import cut, shown
 
@@ -98,17 +98,17 @@ def _stack(pattern: str, kind: str, mode: str, sites: list[SiteReading]) -> str:
     queries, keys = (max(getattr(site, name) for site in sites) for name in ("queries", "keys"))
     what = f"{pattern}: {kind} attention, {mode}, up to {queries:,} queries x {keys:,} keys"
     most = max(len(site.heads) for site in sites)
-    columns = ["layer", *map(str, range(most)), "entropy, nats", "effective tokens", "max logit"]
+    columns = [column_of(sites), *map(str, range(most)), "entropy, nats", "effective tokens", "max logit"]
     lines = [
         _row(
             [
-                _cell(label_of(site.name)),
+                _cell(label),
                 *map(_entropy, site.heads),
                 *(_cell("") for _ in range(most - len(site.heads))),
                 *map(_cell, _summary(site.heads)),
             ]
         )
-        for site in sites[:MOST_LINES]
+        for site, label in zip(sites[:MOST_LINES], labels_of(sites), strict=False)
     ]
     more = _line(f"and {len(sites) - MOST_LINES} more layers") if len(sites) > MOST_LINES else ""
     told = "normalised entropy of each head, % of log n: dark is sharp, light is diffuse"

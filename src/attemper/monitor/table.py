@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.labels import labels_of, pattern_of
+from attemper.readings.labels import column_of, labels_of, pattern_of
 from attemper.records import Alarm, HeadReading, Reading, SiteReading
 from attemper.text import shown
 
@@ -63,7 +63,7 @@ def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], width: 
     what = f"  {shown(kind)} attention, {shown(mode)}, up to {queries} queries x {keys} keys"
     yield Text.assemble("\n", (shown(pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("layer", justify="right")
+    grid.add_column(column_of(sites), justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
     for title in titles:
         grid.add_column(title, justify="right")
@@ -115,6 +115,8 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
         yield from _of_kinds(reading.alarms)
     elif not reading.notes:
         yield Text("no alarms", style="green")
+    elif reading.untrained_heads:
+        yield Text("no other alarms")
     elif judged := sum(head.judged for head in reading.heads):
         yield Text(f"no alarms in the {judged} of {len(reading.heads)} heads that were judged", style="green")
     yield from (Text(shown(note), style="yellow") for note in reading.notes)

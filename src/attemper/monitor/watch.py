@@ -406,7 +406,8 @@ class Watch:
         alarms = tuple(replace(alarm, step=self._sampled_number) for alarm in self.baseline.alarms(found.sites))
         reading = Reading(
             self.title, found.tokens, found.backend, found.sites, found.skipped, alarms,
-            sampled_rows=self._collector.rows, fewest_keys=self._fewest_keys, **provenance(self.model, self._date),
+            sampled_rows=self._collector.rows, fewest_keys=self._fewest_keys, untrained_heads=self.baseline.untold,
+            **provenance(self.model, self._date),
         )  # fmt: skip
         return Scan(reading, dict(found.last))
 

@@ -22,8 +22,9 @@ _NOTICED = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """``level`` is the worst severity, as on the cards below it: critical, warning, notice, or fine without an alarm;
-    unjudged, where no row sees enough keys; or empty, where nothing was measured.
+    """``level`` is the worst severity, as on the cards below it: critical, warning, notice, or fine without an
+    alarm; untrained, where a watched model looks it; unjudged, where no row sees enough keys; or empty, where
+    nothing was measured.
     """
 
     level: str
@@ -48,10 +49,17 @@ def verdict(reading: Reading) -> Verdict:
         noticed = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
         return Verdict("warning", f"{total}: {_joined(noticed)}{unknown}.")
     short = [head for head in heads if head.rows and not head.judged]
-    calm = [*_clauses(alarms["notice"], bound), *_largest_logit(heads, bound), *_short_rows(reading, short)]
+    calm = [
+        *_clauses(alarms["notice"], bound),
+        *_untrained(reading),
+        *_largest_logit(heads, bound),
+        *_short_rows(reading, short),
+    ]
     if alarms["notice"]:
         notices = count(len(alarms["notice"]), "notice")
         return Verdict("notice", f"{total}: {_joined(calm)}{unknown}; {notices}, no warning.")
+    if reading.untrained_heads:
+        return Verdict("untrained", f"{total}: {_joined(calm)}{unknown}.")
     if not any(head.judged for head in heads):
         return Verdict("unjudged", f"{total}: {_joined(calm)}{unknown}.")
     others = " in the others" if short else ""
@@ -107,6 +115,11 @@ def _largest_logit(heads: list[HeadReading], bound: str) -> Iterator[str]:
     logits = [head.max_logit for head in heads if head.max_logit is not None]
     if logits:
         yield f"the largest logit is {bound}{number(max(logits))}"
+
+
+def _untrained(reading: Reading) -> Iterator[str]:
+    if reading.untrained_heads:
+        yield f"{reading.untrained_heads:,} near uniform, as in a model that is not trained yet"
 
 
 def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[str]:

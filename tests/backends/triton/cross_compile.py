@@ -4,6 +4,10 @@
 JSON line per kernel: registers, bytes of local memory (spilled registers, on NVIDIA), spilled vector registers (AMD)
 and shared memory. Kernels are not changed for it: the launch code runs on CPU tensors with a driver that only names the
 machine, and what would have been launched is compiled instead.
+
+``python tests/backends/triton/cross_compile.py --write`` compiles the calls with the most in registers for every
+machine (a quarter of an hour of one core) and keeps what it found in ``compiled.json``, with a hash of the kernels'
+sources: they compile to the same as long as they are the same, and the tests ask for no more than that.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +38,7 @@ from attemper.backends import triton as kernels
 from attemper.backends.contract import ROW_NORMALIZERS, Packing, Problem, Upstream
 from attemper.backends.triton.sums import empty_sums
 from attemper.call.names import ONE_PASS, ROW_ONE_PASS, row_fields, state_fields
+from tests.backends.triton import kept
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -39,6 +46,23 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+
+
+def write() -> None:
+    """Compiles ``kept.CALLS`` for every target, two at a time, and writes what came of it."""
+    jobs = [(target, which) for target in TARGETS for which in kept.CALLS]
+    with ThreadPoolExecutor(2) as pool:
+        rows = [row for found in pool.map(lambda job: compiled_apart(*job), jobs) for row in found]
+    kept.write(rows, version("triton"))
+    print(f"{len(rows)} kernels written to {kept.FILE}")
+
+
+def compiled_apart(target: str, which: str) -> list[dict[str, Any]]:
+    """What a process of its own makes of one kind of call for one machine."""
+    command = [sys.executable, __file__, "--target", target, "--kernel", *kept.CALLS[which]]
+    command += ["--gradients"] if "gradients" in which else []
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) | {"which": which} for line in run.stdout.splitlines()]
 
 
 class Driver:
@@ -153,7 +177,11 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float16"])
     parser.add_argument("--kernel", nargs="+", default=[""], help="only calls whose name has one of these in it")
     parser.add_argument("--gradients", action="store_true", help="of the backward pass, not of the forward one")
+    parser.add_argument("--write", action="store_true", help="compile what compiled.json keeps, and write it")
     options = parser.parse_args()
+    if options.write:
+        write()
+        return
     launched: list[Any] = []
     flag, starts = torch.zeros(1, dtype=torch.int32), torch.arange(0, 4096, 32, dtype=torch.int32)
     compiled_instead(launched)
