@@ -204,9 +204,7 @@ class Reading:
     versions: Mapping[str, str] | None = field(default=None, hash=False)
     """Of attemper, Python, torch and transformers when it was read."""
     untrained_heads: int | None = None
-    """Near uniform heads of a watched model that looks untrained, which no alarm tells one by one; None if there
-    are none.
-    """
+    """Near uniform heads that no alarm tells, of a watched model that looks untrained; else None."""
 
     @property
     def heads(self) -> tuple[HeadReading, ...]:
@@ -414,9 +412,7 @@ def _checked(kind: str, value: Any, where: str) -> Any:
 def _versions(value: Any) -> dict[str, str] | None:
     if value is not None and not isinstance(value, Mapping):
         raise InputError(f"versions must be an object or null, got {value!r:.60}.")
-    return (
-        value if value is None else {str(name): _checked("str", of, f"versions.{name}") for name, of in value.items()}
-    )
+    return value and {str(name): _checked("str", of, f"versions.{name}") for name, of in value.items()}
 
 
 def _present(document: Any, name: str, where: str) -> Any:
