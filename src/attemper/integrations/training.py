@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -128,7 +129,8 @@ class Monitor:
             self.watch.report(self.watch.title, error)
             return {}
         self._sinks.write(self._budget.chosen(levels), step)
-        self._tell_notes(self.last.notes, step)
+        # That a model looks untrained is no warning: it has a line of its own, below.
+        self._tell_notes(replace(self.last.reading, untrained_heads=None).notes, step)
         self._tell_alarms(self.last.alarms, step)
         self._tell_untrained(step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
