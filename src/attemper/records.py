@@ -410,9 +410,11 @@ def _checked(kind: str, value: Any, where: str) -> Any:
 
 
 def _versions(value: Any) -> dict[str, str] | None:
-    if value is not None and not isinstance(value, Mapping):
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
         raise InputError(f"versions must be an object or null, got {value!r:.60}.")
-    return value and {str(name): _checked("str", of, f"versions.{name}") for name, of in value.items()}
+    return {str(name): _checked("str", of, f"versions.{name}") for name, of in value.items()}
 
 
 def _present(document: Any, name: str, where: str) -> Any:
