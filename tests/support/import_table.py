@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ANYWHERE = {"errors", "checks", "files", "text"}
-"""May be imported by every layer above them; of the four, ``checks`` may import ``errors``."""
+"""May be imported by every layer above them; of the four, ``checks`` imports ``errors``, ``files`` also ``text``."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "checks": {"errors"},
     "text": set(),
-    "files": set(),
+    "files": {"errors", "text"},
     "records": set(),
     "schedules": set(),
     "backends": set(),
