@@ -1,4 +1,4 @@
-"""The fast part of the kernel's tests: what ``tests/mutants.py`` runs against each broken kernel."""
+"""The fast part of the kernel's tests: what ``python -m tests.mutants`` runs against each broken kernel."""
 
 import math
 from dataclasses import replace

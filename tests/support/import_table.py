@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": {"errors"},
     "statistics": {"checks", "errors"},
     "text": set(),
-    "files": set(),
+    "files": {"errors", "text"},
     "records": set(),
     "schedules": set(),
     "backends": set(),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attemper.control.part_form import form_of, part_of
 from attemper.control.temperature_file import read_tensors, write_tensors
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature
 from attemper.sites import find
@@ -140,9 +140,8 @@ def _refuse_split(site: str, tensor: Tensor) -> None:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    replace_synced(part, path)
+    with replacement(path) as part:
+        part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _mark(config: Path) -> None:

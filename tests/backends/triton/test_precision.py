@@ -1,5 +1,5 @@
 """Digits and numbers that the table of features does not ask for: nearly one-hot rows, scores at the end of float32, far
-offsets, settled rows. ``tests/mutants_triton.py`` names what each of them notices."""
+offsets, settled rows. ``tests/mutants/triton.py`` names what each of them notices."""
 
 from __future__ import annotations
 
