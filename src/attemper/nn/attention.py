@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.call.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
-from attemper.call.names import asked_names, row_names
-from attemper.call.normalizer import map_of, normalization
+from attemper.call.normalizer import normalization, rowwise_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.visible import visible_keys
 from attemper.checks import refuse_nested
@@ -20,6 +19,7 @@ from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
+from attemper.statistics import asked_names
 
 Given = Temperature | float | Tensor | None
 
@@ -265,9 +265,8 @@ def _normalizer_of(layer: Layer) -> str | Normalizer:
 
 
 def _names(where: str, stats: str | Iterable[str], normalizer: str | Normalizer) -> tuple[str, ...]:
-    """The statistics asked for, as far as the map has them."""
-    kind = map_of(normalizer)
-    return asked_names(where, stats) if kind == "softmax" else row_names(where, stats, kind)
+    """The statistics asked for, if the normalizer has them."""
+    return asked_names(where, stats, rowwise_of(normalizer))
 
 
 def _normalizer(where: str, given: str | Normalizer) -> str | Normalizer:
