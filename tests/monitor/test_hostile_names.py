@@ -18,7 +18,7 @@ import attemper
 from attemper import Scan, compare
 from attemper.cli.heads import HeadTable, Order
 from attemper.control.calibration_table import table as calibration_table
-from attemper.records import Reading, Skipped
+from attemper.readings.reading import Reading, Skipped
 from tests.report import readings
 
 NAME = "a\x1b[2J\x1b]0;owned\x07b\x9bm\u202ecba\u2066d\r\ne[red]f[/red]:smiley:"
