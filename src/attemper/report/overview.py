@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from attemper.readings.alarms import KINDS, by_kind, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import number
 from attemper.report.document import Tower, by_name, said, site_of, spoken_labels
 from attemper.report.quantities import Quantity
-from attemper.text import cut, shown
+from attemper.text import cut, number, shown
 
 MOST_PLACES = 60
 """Alarms of a kind that are listed; the map marks all of them."""

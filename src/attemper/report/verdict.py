@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from attemper.readings.alarms import KINDS, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.report.display import count, number
-from attemper.text import cut, shown
+from attemper.text import count, cut, number, shown
 
 MOST_KINDS = 5
 
