@@ -13,7 +13,7 @@ from attemper.call.names import state_fields
 from attemper.call.operator import UNBOUNDED
 from attemper.call.options import Call
 from attemper.call.result import kept_detached
-from attemper.call.statistics import at_most, log_count
+from attemper.call.formulas import at_most, log_count
 
 
 def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:

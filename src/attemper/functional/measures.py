@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.call.statistics import at_most
+from attemper.call.formulas import at_most
 from attemper.checks import one_of
 from attemper.functional.score_rows import ScoreRow, floating, of_each_row, with_keys_last
 

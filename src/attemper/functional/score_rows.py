@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.call.statistics import VANISHED, at_most, divided, log_count
+from attemper.call.formulas import VANISHED, at_most, divided, log_count
 from attemper.checks import positive_number, refuse_nested
 from attemper.errors import InputError
 

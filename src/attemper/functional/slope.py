@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.call.statistics import divided
+from attemper.call.formulas import divided
 from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.score_rows import ADVICE, floating, of_each_row, with_keys_last
