@@ -11,56 +11,69 @@ from attemper.call.formulas import VANISHED
 from attemper.call.state import State
 from attemper.statistics import Column
 
+Pair = tuple[Tensor, Tensor]
+"""A quantity of both parts."""
+
 
 def merged(one: State, two: State) -> dict[Column, Tensor]:
-    """The state over the keys of both parts, ``two`` holding the later keys. Associative; the empty row is
-    the identity.
+    """The state over the keys of both parts, of which ``two`` holds the later ones.
+
+    Associative; the empty row is the identity.
 
     With base = max(m1, m2), t = m_i - base, w_i = exp(t_i + z_i), p_i = w_i / (w_1 + w_2) and d_i = t_i - a_i::
 
         z = log(w_1 + w_2)     a = -sum p_i d_i     v = sum p_i (v_i + (d_i + a)^2)     c = sum p_i^2 c_i
 
-    u and y, the mean and variance without weights, as a and v with n_i / n in the place of p_i.
+    The depth and the variance without weights, as a and v with n_i / n in the place of p_i.
     """
     wide = torch.float32 if one[Column.MAXIMUM].device.type == "mps" else torch.float64
     parts = [{column: value.to(wide) for column, value in part.items()} for part in (one, two)]
-    maximum = torch.maximum(parts[0][Column.MAXIMUM], parts[1][Column.MAXIMUM])
+
+    def both(column: Column) -> Pair:
+        return parts[0][column], parts[1][column]
+
+    maxima, counts = both(Column.MAXIMUM), both(Column.VISIBLE_KEYS)
+    maximum, n = torch.maximum(*maxima), counts[0] + counts[1]
     base = torch.where(maximum == -math.inf, 0.0, maximum)
-    steps = [torch.where(part[Column.VISIBLE_KEYS] > 0, part[Column.MAXIMUM] - base, VANISHED).clamp(min=VANISHED) for part in parts]
-    shares = [
-        torch.where(part[Column.VISIBLE_KEYS] > 0, torch.exp(step + part[Column.LOG_SUM]), 0.0) for part, step in zip(parts, steps, strict=True)
-    ]
-    total = shares[0] + shares[1]
-    n = parts[0][Column.VISIBLE_KEYS] + parts[1][Column.VISIBLE_KEYS]
-    total = torch.where(n > 0, total, 1.0)
-    p = [share / total for share in shares]
+    steps = [torch.where(k > 0, m - base, VANISHED).clamp(min=VANISHED) for k, m in zip(counts, maxima, strict=True)]
+    sums = zip(counts, steps, both(Column.LOG_SUM), strict=True)
+    shares = [torch.where(k > 0, torch.exp(step + z), 0.0) for k, step, z in sums]
+    total = torch.where(n > 0, shares[0] + shares[1], 1.0)
+    p = shares[0] / total, shares[1] / total
     result = {Column.MAXIMUM: maximum, Column.LOG_SUM: total.log(), Column.VISIBLE_KEYS: n}
     if Column.MEAN_DEPTH in one:
-        d = [step - part[Column.MEAN_DEPTH] for part, step in zip(parts, steps, strict=True)]
-        result[Column.MEAN_DEPTH] = -(p[0] * d[0] + p[1] * d[1])
-        if Column.VARIANCE in one:
-            spread = [part[Column.VARIANCE] + (x + result[Column.MEAN_DEPTH]) ** 2 for part, x in zip(parts, d, strict=True)]
-            result[Column.VARIANCE] = p[0] * spread[0] + p[1] * spread[1]
+        a = both(Column.MEAN_DEPTH)
+        spread = both(Column.VARIANCE) if Column.VARIANCE in one else None
+        mean, variance = _moments(p, (steps[0] - a[0], steps[1] - a[1]), spread)
+        result[Column.MEAN_DEPTH] = mean
+        if variance is not None:
+            result[Column.VARIANCE] = variance
     if Column.SQUARED_WEIGHTS in one:
-        result[Column.SQUARED_WEIGHTS] = p[0] ** 2 * parts[0][Column.SQUARED_WEIGHTS] + p[1] ** 2 * parts[1][Column.SQUARED_WEIGHTS]
+        c = both(Column.SQUARED_WEIGHTS)
+        result[Column.SQUARED_WEIGHTS] = p[0] ** 2 * c[0] + p[1] ** 2 * c[1]
     if Column.PLAIN_VARIANCE in one:
-        result |= _merged_moments(parts, base)
+        # Not cut at VANISHED: a key without weight counts here.
+        depths = zip(counts, maxima, both(Column.PLAIN_DEPTH), strict=True)
+        d = [torch.where(k > 0, m - base, 0.0) - u for k, m, u in depths]
+        each = counts[0] / n.clamp(min=1.0), counts[1] / n.clamp(min=1.0)
+        mean, variance = _moments(each, (d[0], d[1]), both(Column.PLAIN_VARIANCE))
+        assert variance is not None
+        result |= {Column.PLAIN_DEPTH: mean, Column.PLAIN_VARIANCE: variance}
     if Column.FIRST_TOKENS in one:
         # The first token stands in the first part, unless no row of the sequence sees that part: then it is padding.
-        padding = ~(parts[0][Column.VISIBLE_KEYS] > 0).flatten(1).any(1)[:, None, None]
-        result[Column.FIRST_TOKENS] = p[0] * parts[0][Column.FIRST_TOKENS] + torch.where(padding, p[1] * parts[1][Column.FIRST_TOKENS], 0.0)
+        padding = ~(counts[0] > 0).flatten(1).any(1)[:, None, None]
+        f = both(Column.FIRST_TOKENS)
+        result[Column.FIRST_TOKENS] = p[0] * f[0] + torch.where(padding, p[1] * f[1], 0.0)
     return {column: value.to(one[Column.MAXIMUM].dtype) for column, value in result.items()}
 
 
-def _merged_moments(parts: list[dict[Column, Tensor]], base: Tensor) -> dict[Column, Tensor]:
-    """u and y of both parts' keys, each counted once."""
-    n = (parts[0][Column.VISIBLE_KEYS] + parts[1][Column.VISIBLE_KEYS]).clamp(min=1.0)
-    shares = [part[Column.VISIBLE_KEYS] / n for part in parts]
-    # Not cut at VANISHED: a key without weight counts here.
-    d = [torch.where(part[Column.VISIBLE_KEYS] > 0, part[Column.MAXIMUM] - base, 0.0) - part[Column.PLAIN_DEPTH] for part in parts]
-    u = -(shares[0] * d[0] + shares[1] * d[1])
-    spread = [part[Column.PLAIN_VARIANCE] + (x + u) ** 2 for part, x in zip(parts, d, strict=True)]
-    return {Column.PLAIN_DEPTH: u, Column.PLAIN_VARIANCE: shares[0] * spread[0] + shares[1] * spread[1]}
+def _moments(shares: Pair, d: Pair, variances: Pair | None) -> tuple[Tensor, Tensor | None]:
+    """How far the mean of both parts lies below the base, and their variance, from each part's mean d and variance."""
+    depth = -(shares[0] * d[0] + shares[1] * d[1])
+    if variances is None:
+        return depth, None
+    spread = variances[0] + (d[0] + depth) ** 2, variances[1] + (d[1] + depth) ** 2
+    return depth, shares[0] * spread[0] + shares[1] * spread[1]
 
 
 def joined_output(
