@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.options import DTYPES
-from attemper.control.chosen import Site, chosen_sites
 from attemper.control.query_key_weights import HeadRows, Projections, projections_of
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
+from attemper.sites.find import Site, chosen_sites
 from attemper.sites.sharded import is_dtensor
 
 _QUERY_NORMS = ("q_norm", "query_norm", "q_layernorm", "q_ln", "qk_norm", "norm_q", "query_layernorm")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.normalizer import normalization
-from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.originals import parts_for
 from attemper.control.saved_model import accompany, is_tempered, parts_in, unaccompany
@@ -29,7 +28,7 @@ from attemper.nn.normalizers import (
     Sparsemax,
 )
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, ScheduledTemperature, Temperature
-from attemper.sites import find
+from attemper.sites.find import Site, chosen_sites, refuse_wrapped
 from attemper.sites.names import class_name, unwrapped
 from attemper.sites.wrap import actions_of, release
 
@@ -227,7 +226,7 @@ class Tempered:
         return {**self.temperatures, **{f"{site}.normalizer": part for site, part in self.normalizers.items()}}
 
     def _add(self, site: Site, beginning: str, part: Temperature | Normalizer) -> None:
-        actions = actions_of(site.module, site.way)
+        actions = actions_of(site)
         names = actions.temperatures if isinstance(part, Temperature) else actions.normalizers
         free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
         # Another one may have been removed before: the first name that is free.
@@ -290,7 +289,7 @@ def _normalizer(given: Any) -> Normalizer:
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:
-    refused = [site.name for site in sites if site.way == find.TORCH]
+    refused = [site.name for site in sites if not site.way.normalizes]
     if refused:
         raise InputError(
             f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "

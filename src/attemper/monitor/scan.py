@@ -16,8 +16,7 @@ from attemper.monitor.forward import observation, run
 from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.records import FEWEST_KEYS, Reading
-from attemper.sites.compiled import SCRIPTED, is_script
-from attemper.sites.names import class_name, unwrapped
+from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 
 ADVICE = (
