@@ -19,10 +19,9 @@ import pytest
 from attemper import report
 from attemper.records import Reading
 from attemper.report import vendored
-from attemper.report.display import script_json
 from attemper.report.document import stacks
 from attemper.report.download import as_csv, file_name
-from attemper.text import shown
+from attemper.text import script_json, shown
 from tests.report import readings
 from tests.support.contrast import contrast, of_hex
 

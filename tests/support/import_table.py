@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ANYWHERE = {"errors", "checks", "files", "text"}
-"""May be imported by every layer above them; of the four, ``checks`` may import ``errors``."""
+ANYWHERE = {"errors", "checks", "files", "text", "statistics"}
+"""May be imported by every layer above them; among themselves as the table says."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "checks": {"errors"},
+    "statistics": {"checks", "errors"},
     "text": set(),
-    "files": set(),
+    "files": {"errors", "text"},
     "records": set(),
     "schedules": set(),
     "backends": set(),
@@ -43,7 +44,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
 """(importer, imported) -> the functions that may hold the import."""
 
-WITHOUT_TORCH = {"errors", "checks", "files", "text", "records", "readings", "store", "report"}
+WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "records", "readings", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

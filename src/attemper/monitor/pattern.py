@@ -71,8 +71,8 @@ class Pattern:
             MissingExtraError: matplotlib is not installed (the extra ``plot``).
             InputError: no file can be written there.
         """
+        from attemper.files import checked_target, write_whole
         from attemper.monitor.heat_map import picture
-        from attemper.report.target import checked_target, write_whole
 
         checked_target(path, "picture")
         return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.call.names import reading_names
 from attemper.call.options import checked_backend
 from attemper.errors import InputError
 from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
@@ -18,6 +17,7 @@ from attemper.monitor.result import Scan
 from attemper.records import FEWEST_KEYS, Reading
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
+from attemper.statistics import reading_names
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.names import reading_names
 from attemper.call.options import checked_backend
 from attemper.checks import one_of
 from attemper.errors import InputError
@@ -42,6 +41,7 @@ from attemper.sites.names import (
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, entered, tracked
 from attemper.sites.ways import reading
+from attemper.statistics import reading_names
 from attemper.text import shown
 
 

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from attemper.call import normalizer
 from attemper.call.normalizer import Normalization
 from attemper.errors import InputError
-from attemper.functional import normalizers, truncated
+from attemper.functional import normalizers, sparse
 from attemper.functional.measures import softmax
-from attemper.functional.sparse import entmax, entmax15, sparsemax
-from attemper.nn.bounded import bounded_exponential
+from attemper.nn.bounds import bounded_exponential
 
 
 class Normalizer(nn.Module):
@@ -77,7 +76,7 @@ class Sparsemax(Normalizer):
         return Normalization("sparsemax")
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return sparsemax(scores, dim=self.dim, temperature=temperature)
+        return sparse.sparsemax(scores, dim=self.dim, temperature=temperature)
 
 
 class Entmax15(Normalizer):
@@ -87,7 +86,7 @@ class Entmax15(Normalizer):
         return Normalization("entmax15")
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return entmax15(scores, dim=self.dim, temperature=temperature)
+        return sparse.entmax15(scores, dim=self.dim, temperature=temperature)
 
 
 class TopK(Normalizer):
@@ -106,7 +105,7 @@ class TopK(Normalizer):
         return self._normalization
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return truncated.topk_softmax(scores, self.k, dim=self.dim, temperature=temperature)
+        return sparse.topk_softmax(scores, self.k, dim=self.dim, temperature=temperature)
 
     def extra_repr(self) -> str:
         return f"k={self.k}"
@@ -128,7 +127,7 @@ class Threshold(Normalizer):
         return self._normalization
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return truncated.threshold_softmax(scores, self.min_weight, dim=self.dim, temperature=temperature)
+        return sparse.threshold_softmax(scores, self.min_weight, dim=self.dim, temperature=temperature)
 
     def extra_repr(self) -> str:
         return f"min_weight={self.min_weight:g}"
@@ -186,7 +185,7 @@ class Entmax(Normalizer):
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         alpha = _on_scores("Entmax", self.alpha, scores, self.dim)
-        return entmax(scores, alpha, dim=self.dim, temperature=temperature)
+        return sparse.entmax(scores, alpha, dim=self.dim, temperature=temperature)
 
     def extra_repr(self) -> str:
         if self.log_excess is not None:

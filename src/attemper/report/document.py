@@ -12,9 +12,8 @@ from typing import Any
 
 from attemper.readings.labels import labels_of, pattern_of
 from attemper.records import BY_NAME, SEVERITIES, Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import rounded
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
-from attemper.text import cut, shown
+from attemper.text import cut, rounded, shown
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;

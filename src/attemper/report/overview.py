@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import number
 from attemper.report.document import Stack, by_name, level_of, said, site_of, spoken_labels
 from attemper.report.quantities import Quantity
-from attemper.text import cut, shown
+from attemper.text import cut, number, shown
 
 MOST_PLACES = 60
 """Alarms of a kind that are listed; the map marks all of them."""

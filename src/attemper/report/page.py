@@ -12,15 +12,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attemper import __version__
+from attemper.files import write_whole
 from attemper.records import Reading
-from attemper.report.display import script_json
 from attemper.report.document import document, quantities, stacks
 from attemper.report.download import archive, file_name
 from attemper.report.overview import figures, groups, origin, rows
-from attemper.report.target import write_whole
 from attemper.report.vendored import VERSION, echarts
 from attemper.report.verdict import verdict
-from attemper.text import shown
+from attemper.text import script_json, shown
 
 LARGEST_BYTES = 2_000_000
 """A page that would be larger leaves something out, and says so."""

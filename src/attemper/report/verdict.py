@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attemper.records import Alarm, HeadReading, Reading
-from attemper.report.display import count, number
 from attemper.report.document import level_of
-from attemper.text import cut, shown
+from attemper.text import count, cut, number, shown
 
 MOST_KINDS = 5
 

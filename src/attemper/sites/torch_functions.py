@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.call.masks import alignment_of, is_causal_bias, sizes_of
 from attemper.call.options import Options
 from attemper.errors import InputError
-from attemper.nn.nested import over_padded
+from attemper.nn.attention import over_padded
 from attemper.sites import softmax_by_hand
 from attemper.sites.act import (
     Actions,

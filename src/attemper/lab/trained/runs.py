@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.trained.training import Run, trained
 
@@ -142,9 +142,8 @@ def _write(run: Run, job: Job, corpus: Corpus | None, path: Path) -> None:
         "schema": SCHEMA, **identity(run, job, text), "environment": environment(),
         "seconds": round(time.monotonic() - began, 1), "record": _plain(record),
     }  # fmt: skip
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-    replace_synced(part, path)
+    with replacement(path) as part:
+        part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
 def environment() -> dict[str, str]:
