@@ -4,7 +4,7 @@ How to add a statistic that follows from the state columns there are:
 
 1. a row in ``TABLE`` below, and its formula in ``call/formulas.py`` (none if a state column is the statistic itself);
 2. its annotation in the typed record ``AttentionStats`` (``call/result.py``);
-3. if readings show it (``shown=``), a field of the same name in the typed record ``HeadReading`` (``records.py``).
+3. if readings show it (``shown=``), a field of that name in the typed record ``HeadReading`` (``readings/reading.py``).
 
 Names, orders, checks, reductions, pages, trackers, comparisons and the list in ``docs/maths.md`` follow from the row.
 One that needs a new state column also takes a member of ``Column`` and a function in each backend that computes it.

@@ -20,7 +20,7 @@ from attemper.functional.attention import executed, prepared
 from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
 from attemper.monitor.head_sums import SiteReduction, fits_buckets
 from attemper.monitor.tap_sums import TappedSums
-from attemper.records import FEWEST_KEYS, SiteReading, Skipped
+from attemper.readings.reading import FEWEST_KEYS, SiteReading, Skipped
 from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, is_wanted, named, unwrapped

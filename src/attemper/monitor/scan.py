@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from attemper.call.options import checked_backend
 from attemper.errors import InputError
-from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
-from attemper.records import FEWEST_KEYS, Reading
+from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
+from attemper.readings.reading import FEWEST_KEYS, Reading
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from attemper.call.options import checked_backend
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
-from attemper.monitor.baseline import Baseline
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.provenance import now, provenance
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
-from attemper.records import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
+from attemper.readings.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
+from attemper.readings.baseline import Baseline
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.act import modules_with_normalizer
