@@ -22,15 +22,7 @@ from attemper.control.fold import constant, fold_
 from attemper.control.saved_model import accompany, unaccompany
 from attemper.control.temperature_file import read_temperatures, write_temperatures
 from attemper.errors import InputError
-from attemper.nn.normalizers import (
-    Entmax15,
-    Normalizer,
-    ScalableSoftmax,
-    Sigmoid,
-    Softmax,
-    SoftmaxPlusOne,
-    Sparsemax,
-)
+from attemper.nn.normalizers import MODULES, Normalizer
 from attemper.nn.temperature import (
     ACTIONS,
     ADDED,
@@ -47,14 +39,6 @@ ADDED_NORMALIZER = "attemper_normalizer"
 """Name, or its beginning, of the child that is a normalizer given to an attention module."""
 Given = Temperature | float | Tensor
 """A temperature as it is given: a module, a number, or a tensor [heads]."""
-_BY_NAME: dict[str, type[Normalizer]] = {
-    "softmax": Softmax,
-    "softmax_plus_one": SoftmaxPlusOne,
-    "scalable_softmax": ScalableSoftmax,
-    "sigmoid": Sigmoid,
-    "sparsemax": Sparsemax,
-    "entmax15": Entmax15,
-}
 _SHOWN = 16
 """Heads whose numbers are written out."""
 _PER_HEAD = ("alpha", "value")
@@ -280,7 +264,7 @@ def _normalizer(given: Any) -> Normalizer:
     if isinstance(given, Normalizer):
         return given
     meant = normalization("temper", given if isinstance(given, str) else repr(given)).kind
-    return _BY_NAME[meant]()
+    return next(module for module in MODULES if module.name == meant)()
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:
