@@ -73,8 +73,7 @@ def attention_forward(
     """Attention as transformers' models call it: query [B, H, Q, D], key and value [B, G, K, D].
 
     Under a scan, output and statistics come from one pass of our kernel. Otherwise the model's SDPA attention runs
-    (eager, where sinks or a softcap ask for it), and a tap beside it, which does nothing until a watch samples the
-    step.
+    (eager, where sinks or a softcap ask for it). A tap beside it does nothing until a watch samples the step.
 
     Args:
         given: ``scaling``, ``is_causal``, ``softcap``, ``s_aux``, ``position_bias``, and keywords without effect.
