@@ -18,7 +18,7 @@ from attemper.backends import triton as kernels
 from attemper.backends.contract import Packing, Problem
 from attemper.backends.triton import tuning
 from attemper.backends.triton.softmax.state import log_of
-from attemper.call.names import ONE_PASS
+from attemper.statistics import ONE_PASS
 from tests.support.calls import attended, packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")

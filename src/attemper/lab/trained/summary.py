@@ -18,9 +18,11 @@ POINTS = 30
 
 
 def summary(
-    experiment: str, planned: int, documents: Sequence[Mapping[str, Any]],
+    experiment: str,
+    planned: int,
+    documents: Sequence[Mapping[str, Any]],
     kept: Callable[[Mapping[str, Any]], dict[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The content of a results file.
 
     Args:
