@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,14 +201,8 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
                 f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got {list(tensor.shape)}. "
                 "Add the missing ones with unsqueeze, e.g. query[None, None] for one head of one sequence."
             )
-        if tensor.dtype not in DTYPES:
-            raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
-        if tensor.dtype != query.dtype or tensor.device != query.device:
-            raise InputError(
-                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on {tensor.device}. "
-                "Bring them to one type and device."
-            )
-    batch, heads, _, size = query.shape
+    check_types(where, tensors)
+    batch, _, _, size = query.shape
     if key.shape[0] != batch or key.shape[3] != size:
         raise InputError(
             f"{where}: key must be [{batch}, heads, keys, {size}] to match query {list(query.shape)}, got "
@@ -219,15 +213,33 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
             f"{where}: value must be [{', '.join(map(str, key.shape[:3]))}, size] to match key, got "
             f"{list(value.shape)}."
         )
-    groups = key.shape[1]
+    check_groups(where, tensors, enable_gqa)
+
+
+def check_types(where: str, tensors: Mapping[str, Tensor]) -> None:
+    """``InputError`` unless every tensor has one of ``DTYPES``, and the type and device of the first."""
+    given, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
+        if tensor.dtype != first.dtype or tensor.device != first.device:
+            raise InputError(
+                f"{where}: {given} is {first.dtype} on {first.device} but {name} is {tensor.dtype} on {tensor.device}. "
+                "Bring them to one type and device."
+            )
+
+
+def check_groups(where: str, tensors: Mapping[str, Tensor], enable_gqa: bool) -> None:
+    """``InputError`` unless the heads of the first tensor can share those of the second."""
+    (query, heads), (key, groups) = [(name, tensor.shape[1]) for name, tensor in tensors.items()][:2]
     if heads != groups and (groups == 0 or heads % groups != 0):
         raise InputError(
             f"{where}: {heads} query heads cannot share {groups} key heads: the first must be a multiple of the second."
         )
     if heads != groups and not enable_gqa:
         raise InputError(
-            f"{where}: query has {heads} heads and key {groups}. If {heads // groups} query heads share each key head "
-            "(grouped-query attention), pass enable_gqa=True."
+            f"{where}: {query} has {heads} heads and {key} {groups}. If {heads // groups} query heads share each key "
+            "head (grouped-query attention), pass enable_gqa=True."
         )
 
 
