@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attemper.call.operator import ROW_NORMALIZERS
+from attemper.backends.contract import ROW_NORMALIZERS
+from attemper.call.names import asked_names, row_names, with_kept
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
 
@@ -30,11 +32,32 @@ class Normalization:
     number: float = 0.0
     per_head: float | Tensor | None = None
 
+    @property
+    def rowwise(self) -> bool:
+        """Whether a weight needs all keys of its row: it is not softmax, with or without a sink or a scale."""
+        return self.kind in ROW_NORMALIZERS
 
-def map_of(given: object) -> str:
-    """What the weights of ``normalizer=`` are as statistics see them: "softmax", or the map that has whole rows."""
-    kind = normalization("attention", given).kind
-    return kind if kind in ROW_NORMALIZERS else "softmax"
+    @property
+    def plain(self) -> bool:
+        """Whether it is softmax itself, without a sink or a scale."""
+        return self.kind == "softmax"
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that computes it: "softmax" also with a sink or a scale, else its own."""
+        return self.kind if self.rowwise else "softmax"
+
+    def statistics(self, where: str, stats: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The statistics that ``stats=`` asks for, and these with what is always kept beside them.
+
+        Raises:
+            InputError: one is unknown, or belongs to softmax alone.
+        """
+        if self.rowwise:
+            asked = row_names(where, stats, self.kind)
+            return asked, asked
+        asked = asked_names(where, stats)
+        return asked, with_kept(asked)
 
 
 @runtime_checkable

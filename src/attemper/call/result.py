@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attemper.backends.contract import ROW_NORMALIZERS
 from attemper.call.names import NOT_MERGEABLE, OF_SOFTMAX, STATISTICS
-from attemper.call.operator import ROW_NORMALIZERS
 from attemper.call.statistics import Derived, State, derived, detached, joined_output, merged
 from attemper.errors import InputError
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attemper.backends.table import check_backend
 from attemper.call.names import reading_names
-from attemper.call.options import checked_backend
 from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
@@ -107,7 +107,7 @@ class Watch:
         one_of("watch(observe=...)", observe, ("beside", "replace"))
         self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
         self.baseline = Baseline(checked_limits(limits, WATCH_LIMITS), fewest_keys)
-        checked_backend(backend, device_of(model))
+        check_backend(backend, device_of(model))
         names = reading_names("watch", stats)
         self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
         self.title = class_name(unwrapped(model))

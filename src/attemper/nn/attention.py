@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.call.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
-from attemper.call.names import asked_names, row_names
-from attemper.call.normalizer import map_of, normalization
+from attemper.call.normalizer import normalization
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.visible import visible_keys
 from attemper.checks import refuse_nested
@@ -240,8 +239,7 @@ def _map(layer: MultiheadAttention | CrossAttention) -> str | Normalizer:
 
 def _names(where: str, stats: str | Iterable[str], normalizer: str | Normalizer) -> tuple[str, ...]:
     """The statistics asked for, as far as the map has them."""
-    kind = map_of(normalizer)
-    return asked_names(where, stats) if kind == "softmax" else row_names(where, stats, kind)
+    return normalization(where, normalizer).statistics(where, stats)[0]
 
 
 def _normalizer(where: str, given: str | Normalizer) -> str | Normalizer:

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from attemper.call.attention import run
 from attemper.call.names import those_of
-from attemper.call.normalizer import map_of
-from attemper.call.options import Options, planned
+from attemper.call.normalizer import normalization
+from attemper.call.options import Options, request_of
 from attemper.call.result import AttentionStats
 from attemper.call.visible import visible_keys
 from attemper.errors import InputError
-from attemper.functional.attention import attention, executed
+from attemper.functional.attention import attention
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.names import named
@@ -123,7 +124,9 @@ class Actions:
         self.frame().met = True
         listeners = [listener for listener in self.listeners if listener.wants(layer)]
         own: Any = layer.stats
-        names = tuple(dict.fromkeys([*those_of(own, map_of(given["normalizer"])), *_names(listeners)]))
+        names = tuple(
+            dict.fromkeys([*those_of(own, normalization("attention", given["normalizer"]).kernel), *_names(listeners)])
+        )
         output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
         if listeners:
             options = Options(
@@ -255,7 +258,7 @@ def _normalized(
             "queries of your own code to four dimensions; or load a model of transformers with "
             "attn_implementation='sdpa'."
         )
-    if "lse" in names and map_of(normalizer) != "softmax":
+    if "lse" in names and normalization("attention", normalizer).rowwise:
         raise InputError(
             f"{type(module).__name__}: a penalty on lse (ZLoss) has a meaning under softmax only, and this attention "
             f"was given {type(normalizer).__name__}. Leave the module out with sites=."
@@ -273,7 +276,7 @@ def computed(
     """Output and statistics of a call by our kernel; without values the statistics alone."""
     options = replace(call.options, stats=names, dropout_p=dropout)
     value = None if value is None else value.to(call.query.dtype)
-    return executed(planned(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
+    return run(request_of(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
 
 
 def _counts(read: Callable[[Tensor], AttentionCall], query: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.masks import is_plain
-from attemper.call.options import Call, Options, Packing
+from attemper.call.options import Options, Request
+from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats
 from attemper.errors import InputError
 from attemper.sites.identity import Places
@@ -81,8 +82,8 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
-        """Takes the statistics of a call that was computed here, by ``plan``."""
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
+        """Takes the statistics of a call that was computed here, for ``request``."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.call.masks import without_causal_bias
-from attemper.call.options import Options, Packing
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.sites.observation import AttentionCall
 
 _READ = (

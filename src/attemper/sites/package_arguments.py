@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import Options, Packing
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
 
 TAP = "put attemper.tap beside it"

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import Options, Packing
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.sites.autocast import rounded
 from attemper.sites.block_mask import dense as block_mask_of
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
