@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import attemper
 from attemper import Calibration, InputError, calibrate
 from attemper.cli.scan import TEXT
-from attemper.control.calibrate import paired_interval
-from attemper.control.search import by_gradient, by_grid
+from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
 from tests.control.models import BUILD, built
@@ -109,7 +108,7 @@ class Bowl:
         self.evaluations += 1
         return float((logs - self.at) @ self.form @ (logs - self.at)) * self.unit
 
-    def slope(self, logs: Tensor) -> tuple[float, Tensor]:
+    def gradient(self, logs: Tensor) -> tuple[float, Tensor]:
         return self.value(logs), 2 * self.unit * self.form @ (logs - self.at)
 
 
@@ -150,7 +149,7 @@ def test_gradient_and_grid_agree_on_the_shipped_model():
     assert ways[0].after == pytest.approx(ways[1].after, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_gradient_and_grid_agree_per_layer_on_the_shipped_model():
     windows, model = text(), shipped(1.7)
     one, two = (calibrate(model, windows, loss, per="layer", method=method) for method in ("gradient", "grid"))
@@ -164,7 +163,7 @@ def test_temperatures_per_head_lower_the_held_out_loss():
     assert sharp.interval[1] < 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_on_text_like_its_own_the_shipped_model_wants_no_temperature_and_the_scaled_one_its_factor():
     windows = drawn_windows(standard_library().held_out, 96, 129, seed=0).split(2)
     plain, sharp = (calibrate(shipped(scale), windows, loss) for scale in (1.0, 1.7))
@@ -629,7 +628,7 @@ def test_information_measures_are_exported():
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_grid_with_few_steps_takes_no_more_and_says_that_it_did_not_end(steps: int):
-    objective = Bowl(torch.tensor([0.5, -0.5], dtype=torch.float64), 1.0)
+    objective: Any = Bowl(torch.tensor([0.5, -0.5], dtype=torch.float64), 1.0)
     found = by_grid(objective, 2, (0.25, 4.0), steps)
     assert objective.evaluations == steps
     assert not found.converged

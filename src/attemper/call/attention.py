@@ -10,12 +10,14 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.call import direct, reference
+from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sampled
-from attemper.call.statistics import derived, letters
+from attemper.call.state import State, state_of
+from attemper.statistics import state_columns
 
 
 def run(request: Request) -> AttentionOutput:
@@ -39,7 +41,7 @@ def run(request: Request) -> AttentionOutput:
     return AttentionOutput(output, stats)
 
 
-def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str, Tensor]]:
+def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], State]:
     problem = request.problem
     refuse_onnx(
         f"attention(normalizer={request.normalizer!r}, backend={problem.backend!r})",
@@ -49,10 +51,10 @@ def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], Mappin
     if problem.dropout_p > 0:
         problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
     output, state, key_mass = direct.attention(problem)
-    parts = letters(problem.fields, state, table.named(problem.backend).direct and not problem.rowwise)
-    made = {"key_mass": key_mass} if problem.key_mass else None
-    values = derived(parts, request.names, problem.sink, request.asked, made, problem.normalizer)
-    return output, values, parts
+    columns = state_columns(request.names, rowwise=problem.rowwise)
+    rows = state_of(columns, state, table.named(problem.backend).direct and not problem.rowwise)
+    given = {"key_mass": key_mass} if problem.key_mass else None
+    return output, statistics_of(rows, request.names, problem.sink, request.asked, given), rows
 
 
 def measurement(

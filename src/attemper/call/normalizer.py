@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import ROW_NORMALIZERS
-from attemper.call.names import asked_names, row_names, with_kept
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
+from attemper.statistics import asked_names, with_kept
 
 NAMES = ("softmax", "softmax_plus_one", "scalable_softmax", "sigmoid", "sparsemax", "entmax15")
 """What needs no number. The rest comes as an object of ``attemper.nn``."""
@@ -53,11 +53,14 @@ class Normalization:
         Raises:
             InputError: one is unknown, or belongs to softmax alone.
         """
-        if self.rowwise:
-            asked = row_names(where, stats, self.kind)
-            return asked, asked
-        asked = asked_names(where, stats)
-        return asked, with_kept(asked)
+        asked = asked_names(where, stats, rowwise=self.kind if self.rowwise else None)
+        return asked, asked if self.rowwise else with_kept(asked)
+
+
+def rowwise_of(given: object) -> str | None:
+    """The name of the normalizer that is meant, if it needs all keys of a row; None for softmax in all its forms."""
+    chosen = normalization("attention", given)
+    return chosen.kind if chosen.rowwise else None
 
 
 @runtime_checkable

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.backends.contract import UNBOUNDED, Problem, letters_of
 from attemper.call import transforms
+from attemper.call.formulas import divided
 from attemper.call.masks import checked_mask, without_causal_bias
-from attemper.call.names import row_fields, state_fields
 from attemper.call.normalizer import Normalization, normalization, per_head
 from attemper.call.packing import Packing
-from attemper.call.statistics import divided
 from attemper.call.visible import structured_visible_keys
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
+from attemper.statistics import state_columns
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -148,7 +148,7 @@ def _state(
     """What a backend leaves for these statistics, as ``Problem`` has it."""
     return {
         "first_keys": _first_keys(mask, first_tokens) if "first_token_mass" in names else None,
-        "fields": row_fields(names) if rowwise else state_fields(names),
+        "fields": letters_of(state_columns(names, rowwise=rowwise)),
         "key_mass": "key_mass" in names,
         "maximum_gradient": "max_weight" in asked or "max_logit" in asked,
     }

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.contract import Problem
-from attemper.backends.sums import COLUMNS, FIELDS, WIDTH, column, emptied, empty_sums, joined
-from attemper.call.names import BY_NAME
+from attemper.backends.contract import Problem, letters_of
+from attemper.backends.sums import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
+from attemper.call.formulas import statistics_of
 from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
 from attemper.call.result import AttentionStats
-from attemper.call.statistics import Letters, derived
+from attemper.call.state import LazyState, state_of
+from attemper.statistics import BY_NAME
 
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""
@@ -29,7 +30,7 @@ def accumulates(request: Request) -> bool:
     problem = request.problem
     if problem.rowwise or problem.positions is not None or not table.named(problem.backend).sums:
         return False
-    return set(problem.fields) <= set(FIELDS) and set(BY_NAME).isdisjoint(request.names)
+    return set(problem.fields) <= set(letters_of(SUMMED)) and set(BY_NAME).isdisjoint(request.names)
 
 
 def fits(dtype: str, size: int) -> bool:
@@ -57,9 +58,9 @@ class Accumulated:
 
     def statistics(self) -> AttentionStats:
         """The statistics of the same rows, from the same state."""
-        parts = dict(zip(FIELDS, self.state.unbind(0), strict=True))
+        rows = state_of(SUMMED, self.state)
         stats = AttentionStats(
-            derived(parts, self.names, self.sink), parts, sink=self.sink, first_tokens=self.first_tokens,
+            statistics_of(rows, self.names, self.sink), rows, sink=self.sink, first_tokens=self.first_tokens,
             keys=self.keys, rows=self.rows, population=self.population,
         )  # fmt: skip
         return stats if self.included is None else stats.where(self.included[:, None])
@@ -74,7 +75,7 @@ def accumulated(request: Request, included: Tensor | None) -> Accumulated:
     if device not in _raised:
         _raised[device] = torch.ones(1, dtype=torch.int32, device=device)
     sums = empty_sums(heads, device)
-    state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
+    state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     add(problem, sums, _raised[device], included=included, state=state)
     # The owner of the sink may change it before anybody asks.
     sink = None if problem.sink is None else problem.sink.detach().clone()
@@ -87,7 +88,7 @@ def accumulated(request: Request, included: Tensor | None) -> Accumulated:
 def summed(stats: AttentionStats) -> Tensor | None:
     """Rows that were measured already as sums per head, [H, WIDTH], by one pass; None where no kernel can do it."""
     state = stats._state
-    if stats.normalizer != "softmax" or stats._sink is not None or not isinstance(state, Letters):
+    if stats.normalizer != "softmax" or stats._sink is not None or not isinstance(state, LazyState):
         return None
     return state.sums(stats._included, stats._first_tokens)
 
@@ -97,7 +98,7 @@ def add(
 ) -> None:
     """Adds the statistics of a call to ``sums``, unless ``flag`` [1] int on the device is down."""
     with torch.no_grad():
-        call = replace(problem, value=None, fields=FIELDS)
+        call = replace(problem, value=None, fields=letters_of(SUMMED))
         torch.ops.attemper.accumulate(*call.values(), included, flag, sums, state)
 
 

@@ -15,9 +15,8 @@ from attemper.checks import positive_number
 from attemper.control.query_key_weights import Projections, projections_of
 from attemper.errors import InputError
 from attemper.monitor.watch import watch
-from attemper.sites.names import class_name, named, unwrapped
+from attemper.sites.names import checked_sites, class_name, is_wanted, named, unwrapped
 from attemper.sites.sharded import is_dtensor
-from attemper.sites.wanted import checked_sites, is_wanted
 
 _ADVICE = "MuonClip uses 100."
 
@@ -57,9 +56,13 @@ class QKClip:
     """
 
     def __init__(
-        self, model: nn.Module, threshold: float = 100.0, *, sites: Iterable[str] | None = None,
+        self,
+        model: nn.Module,
+        threshold: float = 100.0,
+        *,
+        sites: Iterable[str] | None = None,
         rows: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
         self._wanted = checked_sites("QKClip", sites)

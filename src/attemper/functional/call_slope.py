@@ -10,7 +10,7 @@ from torch import Tensor
 from attemper.call import reference
 from attemper.call.options import Problem
 from attemper.call.sampling import picked
-from attemper.functional.slope import covariance
+from attemper.functional.temperature import covariance
 
 
 def is_monotone(problem: Problem) -> bool:

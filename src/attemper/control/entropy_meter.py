@@ -1,0 +1,149 @@
+"""Measures entropy and its derivative with respect to temperature per head during training steps.
+
+The model's own attention runs as it did. A meter listens to its calls and computes the statistics beside them, in
+compiled code by an operator that stays in the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from attemper.call.attention import run
+from attemper.call.normalizer import normalization
+from attemper.call.options import Options, request_of
+from attemper.call.result import AttentionStats
+from attemper.call.sampling import sampled
+from attemper.errors import InputError
+from attemper.functional.call_slope import is_monotone, slope_of
+from attemper.sites.observation import AttentionCall
+from attemper.sites.tap import LIBRARY, in_backward, token
+
+_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int meter,
+    float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
+LIBRARY.define(f"entropy_and_slope({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
+
+
+@dataclass
+class Sums:
+    """What the rows of a step add up to."""
+
+    total: Tensor
+    """[3, H] float64: entropies, slopes dH / d log T, numbers of rows."""
+    monotone: bool
+    """Whether entropy can only rise with temperature: no call had a bias or a softcap."""
+
+    def add(self, other: Sums) -> None:
+        self.total = self.total + other.total
+        self.monotone = self.monotone and other.monotone
+
+
+def refusal(where: str, module: nn.Module) -> str:
+    """The message for a module that attends by another normalizer than softmax."""
+    return (
+        f"{where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by another normalizer: "
+        "leave it out with sites=."
+    )
+
+
+class EntropyMeter:
+    """Measures one module's attention; a ``Listener``.
+
+    Args:
+        where: the caller, for messages.
+        rows: query rows of each sequence that are measured; None for all.
+        unit: "nats", or "normalized" for H / log n.
+    """
+
+    stats: tuple[str, ...] = ()
+    replaces = False
+
+    def __init__(self, where: str, rows: int | None, unit: str) -> None:
+        self.where, self.rows, self.unit = where, rows, unit
+        self.sums: Sums | None = None
+        self.generator = torch.Generator().manual_seed(0)
+        self.key = next(_keys)
+        _meters[self.key] = self
+
+    def wants(self, module: nn.Module) -> bool:
+        return module.training
+
+    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+        if not normalization(self.where, call.options.normalizer).plain:
+            raise InputError(refusal(self.where, module))
+        if call.packing is not None:
+            if not in_backward():
+                self.measure(call)
+            return output
+        options, (left, right) = call.options, call.options.window_size
+        given = options.temperature
+        scale = options.scale
+        if not isinstance(given, Tensor) and given != 1.0:
+            scale = (call.query.shape[-1] ** -0.5 if scale is None else scale) / given
+        tensors = (call.query, call.key, call.mask, options.sink_logits, given if isinstance(given, Tensor) else None)
+        detached = [None if tensor is None else tensor.detach() for tensor in tensors]
+        bottom_right = options.causal_alignment == "bottom-right"
+        rest = (scale, options.is_causal, bottom_right, left, right, options.softcap, options.enable_gqa)
+        torch.ops.attemper.entropy_and_slope(token(str(call.query.device)), *detached, self.key, *rest)
+        return output
+
+    @torch.no_grad()
+    def measure(self, call: AttentionCall) -> None:
+        options = replace(call.options, stats=("entropy", "logit_variance", "visible_keys"))
+        mask = None if call.mask is None else as_visible(call.mask.detach())
+        request = request_of(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)
+        request = sampled(self.where, request, self.rows, self.generator)
+        stats = run(request).stats
+        assert stats is not None
+        slope, valid = slope_of(request.problem, stats["logit_variance"]), stats.valid
+        per = torch.ones_like(slope)
+        if self.unit == "normalized":
+            visible = stats["visible_keys"]
+            valid = valid & (visible > 1)
+            per = 1 / torch.where(visible > 1, visible, 2).to(slope.dtype).log()
+        parts = [torch.where(valid, part, 0.0).double().sum((0, 2)) for part in (stats["entropy"] * per, slope * per)]
+        found = Sums(torch.stack([*parts, valid.sum((0, 2)).double()]), is_monotone(request.problem))
+        if self.sums is None or self.sums.total.shape != found.total.shape:
+            self.sums = found
+        else:
+            self.sums.add(found)
+
+
+def as_visible(mask: Tensor) -> Tensor:
+    """``mask`` as a bool mask if it is floating and only hides keys: then entropy can only rise with temperature."""
+    if not mask.is_floating_point():
+        return mask
+    hides = mask <= torch.finfo(mask.dtype).min / 2
+    return ~hides if bool(((mask == 0) | hides).all()) else mask
+
+
+_keys = count(1)
+_meters: WeakValueDictionary[int, EntropyMeter] = WeakValueDictionary()
+
+
+@torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")
+def _entropy_and_slope(_token: Tensor, *given: Any) -> None:
+    query, key, mask, sink, temperature, meter, scale, is_causal, bottom_right, left, right, softcap, gqa = given
+    if in_backward() or meter not in _meters:
+        return  # a recomputation of a pass that was measured, or a meter that is gone
+    options = Options(
+        scale=scale,
+        temperature=1.0 if temperature is None else temperature,
+        is_causal=is_causal,
+        causal_alignment="bottom-right" if bottom_right else "top-left",
+        window_size=(left, right),
+        softcap=softcap,
+        sink_logits=sink,
+        enable_gqa=gqa,
+    )
+    _meters[meter].measure(AttentionCall(query, key, mask, options))
+
+
+@torch.library.register_fake("attemper::entropy_and_slope", lib=LIBRARY)
+def _(*_: object) -> None:
+    return None

@@ -1,0 +1,180 @@
+# ruff: noqa: E501 (the table quotes lines of source)
+"""Mutants of the native kernels of softmax and of its readings, each with the tests that notice it.
+
+Mutants of half.h need a processor with AVX512-BF16, and survive elsewhere; what is there for AMX only needs that, too.
+Not here because it changes no result, and why:
+
+- ``finish`` gives an empty row the factor 0: its output is zeroed besides.
+- ``masked_by`` takes the magnitude of visible keys alone: with that of the others a mask would go the general way.
+- ``hide`` puts -inf in the place of a hidden score and does not add it: NaN, which stands there only in backward, has no
+  weight either.
+- ``Span::within`` asks for a begin of 0: where it is more, the last row's first key is, too.
+- ``sum_head`` takes a share below 0 for the first bin: no entropy is below 0.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.runner import Mutant
+
+TESTS = "tests/backends/test_native.py"
+NATIVE = "backends/native/source"
+ROWS, SCORES, PACK, CONVERT, HALF, SIMD, MULTIPLY, FORWARD, BACKWARD, DECODE, LIBRARY, POOL, SUMS, ENTROPIES, STATISTICS = (
+    f"{NATIVE}/{name}"
+    for name in (
+        "rows.h", "scores.h", "pack.h", "convert.h", "half.h", "simd.h", "multiply.h", "forward.h", "backward.h",
+        "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.cpp",
+    )
+)  # fmt: skip
+ORACLE = "test_native_agrees_with_the_oracle"
+
+
+def oracle(*names: str) -> tuple[str, ...]:
+    """Rows of the table of features, with few rows of queries and with many."""
+    return tuple(f"{TESTS}::{ORACLE}[{name}]" for name in names)
+
+
+def both(name: str) -> tuple[str, ...]:
+    return oracle(name, f"tall: {name}")
+
+
+PLAIN = both("plain")
+RISING = oracle("blocks, ascending", "splits")
+EXTREME = (f"{TESTS}::test_weights_in_backward_are_those_of_forward_however_large_scores_are",)
+THREADS = (f"{TESTS}::test_results_are_bitwise_equal_over_threads_and_repeats",)
+LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
+EXPONENTIALS = (f"{TESTS}::test_exponentials_have_every_digit_of_float32",)
+HALVES = oracle("tall: bfloat16", "blocks, bfloat16")
+FORKED = (f"{TESTS}::test_a_forked_process_computes_too",)
+MARKED = (f"{TESTS}::test_any_keys_may_be_first_tokens",)
+OVERFLOW = (f"{TESTS}::test_scores_that_overflow_only_with_their_bias_are_told",)
+HIDDEN = (f"{TESTS}::test_what_stands_at_a_hidden_key_reaches_nothing",)
+BOUND = (f"{TESTS}::test_no_entropy_is_above_the_logarithm_of_its_count",)
+BAD = (f"{TESTS}::test_a_score_that_is_not_finite_spoils_its_row_alone",)
+FORMULAS = ("tests/test_direct.py::test_statistics_in_one_pass_are_those_of_the_formulas",)
+READINGS = "tests/monitor/test_native_sums.py::test_readings_are_those_of_the_statistics"
+
+
+def sums(*cases: str) -> tuple[str, ...]:
+    return tuple(f"{READINGS}[{case}]" for case in cases)
+
+
+MUTANTS = (
+    # Rows: the law of merging.
+    Mutant("rows: total not moved", ROWS, "row.total *= shrink, row.first", "row.first", RISING),
+    Mutant("rows: first tokens not moved", ROWS, "row.first *= shrink, row.distance", "row.distance", RISING),
+    Mutant("rows: distance not moved", ROWS, "row.distance *= shrink, row.squares", "row.squares", RISING),
+    Mutant("rows: squares by one factor", ROWS, "row.squares *= shrink * shrink", "row.squares *= shrink", RISING),
+    Mutant("rows: first moment not moved", ROWS, "row.first_moment = shrink * (row.first_moment + step * row.total)", "row.first_moment = shrink * row.first_moment", RISING),
+    Mutant("rows: second moment without its cross term", ROWS, "step * (2 * row.first_moment + step * row.total)", "step * step * row.total", RISING),
+    Mutant("rows: output not moved", ROWS, "return float(shrink);", "return 1.0f;", RISING),
+    Mutant("rows: variance without the square of the mean", ROWS, "row.second_moment * inverse - mean * mean", "row.second_moment * inverse", PLAIN),
+    Mutant("rows: concentration divided once", ROWS, "row.squares * inverse * inverse", "row.squares * inverse", PLAIN),
+    Mutant("rows: mean with the wrong sign", ROWS, "mean == 0 ? 0.0 : -mean", "mean", PLAIN),
+    Mutant("rows: window one key wider on the left", ROWS, "row.position - call.left > 0 ? row.position - call.left", "row.position - call.left > 1 ? row.position - call.left - 1", both("window")),
+    Mutant("rows: causal sees one key more", ROWS, "row.position + call.right + 1", "row.position + call.right + 2", both("causal")),
+    Mutant("rows: offset of the diagonal dropped", ROWS, ": query) + call.offset", ": query)", both("causal bottom-right")),
+    Mutant("rows: no sink", ROWS, "return call.sink ?", "return false ?", both("sink")),
+    Mutant("rows: the sink of head 0 for all", ROWS, "call.sink[row.head]", "call.sink[0]", both("sink")),
+    Mutant("rows: keys at the maximum forgotten", ROWS, "sums.total = top + sum[0]", "sums.total = sum[0]", PLAIN),
+    Mutant("rows: squares without those at the maximum", ROWS, "sums.squares = top + sum[3]", "sums.squares = sum[3]", PLAIN),
+    Mutant("rows: joined parts forget their count", ROWS, "row.count += other.count;", "", oracle("splits")),
+    Mutant("rows: parts joined without moving the second", ROWS, "take = raise(other, row.maximum);", "take = 1.0f;", oracle("splits", "splits, padding")),
+    # Scores.
+    Mutant("scores: bool mask inverted", SCORES, "to[i] = from[i] ? 0.0f : -INFINITY;", "to[i] = from[i] ? -INFINITY : 0.0f;", both("mask per head")),
+    Mutant("scores: broadcast bool mask inverted", SCORES, "to[i] = from[i * step] ? 0.0f : -INFINITY;", "to[i] = from[i * step] ? -INFINITY : 0.0f;", both("mask one key wide")),
+    Mutant("scores: finfo.min is a bias", SCORES, "to[i] = to[i] <= lowest ?", "to[i] = false ?", both("bias")),
+    Mutant("scores: softcap without its factor", SCORES, "x = t * c;", "x = t;", both("softcap")),
+    Mutant("scores: slope of the softcap is 1", SCORES, "1.0f - t * t", "one", both("softcap")),
+    Mutant("scores: bias before the softcap dropped", SCORES, "x += b;", "", both("bias")),
+    Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
+    Mutant("scores: one first token more", SCORES, "call.first_tokens < end ? call.first_tokens :", "call.first_tokens + 1 < end ? call.first_tokens + 1 :", both("three first tokens")),
+    Mutant("rows: distance from the first key", FORWARD, "block + begin - rows[i].position", "block + begin", PLAIN),
+    Mutant("rows: distance without what lies before the block", ROWS, "+ double(apart < 0 ? -apart : apart) * sums.total", "", oracle("blocks, window", "splits")),
+    Mutant("masks: every key is visible", SCORES, "count += visible ? one : Vec{};\n        most =", "count += one;\n        most =", oracle("splits, padding")),
+    Mutant("masks: no bias is large", SCORES, "constexpr float SAFE_BIAS = 1e38f;", "constexpr float SAFE_BIAS = INFINITY;", OVERFLOW),
+    Mutant("masks: products are safe up to the end", SCORES, "constexpr double SAFE_PRODUCT = 8e37;", "constexpr double SAFE_PRODUCT = INFINITY;", BAD),
+    Mutant("masks: a bias that is not finite is taken for one", FORWARD, "if (mask.most < SAFE_BIAS) {", "if (true) {", BAD),
+    Mutant("masks: a bias is none", SCORES, "int64_t(lane_sum(count)), largest(most)}", "int64_t(lane_sum(count)), 0.0f}", oracle("blocks, bias")),
+    Mutant("masks: a bias where all is visible is none", FORWARD, "if (mask.visible < n || mask.most != 0)", "if (mask.visible < n)", oracle("blocks, bias")),
+    Mutant("masks: a bool mask hides nothing", FORWARD, "if (mask.visible < n || mask.most != 0)", "if (mask.most != 0)", oracle("splits, padding", "mask per head")),
+    Mutant("masks: what is hidden is added to -inf", SCORES, "x = visible ? x : hidden;", "x = visible ? x : x + hidden;", HIDDEN),
+    Mutant("masks: a hidden score is bad", SCORES, "bad += (visible & ~(magnitude(x) < splat(INFINITY)))", "bad += ~(magnitude(x) < splat(INFINITY))", both("causal")),
+    Mutant("masks: the highest is that of the products", SCORES, "best = larger(best, x);\n    }\n    return lane_max(best);", "best = larger(best, load(s + j) - b);\n    }\n    return lane_max(best);", oracle("blocks, bias")),
+    Mutant("masks: told once for all rows", FORWARD, "last_ = place, low_ = low, told_ = false;", "last_ = place, low_ = low;", both("mask per head")),
+    Mutant("masks: read once for all rows", FORWARD, "if (place != last_ || low != low_) {", "if (low != low_) {", both("mask per head")),
+    Mutant("masks: read once for all blocks", FORWARD, "if (place != last_ || low != low_) {", "if (place != last_ && low != low_ && !told_) {", oracle("blocks, window, padding", "blocks, bias")),
+    Mutant("masks: places after the last key are visible", FORWARD, "for (int64_t i = keys; i < KEYS; i++) buffer_[i] = -INFINITY;", "for (int64_t i = keys; i < KEYS; i++) buffer_[i] = 0;", both("mask per head")),
+    Mutant("span: within though later keys are not seen", FORWARD, "last_low <= low && first_high >= low + keys;", "last_low <= low;", both("right padding, causal")),
+    Mutant("span: within though earlier keys are not seen", FORWARD, "last_low <= low && first_high >= low + keys;", "first_high >= low + keys;", oracle("blocks, window, padding")),
+    Mutant("span: whole though later keys are not seen", FORWARD, "last_low <= low + begin && first_high >= low + end;", "last_low <= low + begin;", both("causal")),
+    Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
+    Mutant("shape: scores that are not finite are not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (call.softcap > 0) return Shape::ALL;", BAD),
+    Mutant("shape: a mask is not seen", FORWARD, "if (call.mask.data) return span.within ? Shape::MASK : Shape::ALL;", "", oracle("splits, padding", "blocks, bias")),
+    Mutant("shape: rows that see all count nothing", FORWARD, "row.count += n;", "", oracle("blocks and chunks")),
+    Mutant("backward: a mask hides nothing", BACKWARD, "hide(s, bias, n);", "s[0] += 0;", oracle("blocks, padding with holes")),
+    Mutant("first tokens: stops before the first that is marked", SCORES, "first + begin, 8); eight) break;", "first + begin, 8); !eight) break;", MARKED),
+    Mutant("first tokens: stops before the last that is marked", SCORES, "first + end - 8, 8); eight) break;", "first + end - 8, 8); !eight) break;", MARKED),
+    Mutant("first tokens: all between the first and the last", SCORES, "if (!first || first[key * call.first_keys_stride[1]]) sum", "sum", MARKED),
+    Mutant("first tokens: those of the first batch", SCORES, "first = call.first_keys + batch * call.first_keys_stride[0];\n        if", "first = call.first_keys;\n        if", both("left padding")),
+    Mutant("first tokens: of a block as if it were the first", SCORES, "sum += weights[key - start];", "sum += weights[key % KEYS];", MARKED),
+    # Packing and conversion.
+    Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
+    Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
+    Mutant("convert: float32 strides ignored", CONVERT, "else for (int64_t i = 0; i < n; i++) to[i] = from[i * step];\n            return;\n        }\n        case BFLOAT16", "else for (int64_t i = 0; i < n; i++) to[i] = from[i];\n            return;\n        }\n        case BFLOAT16", LAYOUTS),
+    Mutant("convert: bfloat16 cut off, not rounded", CONVERT, "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16", "bits >> 16", both("bfloat16")),
+    # Products of bfloat16.
+    Mutant("half: scores lack their multiplier", FORWARD, "known = scale_row(s, n, tile.factors[i]);", "known = highest(s, n);", HALVES),
+    Mutant("half: outputs not moved to a new maximum", FORWARD, "if (keep[i] == 1.0f) continue;", "continue;", HALVES),
+    Mutant("half: last keys of a panel lost", HALF, "            if (first + i < count)\n", "            if (first + i + 1 < count)\n", HALVES),
+    Mutant("half: last value lost", HALF, "if (i + t < count) lines[t]", "if (i + t + 1 < count) lines[t]", HALVES),
+    Mutant("half: values of a pair exchanged", HALF, "{\n            const __m512i a = _mm512_loadu_si512(lines[0] + e), b = _mm512_loadu_si512(lines[1] + e);", "{\n            const __m512i a = _mm512_loadu_si512(lines[1] + e), b = _mm512_loadu_si512(lines[0] + e);", HALVES),
+    Mutant("half: backward's scores lack their multiplier", BACKWARD, "if (!factors) return;", "return;", HALVES),
+    Mutant("half: backward takes other scores than forward", BACKWARD, "halves = takes_halves(call), ", "halves = false, ", EXTREME),
+    Mutant("decode: a quarter of the keys lost", DECODE, "const int64_t quarter = n / TOGETHER;", "const int64_t quarter = n / TOGETHER - 1;", oracle("splits")),
+    # Functions.
+    Mutant("simd: exp without its cubic term", SIMD, "p = p * r + 0.166665181517601f;", "p = p * r;", PLAIN),
+    Mutant("simd: exp without its last term", SIMD, "splat(0.0013950536958873272f)", "splat(0.0f)", EXPONENTIALS),
+    Mutant("simd: tanh without its cubic term", SIMD, "q = q * s + -0.3333328068256378f;", "q = q * s;", both("softcap")),
+    # Backward.
+    Mutant("backward: D dropped", BACKWARD, "slope.dot = settled ? 0.0f : dot;", "slope.dot = 0.0f;", PLAIN),
+    Mutant("backward: sink leaves dP alone", BACKWARD, "slope.output = settled ? 0.0f : slope.mass;", "slope.output = settled ? 0.0f : 1.0f;", both("sink")),
+    Mutant("backward: a settled row has its noise", BACKWARD, "const bool settled = value[Z] == 0 && slope.mass == 1;", "const bool settled = false;", EXTREME),
+    Mutant("backward: variance without its linear term", BACKWARD, "(x * of.v + (2 * of.v - of.a))", "(x * of.v - of.a)", PLAIN),
+    Mutant("backward: concentration without its slope", BACKWARD, "+ p * of.c;", ";", PLAIN),
+    Mutant("backward: first tokens without their slope", BACKWARD, "if (first) slope[key - begin] += of.f;", "", PLAIN),
+    Mutant("backward: distance without its slope", BACKWARD, "if (of.t != 0) ds += magnitude(number) * of.t;", "", PLAIN),
+    Mutant("backward: nothing falls on the maximum", BACKWARD, "slope[top - begin] += of.top;", ";", PLAIN),
+    Mutant("backward: slope of the softcap dropped", BACKWARD, "store(ds + j, load(ds + j) * load(desk.softcap + j));", ";", both("softcap")),
+    Mutant("backward: query without the multiplier", BACKWARD, "sum[d] * desk.factor[i]", "sum[d]", PLAIN),
+    Mutant("backward: sink logit has the wrong sign", BACKWARD, "(desk.slope[i].mass - 1) * desk.slope[i].dot", "(1 - desk.slope[i].mass) * desk.slope[i].dot", both("sink")),
+    Mutant("backward: shares not added up", BACKWARD, "for (int64_t share = 1; share < work.shares; share++)", "for (int64_t share = 1; share < 1; share++)", oracle("blocks, window")),
+    # Statistics.
+    Mutant("entropies: may be above log n by a rounding", ENTROPIES, "return {double(nearest) > exact ? std::nextafter(nearest, 0.0f) : nearest, nearest};", "return {nearest, nearest};", BOUND),
+    Mutant("entropies: not bounded", ENTROPIES, "return at_most(z + a, log_n.down);", "return z + a;", BOUND),
+    Mutant("entropies: NaN is bounded", ENTROPIES, "return value > bound ? bound : value;", "return value < bound ? value : bound;", BAD),
+    Mutant("entropies: one key's share is of log 1", ENTROPIES, "entropy / (n > 1 ? log_n.nearest : least)", "entropy / log_n.nearest", BOUND),
+    Mutant("entropies: the logarithm of the count before", ENTROPIES, "if (found.down < 0) found = computed(double(n));", "if (found.down < 0) found = computed(double(n - 1));", BOUND),
+    Mutant("statistics: an empty row's mean is -inf", STATISTICS, "(n[i] > 0 ? m[i] : 0.0f) - a[i]", "m[i] - a[i]", FORMULAS),
+    Mutant("statistics: an empty row has a largest weight", STATISTICS, "n[i] > 0 ? std::exp(-z[i]) : 0.0f", "std::exp(-z[i])", FORMULAS),
+    Mutant("statistics: an empty row has effective tokens", STATISTICS, "n[i] > 0 ? 1.0f / c[i] : 0.0f", "1.0f / c[i]", FORMULAS),
+    Mutant("statistics: a row that is not finite has mass", STATISTICS, "lse - lse + 1.0f", "1.0f", BAD),
+    Mutant("statistics: an empty row has mass", STATISTICS, "n[i] > 0 ? lse - lse + 1.0f : 0.0f", "lse - lse + 1.0f", FORMULAS),
+    Mutant("sums: empty rows are not counted", SUMS, "sum[EMPTY]++;", ";", sums("few-all")),
+    Mutant("sums: rows that are not finite are valid", SUMS, "if (!std::isfinite(lse)) {", "if (false) {", sums("spoiled-all")),
+    Mutant("sums: rows that are left out in the first batch", SUMS, "included += batch * call.included_stride[0] + ", "included += ", sums("plain-real")),
+    Mutant("sums: rows that are left out of the first head", SUMS, " + head * call.included_stride[1];", ";", sums("plain-each")),
+    Mutant("sums: every row counts", SUMS, "if (included && !included[i * call.included_stride[2]]) continue;", "", sums("plain-real")),
+    Mutant("sums: a head's rows of the first batch", SUMS, "(batch * call.heads + head) * call.rows", "head * call.rows", sums("plain-all")),
+    Mutant("sums: the last maximum", SUMS, "m > sum[MAX_LOGIT] ? m : sum[MAX_LOGIT]", "m", sums("plain-all")),
+    Mutant("sums: no maximum below 0", SUMS, "sum[MAX_LOGIT] = -INFINITY;", "sum[MAX_LOGIT] = 0;", sums("below 0-all")),
+    Mutant("sums: one key has a normalised entropy", SUMS, "if (n > 1) {", "if (n > 0) {", sums("causal-all")),
+    Mutant("sums: an entropy of log n is beyond the last bin", SUMS, "place < BINS ? place : BINS - 1", "place", sums("some flat-all")),
+    Mutant("sums: one bin of 32 lost", SUMS, "int64_t(share * BINS)", "int64_t(share * (BINS - 1))", sums("plain-all")),
+    Mutant("sums: twice as many visible keys", SUMS, "= std::ilogb(n);", "= std::ilogb(n) + 1;", sums("plain-all")),
+    Mutant("sums: first tokens of rows that see no more", SUMS, "if (n > float(call.first_tokens)) {", "if (n >= float(call.first_tokens)) {", sums("three first tokens-all")),
+    Mutant("sums: a first token for all", SUMS, "sum[FIRST_TOKEN_MASS] += of[F][i],", "sum[FIRST_TOKEN_MASS] += 1,", sums("plain-all")),
+    # The interface.
+    Mutant("library: few rows keep the state of decode", LIBRARY, "<= FEW ? backward_of_few(*call) : backward_by_tiles(*call)", "<= 0 ? backward_of_few(*call) : backward_by_tiles(*call)", EXTREME),
+    Mutant("library: a mask's gradient summed by every head", LIBRARY, "work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;", "work.by_group = true;", THREADS),
+    Mutant("pool: a forked child keeps the parent's pool", POOL, "pthread_atfork(nullptr, nullptr, forget);", "", FORKED),
+)  # fmt: skip
