@@ -215,7 +215,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "two sizes": ({"k": torch.zeros(2, 3, 5, 3)}, r"k must be \[2, heads, keys, 4\]"),
     "two lengths": ({"v": torch.zeros(2, 3, 4, 4)}, "v the same but for its last size"),
     "heads": ({"q": torch.zeros(2, 4, 5, 4), "enable_gqa": True}, "4 query heads cannot share 3 key heads"),
-    "heads unsaid": ({"q": torch.zeros(2, 6, 5, 4)}, "q has 6 heads and k 3. If 2 query heads share .* pass enable_gqa=True"),
+    "heads unsaid": (
+        {"q": torch.zeros(2, 6, 5, 4)},
+        "q has 6 heads and k 3. If 2 query heads share .* pass enable_gqa=True",
+    ),
     "causal, Q != K": ({"q": torch.zeros(2, 3, 2, 4), "is_causal": True}, "got 2 and 5. To decode"),
     "a float mask": ({"mask": torch.zeros(2, 5)}, r"bool tensor \[batch, keys\] = \[2, 5\].* got torch.float32"),
     "a mask of pairs": ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "differs from query to query cannot be honoured"),
