@@ -1,4 +1,4 @@
-"""Sums of a site on the device: what ``SiteReduction`` adds up, from kernels that a flag turns off."""
+"""Sums of a site on the device: what ``SiteSums`` adds up, from kernels that a flag turns off."""
 
 from __future__ import annotations
 
