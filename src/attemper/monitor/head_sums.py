@@ -17,18 +17,17 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from attemper.backends.sums import BINNED
 from attemper.call.result import BUCKETS, AttentionStats, by_head
-from attemper.call.sums import COLUMNS, summed
+from attemper.call.sums import BINNED, COLUMNS, summed
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, number
-from attemper.statistics import SHOWN, STATISTICS, Reduction, Rows, Statistic
+from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows
 
-MEASURED = frozenset(row.name for row in SHOWN.values())
+MEASURED = frozenset(STATISTIC_OF.values())
 """Statistics that a reading shows."""
 IN_KERNELS = MEASURED.intersection(COLUMNS)
 LARGEST = COLUMNS.index("max_logit")
-MEANS = tuple(row.name for row in SHOWN.values() if row.shown and row.shown.reduction is not Reduction.LARGEST)
+MEANS = tuple(STATISTIC_OF[field] for field, shown in SHOWN.items() if shown.reduction is not Reduction.LARGEST)
 """Statistics of which a reading shows the mean, or follows from it."""
 OTHERS = tuple(name for name in MEANS if name not in COLUMNS)
 """Those of them that kernels do not sum."""
@@ -142,7 +141,7 @@ class SiteSums:
             nonfinite_rows=int(sums["nonfinite"][0]),
             layer=layer,
             judged=any(bucket.first >= self.fewest_keys for bucket in buckets),
-            **{field: _shown(row, sums) for field, row in SHOWN.items()},
+            **{field: _number(STATISTIC_OF[field], shown.reduction, sums) for field, shown in SHOWN.items()},
         )
 
     def _buckets(self, sums: dict[str, list[float]]) -> tuple[VisibleKeyBucket, ...]:
@@ -179,14 +178,13 @@ def _named(names: tuple[str, ...], numbers: list[float]) -> dict[str, list[float
     return parts
 
 
-def _shown(row: Statistic, sums: dict[str, list[float]]) -> float | None:
+def _number(name: str, reduction: Reduction, sums: dict[str, list[float]]) -> float | None:
     """The number of a reading that shows a statistic; None where no row defines it."""
-    assert row.shown is not None
-    if row.shown.reduction is Reduction.LARGEST:
-        return number(sums[row.name][0])
-    rows = _rows_of(row.name, sums)
-    mean = number(sums[row.name][0] / rows) if rows else None
-    return mean if mean is None or row.shown.reduction is Reduction.MEAN else math.sqrt(mean)
+    if reduction is Reduction.LARGEST:
+        return number(sums[name][0])
+    rows = _rows_of(name, sums)
+    mean = number(sums[name][0] / rows) if rows else None
+    return math.sqrt(mean) if mean is not None and reduction is Reduction.ROOT_OF_MEAN else mean
 
 
 def _rows_of(name: str, sums: dict[str, list[float]]) -> float:
