@@ -118,12 +118,12 @@ PIECES = (
     ),
     *(
         f"sites.torch_functions:{name}"
-        for name in ("AttentionMode._tell", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens", "_readable",
-                     "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
+        for name in ("AttentionMode._report", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens",
+                     "_readable", "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
-    *(f"sites.package_functions:{name}" for name in ("_replace", "_put", "tell")),
+    *(f"sites.package_functions:{name}" for name in ("_replace", "_place", "report")),
     *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
     *(f"sites.tap:{name}" for name in ("_site", "_options", "_run")),
     *(f"sites.tap_buffers:{name}" for name in ("settle", "capturing", "lift", "lifted", "lower")),
@@ -154,10 +154,10 @@ def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, pl
 
 OF_THE_REGISTRY = (
     ("beside", "sites.transformers:reader_of"),
-    ("beside", "sites.transformers:_Told._tell"),
+    ("beside", "sites.transformers:_Reporting._report"),
     ("beside", "sites.transformers:places"),
-    ("beside", "sites.transformers:lookup.put"),
-    ("beside", "sites.transformers:tell"),
+    ("beside", "sites.transformers:_wrap_lookup"),
+    ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:executed"),
     ("replace", "sites.transformers:_replaced"),
     ("replace", "sites.transformers:switched"),

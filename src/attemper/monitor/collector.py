@@ -23,12 +23,11 @@ from attemper.monitor.tap_sums import TappedSums
 from attemper.readings.reading import FEWEST_KEYS, SiteReading, Skipped
 from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
-from attemper.sites.names import class_name, named, unwrapped
+from attemper.sites.names import class_name, is_wanted, named, unwrapped
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
 from attemper.sites.tap_buffers import TapBuffer
-from attemper.sites.wanted import is_wanted
 from attemper.statistics import rowwise_names
 
 
