@@ -111,9 +111,7 @@ class Monitor:
         return self._open
 
     def close(self) -> None:
-        """Takes every hook off the model, after training that raised too. What was read stays readable; trackers stay
-        open.
-        """
+        """Takes every hook off the model, also after training that raised. What was read stays; trackers stay open."""
         self._open.close()
         self._open = ExitStack()
 
