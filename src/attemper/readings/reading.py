@@ -202,12 +202,14 @@ class Reading:
             ("no valid row to judge", silent, ""),
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
-        if self.untrained_heads:
-            near = (
-                f"{self.untrained_heads} of {total} heads {'is' if self.untrained_heads == 1 else 'are'} near uniform"
-            )
-            notes.append(f"the model looks untrained: {near}, and not told one by one until it is not so.")
-        return tuple(notes)
+        return tuple(notes) if self.untrained_note is None else (*notes, self.untrained_note)
+
+    @property
+    def untrained_note(self) -> str | None:
+        """The last of the notes, where the watched model looks untrained; else None."""
+        many = self.untrained_heads
+        near = f"{many} of {len(self.heads)} heads {'is' if many == 1 else 'are'} near uniform"
+        return f"the model looks untrained: {near}, and not told one by one until it is not so." if many else None
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""
