@@ -188,8 +188,8 @@ def test_a_check_of_graphs_holds_where_kernels_run_again_and_not_where_a_replay_
 ):
     """A stand-in replays: the function again, into the tensors of the first time."""
     graphs, capturing = import_module("gpu_graphs"), False
-    monkeypatch.setattr(tap_buffers, "capturing", lambda device: capturing)
-    monkeypatch.setattr(tap_buffers, "graphed", lambda device: True)
+    monkeypatch.setattr(tap_buffers, "is_capturing", lambda device: capturing)
+    monkeypatch.setattr(tap_buffers, "has_graphs", lambda device: True)
 
     def capture(function: Any, replays: bool = True) -> tuple[Any, Any]:
         nonlocal capturing

@@ -10,17 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.backends.contract import Gradients, Problem, Upstream, letters_of
 from attemper.backends.triton import launch, tuning
 from attemper.backends.triton.rowwise import launch as row_launch
 from attemper.backends.triton.softmax.backward import backward as gradients
 from attemper.backends.triton.softmax.decode import CARRIED, join_kernel, split_kernel
 from attemper.backends.triton.softmax.forward import forward_kernel
 from attemper.backends.triton.softmax.state import letters
-from attemper.backends.triton.sums import FIELDS, add, positions_kernel
+from attemper.backends.triton.sums import SUMMED, add, positions_kernel
 from attemper.backends.triton.tuning import Config
 
-__all__ = ["FIELDS", "accumulate", "backward", "forward", "positions", "winners"]
+__all__ = ["SUMMED", "accumulate", "backward", "forward", "positions", "winners"]
 
 
 def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +71,7 @@ def accumulate(
     """Adds the statistics of a call to ``sums`` (``sums.empty_sums``), unless ``flag`` is down; nothing waits.
 
     Args:
-        problem: queries and keys, with the fields ``accumulate.FIELDS`` and no value.
+        problem: queries and keys, with the state columns ``SUMMED`` and no value.
         flag: [1] int on the device; 0 is down.
         rows: [R] int on the device: measure only these rows of the query; None for all.
         included: [B, Q] bool, or [B, R] of the measured rows: which count (real tokens); None for all.
@@ -82,10 +82,10 @@ def accumulate(
     if 0 in (batch, heads, measured):
         return
     if state is None:
-        state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
+        state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     _run(problem, tuning.forward(problem), state, state, None, flag, rows)
     counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
-    add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(FIELDS))
+    add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(letters_of(SUMMED)))
 
 
 def positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:
