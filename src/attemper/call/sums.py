@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
+from attemper.backends.sums import BINNED
 from attemper.call.formulas import statistics_of
 from attemper.call.operator import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined, sampled_positions
 from attemper.call.options import Call
@@ -102,6 +103,7 @@ def add(
 
 
 __all__ = [
+    "BINNED",
     "COLUMNS",
     "WIDTH",
     "Accumulated",
