@@ -1,5 +1,5 @@
-"""What a command puts out, lines on stderr, a JSON document on stdout, whole files; what it says of bad usage; its exit
-code.
+"""What a command puts out: lines on stderr, a JSON document on stdout, whole files. What it says of bad usage, and the
+exit code with which it ends.
 """
 
 from __future__ import annotations
