@@ -86,6 +86,6 @@ def test_8192_tokens_need_less_than_150_mib_beyond_results_and_gradients(what: s
     assert_below(150, 2, 8192, what)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the full size of what runs smaller by default")
 def test_16384_tokens_of_eight_heads_need_less_than_300_mib_beyond_results_and_gradients():
     assert_below(300, 8, 16384, "causal")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attemper.call.result import AttentionStats
-from attemper.records import HeadReading
+from attemper.readings.reading import HeadReading
 from attemper.statistics import (
     BY_NAME,
     ONE_PASS,

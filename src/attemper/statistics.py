@@ -4,7 +4,7 @@ How to add a statistic that follows from the state columns there are:
 
 1. a row in ``TABLE`` below, and its formula in ``call/formulas.py`` (none if a state column is the statistic itself);
 2. its annotation in the typed record ``AttentionStats`` (``call/result.py``);
-3. if readings show it (``shown=``), a field of the same name in the typed record ``HeadReading`` (``records.py``).
+3. if readings show it (``shown=``), a field of that name in the typed record ``HeadReading`` (``readings/reading.py``).
 
 Names, orders, checks, reductions, pages, trackers, comparisons and the list in ``docs/maths.md`` follow from the row.
 One that needs a new state column also takes a member of ``Column`` and a function in each backend that computes it.
@@ -134,6 +134,10 @@ class Statistic:
     """Whether "all" leaves it out."""
     softmax_by_name: bool = False
     """Whether "all" leaves it out under softmax, which makes another statistic of it."""
+    column: Column | None = None
+    """The state column that is the statistic itself, where a kernel leaves it: no formula then."""
+    whole_number: bool = False
+    """Whether it is a count, int64."""
     kept: bool = False
     """Whether softmax always computes it, so that partial results merge."""
     mergeable: bool = True
@@ -175,14 +179,15 @@ TABLE = (
         ),
     ),
     Statistic(
-        "max_weight", "the largest p, e^(m - lse)", "above 0, to 1", rowwise=(Column.LARGEST_WEIGHT,),
+        "max_weight", "the largest p, e^(m - lse)", "above 0, to 1",
+        rowwise=(Column.LARGEST_WEIGHT,), column=Column.LARGEST_WEIGHT,
         shown=Shown(
             "max_weight", "Largest weight", "of the weight", "Weight of the key that gets most, mean over rows.",
             low=0.0, high=1.0,
         ),
     ),
     Statistic(
-        "max_logit", "m", "logit", kept=True, defined=Rows.ALL,
+        "max_logit", "m", "logit", kept=True, defined=Rows.ALL, column=Column.MAXIMUM,
         shown=Shown(
             "max_logit", "Largest logit", "", "The largest score before softmax, over all rows.",
             brief=True, column="max logit", reduction=Reduction.LARGEST,
@@ -191,7 +196,7 @@ TABLE = (
     Statistic("mean_logit", "mu", "logit", softmax=(Column.MEAN_DEPTH,), rowwise=(Column.MEAN_DEPTH,)),
     Statistic(
         "logit_variance", "E_p[(s - mu)^2], the spread under the weights; readings show its root as `logit_std`",
-        "logit^2", softmax=(Column.MEAN_DEPTH, Column.VARIANCE), rowwise=(Column.VARIANCE,),
+        "logit^2", softmax=(Column.MEAN_DEPTH, Column.VARIANCE), rowwise=(Column.VARIANCE,), column=Column.VARIANCE,
         shown=Shown(
             "logit_std", "Logit spread under the weights", "",
             "sqrt of the mean variance of the scores, each counted by its weight: 0 where one key takes all, however "
@@ -201,11 +206,11 @@ TABLE = (
     ),
     Statistic(
         "visible_keys", "n; exact to 2^24 keys (16.8 million), above them float32's nearest count", "keys",
-        defined=Rows.ALL,
+        whole_number=True, defined=Rows.ALL,
     ),
     Statistic(
         "mass", "weight given to values: 1, or sigmoid(lse - sink) with a learned sink", "0 to 1",
-        defined=Rows.ALL, uses_sink=True,
+        defined=Rows.ALL, uses_sink=True, column=Column.MASS,
         shown=Shown(
             "mass", "Mass", "",
             "Sum of the weights: below 1 where a sink takes a part, above 1 only without normalisation.",
@@ -214,7 +219,8 @@ TABLE = (
     ),
     Statistic(
         "first_token_mass", "p on the first `first_tokens` tokens of the sequence (by default one)", "0 to 1",
-        softmax=(Column.FIRST_TOKENS,), rowwise=(Column.FIRST_TOKENS,), defined=Rows.BEYOND_FIRST,
+        softmax=(Column.FIRST_TOKENS,), rowwise=(Column.FIRST_TOKENS,), column=Column.FIRST_TOKENS,
+        defined=Rows.BEYOND_FIRST,
         shown=Shown(
             "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
             low=0.0, high=1.0, brief=True, column="first token", percent=True,
@@ -222,7 +228,7 @@ TABLE = (
     ),
     Statistic(
         "support_size", "weights that are not 0; with softmax this is n", "keys",
-        rowwise=(Column.SUPPORT,), softmax_by_name=True, defined=Rows.ALL,
+        rowwise=(Column.SUPPORT,), softmax_by_name=True, whole_number=True, defined=Rows.ALL,
         shown=Shown(
             "support_size", "Support", "keys",
             "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
@@ -231,7 +237,7 @@ TABLE = (
     ),
     Statistic(
         "mean_distance", "E_p of the distance between query and key", "positions",
-        softmax=(Column.DISTANCE,), rowwise=(Column.DISTANCE,), by_name=True, mergeable=False,
+        softmax=(Column.DISTANCE,), rowwise=(Column.DISTANCE,), by_name=True, mergeable=False, column=Column.DISTANCE,
         shown=Shown(
             "mean_distance", "Mean distance", "positions",
             "How far away the keys are that get the weight, mean under the weights: near 0 is local.",
@@ -240,7 +246,7 @@ TABLE = (
     ),
     Statistic(
         "gini", "sum_i (2i - n - 1) p_(i) / n, p ascending", "0 to (n - 1)/n",
-        softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False,
+        softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False, column=Column.GINI,
         shown=Shown(
             "gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.",
             low=0.0, high=1.0, column="gini", digits=3, percent=True,
@@ -261,7 +267,8 @@ TABLE = (
         "score_variance",
         "sum_j (s_j - mean s)^2 / n: the spread of the visible scores, every one alike; inf beyond float32 (scores "
         "above 1e19)", "logit^2",
-        softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,), by_name=True,
+        softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,),
+        column=Column.PLAIN_VARIANCE, by_name=True,
         shown=Shown(
             "score_variance", "Score variance", "logit^2",
             "Variance of the visible scores, mean over rows: every key counts alike, whatever its weight.",

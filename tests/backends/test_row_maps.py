@@ -65,15 +65,10 @@ def wanted(case: cases.Case, given: Given) -> row_oracle.Results:
     return row_oracle.forward(call, [given.map_of(h) for h in range(case.heads)])
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(**by_map)
-@pytest.mark.parametrize(
-    ("case", "backend"),
-    [
-        *(pytest.param(case, backend, id=f"{case.name}-{backend}") for case in CASES for backend in BACKENDS),
-        # The reference is float64 inside whatever the call, and native takes none of it.
-        *(pytest.param(case, "blocked", id=f"{case.name}-blocked", marks=pytest.mark.slow) for case in WIDE),
-    ],
-)
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_output_and_statistics_are_those_of_loops_over_rows(case: cases.Case, given: Given, backend: str):
     if given.name == "top 3" and case.options.get("temperature") == float("inf"):
         with pytest.raises(InputError, match="makes all scores equal, so that top-k would take the first keys"):
@@ -106,6 +101,14 @@ def test_output_and_statistics_are_those_of_loops_over_rows(case: cases.Case, gi
             # -log p of a weight near 0 is steep.
             more = 60 if name in ("entropy", "normalized_entropy", "effective_tokens") else 4
             close(stats[name], expected, more * tolerance * scale)
+
+
+@pytest.mark.slow("the full size of what runs smaller by default")
+@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize("case", WIDE, ids=[case.name for case in WIDE])
+def test_blocked_has_as_many_digits_in_float64(case: cases.Case, given: Given):
+    """The reference is float64 inside whatever the call, and native takes none of it."""
+    test_output_and_statistics_are_those_of_loops_over_rows(case, given, "blocked")
 
 
 def close(got: Tensor, want: oracle.Array, tolerance: float) -> None:

@@ -280,7 +280,7 @@ def test_a_model_without_attention_that_can_be_seen_is_told_once_and_trains(tmp_
     assert one.state.global_step == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_set_to_attemper_is_watched_through_its_taps(tmp_path: Path) -> None:
     model = tiny()

@@ -16,7 +16,7 @@ from torch import nn
 import attemper
 from attemper import Calibration, Scan, compare
 from attemper.cli.heads import HeadTable, Order
-from attemper.records import Reading, Skipped
+from attemper.readings.reading import Reading, Skipped
 from tests.report import readings
 
 NAME = "a\x1b[2J\x1b]0;owned\x07b\x9bm\u202ecba\u2066d\r\ne[red]f[/red]:smiley:"
@@ -72,11 +72,11 @@ def test_a_printed_scan_and_comparison_are_escaped_too():
 
 
 def test_a_file_that_is_no_scan_is_told_by_its_shown_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    from attemper.cli.ending import ended
+    from attemper.cli.output import exit_code
 
     path = tmp_path / "a\x1b[2J\u202e.json"
     path.write_text("[]")
-    assert ended(lambda: compare(path, path)) == 1
+    assert exit_code(lambda: compare(path, path)) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "\x1b" not in err

@@ -18,8 +18,8 @@ from attemper import InputError, report
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare
-from attemper.records import BY_NAME as FIELDS
-from attemper.records import HeadReading, Reading
+from attemper.readings.reading import BY_NAME as FIELDS
+from attemper.readings.reading import HeadReading, Reading
 from attemper.statistics import BY_NAME, NAMES
 from tests.conftest import NATIVE
 from tests.sites.own_models import Own

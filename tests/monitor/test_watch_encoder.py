@@ -54,7 +54,7 @@ def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weight
     seen("transformers", TITLE, f"registry, {way}", error_nats=worst)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_fifty_training_steps_of_a_pretrained_encoder_are_bit_identical(
     implementation: str, seen: Callable[..., None]

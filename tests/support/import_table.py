@@ -20,19 +20,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "statistics": {"checks", "errors"},
     "text": set(),
     "files": {"errors", "text"},
-    "records": set(),
     "schedules": set(),
     "backends": set(),
     "call": {"backends"},
-    "functional": {"call", "backends"},
+    "functional": {"call"},
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call"},
-    "readings": {"records"},
-    "store": {"readings", "records"},
-    "monitor": {"sites", "functional", "store", "readings", "records", "report", "call"},
+    "readings": set(),
+    "store": {"readings"},
+    "monitor": {"sites", "functional", "store", "readings", "report", "call", "backends"},
     "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
-    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "records", "call"},
-    "report": {"store", "readings", "records"},
+    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
+    "report": {"store", "readings"},
     "bench": {"monitor", "functional", "call", "backends"},
     "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules", "call"},
 }
@@ -44,7 +43,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
 """(importer, imported) -> the functions that may hold the import."""
 
-WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "records", "readings", "store", "report"}
+WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "readings", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

@@ -18,20 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.normalizer import normalization
-from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.saved_model import accompany, unaccompany
 from attemper.control.temperature_file import read_temperatures, write_temperatures
 from attemper.errors import InputError
-from attemper.nn.normalizers import (
-    Entmax15,
-    Normalizer,
-    ScalableSoftmax,
-    Sigmoid,
-    Softmax,
-    SoftmaxPlusOne,
-    Sparsemax,
-)
+from attemper.nn.normalizers import MODULES, Normalizer
 from attemper.nn.temperature import (
     ACTIONS,
     ADDED,
@@ -40,7 +31,7 @@ from attemper.nn.temperature import (
     ScheduledTemperature,
     Temperature,
 )
-from attemper.sites import find
+from attemper.sites.find import Site, chosen_sites, refuse_wrapped
 from attemper.sites.names import class_name, unwrapped
 from attemper.sites.wrap import actions_of, release
 
@@ -48,14 +39,6 @@ ADDED_NORMALIZER = "attemper_normalizer"
 """Name, or its beginning, of the child that is a normalizer given to an attention module."""
 Given = Temperature | float | Tensor
 """A temperature as it is given: a module, a number, or a tensor [heads]."""
-_BY_NAME: dict[str, type[Normalizer]] = {
-    "softmax": Softmax,
-    "softmax_plus_one": SoftmaxPlusOne,
-    "scalable_softmax": ScalableSoftmax,
-    "sigmoid": Sigmoid,
-    "sparsemax": Sparsemax,
-    "entmax15": Entmax15,
-}
 _SHOWN = 16
 """Heads whose numbers are written out."""
 _PER_HEAD = ("alpha", "value")
@@ -258,7 +241,7 @@ class Tempered:
         return {**self.temperatures, **{f"{site}.normalizer": part for site, part in self.normalizers.items()}}
 
     def _add(self, site: Site, beginning: str, part: Temperature | Normalizer) -> None:
-        actions = actions_of(site.module, site.way)
+        actions = actions_of(site)
         names = actions.temperatures if isinstance(part, Temperature) else actions.normalizers
         free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
         # Another one may have been removed before: the first name that is free.
@@ -280,12 +263,12 @@ def _normalizer(given: Any) -> Normalizer:
     """
     if isinstance(given, Normalizer):
         return given
-    meant = normalization("temper", given if isinstance(given, str) else repr(given)).kind
-    return _BY_NAME[meant]()
+    meant = normalization("temper", given if isinstance(given, str) else repr(given)).name
+    return next(module for module in MODULES if module.name == meant)()
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:
-    refused = [site.name for site in sites if site.way == find.TORCH]
+    refused = [site.name for site in sites if not site.way.normalizes]
     if refused:
         raise InputError(
             f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "

@@ -86,12 +86,12 @@ def search(scores: Tensor, bias: Tensor | None, target: Tensor, tolerance: float
     highest = rows.mean(rows.log_keys)
     lowest = rows.mean(rows.log_ties) if bias is None else torch.zeros_like(highest)
     if bias is None:
-        answer, inside = _limits(rows, lowest, highest, target, tolerance)
+        bracket, (answer, inside) = None, _limits(rows, lowest, highest, target, tolerance)
     else:
         answer, inside, bracket = _crossings(rows, target, tolerance)
     if len(inside):
         some = rows.of(inside), lowest[inside], highest[inside], target[inside]
-        solved = _solve(*some, _bounds(*some) if bias is None else bracket, tolerance)
+        solved = _solve(*some, _bounds(*some) if bracket is None else bracket, tolerance)
         solved = solved._replace(evaluations=solved.evaluations + answer.evaluations[inside])
         for part, values in zip(answer, solved, strict=True):
             part[inside] = values

@@ -7,16 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.call.options import checked_backend
+from attemper.backends.table import check_backend
 from attemper.errors import InputError
-from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
-from attemper.records import FEWEST_KEYS, Reading
-from attemper.sites.compiled import SCRIPTED, is_script
-from attemper.sites.names import class_name, unwrapped
+from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
+from attemper.readings.reading import FEWEST_KEYS, Reading
+from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names
 
@@ -67,7 +66,7 @@ def scan(
     _check(model, batches)
     checked, fewest_keys = checked_limits(limits), checked_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
-    checked_backend(backend, device_of(model))
+    check_backend(backend, device_of(model))
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
     with observation(model, collector) as switch:

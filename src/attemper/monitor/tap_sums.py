@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper.call.sums import joined
 from attemper.monitor.head_sums import SiteReduction, fits_buckets
-from attemper.records import FEWEST_KEYS
+from attemper.readings.reading import FEWEST_KEYS
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import BY_NAME
 

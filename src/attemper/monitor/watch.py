@@ -14,25 +14,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import checked_backend
+from attemper.backends.table import check_backend
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
-from attemper.monitor.baseline import Baseline
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.provenance import now, provenance
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
-from attemper.records import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
-from attemper.sites import package_functions, tap, tap_buffers, torch_functions
+from attemper.readings.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
+from attemper.readings.baseline import Baseline
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
+from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
-from attemper.sites.act import other_maps
-from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled, is_script
-from attemper.sites.names import class_name, unwrapped
+from attemper.sites.act import modules_with_normalizer
+from attemper.sites.names import (
+    SCRIPTED,
+    checked_sites,
+    class_name,
+    compiled_parts,
+    is_compiled,
+    is_script,
+    named,
+    unwrapped,
+)
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, entered, tracked
-from attemper.sites.wanted import checked_sites
+from attemper.sites.ways import reading
 from attemper.statistics import reading_names
 from attemper.text import shown
 
@@ -107,7 +115,7 @@ class Watch:
         one_of("watch(observe=...)", observe, ("beside", "replace"))
         self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
         self.baseline = Baseline(checked_limits(limits, WATCH_LIMITS), fewest_keys)
-        checked_backend(backend, device_of(model))
+        check_backend(backend, device_of(model))
         names = reading_names("watch", stats)
         self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
         self.title = class_name(unwrapped(model))
@@ -135,7 +143,7 @@ class Watch:
         self._nested = 0
         """Calls of the model inside its own forward."""
         self._compiled = any(is_compiled(module) for module in model.modules())
-        self._collector.refuse(compiled_parts(model))
+        self._collector.refuse(compiled_parts(named(model)))
         self._open = ExitStack()
         self._attach()
 
@@ -333,14 +341,11 @@ class Watch:
             if self._replace:
                 switch = stack.enter_context(registry.switched(self.model))
                 self._collector.refuse(switch.refused)
-            elif models:
-                stack.enter_context(registry.seen())
             # A wrapper's own arguments have no names: the masks of the model inside it count.
             own = models or [unwrapped(self.model)]
             stack.enter_context(tracked(self._context, self.model, own, (args, kwargs)))
-            stack.enter_context(package_functions.seen())
             stack.enter_context(observing(self._collector))
-            stack.enter_context(torch_functions.seen())
+            stack.enter_context(reading(self.model, switched=self._replace))
             self._call = call_of(self.model)
             self._pass = stack.pop_all()
 
@@ -415,7 +420,7 @@ class Watch:
         """Inside compiled code only taps are seen, and a tap measures softmax."""
         seen = {site.name.partition("#")[0] for site in sites}
         reason = "temper gave it another map than softmax, and no tap measures that inside compiled code"
-        return [Skipped(name, reason) for name in other_maps(self.model) if name not in seen]
+        return [Skipped(name, reason) for name in modules_with_normalizer(self.model) if name not in seen]
 
     def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
         if not self.sampled and not self._tapped and not (self._compiled and (self.passes or self.steps)):

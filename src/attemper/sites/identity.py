@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attemper.sites.products import product
-from attemper.sites.tensor_axes import RESHAPES
+from attemper.sites.tensor_axes import RESHAPES, product
 
 _COPIES = {
     Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double,

@@ -22,10 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.options import Options
 from attemper.sites.identity import Origins, Places
-from attemper.sites.observation import AttentionCall, UnsupportedCallError
-from attemper.sites.products import Product, product
-from attemper.sites.shapes import four_dimensional, heads_of
-from attemper.sites.tensor_axes import RESHAPES, VIEWS, FeatureAxes, carried, is_weight
+from attemper.sites.observation import AttentionCall, UnsupportedCallError, four_dimensional, heads_of
+from attemper.sites.tensor_axes import RESHAPES, VIEWS, FeatureAxes, Product, carried, is_weight, product
 
 ROUTER = (
     "its softmax runs over the outputs of a linear layer (a router's experts, classes), not over tokens; if these are "

@@ -35,10 +35,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from attemper.backends import triton as kernels
-from attemper.backends.contract import ROW_NORMALIZERS, Packing, Problem, Upstream
+from attemper.backends.contract import ROW_NORMALIZERS, Problem, Upstream, letters_of
 from attemper.backends.triton.sums import empty_sums
-from attemper.call.names import row_fields, state_fields
-from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS
+from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS, state_columns
 from tests.backends.triton import kept
 
 TARGETS = {
@@ -99,11 +98,14 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     query = torch.empty(1, 2, 4096, size, dtype=dtype)
     key = torch.empty(1, 1, 4096, size, dtype=dtype)
     multiplier = torch.full((1, 1, 1), 0.1)
-    every = state_fields(ONE_PASS)
+    every = letters_of(state_columns(ONE_PASS))
     yield "softmax: statistics", Problem(query, key, None, None, multiplier, right=0, fields=every)
     yield "softmax: forward", Problem(query, key, key, None, multiplier, right=0, fields=every)
     yield "softmax: forward without statistics", Problem(query, key, key, None, multiplier, right=0)
-    yield "softmax: decode", Problem(query[:, :, :1], key, key, None, multiplier, right=0, offset=4095, fields=every)
+    yield (
+        "softmax: decode",
+        Problem(query[:, :, :1], key, key, None, multiplier, right=0, bottom_right=True, fields=every),
+    )
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     everything: dict[str, Any] = {"sink": torch.zeros(2), "softcap": 20.0, "left": 1000, "fields": every + "t"}
     yield "softmax: every feature, bool mask", Problem(query, key, key, mask, multiplier, **everything)
@@ -116,32 +118,35 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     )
     yield "softmax: one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, fields=every)
     row = mask[:, :, :1].to(dtype)
-    yield "softmax: one query, bias", Problem(query[:, :, :1], key, key, row, multiplier, offset=4095, **everything)
+    yield (
+        "softmax: one query, bias",
+        Problem(query[:, :, :1], key, key, row, multiplier, bottom_right=True, **everything),
+    )
     yield (
         "softmax: packed",
-        Problem(query, key, key, None, multiplier, right=0, packing=Packing(starts, starts), fields=every),
+        Problem(query, key, key, None, multiplier, right=0, cu_seqlens_q=starts, cu_seqlens_k=starts, fields=every),
     )
     yield from row_problems(query, key, multiplier)
 
 
 def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
     """The same for the maps that are found on whole rows."""
-    every = row_fields((*ROWWISE_ONE_PASS, "mean_distance"))
+    every = letters_of(state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True))
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     starts = torch.tensor([0, 96, 4096])
     for name in ROW_NORMALIZERS:
         given: dict[str, Any] = {"normalizer": name, "number": 64.0 if name == "topk" else 1e-3, "right": 0}
         if name in ("entmax", "sigmoid"):
-            given["sink"] = torch.zeros(query.shape[1])
+            given["per_head"] = torch.zeros(query.shape[1])
         yield f"{name}: output", Problem(query, key, key, None, multiplier, fields="mnx", **given)
         yield f"{name}: statistics", Problem(query, key, None, None, multiplier, fields=every, **given)
         yield f"{name}: every statistic", Problem(query, key, key, None, multiplier, fields=every, **given)
         given |= {"softcap": 20.0, "left": 1000, "fields": every}
         yield f"{name}: every feature, bias", Problem(query, key, key, mask.to(query.dtype), multiplier, **given)
-        packing = Packing(starts, starts)
-        yield f"{name}: packed, bool mask", Problem(query, key, key, mask, multiplier, packing=packing, **given)
+        packed = given | {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+        yield f"{name}: packed, bool mask", Problem(query, key, key, mask, multiplier, **packed)
         one = query[:, :, :1]
-        yield f"{name}: one query", Problem(one, key, key, None, multiplier, offset=4095, **given)
+        yield f"{name}: one query", Problem(one, key, key, None, multiplier, bottom_right=True, **given)
 
 
 def launch_gradients(problem: Problem) -> None:
@@ -150,8 +155,7 @@ def launch_gradients(problem: Problem) -> None:
     rows = problem.query.shape[:3]
     output = problem.query.new_empty((*rows, 0 if problem.value is None else problem.value.shape[3]))
     state = torch.empty((len(problem.fields), *rows))
-    biased = problem.mask is not None and problem.mask.dtype.is_floating_point
-    needs = (True, True, problem.value is not None, biased, True, problem.sink is not None)
+    needs = tuple(tensor is not None and tensor.dtype.is_floating_point for tensor in problem.differentiable)
     kernels.backward(problem, output, state, Upstream(output, state, state), needs)
 
 

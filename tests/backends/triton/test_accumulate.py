@@ -12,8 +12,8 @@ from torch import Tensor
 
 import attemper
 from attemper.backends import triton as kernels
-from attemper.backends.contract import UNBOUNDED, Problem
-from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, FIELDS, WIDTH, empty_sums
+from attemper.backends.contract import Problem, letters_of
+from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.call.result import AttentionStats, by_head
 
 SUMMING = import_module("attemper.backends.triton.sums")
@@ -37,7 +37,7 @@ def call(**changes: Any) -> tuple[Problem, AttentionStats]:
     stats = attemper.attention_statistics(query, key, mask, stats="all", backend="blocked", **options)
     first = mask.any(2).any(1)
     problem = Problem(
-        query, key, None, mask, torch.full((1, 1, 1), 8**-0.5), sink=sink, right=0, fields=FIELDS,
+        query, key, None, mask, torch.full((1, 1, 1), 8**-0.5), sink=sink, right=0, fields=letters_of(SUMMED),
         first_keys=first & (first.cumsum(-1) <= 1), **changes,
     )  # fmt: skip
     return problem, stats
@@ -96,7 +96,7 @@ def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
 def test_a_maximum_below_0_is_kept():
     """Of chunks that are not there, and of those before, nothing is taken for a maximum of 0."""
     query = torch.full((1, 1, 3, 8), 1.0)
-    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), fields=FIELDS)
+    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), fields=letters_of(SUMMED))
     sums = empty_sums(1, torch.device("cpu"))
     kernels.accumulate(problem, UP, sums)
     kernels.accumulate(replace(problem, multiplier=torch.full((1, 1, 1), 2.0)), UP, sums)
@@ -130,7 +130,7 @@ def test_chosen_rows_are_measured_at_their_own_places():
     problem, stats = call()
     rows = torch.tensor([0, 5, 6, 20, 33, 69], dtype=torch.int32)
     sums = empty_sums(4, torch.device("cpu"))
-    kernels.accumulate(problem, UP, sums, rows)
+    kernels.accumulate(replace(problem, rows=rows), UP, sums)
     chosen = torch.zeros(70, dtype=torch.bool).index_fill_(0, rows.long(), True)
     torch.testing.assert_close(sums, expected(stats.where(chosen)), rtol=2e-6, atol=1e-6)
 
@@ -144,10 +144,7 @@ def test_rows_that_are_not_tokens_are_left_out():
 
 
 def arguments(problem: Problem, flag: Tensor, sums: Tensor) -> tuple[Any, ...]:
-    return (
-        problem.query, problem.key, problem.mask, problem.multiplier, problem.sink, problem.first_keys, None, None,
-        flag, sums, UNBOUNDED, 0, False, 0.0, 1,
-    )  # fmt: skip
+    return (*replace(problem, backend="triton").values(), None, flag, sums, None)
 
 
 def test_the_operator_passes_opcheck_and_adds_what_the_kernel_adds():
@@ -193,7 +190,7 @@ def test_while_the_flag_is_down_no_row_is_measured(monkeypatch: pytest.MonkeyPat
     sums, before = empty_sums(4, torch.device("cpu")), empty_sums(4, torch.device("cpu"))
     made.clear()
     kernels.accumulate(problem, DOWN, sums)
-    states = [tensor for tensor in made if tensor.shape == (len(FIELDS), 2, 4, 70)]
+    states = [tensor for tensor in made if tensor.shape == (len(SUMMED), 2, 4, 70)]
     assert states
     chunks = [tensor for tensor in made if tensor.shape[1:] == (4, WIDTH)]
     assert chunks
