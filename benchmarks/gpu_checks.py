@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.call.names import ONE_PASS
+from attemper.statistics import ONE_PASS
 
 NAMES = tuple(name for name in ONE_PASS if name not in ("visible_keys", "support_size"))
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

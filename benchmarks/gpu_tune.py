@@ -135,7 +135,8 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
 
     from attemper.backends import triton as kernels
     from attemper.backends.contract import Problem, Upstream
-    from attemper.call.names import ONE_PASS, state_fields
+    from attemper.call.names import state_fields
+    from attemper.statistics import ONE_PASS
 
     batch, heads, groups, tokens = (1, 2, 1, 20) if dry else (2, 16, 16, 8192)
     rows = tokens

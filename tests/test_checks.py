@@ -11,14 +11,14 @@ import torch
 import attemper
 from attemper import InputError
 from attemper.backends.table import resolve
-from attemper.call.names import asked_names
 from attemper.call.normalizer import normalization
 from attemper.checks import did_you_mean, one_of
 from attemper.lab import run, train
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import configured
-from attemper.monitor.alarms import checked_limits
 from attemper.monitor.compare import Comparison
+from attemper.readings.alarms import checked_limits
+from attemper.statistics import asked_names
 
 
 def test_the_nearest_name_is_named_and_a_distant_one_is_not():

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import attemper
 from attemper import InputError
-from attemper.nn.bounded import bounded_exponential
+from attemper.nn.bounds import bounded_exponential
 from tests.support.calls import attended, known, packed, skip_without
 
 

@@ -19,8 +19,8 @@ import attemper
 from attemper import BackendError
 from attemper.call import direct
 from attemper.call import operator as _ops
-from attemper.call.names import ONE_PASS
 from attemper.call.statistics import OF_SINK, Derived, letters
+from attemper.statistics import ONE_PASS
 from tests.support.calls import PRESENT, attended, known
 
 pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")

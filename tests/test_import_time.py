@@ -15,7 +15,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "attemper"
 HEAVY = {"torch", "numpy", "transformers"}
 COMMAND_LINE = {"typer", "rich", "click"}
-WITHOUT_TORCH = ("errors", "checks", "files", "text", "records", "store", "report", "cli")
+WITHOUT_TORCH = ("errors", "checks", "files", "text", "statistics", "records", "store", "report", "cli")
 
 HELP = """
 import sys

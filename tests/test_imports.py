@@ -113,13 +113,13 @@ def found_in(path: str, source: str) -> list[str]:
             "attemper/backends/reference/softmax.py",
             "from attemper.call.operator import run\n",
             1,
-            "it may import checks, errors, files, text",
+            "it may import checks, errors, files, statistics, text",
         ),
         ("attemper/functional/a.py", "def f():\n    from attemper.nn import Softmax\n", 2, "imports layer 'nn'"),
         ("attemper/functional/a.py", "x = import_module('attemper.nn')\n", 1, "imports layer 'nn'"),
         ("attemper/functional/a.py", "x = importlib.import_module('attemper.nn')\n", 1, "imports layer 'nn'"),
         ("attemper/nn/a.py", "import attemper.backends.blocked as b\n", 1, "imports layer 'backends'"),
-        ("attemper/checks.py", "from attemper.records import Head\n", 1, "layer 'checks' imports layer 'records'"),
+        ("attemper/checks.py", "from attemper.readings import a\n", 1, "layer 'checks' imports layer 'readings'"),
         ("attemper/errors.py", "import attemper.checks\n", 1, "layer 'errors' imports layer 'checks'"),
         ("attemper/__init__.py", "from attemper.functional import attention\n", 1, "imports layer 'functional'"),
         ("attemper/utils.py", "import os\n", 1, "layer 'utils' is not in the table"),
@@ -189,9 +189,10 @@ def test_the_command_line_loads_torch_inside_its_verbs_only():
     package = {
         "attemper/__init__.py": "",
         "attemper/monitor/__init__.py": "",
-        "attemper/monitor/alarms.py": "from attemper.records import Alarm\n",
+        "attemper/readings/__init__.py": "",
+        "attemper/readings/alarms.py": "from attemper.readings.reading import Alarm\n",
         "attemper/monitor/scan.py": "from attemper.call import result\n",
-        "attemper/records.py": "import json\n",
+        "attemper/readings/reading.py": "import json\n",
         "attemper/call/__init__.py": "",
         "attemper/call/result.py": "import torch\n",
     }
@@ -200,7 +201,7 @@ def test_the_command_line_loads_torch_inside_its_verbs_only():
         return list(violations({"attemper/cli/scan.py": source} | package, HOMES))
 
     assert found("def scan():\n    import torch\n    from attemper.monitor.scan import scan\n") == []
-    assert found("import attemper\nfrom attemper.monitor.alarms import limits\nimport attemper.cli.app\n") == []
+    assert found("import attemper\nfrom attemper.readings.alarms import limits\nimport attemper.cli.app\n") == []
     assert found("if TYPE_CHECKING:\n    from attemper.monitor.scan import Scan\n") == []
     (line,) = found("import torch.nn\n")
     assert line.endswith("scan.py:1: layer 'cli' loads torch.nn outside a verb, where it slows every start")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from attemper.errors import InputError
-from attemper.records import Alarm, Reading, Skipped, VisibleKeyBucket, layer_of
+from attemper.readings.labels import layer_of
+from attemper.readings.reading import Alarm, Reading, Skipped, VisibleKeyBucket
 from tests.report.readings import FIXTURES, head, minilm, site
 
 

@@ -1,4 +1,4 @@
-"""The fast part of the kernel's tests: what ``tests/mutants.py`` runs against each broken kernel."""
+"""The fast part of the kernel's tests: what ``python -m tests.mutants`` runs against each broken kernel."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.call.names import STATISTICS
+from attemper.statistics import NAMES
 from tests.support import agreement, cases, oracle
 from tests.support.calls import attended, packed
 
@@ -93,9 +93,9 @@ def test_a_nan_in_a_key_spoils_the_rows_that_see_it_and_no_others(masked: bool, 
     query, key = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[:, 3] = not masked
-    clean = attemper.attention_statistics(query, key, mask, True, stats=STATISTICS, backend="blocked")
+    clean = attemper.attention_statistics(query, key, mask, True, stats=NAMES, backend="blocked")
     key[:, :, 3] = math.nan
-    stats = attemper.attention_statistics(query, key, mask, True, stats=STATISTICS, backend="blocked")
+    stats = attemper.attention_statistics(query, key, mask, True, stats=NAMES, backend="blocked")
     bad = torch.zeros(5, dtype=torch.bool) if masked else torch.arange(5) >= 3
     assert torch.equal(stats.nonfinite, bad.expand(1, 2, 5))
     for name in stats:

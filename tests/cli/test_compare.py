@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attemper import cli, compare
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 from tests.report import readings
 from tests.support import encoder
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import attemper
 from attemper import Calibration, InputError, calibrate
 from attemper.cli.scan import TEXT
-from attemper.control.calibrate import paired_interval
-from attemper.control.search import by_gradient, by_grid
+from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
 from tests.control.models import BUILD, built
@@ -109,7 +108,7 @@ class Bowl:
         self.evaluations += 1
         return float((logs - self.at) @ self.form @ (logs - self.at)) * self.unit
 
-    def slope(self, logs: Tensor) -> tuple[float, Tensor]:
+    def gradient(self, logs: Tensor) -> tuple[float, Tensor]:
         return self.value(logs), 2 * self.unit * self.form @ (logs - self.at)
 
 
@@ -629,7 +628,7 @@ def test_information_measures_are_exported():
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_grid_with_few_steps_takes_no_more_and_says_that_it_did_not_end(steps: int):
-    objective = Bowl(torch.tensor([0.5, -0.5], dtype=torch.float64), 1.0)
+    objective: Any = Bowl(torch.tensor([0.5, -0.5], dtype=torch.float64), 1.0)
     found = by_grid(objective, 2, (0.25, 4.0), steps)
     assert objective.evaluations == steps
     assert not found.converged

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError, SigmaReparam, sigma_reparam_
-from attemper.control.linear_blocks import LinearWeight, linear_weights
+from attemper.control.query_key_weights import LinearWeight, linear_weights
 from attemper.control.sigma_reparam import SpectralScale
 from tests.control.models import BUILD, built
 from tests.monitor.tiny_models import TINY

@@ -1,4 +1,4 @@
-"""``temper(normalizer=...)``: another map from scores to weights in a model that exists."""
+"""``temper(normalizer=...)``: another normalizer in a model that exists."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_dropout_is_the_models():
     assert torch.equal(model(x), model(x))
 
 
-MAP_REFUSED = "steers by the slope of softmax's entropy, and {} attends by another map"
+MAP_REFUSED = "steers by the slope of softmax's entropy, and {} attends by another normalizer"
 
 
 def test_a_thermostat_refuses_another_map_before_anything_runs():
@@ -164,12 +164,12 @@ def test_a_thermostat_refuses_a_layer_of_ours_with_another_map():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match=r"is torch's nn.MultiheadAttention, which has no place for another map"):
+    with pytest.raises(InputError, match=r"nn.MultiheadAttention, which has no place for another normalizer"):
         attemper.temper(nn.TransformerEncoderLayer(16, 2, 16), normalizer="entmax15")
     with pytest.raises(InputError, match=r"temper\(normalizer=\.\.\.\) must be one of 'softmax'.*got 'entmax'"):
         attemper.temper(Attending(), normalizer="entmax")
     handle = attemper.temper(Attending(), normalizer="entmax15")
-    with pytest.raises(InputError, match="another map than softmax cannot be folded"):
+    with pytest.raises(InputError, match="another normalizer than softmax cannot be folded"):
         handle.fold()
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import attemper
-from attemper.control import originals
+from attemper.control import temper as control
 from attemper.lab.model import ByteConfig, ByteModel
 from attemper.nn import (
     ConditionalTemperature,
@@ -38,7 +38,7 @@ ONE, TWO = "blocks.0.attention", "blocks.1.attention"
 def earlier() -> int:
     """Originals that tests before this one have left alive."""
     gc.collect()
-    return len(originals._originals)
+    return len(control._originals)
 
 
 def small(heads: int = 2) -> ByteModel:
@@ -113,7 +113,7 @@ def test_one_module_for_several_sites_learns_at_each_and_whoever_trains_the_orig
     trained(model, optimizer)  # once
     another.remove()
     assert len(called) == 2
-    assert len(originals._originals) == earlier
+    assert len(control._originals) == earlier
 
 
 def test_the_original_of_a_normalizer_is_told_alike():
@@ -135,7 +135,7 @@ def test_nobody_is_told_who_trains_the_copies_or_an_original_that_has_a_place_of
     del original, optimizer
     gc.collect()
     trained(model, torch.optim.SGD(handle.parameters(), lr=1.0))
-    assert len(originals._originals) == earlier  # none is left to look for
+    assert len(control._originals) == earlier  # none is left to look for
 
 
 # --- schedules ---

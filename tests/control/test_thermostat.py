@@ -54,7 +54,7 @@ def test_the_reported_entropy_is_the_scans():
     with attemper.Thermostat(model, target_entropy=0.6, unit="normalized", rows=None) as thermostat:
         held(model, IDS, thermostat, 10)
         model(IDS)
-        reading = {name: gauge.sums for name, gauge in thermostat._gauges.items()}
+        reading = {name: meter.sums for name, meter in thermostat._meters.items()}
         scanned = attemper.scan(model.eval(), [IDS])
     for site in scanned.sites:
         sums = reading[site.name]
@@ -172,10 +172,10 @@ def test_checkpointing_counts_rows_once_and_accumulation_adds():
     model, batch = built("llama")
     model.train()
     with attemper.Thermostat(model, target_entropy=0.8, unit="normalized", rows=None) as thermostat:
-        gauge = next(iter(thermostat._gauges.values()))
+        meter = next(iter(thermostat._meters.values()))
         model(**batch, use_cache=False)
-        assert gauge.sums is not None
-        once = gauge.sums.total.clone()
+        assert meter.sums is not None
+        once = meter.sums.total.clone()
         for reentrant in (True, False):
             thermostat.step()
             for name in thermostat.sites:
@@ -183,7 +183,7 @@ def test_checkpointing_counts_rows_once_and_accumulation_adds():
             checkpointed(model, reentrant)
             for _ in range(2):
                 model(**batch, use_cache=False)[0].sum().backward()
-            torch.testing.assert_close(gauge.sums.total, 2 * once)
+            torch.testing.assert_close(meter.sums.total, 2 * once)
 
 
 def test_a_compiled_model_is_held_in_one_graph():

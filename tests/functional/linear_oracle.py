@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.functional import linear_exponential
+from attemper.functional import linear_state
 
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: torch.where(x > 0, x + 1, x.clamp(max=0).exp()),
@@ -28,7 +28,7 @@ def given(name: str) -> str | Callable[[Tensor], Tensor]:
 def levels_where_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test whose ``name`` is "exp by levels" takes the form for keys of any size, whatever the keys."""
     if "by levels" in getattr(getattr(request.node, "callspec", None), "params", {}).get("name", ""):
-        monkeypatch.setattr(linear_exponential, "STEADY", -1.0)
+        monkeypatch.setattr(linear_state, "STEADY", -1.0)
 
 
 def quadratic(

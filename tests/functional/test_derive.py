@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.call.names import ONE_PASS, state_fields
+from attemper.call.names import state_fields
 from attemper.call.statistics import at_most, log_count, merged
+from attemper.statistics import ONE_PASS
 from tests.support import budgets, oracle
 
 NAMES = ONE_PASS + ("entropy_with_sink", "support_size")

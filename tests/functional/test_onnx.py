@@ -90,7 +90,7 @@ def test_the_bounds_of_a_learned_temperature_are_exported_with_it(monkeypatch: p
     with torch.no_grad():
         module.log_temperature.copy_(torch.tensor([-100.0, 0.3, 100.0]))
     expected = module.value()
-    monkeypatch.setattr("attemper.nn.bounded.exports_to_onnx", lambda: True)
+    monkeypatch.setattr("attemper.nn.bounds.exports_to_onnx", lambda: True)
     assert torch.equal(module.value(), expected)
 
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import attemper
 from attemper import AttentionStats, InputError
-from attemper.call.names import ONE_PASS, STATISTICS
 from attemper.call.result import BUCKETS, HISTOGRAM_BINS
+from attemper.statistics import NAMES, ONE_PASS
 from tests.support.calls import DTYPES, had, skip_without
 
 B, H, Q, K = 2, 3, 12, 12
 
 
-def measured(backend: str = "blocked", stats: Any = STATISTICS, **options: Any) -> AttentionStats:
+def measured(backend: str = "blocked", stats: Any = NAMES, **options: Any) -> AttentionStats:
     """Causal rows with an empty one, a non-finite one and a row that sees one key."""
     torch.manual_seed(0)
     query, key = torch.randn(B, H, Q, 4) * 2, torch.randn(B, H, K, 4)
@@ -173,9 +173,7 @@ def test_types_and_shapes_are_those_that_the_documentation_names(backend: str):
         if str(dtype).removeprefix("torch.") not in DTYPES[backend]:
             continue
         query, key = torch.randn(B, 4, 5, 8, dtype=dtype), torch.randn(B, 2, 7, 8, dtype=dtype)
-        stats = attemper.attention_statistics(
-            query, key, stats=had(backend, STATISTICS), enable_gqa=True, backend=backend
-        )
+        stats = attemper.attention_statistics(query, key, stats=had(backend, NAMES), enable_gqa=True, backend=backend)
         for name in stats:
             assert stats[name].dtype == (torch.int64 if name in ("visible_keys", "support_size") else own), name
             assert stats[name].shape == ((B, 4, 7) if name == "key_mass" else (B, 4, 5)), name

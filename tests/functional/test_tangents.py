@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import attemper.functional as F
-from attemper.functional.feature_maps import FeatureMap
+from attemper.functional.linear_state import FeatureMap
 from tests.test_transforms import EXACT, assert_near, differences, duals, plain_gradient, tangent_of
 
 # PyTorch's own, when it loads its rules for forward mode.

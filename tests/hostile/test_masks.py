@@ -146,7 +146,7 @@ def test_finfo_min_is_a_mask_and_minus_1e4_is_a_bias(name: str, softcap: float |
         assert ((stats.entropy >= 0) & (stats.entropy.double() <= math.log(K))).all()
 
 
-OF_ROWS = tuple(name for name in cases.STATISTICS if name != "key_mass")
+OF_ROWS = tuple(name for name in cases.NAMES if name != "key_mass")
 HIDING = {
     "bool": ({"attn_mask": torch.arange(K) != 4}, slice(None)),
     "additive": ({"attn_mask": torch.zeros(Q, K).index_fill(1, torch.tensor(4), -torch.inf)}, slice(None)),

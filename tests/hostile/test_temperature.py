@@ -11,7 +11,7 @@ from torch import Tensor
 import attemper
 from attemper import InputError
 from attemper import functional as F
-from attemper.call.names import STATISTICS
+from attemper.statistics import NAMES
 from tests.support import oracle
 from tests.support.calls import attended, had, skip_without
 
@@ -69,7 +69,7 @@ def test_extreme_temperatures_give_one_hot_and_uniform_rows_and_finite_gradients
         divisor = torch.full((1, 1, 1) if how == "tensor" else (H, 1), temperature, requires_grad=True)
         leaves.append(divisor)
     # Scores of 1e30 have a variance of 1e60, beyond float32: inf, as is told.
-    names = [name for name in STATISTICS if not (name == "score_variance" and temperature < 1)]
+    names = [name for name in NAMES if not (name == "score_variance" and temperature < 1)]
     output, stats = attended(backend, *leaves[:3], mask, temperature=divisor, stats=had(backend, names))
     for name in stats:
         assert torch.isfinite(stats[name]).all(), name

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from attemper.errors import InputError
-from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table, headings
 
 TABLE = Table(
     "numbers", "the second is not a number", (Column("n", "keys"), Column("name")), ((1, "a"), (math.nan, None))
@@ -45,3 +45,9 @@ def test_json_has_null_where_json_has_no_number():
     assert document["tables"][0]["columns"][0] == {"name": "n", "unit": "keys"}
     assert document["charts"][0]["series"][0]["y"] == [None, None]
     assert document["charts"][0]["series"][0]["errors"] == [0.1, 0.2]
+
+
+def test_a_heading_is_a_name_and_the_unit_in_its_last_brackets():
+    made = headings("T", "entropy [nats]", "entropy of [3, 1] [nats]")
+    assert made == (Column("T"), Column("entropy", "nats"), Column("entropy of [3, 1]", "nats"))
+    assert [column.heading for column in made] == ["T", "entropy [nats]", "entropy of [3, 1] [nats]"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper.call.names import STATISTICS
+from attemper.statistics import NAMES
 from tests.support import calls
 
 FIXED = ("visible_keys", "support_size")
@@ -56,7 +56,7 @@ def any_call(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[st
         shape = broadcast(batch, heads, queries)
         call["temperature"] = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.3
     tile = (draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.sampled_from([1, 10, 100, 10_000])))
-    names = draw(st.lists(st.sampled_from(STATISTICS), unique=True, min_size=1, max_size=len(STATISTICS)))
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=len(NAMES)))
     return call, tile, tuple(names)
 
 

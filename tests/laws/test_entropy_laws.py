@@ -10,7 +10,7 @@ from torch import Tensor
 
 import attemper
 from attemper import functional as F
-from attemper.call.names import ONE_PASS
+from attemper.statistics import ONE_PASS
 from tests.laws.rows import BACKENDS, attended, close, measured, of_products, rows
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper.call.names import NOT_MERGEABLE, ONE_PASS
+from attemper.statistics import ONE_PASS, TABLE
 from tests.laws.rows import BACKENDS, attended, close, rows
 from tests.support.calls import Result
 
@@ -131,7 +131,7 @@ def test_max_logit_of_a_merge_has_its_gradient_or_none_at_all(backend: str, grou
         assert sum(0.0 if g is None else g.sum().item() for g in grads) == len(leaves[0])
 
 
-@pytest.mark.parametrize("name", NOT_MERGEABLE)
+@pytest.mark.parametrize("name", [row.name for row in TABLE if not row.mergeable])
 def test_what_two_parts_do_not_determine_is_refused(backend: str, name: str):
     one = attended(torch.zeros(2, 3, dtype=torch.float64), backend, stats=(name,))
     with pytest.raises(ValueError, match=rf"{name} cannot be merged over keys"):

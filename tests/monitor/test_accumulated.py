@@ -21,7 +21,7 @@ from attemper.call.result import AttentionStats, by_head
 from attemper.functional.attention import executed, prepared
 from attemper.monitor import collector
 from attemper.monitor.head_sums import SiteReduction
-from attemper.records import HeadReading
+from attemper.readings.reading import HeadReading
 from tests.sites.own_models import Own
 
 pytest.importorskip("triton")

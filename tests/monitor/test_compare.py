@@ -16,7 +16,7 @@ import attemper
 from attemper import InputError, MissingExtraError
 from attemper.monitor.compare import ALWAYS, Comparison, compare
 from attemper.monitor.compare_table import table
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 from tests.monitor.tiny_models import TINY, inputs
 
 

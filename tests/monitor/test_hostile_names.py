@@ -7,7 +7,6 @@ import io
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ from rich.console import Console
 from torch import nn
 
 import attemper
-from attemper import Scan, compare
+from attemper import Calibration, Scan, compare
 from attemper.cli.heads import HeadTable, Order
-from attemper.control.calibration_table import table as calibration_table
-from attemper.records import Reading, Skipped
+from attemper.readings.reading import Reading, Skipped
 from tests.report import readings
 
 NAME = "a\x1b[2J\x1b]0;owned\x07b\x9bm\u202ecba\u2066d\r\ne[red]f[/red]:smiley:"
@@ -32,13 +30,20 @@ def reading() -> Reading:
     return dataclasses.replace(made, model=NAME, backend=NAME)
 
 
-def calibration() -> Any:
-    return calibration_table(
-        SimpleNamespace(
-            per="head", temperatures={NAME: (1.0,)}, interval=(0.0, 0.0), before=1.0, after=1.0, held_out=1,
-            method="grid", evaluations=1, fitting=1, tells=True, converged=True, at_bounds=(NAME,), bounds=(0.5, 2.0),
-        )  # type: ignore[arg-type]
-    )  # fmt: skip
+def calibration() -> Calibration:
+    return Calibration(
+        temperatures={NAME: (1.0,)},
+        before=1.0,
+        after=1.0,
+        interval=(0.0, 0.0),
+        per="head",
+        method="grid",
+        fitting=1,
+        held_out=1,
+        evaluations=1,
+        converged=True,
+        bounds=(0.5, 1.0),
+    )
 
 
 TABLES: dict[str, Callable[[], Any]] = {

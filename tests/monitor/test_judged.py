@@ -19,8 +19,8 @@ import attemper
 from attemper import InputError
 from attemper.cli import app
 from attemper.integrations.training import Monitor
-from attemper.monitor import alarms
-from attemper.records import FEWEST_KEYS, HeadReading
+from attemper.readings import alarms
+from attemper.readings.reading import FEWEST_KEYS, HeadReading
 from tests.monitor.tiny_models import TINY, inputs
 from tests.sites.own_models import Own
 

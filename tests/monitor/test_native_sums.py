@@ -14,7 +14,7 @@ from attemper.backends.sums import COLUMNS, WIDTH, column
 from attemper.call.result import AttentionStats
 from attemper.call.sums import summed
 from attemper.monitor import head_sums
-from attemper.records import SiteReading
+from attemper.readings.reading import SiteReading
 from tests.conftest import NATIVE
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")

@@ -16,7 +16,7 @@ import attemper
 from attemper import cli
 from attemper.errors import InputError
 from attemper.monitor.provenance import provenance, title
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 from tests.report import readings
 from tests.sites import own_models
 

@@ -15,12 +15,12 @@ from rich.console import Console
 
 import attemper
 from attemper import InputError, report
-from attemper.call.names import BY_NAME, STATISTICS
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare
-from attemper.records import BY_NAME as FIELDS
-from attemper.records import HeadReading, Reading
+from attemper.readings.reading import BY_NAME as FIELDS
+from attemper.readings.reading import HeadReading, Reading
+from attemper.statistics import BY_NAME, NAMES
 from tests.conftest import NATIVE
 from tests.sites.own_models import Own
 
@@ -52,7 +52,7 @@ def watched(*stats: str, **options: Any) -> attemper.Scan:
 
 
 @pytest.mark.parametrize("read", [scanned, watched])
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_statistic_is_reported_or_of_rows_or_refused(name: str, read: Callable[..., attemper.Scan]) -> None:
     if name == "key_mass":
         where = "scan" if read is scanned else "watch"

@@ -17,7 +17,7 @@ TEXT = windows(encode(Path(__file__).read_text("utf-8")), 256)[:4]
 SITE, HEAD = "blocks.1.attention", 2
 
 
-def watched(change: Callable[[Tensor, Tensor], object]) -> list[attemper.records.Alarm]:
+def watched(change: Callable[[Tensor, Tensor], object]) -> list[attemper.readings.reading.Alarm]:
     """Alarms at one head of the shipped model, in a training step, after ``change`` of its q and k projections."""
     model = load().train()
     attention: Any = model.get_submodule(SITE)
@@ -31,7 +31,7 @@ def watched(change: Callable[[Tensor, Tensor], object]) -> list[attemper.records
     return [alarm for alarm in watch.alarms() if (alarm.site, alarm.head) == (SITE, HEAD)]
 
 
-def kinds(alarms: list[attemper.records.Alarm]) -> set[tuple[str, str]]:
+def kinds(alarms: list[attemper.readings.reading.Alarm]) -> set[tuple[str, str]]:
     return {(alarm.kind, alarm.severity) for alarm in alarms}
 
 

@@ -116,7 +116,7 @@ def test_a_temperature_divides_the_scores_of_each_head(given: Any):
     ours = nn.MultiheadAttention(E, H, batch_first=True, temperature=temperature)
     ours.load_state_dict(theirs.state_dict(), strict=False)
     query, key, value = inputs(batch_first=True)
-    q, k, v = plain._projected(query, key, value)
+    q, k, v = plain._project(query, key, value)
     assert ours.temperature is not None
     counts = (~PADDING).sum(-1)[:, None, None].expand(B, 1, Q)
     each = ours.temperature(q, hidden=query, visible_keys=counts).expand(B, H, Q)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, nn
-from attemper.nn.nested import lengths
+from attemper.nn.attention import lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 LENGTHS = (5, 3, 1)

@@ -24,7 +24,7 @@ by_module = {"argnames": "module", "argvalues": MODULES, "ids": str}
 def test_on_scores_and_inside_attention_it_is_one_map(module: nn.Normalizer):
     layer, x = nn.MultiheadAttention(32, 4, batch_first=True, normalizer=module), torch.randn(2, 7, 32)
     _, weights = layer(x, x, x, is_causal=True, average_attn_weights=False)
-    q, k, _ = layer._projected(x, x, x)
+    q, k, _ = layer._project(x, x, x)
     scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
     assert isinstance(weights, Tensor)
     assert torch.allclose(module(scores), weights, atol=1e-6)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, nn, schedules
-from attemper.nn.bounded import bounded_exponential
+from attemper.nn.bounds import bounded_exponential
 
 B, H, Q, K, D, WIDTH = 2, 3, 5, 7, 4, 6
 

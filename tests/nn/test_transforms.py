@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attemper import nn
-from attemper.nn.bounded import bounded_exponential
+from attemper.nn.bounds import bounded_exponential
 from tests.test_transforms import EXACT, assert_near, tangent_of
 
 # PyTorch's own, when it loads its rules for forward mode.

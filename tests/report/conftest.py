@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from attemper import Comparison, report
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page

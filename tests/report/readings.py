@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attemper.records import Alarm, HeadReading, Reading, SiteReading, Skipped, VisibleKeyBucket, layer_of
+from attemper.readings.labels import layer_of
+from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading, Skipped, VisibleKeyBucket
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -13,7 +13,7 @@ import pytest
 
 from attemper import InputError, compare
 from attemper.monitor.compare import STATISTICS, Comparison
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 from attemper.report.comparison import MOST_ROWS, comparison_page
 from attemper.text import shown
 from tests.report import readings

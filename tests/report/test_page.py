@@ -17,12 +17,11 @@ from importlib import import_module
 import pytest
 
 from attemper import report
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 from attemper.report import vendored
-from attemper.report.display import script_json
-from attemper.report.document import stacks
+from attemper.report.document import towers
 from attemper.report.download import as_csv, file_name
-from attemper.text import shown
+from attemper.text import script_json, shown
 from tests.report import readings
 from tests.support.contrast import contrast, of_hex
 
@@ -129,8 +128,8 @@ def test_the_gini_coefficient_is_shown_where_it_was_measured() -> None:
 
 def test_layers_of_a_kind_are_one_map_even_where_they_alternate() -> None:
     found = [
-        (stack.letter, stack.pattern, stack.kind, stack.mode, len(stack.sites))
-        for stack in stacks(readings.encoder_decoder().sites)
+        (tower.letter, tower.pattern, tower.stack.kind, tower.stack.mode, len(tower.stack.sites))
+        for tower in towers(readings.encoder_decoder().sites)
     ]
     assert found == [
         ("A", "encoder.block.*.SelfAttention", "self", "eval", 4),
@@ -142,17 +141,17 @@ def test_layers_of_a_kind_are_one_map_even_where_they_alternate() -> None:
 
 def test_a_map_is_labelled_by_layers_and_by_all_numbers_where_sites_share_one() -> None:
     t5 = [readings.site(f"decoder.block.{block}.layer.{part}.attention", 2) for block in range(2) for part in range(2)]
-    towers = stacks(tuple(t5))
-    assert [tower.labels for tower in towers] == [("0.0", "0.1", "1.0", "1.1")]
-    towers = stacks(tuple(t5[::2]))
-    assert [tower.labels for tower in towers] == [("0", "1")]
+    (tower,) = towers(tuple(t5))
+    assert tower.labels == dict(enumerate(("0.0", "0.1", "1.0", "1.1")))
+    (tower,) = towers(tuple(t5[::2]))
+    assert tower.labels == {0: "0", 1: "1"}
     data = data_of(report.page(readings.reading(*t5[::2], readings.site("pooler"))))
     assert [(one["label"], one["layer"]) for one in data["sites"]] == [("0", 0), ("1", 1), ("–", None)]
 
 
 def test_layers_with_other_numbers_of_heads_are_another_map() -> None:
     sites = (readings.site("layers.0.attn", 3), readings.site("layers.1.attn", 6), readings.site("layers.2.attn", 6))
-    assert [(stack.heads, stack.sites) for stack in stacks(sites)] == [(3, (0,)), (6, (1, 2))]
+    assert [(tower.stack.heads, tower.stack.places) for tower in towers(sites)] == [(3, (0,)), (6, (1, 2))]
 
 
 def test_an_alarm_of_a_name_seen_in_two_modes_is_given_to_the_head_it_fits() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 from attemper.report.download import as_csv
 from tests.report import readings
 from tests.report.conftest import Open

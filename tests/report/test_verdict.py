@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from attemper.records import Skipped
-from attemper.report.document import stacks
+from attemper.readings.reading import Skipped
+from attemper.report.document import towers
 from attemper.report.overview import groups
 from attemper.report.verdict import verdict
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
@@ -34,7 +34,7 @@ def test_the_verdict_and_the_cards_of_alarms_say_the_same(severities: tuple[str,
     given = [severity for severity in severities if severity]
     alarms = tuple(alarm(kinds[severity], severity, "layer.0", 0, 1.0) for severity in given)
     one = reading(site("layer.0"), alarms=alarms)
-    cards, found = groups(one, stacks(one.sites)), verdict(one)
+    cards, found = groups(one, towers(one.sites)), verdict(one)
     assert len(cards) == len(given)
     assert found.level == (cards[0].level if cards else "fine")
     assert ("nothing needs attention" in found.sentence) == (not cards)

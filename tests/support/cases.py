@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.call.names import ONE_PASS, STATISTICS
+from attemper.statistics import NAMES, ONE_PASS
 from tests.support import budgets, oracle
 
 DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "temperature", "sink_logits")
@@ -40,7 +40,7 @@ class Case:
     """Standard deviation of the scores."""
     make: Callable[[Case], dict[str, Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    names: tuple[str, ...] = STATISTICS
+    names: tuple[str, ...] = NAMES
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -11,27 +11,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ANYWHERE = {"errors", "checks", "files", "text"}
-"""May be imported by every layer above them; of the four, ``checks`` may import ``errors``."""
+ANYWHERE = {"errors", "checks", "files", "text", "statistics"}
+"""May be imported by every layer above them; among themselves as the table says."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "checks": {"errors"},
+    "statistics": {"checks", "errors"},
     "text": set(),
-    "files": set(),
-    "records": set(),
+    "files": {"errors", "text"},
     "schedules": set(),
     "backends": set(),
     "call": {"backends"},
     "functional": {"call", "backends"},
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call"},
-    "readings": {"records"},
-    "store": {"readings", "records"},
-    "monitor": {"sites", "functional", "store", "readings", "records", "report", "call"},
+    "readings": set(),
+    "store": {"readings"},
+    "monitor": {"sites", "functional", "store", "readings", "report", "call"},
     "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
-    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "records", "call"},
-    "report": {"store", "readings", "records"},
+    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
+    "report": {"store", "readings"},
     "bench": {"monitor", "functional", "call", "backends"},
     "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules", "call"},
 }
@@ -43,7 +43,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
 """(importer, imported) -> the functions that may hold the import."""
 
-WITHOUT_TORCH = {"errors", "checks", "files", "text", "records", "readings", "store", "report"}
+WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "readings", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

@@ -31,10 +31,10 @@ class Normalization:
     per_head: float | Tensor | None = None
 
 
-def map_of(given: object) -> str:
-    """What the weights of ``normalizer=`` are as statistics see them: "softmax", or the map that has whole rows."""
+def rowwise_of(given: object) -> str | None:
+    """The name of the normalizer that is meant, if it needs all keys of a row; None for softmax in all its forms."""
     kind = normalization("attention", given).kind
-    return kind if kind in ROW_NORMALIZERS else "softmax"
+    return kind if kind in ROW_NORMALIZERS else None
 
 
 @runtime_checkable

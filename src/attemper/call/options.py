@@ -13,13 +13,13 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.call import transforms
 from attemper.call.masks import checked_mask, without_causal_bias
-from attemper.call.names import asked_names, row_names, with_kept
 from attemper.call.normalizer import Normalization, normalization, per_head
 from attemper.call.operator import ROW_NORMALIZERS, UNBOUNDED
 from attemper.call.statistics import divided
 from attemper.call.visible import Structure, structured_visible_keys
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
+from attemper.statistics import asked_names, with_kept
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -123,11 +123,8 @@ def planned(
     whole_rows = chosen.kind in ROW_NORMALIZERS
     alignment = one_of(f"{where}(causal_alignment=...)", options.causal_alignment, ("top-left", "bottom-right"))
     left, right = _window(where, options)
-    if whole_rows:
-        asked = names = row_names(where, options.stats, chosen.kind)
-    else:
-        asked = asked_names(where, options.stats)
-        names = with_kept(asked)
+    asked = asked_names(where, options.stats, rowwise=chosen.kind if whole_rows else None)
+    names = asked if whole_rows else with_kept(asked)
     mask = None if mask is None else checked_mask(where, mask, query, shape)
     if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
         raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")

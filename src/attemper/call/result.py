@@ -9,14 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.call.names import NOT_MERGEABLE, OF_SOFTMAX, STATISTICS
 from attemper.call.operator import ROW_NORMALIZERS
 from attemper.call.statistics import Derived, State, derived, detached, joined_output, merged
 from attemper.errors import InputError
+from attemper.statistics import OF_SOFTMAX, STATISTICS, Rows
 
 HISTOGRAM_BINS = 32
-_OF_SCORES = ("max_logit", "visible_keys", "mass", "support_size")
-"""Defined where no key has weight, too."""
 BUCKETS = 32
 
 
@@ -198,10 +196,11 @@ class AttentionStats:
         """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys,
         for example).
         """
-        if name in _OF_SCORES:
+        where = STATISTICS[name].defined
+        if where is Rows.ALL:
             return self.valid
-        least = {"normalized_entropy": 1, "first_token_mass": self._first_tokens}.get(name)
-        rows = self.valid if least is None else self.valid & (self._state["n"] > least)
+        more_than = {Rows.TWO_KEYS: 1, Rows.BEYOND_FIRST: self._first_tokens}.get(where)
+        rows = self.valid if more_than is None else self.valid & (self._state["n"] > more_than)
         # Sigmoids may all vanish: nothing is a mean under such weights.
         mass = self._state.get("w")
         return rows if mass is None else rows & (mass > 0)
@@ -322,7 +321,7 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
             )
     if one.names != two.names:
         raise InputError(f"merge needs the same statistics in both parts, got {one.names} and {two.names}.")
-    refused = [name for name in one.names if name in NOT_MERGEABLE]
+    refused = [name for name in one.names if not STATISTICS[name].mergeable]
     if refused:
         raise InputError(
             f"{', '.join(refused)} cannot be merged over keys: leave it out of stats=, or compute it in one call."

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.call.names import BY_NAME, state_fields
+from attemper.call.names import state_fields
 from attemper.call.operator import COLUMNS, FIELDS, WIDTH, column, emptied, empty_sums, joined, sampled_positions
 from attemper.call.options import Call
 from attemper.call.result import AttentionStats
 from attemper.call.statistics import Letters, derived
+from attemper.statistics import BY_NAME
 
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""

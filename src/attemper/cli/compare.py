@@ -26,7 +26,7 @@ from attemper.errors import InputError
 from attemper.text import named
 
 if TYPE_CHECKING:
-    from attemper.records import Reading
+    from attemper.readings.reading import Reading
 
 SIDE = "What `attemper scan --json` printed into a file, or a model: a folder or a hub id."
 
@@ -107,7 +107,7 @@ def _is_file(side: str) -> bool:
 
 
 def _stored(path: str) -> Reading:
-    from attemper.records import Reading
+    from attemper.readings.reading import Reading
 
     try:
         return Reading.from_json(Path(path))

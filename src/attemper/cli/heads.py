@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of
-from attemper.records import HeadReading, Reading, SiteReading
+from attemper.readings.reading import HeadReading, Reading, SiteReading
 from attemper.text import columns_that_fit, shown
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def check_files(html: Path | None, csv: str | None) -> None:
             go to stdout.
     """
     from attemper.errors import InputError
-    from attemper.report import checked_target
+    from attemper.files import checked_target
 
     if html is not None:
         if str(html) == "-":
@@ -40,7 +40,7 @@ def check_files(html: Path | None, csv: str | None) -> None:
 
 def write_csv(csv: str, rows: str) -> None:
     """Rows to stdout for ``-``, else into a file."""
-    from attemper.report.target import write_whole
+    from attemper.files import write_whole
 
     if csv == "-":
         print(rows, end="")

@@ -14,8 +14,8 @@ from attemper.cli.heads import HeadTable, checked_order, complete_statistic, hea
 from attemper.cli.output import check_files, print_json, say, write_csv
 from attemper.cli.usage import usage_of
 from attemper.errors import InputError
-from attemper.monitor.alarms import checked_limits
-from attemper.records import FEWEST_KEYS
+from attemper.readings.alarms import LIMITS, checked_limits
+from attemper.readings.reading import FEWEST_KEYS
 from attemper.text import named
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ Text = Annotated[
 MaxLength = Annotated[
     int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
 ]
+_ALARMS = " or ".join(", ".join(LIMITS).rsplit(", ", 1))
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
 Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
@@ -64,9 +65,7 @@ def scan(
     backend: BackendName = "auto",
     limit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=V", help="Limit of an alarm: collapsed, diffuse, logits or first_token. Repeatable."
-        ),
+        typer.Option(metavar="NAME=V", help=f"Limit of an alarm: {_ALARMS}. Repeatable."),
     ] = None,
     fewest_keys: Annotated[
         int, typer.Option(min=2, help="Keys that a row must see before its sharpness is judged.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from attemper.checks import one_of, positive_number
 from attemper.control.calibration import Calibration
-from attemper.control.search import by_gradient, by_grid
 from attemper.control.temper import temper
 from attemper.errors import InputError
 from attemper.nn.temperature import Temperature
@@ -25,19 +25,37 @@ OnBatch = Callable[[int, int], None]
 """``on_batch(done, most)``: batches that were run, and how many will be at most."""
 
 PER = ("model", "layer", "head")
-METHODS = {"gradient": by_gradient, "grid": by_grid}
 LEAST = 8
 """Batches on each side of the split. The bootstrap's interval of fewer held-out losses is too narrow to be believed."""
 RESAMPLES = 10_000
 
 _GRADIENT_STEPS, _GRID_STEPS = 60, 60
+_FIRST_STEP = 0.3
+"""Change of log T, about, in the first step of the search by gradient."""
+_NO_GRADIENT = 1e-7
+"""Derivative of a loss by log T that rounding in float32 leaves."""
+_COARSE = 9
+"""Points of the first grid, from bound to bound."""
+_STEPS = (0.3, 0.05)
+"""Steps of log T in the search by values, after its first grid."""
+_STILL = 2e-3
+"""A temperature whose logarithm moved less than this is not searched again."""
 
 
 def calibrate(
-    model: nn.Module, batches: Iterable[Any], loss: Loss, *, per: str = "model", method: str = "gradient",
-    sites: Iterable[str] | None = None, bounds: tuple[float, float] = (0.25, 4.0), steps: int | None = None,
-    validation: float = 0.3, seed: int = 0, on_batch: OnBatch | None = None,
-) -> Calibration:  # fmt: skip
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss,
+    *,
+    per: str = "model",
+    method: str = "gradient",
+    sites: Iterable[str] | None = None,
+    bounds: tuple[float, float] = (0.25, 4.0),
+    steps: int | None = None,
+    validation: float = 0.3,
+    seed: int = 0,
+    on_batch: OnBatch | None = None,
+) -> Calibration:
     r"""Temperatures that minimise a loss: one for the model, one for each attention layer, or one for each head.
 
     .. math:: \min_{\log T} \frac{1}{n} \sum_b loss(model_T, b)
@@ -82,15 +100,15 @@ def calibrate(
     limits = _checked_bounds(bounds)
     _refuse_wrapped(model)
     fitting, held_out = _split(batches, validation, seed)
-    with _still(model), temper(model, temperature=_Searched(), sites=sites) as handle:
-        searched = {name: part for name, part in handle.temperatures.items() if isinstance(part, _Searched)}
-        counted = _Counted(loss, on_batch, 2 * len(held_out) + _steps(steps, method, 1) * len(fitting))
-        judged = _Objective(model, counted, held_out, "held-out", seed)
+    with _evaluation_mode(model), temper(model, temperature=_TrialTemperature(), sites=sites) as handle:
+        searched = {name: part for name, part in handle.temperatures.items() if isinstance(part, _TrialTemperature)}
+        counted = _LossCounter(loss, on_batch, 2 * len(held_out) + _steps(steps, method, 1) * len(fitting))
+        judged = Objective(model, counted, held_out, "held-out", seed)
         before = judged.losses()
         searched = {name: part for name, part in searched.items() if part.heads}
         if not searched:
             raise InputError("calibrate: loss(model, batch) runs none of the model's attention: nothing to temper.")
-        objective = _Objective(model, counted, fitting, "fitting", seed, list(searched.values()), per)
+        objective = Objective(model, counted, fitting, "fitting", seed, list(searched.values()), per)
         most = _steps(steps, method, objective.count)
         counted.most = 2 * len(held_out) + most * len(fitting)
         found = METHODS[method](objective, objective.count, limits, most)
@@ -98,10 +116,18 @@ def calibrate(
         after = judged.losses()
         temperatures = {name: tuple(part.given().double().tolist()) for name, part in searched.items()}
     return Calibration(
-        temperatures=temperatures, before=_mean(before), after=_mean(after),
-        interval=paired_interval(before, after, seed), per=per, method=method, fitting=len(fitting),
-        held_out=len(held_out), evaluations=objective.evaluations, converged=found.converged, bounds=limits,
-    )  # fmt: skip
+        temperatures=temperatures,
+        before=_mean(before),
+        after=_mean(after),
+        interval=paired_interval(before, after, seed),
+        per=per,
+        method=method,
+        fitting=len(fitting),
+        held_out=len(held_out),
+        evaluations=objective.evaluations,
+        converged=found.converged,
+        bounds=limits,
+    )
 
 
 def paired_interval(before: list[float], after: list[float], seed: int = 0) -> tuple[float, float]:
@@ -117,8 +143,8 @@ def paired_interval(before: list[float], after: list[float], seed: int = 0) -> t
     return low, high
 
 
-class _Searched(Temperature):
-    """The temperature that a search tries now; notes how many heads it is asked for."""
+class _TrialTemperature(Temperature):
+    """The temperature that a search is trying; ``heads`` is how many heads its site attends with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,8 +161,8 @@ class _Searched(Temperature):
         return self.given().to(query.device, torch.promote_types(query.dtype, torch.float32))[None, :, None]
 
 
-class _Counted:
-    """A loss that tells how often it was asked."""
+class _LossCounter:
+    """A loss that reports to ``on_batch`` how many batches were run."""
 
     def __init__(self, loss: Loss, on_batch: OnBatch | None, most: int) -> None:
         self._loss, self._on_batch, self.most, self._done = loss, on_batch, most, 0
@@ -149,13 +175,19 @@ class _Counted:
         return value
 
 
-class _Objective:
+class Objective:
     """The mean loss over some batches, of log temperatures [count] that are given to sites in their order."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, batches: list[Any], part: str, seed: int,
-        sites: list[_Searched] | None = None, per: str = "model",
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: list[Any],
+        part: str,
+        seed: int,
+        sites: list[_TrialTemperature] | None = None,
+        per: str = "model",
+    ) -> None:
         self._model, self._loss, self._batches, self._part, self._seed = model, loss, batches, part, seed
         self._sites = sites or []
         widths = [site.heads if per == "head" else 1 for site in self._sites]
@@ -165,7 +197,7 @@ class _Objective:
         self.evaluations = 0
 
     def give(self, logs: Tensor) -> None:
-        """Tempers the sites."""
+        """Sets the temperatures of the sites."""
         each = logs.exp()
         for site, place in zip(self._sites, self._places, strict=True):
             site.now = each[place]
@@ -175,9 +207,9 @@ class _Objective:
         self.give(logs)
         return _mean(self.losses())
 
-    def slope(self, logs: Tensor) -> tuple[float, Tensor]:
+    def gradient(self, logs: Tensor) -> tuple[float, Tensor]:
         self.evaluations += 1
-        total, slope = 0.0, torch.zeros_like(logs)
+        total, gradient = 0.0, torch.zeros_like(logs)
         torch.manual_seed(self._seed)
         for number in range(len(self._batches)):
             with torch.enable_grad():
@@ -190,13 +222,13 @@ class _Objective:
                     "calibrate: the loss has no gradient in the temperatures: it was detached, or the model runs "
                     "without gradients. Let loss(model, batch) return what the model computes, or take method='grid'."
                 )
-            slope += part
+            gradient += part
             total += float(value.detach())
-        return total / len(self._batches), slope / len(self._batches)
+        return total / len(self._batches), gradient / len(self._batches)
 
     @torch.no_grad()
     def losses(self) -> list[float]:
-        """Of each batch, at the temperatures given last."""
+        """The loss of each batch at the temperatures that were given last."""
         torch.manual_seed(self._seed)
         return [float(self._of(number)) for number in range(len(self._batches))]
 
@@ -214,7 +246,7 @@ class _Objective:
 
 
 def _split(batches: Iterable[Any], validation: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """Batches to fit on and held-out ones, each in their order."""
+    """Batches to fit on and batches to hold out, each in their order."""
     if isinstance(batches, Tensor | Mapping | str):
         raise InputError(
             f"calibrate(batches) must be an iterable of batches, got one {type(batches).__name__}: split it, so that "
@@ -270,8 +302,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 @contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode with frozen parameters, and afterwards all as it was, the random state with it."""
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with frozen parameters inside the block; the modes and the random state are restored after it."""
     modes = {part: part.training for part in model.modules()}
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -290,3 +322,117 @@ def _still(model: nn.Module) -> Iterator[None]:
 
 def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where a search ended."""
+
+    logs: Tensor
+    """[n] float64."""
+    converged: bool
+    """Whether it ended because nothing moved any more, not because its evaluations were spent."""
+
+
+def by_gradient(objective: Objective, count: int, bounds: tuple[float, float], steps: int) -> Minimum:
+    r"""L-BFGS from T = 1, in :math:`u` with :math:`\log T = c + w \tanh(u)`, so that every point is within the bounds.
+
+    The loss is scaled so that the first step changes log T by about 0.3, whatever its unit.
+    """
+    low, high = math.log(bounds[0]), math.log(bounds[1])
+    middle, width = (low + high) / 2, (high - low) / 2
+    free = torch.full((count,), math.atanh(-middle / width), dtype=torch.float64).requires_grad_()
+    value, gradient = objective.gradient(_bounded(free, middle, width))
+    steepest = float(gradient.abs().max()) * width
+    if steepest < _NO_GRADIENT:
+        return Minimum(_bounded(free, middle, width), True)
+    best, scale = (value, _bounded(free, middle, width)), _FIRST_STEP / (steepest * width)
+    known: list[tuple[float, Tensor]] = [(value, gradient)]
+
+    def closure() -> Tensor:
+        nonlocal best
+        logs = _bounded(free, middle, width)
+        value, gradient = known.pop() if known else objective.gradient(logs)
+        best = min(best, (value, logs), key=lambda pair: pair[0])
+        free.grad = gradient * scale * (width - (logs - middle) ** 2 / width)
+        return torch.tensor(value * scale, dtype=torch.float64)
+
+    optimizer = torch.optim.LBFGS(
+        [free],
+        max_iter=steps,
+        max_eval=steps,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=max(1e-4, 3 * _NO_GRADIENT * scale),
+        tolerance_change=1e-7,
+    )
+    optimizer.step(closure)  # type: ignore[arg-type]
+    return Minimum(best[1], objective.evaluations < steps)
+
+
+def _bounded(free: Tensor, middle: float, width: float) -> Tensor:
+    return middle + width * free.detach().tanh()
+
+
+def by_grid(objective: Objective, count: int, bounds: tuple[float, float], steps: int) -> Minimum:
+    """One temperature for all on a coarse grid over the bounds, then each by itself, in turns, in finer steps.
+
+    The last step of each turn goes to the vertex of the parabola through three points, so that the grid's width is not
+    the accuracy.
+    """
+    low, high = math.log(bounds[0]), math.log(bounds[1])
+    together = [torch.ones(count, dtype=torch.float64)]
+    alone = list(torch.eye(count, dtype=torch.float64)) if count > 1 else together
+    points = [0.0, *torch.linspace(low, high, _COARSE, dtype=torch.float64).tolist()]
+    value, first = min((objective.value(together[0] * point), point) for point in points[:steps])
+    logs = together[0] * first
+    for number, step in enumerate(_STEPS):
+        directions = together if number == 0 else alone
+        while True:
+            moved = 0.0
+            for direction in directions:
+                if objective.evaluations >= steps:
+                    return Minimum(logs, False)
+                place = float(logs[direction.bool()][0])
+                to, value = _along(_line(objective, logs, direction, place), place, value, step, low, high)
+                logs = logs + direction * (to - place)
+                moved = max(moved, abs(to - place))
+            if moved < _STILL or number == 0:
+                break
+    return Minimum(logs, True)
+
+
+def _line(objective: Objective, logs: Tensor, direction: Tensor, place: float) -> Callable[[float], float]:
+    return lambda point: objective.value(logs + direction * (point - place))
+
+
+def _along(
+    line: Callable[[float], float], place: float, value: float, step: float, low: float, high: float
+) -> tuple[float, float]:
+    """A minimum along a line near ``place``, where it is ``value``: steps downhill, then the parabola's vertex."""
+    left, right = max(low, place - step), min(high, place + step)
+    below, above = (math.inf if point == place else line(point) for point in (left, right))
+    while min(below, above) < value:
+        if below < above:
+            right, above, place, value = place, value, left, below
+            left = max(low, place - step)
+            below = math.inf if left == place else line(left)
+        else:
+            left, below, place, value = place, value, right, above
+            right = min(high, place + step)
+            above = math.inf if right == place else line(right)
+    if math.isinf(below) or math.isinf(above):
+        return place, value
+    vertex = _vertex((left, place, right), (below, value, above))
+    at_vertex = line(vertex)
+    return (vertex, at_vertex) if at_vertex <= value else (place, value)
+
+
+def _vertex(points: tuple[float, float, float], values: tuple[float, float, float]) -> float:
+    """The vertex of the parabola through three points, the middle one lowest. It lies between the outer ones."""
+    (a, b, c), (at_a, at_b, at_c) = points, values
+    over = (b - a) ** 2 * (at_b - at_c) - (b - c) ** 2 * (at_b - at_a)
+    under = (b - a) * (at_b - at_c) - (b - c) * (at_b - at_a)
+    return b if under == 0 else min(max(b - over / under / 2, a), c)
+
+
+METHODS = {"gradient": by_gradient, "grid": by_grid}

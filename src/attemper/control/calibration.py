@@ -17,6 +17,7 @@ from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
+from attemper.text import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -162,10 +163,17 @@ class Calibration:
         return {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}
 
     def table(self) -> RenderableType:
-        """For rich: the temperatures by site, the loss before and after."""
-        from attemper.control.calibration_table import table
+        """For rich: the temperatures by site, then the loss before and after and whether the data can tell."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
 
-        return table(self)
+        grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        grid.add_column("site", overflow="fold")
+        grid.add_column("temperature" if self.per != "head" else "temperature of each head", overflow="fold")
+        for site, found in self.temperatures.items():
+            grid.add_row(Text(shown(site)), " ".join(f"{value:.3f}" for value in found))
+        return Group(grid, *(Text(shown(line)) for line in _sentences(self)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table()
@@ -176,3 +184,24 @@ class Calibration:
         stream = io.StringIO()
         Console(file=stream, width=120, color_system=None).print(self)
         return stream.getvalue().rstrip()
+
+
+def _sentences(calibration: Calibration) -> list[str]:
+    """What a calibration is worth, and what to beware of, one sentence a line."""
+    low, high = calibration.interval
+    change = calibration.after - calibration.before
+    lines = [
+        f"loss of {calibration.held_out} held-out batches: {calibration.before:.4f} -> {calibration.after:.4f} "
+        f"({change:+.4f}, 95% interval {low:+.4f} to {high:+.4f})",
+        f"one temperature per {calibration.per}, by {calibration.method}: {calibration.evaluations} passes over "
+        f"{calibration.fitting} batches",
+    ]
+    if not calibration.tells:
+        lines.append("These batches cannot tell whether the temperatures help: take more of them before using any.")
+    elif change > 0:
+        lines.append("The loss rises where it was not fitted: do not use these temperatures; take more batches.")
+    if not calibration.converged:
+        lines.append("The search was cut off by steps= before it settled.")
+    if calibration.at_bounds:
+        lines.append(f"Held by a bound of {calibration.bounds}: {', '.join(calibration.at_bounds)}.")
+    return lines

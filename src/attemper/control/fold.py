@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from attemper.call.options import DTYPES
 from attemper.control.chosen import Site, chosen_sites
-from attemper.control.query_key_weights import HeadRows, Projections, projections_of
+from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, Projections, projections_of
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
 from attemper.sites.sharded import is_dtensor
 
-_QUERY_NORMS = ("q_norm", "query_norm", "q_layernorm", "q_ln", "qk_norm", "norm_q", "query_layernorm")
 _TOLD_BY_NAME = ("normalize", "rms_norm", "layer_norm", "rel_pos", "relative_position")
 """In the names that an attention module's code uses: its queries may be normalised, or make more than scores."""
 
@@ -116,7 +115,7 @@ def _folds(where: str, site: Site, temperature: Tensor) -> Sequence[_RowFold | _
         raise InputError(f"{where}: {site.name} has {heads} heads, and got {len(temperature)} temperatures.")
     factors = temperature.detach().double().reciprocal().expand(heads)
     _refuse_told_by_name(where, site)
-    norms = {name: part for name, part in module.named_children() if name in _QUERY_NORMS and _acts(part)}
+    norms = {name: part for name, part in module.named_children() if name in QUERY_NORMS and _acts(part)}
     if norms:
         return [_into_gain(where, site, found, norms, factors)]
     _refuse_other_features(where, site, found)
@@ -171,7 +170,7 @@ def _refuse_told_by_name(where: str, site: Site) -> None:
     if type(site.module).__module__.startswith("torch."):
         return
     for used in sorted(_used_names(type(site.module))):
-        if any(word in used for word in _TOLD_BY_NAME) and used not in _QUERY_NORMS:
+        if any(word in used for word in _TOLD_BY_NAME) and used not in QUERY_NORMS:
             raise InputError(
                 f"{where}: the code of {site.name} ({type(site.module).__name__}) uses {used}: its queries may be "
                 "normalised after their projection or used for more than the scores, and folding would not be exact. "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attemper import nn as kinds
 from attemper.errors import InputError
-from attemper.nn.normalizers import Normalizer
+from attemper.nn.normalizers import MODULES, Normalizer
 from attemper.nn.temperature import ProductTemperature, Temperature
 from attemper.schedules import schedule_form, schedule_of
 
@@ -23,7 +23,6 @@ Tensors = Mapping[str, Tensor]
 _DEEPEST = 8
 """Products within products."""
 
-_PLAIN = ("Softmax", "SoftmaxPlusOne", "Sparsemax", "Entmax15")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "FixedTemperature": (),
     "LearnedTemperature": ("floor", "ceiling"),
@@ -31,13 +30,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "LengthTemperature": ("reference", "law"),
     "ScheduledTemperature": ("total_steps", "schedule"),
     "ProductTemperature": ("factors",),
-    "TopK": ("k",),
-    "Threshold": ("min_weight",),
-    "Entmax": ("alpha",),
-    "Sigmoid": ("value",),
-    "ScalableSoftmax": ("value",),
-    "Sink": (),
-    **dict.fromkeys(_PLAIN, ()),
+    **{kind.__name__: kind.options for kind in MODULES},
 }
 """What each kind is made with: names of its attributes. A tensor among them is none of the form's."""
 NAMED = tuple(_OPTIONS)
@@ -105,38 +98,13 @@ def _conditional(options: Form, tensors: Tensors) -> Temperature:
     return kinds.ConditionalTemperature(dim, heads, initial=options["floor"], **options)
 
 
-def _entmax(options: Form, tensors: Tensors) -> Normalizer:
-    if "log_excess" in tensors:
-        return kinds.Entmax(1.5, learned=True, num_heads=len(tensors["log_excess"]))
-    return kinds.Entmax(tensors["fixed"] if "fixed" in tensors else options["alpha"])
-
-
-def _per_head(kind: Callable[..., Normalizer]) -> Callable[[Form, Tensors], Normalizer]:
-    def made(options: Form, tensors: Tensors) -> Normalizer:
-        if "learned" in tensors:
-            return kind(torch.zeros(len(tensors["learned"])), learned=True)
-        return kind(tensors["fixed"] if "fixed" in tensors else options["value"])
-
-    return made
-
-
-def _alone(kind: Callable[[], Normalizer]) -> Callable[[Form, Tensors], Normalizer]:
-    return lambda _, __: kind()
-
-
 _BUILD: dict[str, Callable[[Form, Tensors], Temperature | Normalizer]] = {
     "FixedTemperature": lambda _, tensors: kinds.FixedTemperature(tensors["value"]),
     "LearnedTemperature": _learned,
     "ConditionalTemperature": _conditional,
     "LengthTemperature": lambda options, _: kinds.LengthTemperature(**options),
     "ScheduledTemperature": _scheduled,
-    "TopK": lambda options, _: kinds.TopK(**options),
-    "Threshold": lambda options, _: kinds.Threshold(**options),
-    "Entmax": _entmax,
-    "Sigmoid": _per_head(kinds.Sigmoid),
-    "ScalableSoftmax": _per_head(kinds.ScalableSoftmax),
-    "Sink": lambda _, tensors: kinds.Sink(len(tensors["learned"])),
-    **{name: _alone(getattr(kinds, name)) for name in _PLAIN},
+    **{kind.__name__: kind.from_form for kind in MODULES},
 }
 
 

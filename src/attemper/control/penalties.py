@@ -63,9 +63,14 @@ class EntropyTarget(Penalty):
     """
 
     def __init__(
-        self, alpha: Alpha, coef: float = 0.01, *, tolerance: float = 0.0, unit: str = "nats",
+        self,
+        alpha: Alpha,
+        coef: float = 0.01,
+        *,
+        tolerance: float = 0.0,
+        unit: str = "nats",
         total_steps: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(coef)
         one_of("EntropyTarget(unit=...)", unit, ("nats", "normalized"))
         if not tolerance >= 0:

@@ -57,9 +57,13 @@ class QKClip:
     """
 
     def __init__(
-        self, model: nn.Module, threshold: float = 100.0, *, sites: Iterable[str] | None = None,
+        self,
+        model: nn.Module,
+        threshold: float = 100.0,
+        *,
+        sites: Iterable[str] | None = None,
         rows: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
         self._wanted = checked_sites("QKClip", sites)

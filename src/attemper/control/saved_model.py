@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attemper.control.part_form import form_of, part_of
 from attemper.control.temperature_file import read_tensors, write_tensors
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature
 from attemper.sites import find
@@ -140,9 +140,8 @@ def _refuse_split(site: str, tensor: Tensor) -> None:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    replace_synced(part, path)
+    with replacement(path) as part:
+        part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _mark(config: Path) -> None:
@@ -190,19 +189,18 @@ def parts_in(folder: Path) -> Parts:
         forms = [*given["temperatures"], *([] if given["normalizer"] is None else [given["normalizer"]])]
         found[site] = []
         for number, form in enumerate(forms):
-            is_map = number == len(given["temperatures"])
-            beginning = f"{site}.normalizer." if is_map else f"{site}." if number == 0 else f"{site}#{number + 1}."
-            # Not those of the site's map, nor of a site inside of this one.
+            is_normalizer = number == len(given["temperatures"])
+            suffix = ".normalizer" if is_normalizer else "" if number == 0 else f"#{number + 1}"
+            beginning = f"{site}{suffix}."
+            # Not those of the site's normalizer, nor of a site inside of this one.
             inner = [f"{other}." for other in (*sites, f"{site}.normalizer") if other.startswith(beginning)]
-            own = {
-                name.removeprefix(beginning): value for name, value in tensors.items()
-                if name.startswith(beginning) and not name.startswith(tuple(inner))
-            }  # fmt: skip
+            names = [name for name in tensors if name.startswith(beginning) and not name.startswith(tuple(inner))]
+            own = {name.removeprefix(beginning): tensors[name] for name in names}
             try:
                 part = part_of(form, own)
             except InputError as error:
                 raise InputError(f"{folder / FILE}: {site}: {error}") from error
-            if isinstance(part, Normalizer) is not is_map:
+            if isinstance(part, Normalizer) is not is_normalizer:
                 raise InputError(f"{folder / FILE}: {site}: a {type(part).__name__} stands in the other's place.")
             found[site].append(part)
     return found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attemper.checks import one_of, positive_number
-from attemper.control.linear_blocks import WHICH, LinearWeight, linear_weights
+from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights
 from attemper.errors import InputError
 from attemper.sites.names import class_name, named, unwrapped
 from attemper.sites.sharded import is_dtensor

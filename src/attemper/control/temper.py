@@ -1,50 +1,65 @@
-"""``attemper.temper``: a temperature, or another map than softmax, on the attention of a model that exists."""
+"""``attemper.temper``: a temperature, or another normalizer than softmax, on the attention of an existing model."""
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.normalizer import normalization
 from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
-from attemper.control.originals import parts_for
-from attemper.control.saved_model import accompany, is_tempered, parts_in, unaccompany
-from attemper.control.temper_table import lines
+from attemper.control.saved_model import accompany, unaccompany
 from attemper.control.temperature_file import read_temperatures, write_temperatures
 from attemper.errors import InputError
-from attemper.nn.normalizers import (
-    Entmax15,
-    Normalizer,
-    ScalableSoftmax,
-    Sigmoid,
-    Softmax,
-    SoftmaxPlusOne,
-    Sparsemax,
+from attemper.nn.normalizers import MODULES, Normalizer
+from attemper.nn.temperature import (
+    ACTIONS,
+    ADDED,
+    FixedTemperature,
+    ProductTemperature,
+    ScheduledTemperature,
+    Temperature,
 )
-from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, ScheduledTemperature, Temperature
 from attemper.sites import find
 from attemper.sites.names import class_name, unwrapped
 from attemper.sites.wrap import actions_of, release
 
 ADDED_NORMALIZER = "attemper_normalizer"
-"""Name, or its beginning, of a map that an attention module was given."""
+"""Name, or its beginning, of the child that is a normalizer given to an attention module."""
 Given = Temperature | float | Tensor
 """A temperature as it is given: a module, a number, or a tensor [heads]."""
+_SHOWN = 16
+"""Heads whose numbers are written out."""
+_PER_HEAD = ("alpha", "value")
+"""Attributes of a module that are its number, or its tensor [heads]."""
+_originals: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Parameters of modules that were copied, each with a warning for the user who trains it. They live as long as the user
+holds them
+"""
+Part = TypeVar("Part", bound=nn.Module)
 
 
 def temper(
-    model: nn.Module, *, temperature: Given | Sequence[Given] | Mapping[str, Given] | None = None,
-    normalizer: str | Normalizer | None = None, sites: Iterable[str] | None = None,
-) -> Tempered:  # fmt: skip
-    r"""Gives the attention of an existing model a temperature, which multiplies the model's own; or another map from
-    scores to weights.
+    model: nn.Module,
+    *,
+    temperature: Given | Sequence[Given] | Mapping[str, Given] | None = None,
+    normalizer: str | Normalizer | None = None,
+    sites: Iterable[str] | None = None,
+) -> Tempered:
+    r"""Gives the attention of an existing model a temperature, which multiplies the model's own; or another
+    normalizer from scores to weights.
 
     .. math:: \mathrm{softmax}(\mathrm{softcap}(\tfrac{scale}{T}\, q \cdot k) + bias)
 
@@ -75,7 +90,7 @@ def temper(
         normalizer: a name ("entmax15", "sparsemax", ...) or a module of ``attemper.nn`` (``TopK(64)``,
             ``Entmax(1.3, learned=True)``), for one site itself and for several copied, as a temperature is: the child
             ``attemper_normalizer``. None to leave the model's own attention where it is. A model was trained with
-            softmax: what another map does to its loss is for you to measure, or to train.
+            softmax: what another normalizer does to its loss is for you to measure, or to train.
         sites: names of modules whose attention to temper, with all below them; None for all that are found.
 
     Returns:
@@ -101,8 +116,8 @@ def temper(
     each = {} if given is None else _each(given, found)
     if any(parameter.requires_grad for part in (*each.values(), chosen) if part for parameter in part.parameters()):
         refuse_wrapped("temper", model)
-    maps = [] if chosen is None else parts_for(chosen, len(found))
-    return Tempered(model, found, each, {site.name: part for site, part in zip(found, maps, strict=False)})
+    normalizers = [] if chosen is None else _copies(chosen, len(found))
+    return Tempered(model, found, each, {site.name: part for site, part in zip(found, normalizers, strict=False)})
 
 
 class Tempered:
@@ -119,7 +134,7 @@ class Tempered:
         self.temperatures: dict[str, Temperature] = dict(temperatures)
         """The temperature that stands at each site that got one, by its name."""
         self.normalizers: dict[str, Normalizer] = dict(normalizers or {})
-        """The map that stands at each site that got one, by its name."""
+        """The normalizer that stands at each site that got one, by its name."""
         self._children: list[tuple[Site, str, nn.Module]] = []
         for site in sites:
             if site.name in self.temperatures:
@@ -183,7 +198,7 @@ class Tempered:
                 raises. Nothing is changed then.
         """
         if self.normalizers:
-            raise InputError("Tempered.fold: another map than softmax cannot be folded into weights.")
+            raise InputError("Tempered.fold: another normalizer than softmax cannot be folded into weights.")
         found: dict[str, Tensor] = {}
         for name, part in self.temperatures.items():
             value = constant(part)
@@ -212,7 +227,7 @@ class Tempered:
     def __repr__(self) -> str:
         """What stands where, with its numbers as they are now."""
         found = f"{class_name(unwrapped(self.model))}, {'tempered at' if self._children else 'no more tempered at'}"
-        shown = lines(self.temperatures, self.normalizers)
+        shown = _lines(self.temperatures, self.normalizers)
         return "\n".join((f"{found} {len(shown)} site{'' if len(shown) == 1 else 's'}", *shown))
 
     def __enter__(self) -> Tempered:
@@ -241,52 +256,16 @@ class Tempered:
         self._children.append((site, child, part))
 
 
-def restored(model: nn.Module, folder: str | Path) -> tuple[Tempered, ...]:
-    """Gives a model what ``save_pretrained`` wrote of its temperatures and normalizers; one handle for all of them, or
-    more where a site has several temperatures. Nothing where the folder holds no tempered model.
-
-    Raises:
-        InputError: as ``parts_in``; or the model has not the sites that the folder names.
-    """
-    folder = Path(folder)
-    if not is_tempered(folder):
-        return ()
-    sites = {site.name: site for site in chosen_sites("attemper.load", model, None)}
-    here = {_own_name(model, name, sites): parts for name, parts in parts_in(folder).items()}
-    maps = {name: parts[-1] for name, parts in here.items() if isinstance(parts[-1], Normalizer)}
-    each = {name: [part for part in parts if isinstance(part, Temperature)] for name, parts in here.items()}
-    handles = []
-    for level in range(max([1, *(len(parts) for parts in each.values())])):
-        those = {name: parts[level] for name, parts in each.items() if len(parts) > level}
-        handles.append(Tempered(model, list(sites.values()), those, maps if level == 0 else None))
-    return tuple(handles)
-
-
-def _own_name(model: nn.Module, name: str, sites: Mapping[str, Site]) -> str:
-    """A site's name in this model, which may be the body of the one that was saved, or have it as its body."""
-    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
-    for own in (name, f"{prefix}{name}", name.removeprefix(prefix)):
-        if own in sites:
-            return own
-    raise InputError(
-        f"attemper.load: {class_name(model)} has no attention {name!r:.120}, which the folder names. Its own: "
-        f"{', '.join(list(sites)[:8])}. Pass cls=, the class that was saved."
-    )
-
-
 def _normalizer(given: Any) -> Normalizer:
-    """The module that is meant.
+    """The normalizer as a module.
 
     Raises:
-        InputError: it is no name and no module of a map.
+        InputError: it is no name and no module of a normalizer.
     """
     if isinstance(given, Normalizer):
         return given
     meant = normalization("temper", given if isinstance(given, str) else repr(given)).kind
-    return {
-        "softmax": Softmax, "softmax_plus_one": SoftmaxPlusOne, "scalable_softmax": ScalableSoftmax, "sigmoid": Sigmoid,
-        "sparsemax": Sparsemax, "entmax15": Entmax15,
-    }[meant]()  # fmt: skip
+    return next(module for module in MODULES if module.name == meant)()
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:
@@ -294,8 +273,8 @@ def _refuse_torch_layers(sites: list[Site]) -> None:
     if refused:
         raise InputError(
             f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "
-            "another map: put attemper.nn.MultiheadAttention(..., normalizer=...) there, which loads its weights, or "
-            "leave it out with sites=."
+            "another normalizer: put attemper.nn.MultiheadAttention(..., normalizer=...) there, which loads its "
+            "weights, or leave it out with sites=."
         )
 
 
@@ -337,10 +316,87 @@ def _modules(given: Any, count: int) -> list[Temperature]:
         InputError: it is no temperature.
     """
     if isinstance(given, Temperature):
-        return parts_for(given, count)
+        return _copies(given, count)
     if isinstance(given, nn.Module) or not isinstance(given, int | float | Tensor) or isinstance(given, bool):
         raise InputError(
             f"temper(temperature=...) must be a number above 0, a tensor [heads] or a module of attemper.nn, got "
             f"{type(given).__name__}."
         )
     return [FixedTemperature(given) for _ in range(count)]
+
+
+def _copies(given: Part, count: int) -> list[Part]:
+    """A module for each of ``count`` sites: itself for one; copies for several, each of which learns for itself.
+
+    A schedule is not copied: all sites follow the one whose ``step()`` the user calls.
+    """
+    if count == 1:
+        return [given]
+    shared = {id(part): part for part in given.modules() if isinstance(part, ScheduledTemperature)}
+    learned = {name: part for name, part in given.named_parameters() if part.requires_grad}
+    for name, parameter in learned.items():
+        _originals[parameter] = (
+            f"an optimizer holds {name} of the {type(given).__name__} that attemper.temper was given for {count} "
+            "sites, and it has no gradient: each site learns a copy of its own. Give the optimizer "
+            "handle.parameters(), or give temper a list with a module for each site."
+        )
+    if learned:
+        _watch_optimizers()
+    return [copy.deepcopy(given, dict(shared)) for _ in range(count)]
+
+
+@lru_cache(1)
+def _watch_optimizers() -> None:
+    # It stays: taken off inside of a step, it would break the loop over the hooks of others.
+    register_optimizer_step_post_hook(_warn_of_originals)
+
+
+def _warn_of_originals(optimizer: Optimizer, *_: Any) -> None:
+    """After a step of any optimizer: warns once of each copied original in it that has no gradient."""
+    if torch.compiler.is_compiling() or not len(_originals):
+        return
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is None]
+    for message in {_originals.pop(parameter, None): None for parameter in held}:
+        if message is not None:
+            warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _lines(temperatures: Mapping[str, Temperature], normalizers: Mapping[str, Normalizer]) -> list[str]:
+    """A line for each site: its name, its temperature, its normalizer."""
+    names = list(dict.fromkeys((*temperatures, *normalizers)))
+    width = max(map(len, names), default=0)
+    found = []
+    for name in names:
+        parts = [part for part in (temperatures.get(name), normalizers.get(name)) if part is not None]
+        found.append(f"  {name:{width}}  {'; '.join(_description(part) for part in parts)}")
+    return found
+
+
+def _description(part: nn.Module) -> str:
+    """A temperature or normalizer with its numbers as they are now."""
+    if isinstance(part, ProductTemperature):
+        return " x ".join(_description(factor) for factor in part.factors)
+    name, given = type(part).__name__, _given(part)
+    if not isinstance(given, Tensor):
+        more = part.extra_repr()
+        return f"{name}({more})" if more else name
+    if isinstance(part, ScheduledTemperature):
+        return f"{name} {_numbers(given)} at step {int(part.steps)} of {part.total_steps}"
+    quantity = "alpha " if hasattr(part, "alpha") else ""
+    return f"{name} {quantity}{_numbers(given)}"
+
+
+def _given(part: nn.Module) -> Any:
+    """The tensor that a module holds, whether it is an attribute or a method's result; None for one of another kind."""
+    given: Any = next((getattr(part, name) for name in _PER_HEAD if hasattr(part, name)), None)
+    return given() if callable(given) and not isinstance(given, Tensor) else given
+
+
+def _numbers(given: Tensor) -> str:
+    values = given.detach().double().flatten().tolist()
+    if len(values) > 1 and len(set(values)) == 1:
+        return f"{values[0]:.4g} ({len(values)} heads)"
+    first = " ".join(f"{value:.4g}" for value in values[:_SHOWN])
+    if len(values) <= _SHOWN:
+        return first
+    return f"{first} ... ({len(values)} heads, {min(values):.4g} to {max(values):.4g})"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 
 FILE = "attemper.safetensors"
 _FORMAT = "attemper-temperatures"
@@ -30,13 +30,10 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
     if not path.parent.is_dir():
         raise InputError(f"{path.parent} is no folder: make it first.")
     about = {"format": kind, "version": 1, **(more or {})}
-    whole = path.with_name(f"{path.name}.part")
-    save_file(
-        # Sites may share a module, and safetensors takes no tensors that share their memory.
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, whole,
-        metadata={"attemper": json.dumps(about)},
-    )  # fmt: skip
-    replace_synced(whole, path)
+    # Sites may share a module, and safetensors takes no tensors that share their memory.
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacement(path) as part:
+        save_file(copies, part, metadata={"attemper": json.dumps(about)})
     return path
 
 

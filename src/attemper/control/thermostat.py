@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number
 from attemper.control.chosen import Site, chosen_sites
-from attemper.control.gauge import Gauge, Sums, refusal
+from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
@@ -24,7 +24,7 @@ from attemper.sites.wrap import listen, unlisten
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
 _FLAT = 1e-3
-"""Slopes (nats per unit of log T) below this tell nothing of how far to go."""
+"""A slope (nats per unit of log T) below this does not say how far to go."""
 
 
 class HeldTemperature(Temperature):
@@ -104,22 +104,34 @@ class Thermostat:
         total_steps: of the training, for a schedule.
 
     Raises:
-        InputError: an argument has no meaning; a module attends by another map than softmax; or as
-            :func:`attemper.temper`.
+        InputError: an argument has no meaning; a module attends by another normalizer than softmax; or
+            as :func:`attemper.temper`.
     """
 
     def __init__(
-        self, model: nn.Module, target_entropy: Target, *, per: str = "head", unit: str = "nats",
-        rows: int | None = 128, rate: float = 0.5, max_step: float = 0.1, floor: float = FLOOR,
-        ceiling: float = CEILING, sites: Iterable[str] | None = None, total_steps: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        target_entropy: Target,
+        *,
+        per: str = "head",
+        unit: str = "nats",
+        rows: int | None = 128,
+        rate: float = 0.5,
+        max_step: float = 0.1,
+        floor: float = FLOOR,
+        ceiling: float = CEILING,
+        sites: Iterable[str] | None = None,
+        total_steps: int | None = None,
+    ) -> None:
         one_of("Thermostat(per=...)", per, ("head", "layer"))
         one_of("Thermostat(unit=...)", unit, ("nats", "normalized"))
         self.per, self.unit, self.target, self.total_steps = per, unit, target_entropy, total_steps
         self.rate = positive_number("Thermostat(rate=...)", rate, "It is the share of Newton's step, up to 1.")
         self.max_step = positive_number("Thermostat(max_step=...)", max_step, "It bounds the change of log T.")
-        floor, ceiling = (positive_number(f"Thermostat({name}=...)", value, "Temperatures are above 0.")
-                          for name, value in (("floor", floor), ("ceiling", ceiling)))  # fmt: skip
+        floor, ceiling = (
+            positive_number(f"Thermostat({name}=...)", value, "Temperatures are above 0.")
+            for name, value in (("floor", floor), ("ceiling", ceiling))
+        )
         if not floor <= 1 <= ceiling:
             raise InputError(f"Thermostat(floor={floor}, ceiling={ceiling}): they must have 1 between them.")
         self._logs = math.log(floor), math.log(ceiling)
@@ -128,13 +140,13 @@ class Thermostat:
         self.steps = 0
         self._band(0)
         found = chosen_sites("Thermostat", model, sites)
-        _refuse_other_maps(found)
+        _refuse_other_normalizers(found)
         self._temperatures = {site.name: HeldTemperature() for site in found}
         self._tempered = Tempered(model, found, self._temperatures)
-        self._gauges = {site.name: Gauge(f"Thermostat ({site.name})", rows, unit) for site in found}
+        self._meters = {site.name: EntropyMeter(f"Thermostat ({site.name})", rows, unit) for site in found}
         self._sites = found
         for site in found:
-            listen(site.module, site.way, self._gauges[site.name])
+            listen(site.module, site.way, self._meters[site.name])
         self.readings: dict[str, Reading] = {}
         """What the last step found and did, by site."""
 
@@ -157,9 +169,9 @@ class Thermostat:
             What was found and done, by site; sites that did not run are left out.
         """
         low, high = self._band(self.steps)
-        measured = {name: gauge.sums for name, gauge in self._gauges.items() if gauge.sums is not None}
-        for gauge in self._gauges.values():
-            gauge.sums = None
+        measured = {name: meter.sums for name, meter in self._meters.items() if meter.sums is not None}
+        for meter in self._meters.values():
+            meter.sums = None
         self.readings = {}
         for name, sums in _of_all_processes(measured).items():
             self.readings[name] = self._moved(self._temperatures[name], sums, low, high)
@@ -199,7 +211,7 @@ class Thermostat:
     def close(self) -> None:
         """Takes temperatures and measuring off the model. May be called again."""
         for site in self._sites:
-            unlisten(site.module, self._gauges[site.name])
+            unlisten(site.module, self._meters[site.name])
         self._tempered.remove()
 
     def __enter__(self) -> Thermostat:
@@ -244,7 +256,7 @@ class Thermostat:
         return Reading(torch.where(rows > 0, entropy, math.nan), slope, logs.exp(), bounded)
 
 
-def _refuse_other_maps(sites: list[Site]) -> None:
+def _refuse_other_normalizers(sites: list[Site]) -> None:
     """Says at once what the first forward pass would."""
     for site in sites:
         own = site.module.normalizer if site.way == OWN else None

@@ -9,7 +9,6 @@ from attemper.functional.information import (
     pac_bayes_bound,
     rate_distortion,
 )
-from attemper.functional.length import length_temperature
 from attemper.functional.linear import LinearOutput, LinearState, linear_attention
 from attemper.functional.losses import entropy_bonus, entropy_diversity, entropy_target, z_loss
 from attemper.functional.measures import (
@@ -24,10 +23,16 @@ from attemper.functional.measures import (
     statistics,
 )
 from attemper.functional.normalizers import scalable_softmax, sigmoid, softmax_plus_one, softmax_with_sink
-from attemper.functional.slope import entropy_slope
-from attemper.functional.sparse import entmax, entmax15, entmax_iterations, sparsemax
-from attemper.functional.temperature import SolvedTemperature, temperature_for_entropy
-from attemper.functional.truncated import threshold_softmax, topk_softmax
+from attemper.functional.sparse import (
+    entmax,
+    entmax15,
+    entmax_iterations,
+    sparsemax,
+    threshold_softmax,
+    topk_softmax,
+)
+from attemper.functional.temperature import entropy_slope, length_temperature, temperature_for_entropy
+from attemper.functional.temperature_search import SolvedTemperature
 
 __all__ = [
     "AttentionOutput",

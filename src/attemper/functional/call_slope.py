@@ -11,7 +11,7 @@ from attemper.backends.reference import softmax
 from attemper.call import reference
 from attemper.call.options import Call
 from attemper.call.sampling import picked
-from attemper.functional.slope import covariance
+from attemper.functional.temperature import covariance
 
 
 def is_monotone(call: Call) -> bool:

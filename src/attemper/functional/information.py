@@ -20,8 +20,7 @@ from torch import Tensor
 from attemper.call.statistics import VANISHED, at_most, log_count
 from attemper.checks import positive_number
 from attemper.errors import InputError
-from attemper.functional.measures import softmax
-from attemper.functional.score_rows import ADVICE, ScoreRow, floating
+from attemper.functional.measures import TEMPERATURE_ADVICE, ScoreRow, floating, softmax
 
 
 class RateDistortion(NamedTuple):
@@ -255,7 +254,7 @@ def _points(temperatures: Sequence[float] | Tensor) -> list[float] | list[Tensor
         return list(temperatures.unbind())
     if isinstance(temperatures, str) or not isinstance(temperatures, Sequence) or not temperatures:
         raise InputError(f"{where} must be a sequence of numbers, e.g. (0.5, 1.0, 2.0), got {temperatures!r}.")
-    return [positive_number(where, number, ADVICE, infinite=True) for number in temperatures]
+    return [positive_number(where, number, TEMPERATURE_ADVICE, infinite=True) for number in temperatures]
 
 
 def _bounded(where: str, value: float | Tensor, most: float, dtype: torch.dtype, advice: str) -> Tensor:

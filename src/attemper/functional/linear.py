@@ -14,9 +14,16 @@ from attemper.call.compiling import constant_in_graphs
 from attemper.call.options import DTYPES
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
-from attemper.functional import linear_chunks, linear_exponential
-from attemper.functional.feature_maps import FeatureMap, checked_map, elu_plus_one, given_features
-from attemper.functional.linear_exponential import Sums
+from attemper.functional.linear_state import (
+    CHUNK,
+    FeatureMap,
+    Sums,
+    causal,
+    checked_map,
+    features,
+    given_features,
+    over_all,
+)
 
 _WHERE = "linear_attention"
 _PART_ROWS = 8192
@@ -69,10 +76,17 @@ class LinearOutput(_Pair):
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, feature_map: FeatureMap = "elu", is_causal: bool = False,
-    mask: Tensor | None = None, state: LinearState | None = None, enable_gqa: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: FeatureMap = "elu",
+    is_causal: bool = False,
+    mask: Tensor | None = None,
+    state: LinearState | None = None,
+    enable_gqa: bool = False,
     chunk_size: int | None = None,
-) -> LinearOutput:  # fmt: skip
+) -> LinearOutput:
     r"""Attention whose weights are products of features: time and memory grow as the number of tokens, not its square.
 
     .. math:: o_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j)\, v_j}{\sum_j \phi(q_i) \cdot \phi(k_j)}
@@ -124,10 +138,8 @@ def linear_attention(
     """
     checked_map(_WHERE, feature_map)
     if all(isinstance(tensor, Tensor) and tensor.ndim == 3 for tensor in (q, k, v)):
-        made = linear_attention(
-            q[:, None], k[:, None], v[:, None], feature_map=feature_map, is_causal=is_causal, mask=mask, state=state,
-            chunk_size=chunk_size,
-        )  # fmt: skip
+        options = {"feature_map": feature_map, "is_causal": is_causal, "mask": mask, "state": state}
+        made = linear_attention(q[:, None], k[:, None], v[:, None], chunk_size=chunk_size, **options)
         return LinearOutput(made.output[:, 0], made.state, made.valid[:, 0])
     _check_tensors(q, k, v, mask, enable_gqa)
     _check_causal(q, k, is_causal, chunk_size)
@@ -136,13 +148,13 @@ def linear_attention(
     rows, keys = (q, k) if isinstance(feature_map, str) else _given_features(q, k, feature_map, hidden, dtype)
     name = feature_map if isinstance(feature_map, str) else None
     sums = _before(state, keys, v.shape[3], name, dtype)
-    size = _part_size(q, chunk_size) if is_causal and q.shape[2] > 1 else None
+    chunk = chunk_size or CHUNK if is_causal and q.shape[2] > 1 else None
     outputs: list[Tensor] = []
     valids: list[Tensor] = []
     # A function is called under the caller's autocast, above; the sums are not made under it.
     with _without_autocast(q.device.type):
-        for part in _parts(rows, keys, v, hidden, size):
-            output, valid, sums = _of_part(*part, sums, name, size is not None, chunk_size)
+        for part in _parts(rows, keys, v, hidden, chunk):
+            output, valid, sums = _of_part(*part, sums, name, chunk)
             outputs.append(output.to(q.dtype))
             valids.append(valid)
     output, valid = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in (outputs, valids))
@@ -154,20 +166,15 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
 
 
-def _part_size(q: Tensor, chunk_size: int | None) -> int:
-    """Tokens that are worked on at once: what fits a cache. A graph that is compiled has one part."""
-    batch, heads, tokens, _ = q.shape
-    if torch.compiler.is_compiling():
-        return tokens
-    chunk = chunk_size or linear_chunks.CHUNK
-    return -(-_PART_ROWS // (chunk * max(batch * heads, 1))) * chunk
-
-
 def _parts(
-    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, size: int | None
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, chunk: int | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """q, k, v and hidden in parts of ``size`` tokens, or whole."""
-    if size is None or size >= k.shape[2]:
+    """q, k, v and hidden: whole, or for a causal call in parts that fit a cache. A compiled graph has one part."""
+    batch, heads, tokens, _ = q.shape
+    size = tokens
+    if chunk is not None and not torch.compiler.is_compiling():
+        size = -(-_PART_ROWS // (chunk * max(batch * heads, 1))) * chunk
+    if size >= tokens:
         return iter([(q, k, v, hidden)])
     pieces = [tensor.split(size, 2) for tensor in (q, k, v)]
     count = len(pieces[0])
@@ -175,44 +182,24 @@ def _parts(
 
 
 def _of_part(
-    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, before: Sums, name: str | None, causal: bool,
-    chunk_size: int | None,
-) -> tuple[Tensor, Tensor, Sums]:  # fmt: skip
-    """Output [B, H, Q, E] and valid [B, H, Q] of some tokens after ``before``; the sums with their keys."""
-    dtype = before.sums.dtype
-    rows, keys = _features(q, k, hidden, name, dtype)
-    values = F.pad(v.to(dtype), (0, 1), value=1.0)
-    values = values if hidden is None else values.masked_fill(hidden, 0)
-    rows = rows.unflatten(1, (k.shape[1], q.shape[1] // max(k.shape[1], 1)))
-    if name == "exp":
-        if causal:
-            found, after = linear_exponential.causal(rows, keys, values, before, chunk_size)
-        else:
-            found, after = linear_exponential.over_all(rows, keys, values, before)
-    else:
-        if causal:
-            found, sums = linear_chunks.causal(rows, keys, values, before.sums, chunk_size)
-        else:
-            found, sums = linear_chunks.over_all(rows, keys, values, before.sums)
-        after = Sums(sums, before.shift)
-    return *_quotient(found.flatten(1, 2)), after
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, before: Sums, name: str | None, chunk: int | None
+) -> tuple[Tensor, Tensor, Sums]:
+    """Output [B, H, Q, E] and valid [B, H, Q] of some tokens after ``before``, and the sums with their keys.
 
-
-def _features(
-    q: Tensor, k: Tensor, hidden: Tensor | None, name: str | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Features of rows and keys; for "exp" their logarithms; without a name they are given.
-
-    A hidden key counts for nothing because its value, and the 1 beside it, are 0; its features need only be finite, and
-    its gradient too, so what it holds is replaced before the map. For "exp" it must not be a maximum.
+    A hidden key counts for nothing because its value, and the 1 beside it, are 0. Its features need only be finite, and
+    their gradient too, so what it holds is replaced before the map. For "exp" it must not be a maximum.
     """
-    nothing = -torch.inf if name == "exp" else 0
-    q, k = q.to(dtype), k.to(dtype) if hidden is None else k.to(dtype).masked_fill(hidden, nothing)
-    if name == "relu":
-        return q.relu(), k.relu()
-    if name == "elu":
-        return elu_plus_one(q), elu_plus_one(k)
-    return q, k
+    dtype = before.sums.dtype
+    q, k, values = q.to(dtype), k.to(dtype), F.pad(v.to(dtype), (0, 1), value=1.0)
+    if hidden is not None:
+        k, values = k.masked_fill(hidden, -torch.inf if name == "exp" else 0), values.masked_fill(hidden, 0)
+    rows = features(q, name).unflatten(1, (k.shape[1], q.shape[1] // max(k.shape[1], 1)))
+    keys = features(k, name)
+    if chunk is None:
+        found, after = over_all(rows, keys, values, before, name)
+    else:
+        found, after = causal(rows, keys, values, before, name, chunk)
+    return *_quotient(found.flatten(1, 2)), after
 
 
 def _given_features(

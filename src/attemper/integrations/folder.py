@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from attemper.control.temper import restored
-from attemper.errors import InputError
-from attemper.integrations import pretrained
+from attemper.control.chosen import Site, chosen_sites
+from attemper.control.saved_model import FIELD, is_tempered, parts_in
+from attemper.control.temper import Tempered
+from attemper.errors import InputError, MissingExtraError
+from attemper.integrations.checkpoint import check_folder
+from attemper.integrations.hub import first_line, quiet
+from attemper.nn.normalizers import Normalizer
+from attemper.nn.temperature import Temperature
+from attemper.sites.names import class_name
 
 
 def load(folder: str | os.PathLike[str], cls: Any = None) -> Any:
@@ -44,8 +52,8 @@ def load(folder: str | os.PathLike[str], cls: Any = None) -> Any:
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"attemper.load(folder): there is no folder {str(folder)!r}.")
-    model = pretrained.model_of(str(path)) if cls is None else _by_class(path, cls)
-    restored(model, path)
+    model = model_of(str(path)) if cls is None else _by_class(path, cls)
+    restore(model, path)
     return model
 
 
@@ -55,8 +63,90 @@ def _by_class(folder: Path, cls: Any) -> nn.Module:
         raise InputError(f"attemper.load(cls=...) must be a class with from_pretrained, got {cls!r:.80}.")
     module = str(getattr(cls, "__module__", ""))
     if module.split(".")[0] == "transformers":
-        return pretrained.model_of(str(folder), cls)
+        return model_of(str(folder), cls)
     model = make(str(folder))
     if not isinstance(model, nn.Module):
         raise InputError(f"attemper.load(cls=...): {cls.__name__}.from_pretrained gave a {type(model).__name__}.")
     return model.eval()
+
+
+def model_of(folder: str, cls: Any = None) -> Any:
+    """The model in a folder, in evaluation mode, by a class of transformers; None for the one that its config names.
+
+    Raises:
+        InputError: as :func:`load`, or the config names no class of transformers.
+        MissingExtraError: transformers is not installed.
+    """
+    check_folder(folder)
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
+    with quiet(transformers):
+        kind = _class_of_config(transformers, folder)
+        own = cls or kind
+        if own is None:
+            raise InputError(f"{folder}: config.json names no class of transformers. Pass cls=.")
+        # Never what a config names: it could name a kernel of the hub.
+        implementation = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+        try:
+            model, info = own.from_pretrained(
+                folder,
+                use_safetensors=True,
+                trust_remote_code=False,
+                attn_implementation=implementation,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for one cause
+            raise InputError(f"{folder} could not be loaded as a model: {first_line(error)}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(f"{folder} is a broken checkpoint: {len(missing)} parameters are missing, {missing[0]} first.")
+    if hasattr(model.config, FIELD):
+        delattr(model.config, FIELD)
+    return model.eval()
+
+
+def _class_of_config(transformers: Any, folder: str) -> Any:
+    """The class of transformers that a config names as its first; None if it is none of theirs."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        name = (config.get("architectures") or [None])[0]
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(f"{folder}: config.json cannot be read: {first_line(error)}") from error
+    found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+
+
+def restore(model: nn.Module, folder: str | Path) -> tuple[Tempered, ...]:
+    """Gives a model what ``save_pretrained`` wrote of its temperatures and normalizers; one handle for all of them, or
+    more where a site has several temperatures. Nothing where the folder holds no tempered model.
+
+    Raises:
+        InputError: as ``parts_in``; or the model has not the sites that the folder names.
+    """
+    folder = Path(folder)
+    if not is_tempered(folder):
+        return ()
+    sites = {site.name: site for site in chosen_sites("attemper.load", model, None)}
+    here = {_own_name(model, name, sites): parts for name, parts in parts_in(folder).items()}
+    maps = {name: parts[-1] for name, parts in here.items() if isinstance(parts[-1], Normalizer)}
+    each = {name: [part for part in parts if isinstance(part, Temperature)] for name, parts in here.items()}
+    handles = []
+    for level in range(max([1, *(len(parts) for parts in each.values())])):
+        those = {name: parts[level] for name, parts in each.items() if len(parts) > level}
+        handles.append(Tempered(model, list(sites.values()), those, maps if level == 0 else None))
+    return tuple(handles)
+
+
+def _own_name(model: nn.Module, name: str, sites: Mapping[str, Site]) -> str:
+    """A site's name in this model, which may be the body of the one that was saved, or have it as its body."""
+    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
+    for own in (name, f"{prefix}{name}", name.removeprefix(prefix)):
+        if own in sites:
+            return own
+    raise InputError(
+        f"attemper.load: {class_name(model)} has no attention {name!r:.120}, which the folder names. Its own: "
+        f"{', '.join(list(sites)[:8])}. Pass cls=, the class that was saved."
+    )

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from attemper.checks import did_you_mean
 from attemper.text import named
@@ -116,3 +118,26 @@ def first_line(error: BaseException) -> str:
     """What an error says in its first line, or its kind if it says nothing."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars, warnings and reports of retries inside the block; the settings are restored after it."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    logging = transformers.utils.logging
+    verbosity, bars, hub_verbosity = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        hub_logging.get_verbosity(),
+    )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -15,7 +15,7 @@ from attemper.integrations.metrics import Keep
 from attemper.integrations.training import DEFAULT_STATS, Monitor
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch
-from attemper.records import Alarm
+from attemper.readings.reading import Alarm
 from attemper.sites.names import Wrapper
 
 if TYPE_CHECKING:

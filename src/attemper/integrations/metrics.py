@@ -17,9 +17,9 @@ from typing import Protocol
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.monitor.alarms import WATCH_LIMITS
 from attemper.monitor.result import Scan
-from attemper.records import BY_NAME
+from attemper.readings.alarms import KINDS
+from attemper.readings.reading import BY_NAME
 
 logger = logging.getLogger("attemper")
 
@@ -29,7 +29,6 @@ STATISTICS = (
 )  # fmt: skip
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
-ALARM_KINDS = (*WATCH_LIMITS, "nonfinite")
 
 Keep = Callable[[str], bool]
 
@@ -63,7 +62,7 @@ def scalars(scan: Scan, stats: Iterable[str]) -> dict[str, dict[str, float]]:
             everything += found.values()
         levels["model"] |= _spread(f"attention/{statistic}", everything)
     counts = Counter(alarm.kind for alarm in scan.alarms)
-    levels["model"] |= {f"attention/alarms/{kind}": float(counts[kind]) for kind in (*ALARM_KINDS, *counts)}
+    levels["model"] |= {f"attention/alarms/{kind}": float(counts[kind]) for kind in (*KINDS, *counts)}
     return levels
 
 

@@ -5,12 +5,9 @@ Weights come from safetensors only; ``trust_remote_code`` stays off; a folder is
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +17,15 @@ from torch import Tensor, nn
 
 from attemper.checks import one_of
 from attemper.control.saved_model import FIELD, FILE
-from attemper.control.temper import Tempered, restored
+from attemper.control.temper import Tempered
 from attemper.control.temperature_file import FILE as TENSORS
 from attemper.errors import InputError, MissingExtraError
-from attemper.integrations.hub import first_line, near_folder, on_hub, refusal
-from attemper.integrations.shards import check_shards
-from attemper.text import named
+from attemper.integrations.checkpoint import check_folder
+from attemper.integrations.folder import restore
+from attemper.integrations.hub import first_line, quiet, refusal
 
 _LOG = logging.getLogger(__name__)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST = 1 << 20
 """Tokenizers without a limit of their own say 1e30."""
 _TABLES = ("wpe", "embed_positions", "position_embeddings")
@@ -61,19 +57,19 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
         MissingExtraError: transformers is not installed.
     """
     one_of("dtype", dtype, DTYPES)
-    _check_folder(source)
+    check_folder(source)
     try:
         import transformers
     except ImportError as error:
         raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
-    with _quiet(transformers):
+    with quiet(transformers):
         model = _model(transformers, source, getattr(torch, dtype), predicts)
-        tempered = _restored(transformers, model, source)
+        tempered = _restore(transformers, model, source)
         tokenizer = _tokenizer(transformers, source)
     return Pretrained(moved(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
 
 
-def _restored(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
+def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
     """What ``attemper.json`` says of the model, on the model; of a hub id too, if its config has the field."""
     folder = Path(source)
     if not folder.is_dir():
@@ -81,7 +77,7 @@ def _restored(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...
             return ()
         for name in (FILE, TENSORS):
             folder = Path(transformers.utils.cached_file(source, name)).parent
-    handles = restored(model, folder)
+    handles = restore(model, folder)
     if handles:
         _LOG.warning("%s was tempered (%s): restored at %s", source, FILE, _summary(handles))
         delattr(model.config, FIELD)
@@ -92,51 +88,6 @@ def _summary(handles: tuple[Tempered, ...]) -> str:
     sites = {site for handle in handles for site in handle.sites}
     maps = {type(part).__name__ for handle in handles for part in handle.normalizers.values()}
     return f"{len(sites)} site{'' if len(sites) == 1 else 's'}" + (f", {', '.join(sorted(maps))}" if maps else "")
-
-
-def model_of(folder: str, cls: Any = None) -> Any:
-    """The model in a folder, in evaluation mode, by a class of transformers; None for the one that its config names.
-
-    Raises:
-        InputError: as :func:`load`, or the config names no class of transformers.
-        MissingExtraError: transformers is not installed.
-    """
-    _check_folder(folder)
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
-    with _quiet(transformers):
-        kind = _named_class(transformers, folder)
-        own = cls or kind
-        if own is None:
-            raise InputError(f"{folder}: config.json names no class of transformers. Pass cls=.")
-        # Never what a config names: it could name a kernel of the hub.
-        implementation = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
-        try:
-            model, info = own.from_pretrained(
-                folder, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation,
-                local_files_only=True, output_loading_info=True,
-            )  # fmt: skip
-        except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for one cause
-            raise InputError(f"{folder} could not be loaded as a model: {first_line(error)}") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise InputError(f"{folder} is a broken checkpoint: {len(missing)} parameters are missing, {missing[0]} first.")
-    if hasattr(model.config, FIELD):
-        delattr(model.config, FIELD)
-    return model.eval()
-
-
-def _named_class(transformers: Any, folder: str) -> Any:
-    """The class of transformers that a config names as its first; None if it is none of theirs."""
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        named = (config.get("architectures") or [None])[0]
-    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"{folder}: config.json cannot be read: {first_line(error)}") from error
-    found = getattr(transformers, named, None) if isinstance(named, str) and named.isidentifier() else None
-    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 
 
 def moved(model: nn.Module, device: str) -> nn.Module:
@@ -192,59 +143,20 @@ def windows(
     return batches
 
 
-def _check_folder(source: str) -> None:
-    """A folder must hold a config and safetensors. What is no folder is left to transformers, as a hub id."""
-    if on_hub(source):
-        return
-    path = Path(source)
-    if not os.path.exists(source):
-        raise InputError(f"there is no folder {named(source)}.{near_folder(source)}")
-    if path.suffix.lower() == ".gguf" or (path.is_dir() and not any(path.glob("*.safetensors"))):
-        _refuse_gguf(path)
-    if not path.is_dir():
-        raise InputError(f"{source} is a file; give the folder that holds config.json and the safetensors weights.")
-    if not (path / "config.json").is_file():
-        raise InputError(f"{source} holds no model: there is no config.json in it.{_inner_models(path)}")
-    if not any(path.glob("*.safetensors")):
-        pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
-        if pickled:
-            raise InputError(
-                f"{source} holds pickled weights ({pickled[0]}), which can run code when they are opened. Convert them "
-                "with model.save_pretrained(folder) in an environment you trust; it writes safetensors."
-            )
-        raise InputError(f"{source} holds no weights: there is no .safetensors file in it.")
-    check_shards(path)
-
-
-def _refuse_gguf(path: Path) -> None:
-    """Weights for llama.cpp are no safetensors; transformers can read them and write those."""
-    folder = path if path.is_dir() else path.parent
-    files = sorted(folder.glob("*.gguf")) if path.is_dir() else [path]
-    if files:
-        raise InputError(
-            f"{named(files[0])} is a GGUF file, quantised for llama.cpp; attemper reads safetensors. Give the model it "
-            f"was made from, or convert it: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
-            f"gguf_file={files[0].name!r}).save_pretrained(folder), and AutoTokenizer alike; then give that folder."
-        )
-
-
-def _inner_models(path: Path) -> str:
-    """A training run keeps its checkpoints in folders of its own: they are named."""
-    if (path / "adapter_config.json").is_file():
-        return " It holds an adapter: merge it into its model (peft: merge_and_unload()) and save that."
-    inner = sorted(entry.parent.name for entry in path.glob("*/config.json"))
-    return f" Did you mean {str(path / inner[-1])!r}?" if inner else ""
-
-
 def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
     local = os.path.isdir(source)
     auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
     try:
         # eager: every architecture has it, and no hub kernel is fetched because a config names one.
         model, info = auto.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="eager",
-            local_files_only=local, output_loading_info=True,
-        )  # fmt: skip
+            source,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            local_files_only=local,
+            output_loading_info=True,
+        )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
         raise InputError(refusal(source, error)) from error
     if predicts:
@@ -346,9 +258,10 @@ def _limits(model: Any, tokenizer: Any) -> dict[str, int]:
         if name.endswith("position_embeddings") and getattr(table, "padding_idx", None):
             limits[f"the table {name}"] = table.num_embeddings - table.padding_idx - 1
     return {
-        name: int(limit) for name, limit in limits.items()
+        name: int(limit)
+        for name, limit in limits.items()
         if isinstance(limit, int | float) and math.isfinite(limit) and 0 < limit < 1e9
-    }  # fmt: skip
+    }
 
 
 def _how_to_read(length: int, pretrained: Pretrained) -> str:
@@ -356,9 +269,10 @@ def _how_to_read(length: int, pretrained: Pretrained) -> str:
     limits = _limits(pretrained.model, pretrained.tokenizer)
     short = ", ".join(f"{name} ({limit})" for name, limit in limits.items() if limit < length)
     learned = [
-        name for name, part in pretrained.model.named_modules()
+        name
+        for name, part in pretrained.model.named_modules()
         if isinstance(part, nn.Embedding) and part.num_embeddings < length and name.split(".")[-1] in _TABLES
-    ]  # fmt: skip
+    ]
     if learned:
         return f"Its positions are learned ({learned[0]}): it cannot read more without training. Take a shorter length."
     factor = math.ceil(length / pretrained.longest)
@@ -366,26 +280,3 @@ def _how_to_read(length: int, pretrained: Pretrained) -> str:
         f"To read more, change {short}, and with them rope_parameters in config.json, for instance "
         f'{{"rope_type": "yarn", "factor": {factor}.0}} beside what stands there.'
     )
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without progress bars, warnings and reports of retries while it loads; as they were afterwards."""
-    from huggingface_hub.utils import logging as hub_logging
-
-    logging = transformers.utils.logging
-    verbosity, bars, hub_verbosity = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        hub_logging.get_verbosity(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-        if bars:
-            logging.enable_progress_bar()

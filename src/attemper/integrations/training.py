@@ -17,7 +17,8 @@ from attemper.integrations.metrics import Keep, budget, checked_statistics, scal
 from attemper.integrations.sinks import Sinks
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
-from attemper.records import BY_NAME, SEVERITIES, Alarm
+from attemper.readings.alarms import SEVERITIES
+from attemper.readings.reading import BY_NAME, Alarm
 from attemper.sites.names import unwrapped
 from attemper.text import shown
 

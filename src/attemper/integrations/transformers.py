@@ -22,7 +22,7 @@ from attemper.integrations.metrics import Keep
 from attemper.integrations.training import DEFAULT_STATS, Monitor
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch
-from attemper.records import Alarm
+from attemper.readings.reading import Alarm
 from attemper.sites.transformers import NAME, register
 
 register()

@@ -75,9 +75,15 @@ def run(name: str, *, seed: int = 0) -> Experiment:
 
 
 def train(
-    name: str, *, out: Path, workers: int = 2, steps: int | None = None, seeds: int | None = None, quick: bool = False,
+    name: str,
+    *,
+    out: Path,
+    workers: int = 2,
+    steps: int | None = None,
+    seeds: int | None = None,
+    quick: bool = False,
     report: Callable[[str], None] = lambda line: None,
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """Runs an experiment that trains models, or goes on with it: runs that are in ``out`` are not done again.
 
     Args:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.functional import attention
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 SIZE = 64
@@ -165,9 +165,13 @@ def peak_mib() -> dict[int, dict[str, float]] | None:
         return None
     code = "from attemper.lab.complexity import print_peaks; print_peaks()"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         raise RuntimeError(f"lab complexity: the process that measures memory failed:\n{done.stderr}")
     return {int(tokens): peaks for tokens, peaks in json.loads(done.stdout).items()}
@@ -208,7 +212,7 @@ def _told() -> Table:
             f"{len(PER_SCORE)} things with each score ({', '.join(PER_SCORE)}), which makes {parts.total:,}: "
             f"{parts.total / told:.2f} times as many."
         ),
-        columns=(Column("part"), Column("usual count", "operations"), Column("counted", "operations")),
+        columns=headings("part", "usual count [operations]", "counted [operations]"),
         rows=(
             ("scores q k^T", square * size, parts.scores),
             ("softmax", square, parts.softmax),
@@ -226,14 +230,13 @@ def _operations() -> Table:
             f"{LENGTHS[-1] // LENGTHS[0]} times the length, {last.total / first.total:.0f} times the operations, of "
             f"which the softmax is {last.softmax / last.total:.1%}. Every exact way does all of them."
         ),
-        columns=(
-            Column("n", "tokens"), *(Column(name, "millions") for name in ("scores", "softmax", "mixture", "total")),
-        ),
+        columns=headings("n [tokens]", *(f"{name} [millions]" for name in ("scores", "softmax", "mixture", "total"))),
         rows=tuple(
             (n, *(part / 1e6 for part in (one.scores, one.softmax, one.mixture, one.total)))
-            for n in LENGTHS for one in (operations(n, SIZE),)
+            for n in LENGTHS
+            for one in (operations(n, SIZE),)
         ),
-    )  # fmt: skip
+    )
 
 
 def _bytes() -> Table:
@@ -248,12 +251,11 @@ def _bytes() -> Table:
             f"operations for each byte hardly grow with n. Blocked is counted for code that reads keys and values once "
             f"for {ROWS} queries and keeps their scores in cache, as a fused kernel does."
         ),
-        columns=(
-            Column("n", "tokens"), Column("eager", "MiB"), Column("blocked", "MiB"),
-            Column("eager", "operations/byte"), Column("blocked", "operations/byte"),
+        columns=headings(
+            "n [tokens]", "eager [MiB]", "blocked [MiB]", "eager [operations/byte]", "blocked [operations/byte]"
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _times(times: dict[int, dict[str, float]]) -> Table:
@@ -267,7 +269,7 @@ def _times(times: dict[int, dict[str, float]]) -> Table:
             f"{longest}, from the fastest: {', '.join(ordered)}. The shortest of several runs is shown. What blocked "
             "saves is memory: it is plain PyTorch that passes over each tile some fifteen times, SDPA passes once."
         ),
-        columns=(Column("n", "tokens"), *(Column(way, "ms") for way in WAYS), Column("runs")),
+        columns=headings("n [tokens]", *(f"{way} [ms]" for way in WAYS), "runs"),
         rows=tuple((n, *(times[n][way] for way in WAYS), repeats(n)) for n in LENGTHS),
         measured=True,
     )
@@ -279,13 +281,10 @@ def _speeds(times: dict[int, dict[str, float]], errors: dict[str, float]) -> Tab
     return Table(
         title="speed and error of each way",
         see="All three compute the same output, up to rounding. The error is that against float64.",
-        columns=(
-            Column("way"), Column(f"speed, n = {longest}", "10^9 operations/s"),
-            Column(f"largest error, n = {LENGTHS[0]}"),
-        ),
+        columns=headings("way", f"speed, n = {longest} [10^9 operations/s]", f"largest error, n = {LENGTHS[0]}"),
         rows=tuple((way, done / times[longest][way] / 1e6, errors[way]) for way in WAYS),
         measured=True,
-    )  # fmt: skip
+    )
 
 
 def _peaks(peaks: dict[int, dict[str, float]] | None) -> Table:
@@ -302,12 +301,12 @@ def _peaks(peaks: dict[int, dict[str, float]] | None) -> Table:
     return Table(
         title=f"peak memory beyond inputs and output, {HEADS} heads, d = {SIZE}, float32, one thread",
         see=see,
-        columns=(
-            Column("n", "tokens"), *(Column(way, "MiB") for way in WAYS), Column("eager, counted", "MiB"),
-            Column("blocked, counted", "MiB"),
+        columns=headings(
+            "n [tokens]", *(f"{way} [MiB]" for way in WAYS), "eager, counted [MiB]", "blocked, counted [MiB]"
         ),
-        rows=tuple(rows), measured=True,
-    )  # fmt: skip
+        rows=tuple(rows),
+        measured=True,
+    )
 
 
 LENGTH_AXIS = Axis("length n (tokens)", "log")
@@ -317,23 +316,27 @@ def _operations_chart() -> Chart:
     at = tuple(float(n) for n in LENGTHS)
     parts = [operations(n, SIZE) for n in LENGTHS]
     return Chart(
-        f"operations, counted, one head, d = {SIZE}", LENGTH_AXIS, Axis("operations (number)", "log"),
+        f"operations, counted, one head, d = {SIZE}",
+        LENGTH_AXIS,
+        Axis("operations (number)", "log"),
         (
             Series("each of the products", at, tuple(float(part.scores) for part in parts)),
             Series("softmax", at, tuple(float(part.softmax) for part in parts)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _bytes_chart() -> Chart:
     at = tuple(float(n) for n in LENGTHS)
     return Chart(
-        f"bytes moved, counted, one head, d = {SIZE}", LENGTH_AXIS, Axis("to and from memory (bytes)", "log"),
+        f"bytes moved, counted, one head, d = {SIZE}",
+        LENGTH_AXIS,
+        Axis("to and from memory (bytes)", "log"),
         (
             Series("eager", at, tuple(float(bytes_eager(n, SIZE)) for n in LENGTHS)),
             Series("blocked", at, tuple(float(bytes_blocked(n, SIZE)) for n in LENGTHS)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _time_chart(times: dict[int, dict[str, float]]) -> Chart:

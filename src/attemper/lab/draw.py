@@ -10,8 +10,14 @@ from typing import Any
 from attemper.errors import InputError, MissingExtraError
 from attemper.lab.experiment import Chart, Experiment
 
-STYLES = (("#000000", "-", "o"), ("#0072b2", "--", "s"), ("#d55e00", "-.", "^"), ("#009e73", ":", "D"),
-          ("#cc79a7", (0, (5, 1)), "v"), ("#8a6d00", (0, (1, 1)), "P"))  # fmt: skip
+STYLES = (
+    ("#000000", "-", "o"),
+    ("#0072b2", "--", "s"),
+    ("#d55e00", "-.", "^"),
+    ("#009e73", ":", "D"),
+    ("#cc79a7", (0, (5, 1)), "v"),
+    ("#8a6d00", (0, (1, 1)), "P"),
+)
 """Colour (told apart by colour-blind readers), dash and mark of each curve: without colour, dash and mark are left."""
 
 

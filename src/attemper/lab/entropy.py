@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper import functional
 from attemper.functional import effective_tokens, entropy_of, gini, max_weight
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.threads import one_thread
 
 COUNTS = (2, 6, 8, 64, 512, 4096, 131_072)
@@ -103,9 +103,15 @@ def _bounds(drawn: dict[int, Tensor]) -> Table:
         one[0] = 0.0
         highest = float(functional.entropy(even))
         rows.append(
-            (n, float(functional.entropy(one)), float(entropies.mean()), highest,
-             float(functional.entropy(even, unit="bits")), 100 * float(entropies.mean()) / highest)
-        )  # fmt: skip
+            (
+                n,
+                float(functional.entropy(one)),
+                float(entropies.mean()),
+                highest,
+                float(functional.entropy(even, unit="bits")),
+                100 * float(entropies.mean()) / highest,
+            )
+        )
     return Table(
         title="bounds of the entropy of n weights",
         see=(
@@ -113,12 +119,16 @@ def _bounds(drawn: dict[int, Tensor]) -> Table:
             "variance 1 stay half a nat below log n, so their share of it rises with n: compare rows of very "
             "different length with care."
         ),
-        columns=(
-            Column("n", "keys"), Column("one key", "nats"), Column("random, mean", "nats"), Column("uniform", "nats"),
-            Column("uniform", "bits"), Column("random", "% of log n"),
+        columns=headings(
+            "n [keys]",
+            "one key [nats]",
+            "random, mean [nats]",
+            "uniform [nats]",
+            "uniform [bits]",
+            "random [% of log n]",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _measures() -> Table:
@@ -126,21 +136,17 @@ def _measures() -> Table:
     for name, weights in distributions().items():
         H = float(entropy_of(weights))
         rows.append(
-            (name, H, math.exp(H), float(effective_tokens(weights)), float(max_weight(weights)),
-             float(gini(weights)))
-        )  # fmt: skip
+            (name, H, math.exp(H), float(effective_tokens(weights)), float(max_weight(weights)), float(gini(weights)))
+        )
     return Table(
         title="simple rows of eight keys",
         see=(
             "Both e^H and 1 / sum p^2 count keys, and agree where keys share equally; where they do not, the second is "
             "smaller, since it listens to the large weights."
         ),
-        columns=(
-            Column("row"), Column("entropy", "nats"), Column("e^H", "keys"), Column("effective tokens", "keys"),
-            Column("largest weight"), Column("Gini"),
-        ),
+        columns=headings("row", "entropy [nats]", "e^H [keys]", "effective tokens [keys]", "largest weight", "Gini"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def eps_bias(n: int, eps: float) -> float:
@@ -155,7 +161,7 @@ def _bias() -> Table:
             "It is log(1 + n eps): below 0.001 nats at 64 keys, 0.12 at 131072 keys with 1e-6 and 0.84 with 1e-5. A"
             " model with a long context would look sharper than it is."
         ),
-        columns=(Column("n", "keys"), Column("log n", "nats"), *(Column(f"eps {eps:g}", "nats") for eps in EPSILONS)),
+        columns=headings("n [keys]", "log n [nats]", *(f"eps {eps:g} [nats]" for eps in EPSILONS)),
         # Below 1e-12 is rounding of float64, and differs between machines.
         rows=tuple((n, math.log(n), *(round(eps_bias(n, eps), 12) for eps in EPSILONS)) for n in COUNTS),
     )
@@ -174,7 +180,7 @@ def _precisions() -> Table:
             "The entropy is 0. The formula is negative where eps is not lost in 1 + eps, and NaN where eps itself "
             "rounds to 0: float16 holds no 1e-10."
         ),
-        columns=(Column("precision"), *(Column(f"eps {eps:g}", "nats") for eps in EPSILONS), Column("ours", "nats")),
+        columns=headings("precision", *(f"eps {eps:g} [nats]" for eps in EPSILONS), "ours [nats]"),
         rows=tuple(rows),
     )
 
@@ -253,19 +259,16 @@ def _gradients() -> Table:
             f"[20, 0, 0] and in float64 at [100, 0, -200]. What eps itself does shows in float64: at "
             f"[20, 0, 0] 1e-7 costs {large:.0%}, 1e-10 {small:.4%}."
         ),
-        columns=(
-            Column("scores"), Column("form"), Column("float32 value", "nats"), Column("float32 gradient"),
-            Column("float64 gradient off by", "%"),
-        ),
+        columns=headings("scores", "form", "float32 value [nats]", "float32 gradient", "float64 gradient off by [%]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _alarm() -> Table:
     limit = ALARM_SHARE * math.log(ALARM_KEYS)
     rows = []
     for n in (4, 6, 8, 64, 128, 256, 512, 4096, 131_072):
-        told = ("low" if math.log(n) < ALARM_LOW else "high" if math.log(n) > limit else "nothing")  # fmt: skip
+        told = "low" if math.log(n) < ALARM_LOW else "high" if math.log(n) > limit else "nothing"
         rows.append((n, math.log(n), told, 100 * limit / math.log(n), 100 * ALARM_LOW / math.log(n)))
     return Table(
         title=f"an alarm for low below {ALARM_LOW:g} nats, high above {ALARM_SHARE:g} log {ALARM_KEYS}",
@@ -275,12 +278,9 @@ def _alarm() -> Table:
             "the keys that each row can see, one limit fits all. (As printed it also compares an array of heads to "
             "a number, which raises an error with more than one head.)"
         ),
-        columns=(
-            Column("n", "keys"), Column("uniform", "nats"), Column("it says"), Column("high above", "% of log n"),
-            Column("low below", "% of log n"),
-        ),
+        columns=headings("n [keys]", "uniform [nats]", "it says", "high above [% of log n]", "low below [% of log n]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _gini() -> Table:
@@ -290,7 +290,7 @@ def _gini() -> Table:
             "Ranked from the largest weight down it comes out negative, and 0, its largest value, means all equal. "
             "Ascending it is 0 for equal weights and (n - 1)/n for one key."
         ),
-        columns=(Column("row"), Column("as printed"), Column("ours")),
+        columns=headings("row", "as printed", "ours"),
         rows=tuple(
             (name, round(float(their_gini(weights)), 12) + 0.0, round(float(gini(weights)), 12) + 0.0)
             for name, weights in distributions().items()
@@ -313,35 +313,39 @@ def _trained() -> Table:
             f"They average {entropies.mean():.3f} nats, {off:.3f} away from the target on average: near one-hot, as "
             f"asked, and {100 * float(entropies.mean()) / math.log(6):.0f}% of log 6."
         ),
-        columns=(
-            Column("head"), Column("query"), Column("entropy", "nats"), Column("off the target", "nats"),
-            Column("largest weight"),
-        ),
+        columns=headings("head", "query", "entropy [nats]", "off the target [nats]", "largest weight"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _bound_chart(drawn: dict[int, Tensor]) -> Chart:
     x = tuple(float(n) for n in COUNTS)
     errors = tuple(float(H.std() / math.sqrt(DRAWS)) for H in drawn.values())
     return Chart(
-        "entropy of n weights", Axis("keys n", "log"), Axis("entropy (nats)"),
+        "entropy of n weights",
+        Axis("keys n", "log"),
+        Axis("entropy (nats)"),
         (
             Series("uniform, log n", x, tuple(math.log(n) for n in COUNTS)),
             Series("random scores", x, tuple(float(H.mean()) for H in drawn.values()), errors=errors),
             Series("one key", x, (0.0,) * len(x)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _bias_chart() -> Chart:
     counts = tuple(2**power for power in range(1, 21))
     return Chart(
-        "n equal weights: entropy lost to eps", Axis("keys n", "log"), Axis("too small by (nats)", "log"),
+        "n equal weights: entropy lost to eps",
+        Axis("keys n", "log"),
+        Axis("too small by (nats)", "log"),
         tuple(
             # Below 1e-10 float64 rounds what is left.
-            Series(f"eps {eps:g}", tuple(map(float, counts)),
-                   tuple(bias if (bias := eps_bias(n, eps)) > 1e-10 else None for n in counts))
+            Series(
+                f"eps {eps:g}",
+                tuple(map(float, counts)),
+                tuple(bias if (bias := eps_bias(n, eps)) > 1e-10 else None for n in counts),
+            )
             for eps in EPSILONS
         ),
-    )  # fmt: skip
+    )

@@ -31,6 +31,12 @@ class Column:
         return f"{self.name} [{self.unit}]" if self.unit else self.name
 
 
+def headings(*texts: str) -> tuple[Column, ...]:
+    """Columns from their headings: a name, and its unit in brackets where it has one ("entropy [nats]")."""
+    parts = [text[:-1].rpartition(" [") if text.endswith("]") else (text, "", "") for text in texts]
+    return tuple(Column(name, unit) for name, _, unit in parts)
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of plain values, and a sentence of what to see in them."""

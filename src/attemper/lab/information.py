@@ -26,7 +26,7 @@ from attemper.functional import (
     rate_distortion,
     softmax,
 )
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteModel, load, windows
 from attemper.lab.representation import direction, less, shipped_text, tempered
 from attemper.lab.threads import one_thread
@@ -194,7 +194,7 @@ def _rates(curves: dict[str, RateDistortion]) -> Table:
             f"With temperature: {'; '.join(ways)}. A low temperature is not a low rate, but where all rows pick the "
             "same key: then there is nothing to tell."
         ),
-        columns=(Column("T"), *(Column(name, "nats") for name in curves)),
+        columns=headings("T", *(f"{name} [nats]" for name in curves)),
         rows=tuple(
             (temperature, *(float(curve.rate[place]) for curve in curves.values()))
             for place, temperature in enumerate(TEMPERATURES)
@@ -210,7 +210,7 @@ def _distortions(curves: dict[str, RateDistortion]) -> Table:
             f"0 at T = 1, and it grows on both sides: at T = {TEMPERATURES[0]:g} the output is another one, too (up to "
             f"{sharp:.2g} of its squared size). A higher rate is not a better output of this head."
         ),
-        columns=(Column("T"), *(Column(name) for name in curves)),
+        columns=headings("T", *curves),
         rows=tuple(
             (temperature, *(float(curve.distortion[place]) for curve in curves.values()))
             for place, temperature in enumerate(TEMPERATURES)
@@ -221,27 +221,39 @@ def _distortions(curves: dict[str, RateDistortion]) -> Table:
 def _heads(heads: Heads) -> Table:
     half = heads.scores.shape[-1]
     length = 2 * half
-    mask = mutual_information(torch.zeros(length, length, dtype=torch.float64).masked_fill(
-        torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf))  # fmt: skip
+    mask = mutual_information(
+        torch.zeros(length, length, dtype=torch.float64).masked_fill(
+            torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf
+        )
+    )
     at = {T: mutual_information(heads.scores, temperature=T).mean(1) for T in (0.25, 1.0, 4.0)}
     falling = int(((at[0.25] > at[1.0]) & (at[1.0] > at[4.0])).sum())
     rows: list[tuple[Cell, ...]] = [
-        (layer, head, float(heads.share[layer, head]), *(float(one[layer, head]) for one in at.values()),
-         float(heads.causal[layer, head]))
-        for layer in range(len(heads.share)) for head in range(heads.share.shape[1])
-    ]  # fmt: skip
+        (
+            layer,
+            head,
+            float(heads.share[layer, head]),
+            *(float(one[layer, head]) for one in at.values()),
+            float(heads.causal[layer, head]),
+        )
+        for layer in range(len(heads.share))
+        for head in range(heads.share.shape[1])
+    ]
     return Table(
         title=f"the shipped model: queries {half} to {length - 1} over keys 0 to {half - 1}",
         see=(
             f"Information falls from T = 0.25 to 1 to 4 in {falling} of {len(rows)} heads. All rows see these keys. "
             f"Under the causal mask they do not: equal scores would give {float(mask):.3f} nats in the last column."
         ),
-        columns=(
-            Column("layer"), Column("head"), Column("weight on these keys"),
-            *(Column(f"I at T = {T:g}", "nats") for T in at), Column("I of all causal rows", "nats"),
+        columns=headings(
+            "layer",
+            "head",
+            "weight on these keys",
+            *(f"I at T = {T:g} [nats]" for T in at),
+            "I of all causal rows [nats]",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _optimum(at: dict[float, AtTemperature], keys: int) -> Table:
@@ -257,14 +269,15 @@ def _optimum(at: dict[float, AtTemperature], keys: int) -> Table:
             f"{less(at[most].losses, at[best].losses)} than there: maximising what attention tells is not minimising "
             "the loss."
         ),
-        columns=(
-            Column("T"), Column("mean entropy", "nats"), Column("mean KL to uniform", "nats"),
-            Column("mean mutual information", "nats"), Column("loss", "bits/byte"),
+        columns=headings(
+            "T",
+            "mean entropy [nats]",
+            "mean KL to uniform [nats]",
+            "mean mutual information [nats]",
+            "loss [bits/byte]",
         ),
-        rows=tuple(
-            (T, one.entropy, math.log(keys) - one.entropy, one.information, one.loss) for T, one in at.items()
-        ),
-    )  # fmt: skip
+        rows=tuple((T, one.entropy, math.log(keys) - one.entropy, one.information, one.loss) for T, one in at.items()),
+    )
 
 
 def _bounds(found: list[tuple[float, ...]]) -> Table:
@@ -278,19 +291,26 @@ def _bounds(found: list[tuple[float, ...]]) -> Table:
             f"With H in the place of KL, as if a high entropy cost more, the number is below 0.5 at {len(broken)} of "
             "them: no bound of anything, for weights that were fitted to chance."
         ),
-        columns=(
-            Column("T", "errors"), Column("H", "nats"), Column("KL = log n - H", "nats"), Column("loss on examples"),
-            Column("bound with KL"), Column("same with H"), Column("above 0.5"),
+        columns=headings(
+            "T [errors]",
+            "H [nats]",
+            "KL = log n - H [nats]",
+            "loss on examples",
+            "bound with KL",
+            "same with H",
+            "above 0.5",
         ),
         rows=tuple((*row, above[row[4] >= 0.5, row[5] >= 0.5]) for row in found),
-    )  # fmt: skip
+    )
 
 
 def _rate_chart(curves: dict[str, RateDistortion]) -> Chart:
     return Chart(
-        "rate", Axis("temperature T (no unit)", "log"), Axis("mutual information (nats)"),
+        "rate",
+        Axis("temperature T (no unit)", "log"),
+        Axis("mutual information (nats)"),
         tuple(Series(name, TEMPERATURES, tuple(curve.rate.tolist())) for name, curve in curves.items()),
-    )  # fmt: skip
+    )
 
 
 def _curve_chart(curves: dict[str, RateDistortion]) -> Chart:
@@ -299,28 +319,36 @@ def _curve_chart(curves: dict[str, RateDistortion]) -> Chart:
         near = curve.distortion <= 1
         series.append(Series(name, tuple(curve.distortion[near].tolist()), tuple(curve.rate[near].tolist())))
     return Chart(
-        "rate against distortion, which is 0 at T = 1", Axis("distortion up to 1 (share of |o|^2)"),
-        Axis("mutual information (nats)"), tuple(series),
-    )  # fmt: skip
+        "rate against distortion, which is 0 at T = 1",
+        Axis("distortion up to 1 (share of |o|^2)"),
+        Axis("mutual information (nats)"),
+        tuple(series),
+    )
 
 
 def _optimum_chart(at: dict[float, AtTemperature]) -> Chart:
     points = tuple(at)
     return Chart(
-        "the shipped model", Axis("temperature T (times the model's own)", "log"), Axis("nats; bits per byte"),
+        "the shipped model",
+        Axis("temperature T (times the model's own)", "log"),
+        Axis("nats; bits per byte"),
         (
             Series("mean mutual information (nats)", points, tuple(one.information for one in at.values())),
             Series("loss (bits per byte)", points, tuple(one.loss for one in at.values())),
         ),
-    )  # fmt: skip
+    )
 
 
 def _bound_chart(found: list[tuple[float, ...]]) -> Chart:
     columns = list(zip(*found, strict=True))
     return Chart(
-        "a bound, and what is no bound", Axis("temperature T (errors)", "log"), Axis("loss (share of examples)"),
+        "a bound, and what is no bound",
+        Axis("temperature T (errors)", "log"),
+        Axis("loss (share of examples)"),
         (
-            Series("with KL = log n - H", columns[0], columns[4]), Series("with H instead", columns[0], columns[5]),
-            Series("on the examples", columns[0], columns[3]), Series("expected", columns[0], (0.5,) * len(found)),
+            Series("with KL = log n - H", columns[0], columns[4]),
+            Series("with H instead", columns[0], columns[5]),
+            Series("on the examples", columns[0], columns[3]),
+            Series("expected", columns[0], (0.5,) * len(found)),
         ),
-    )  # fmt: skip
+    )

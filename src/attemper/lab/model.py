@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 
 WEIGHTS = Path(__file__).parent / "weights" / "bytes.safetensors"
 """Float16 weights of the shipped model, with its ``ByteConfig`` as JSON in the metadata."""
@@ -202,9 +202,8 @@ def bits_per_byte(model: ByteModel, ids: Tensor) -> float:
 def save(model: ByteModel, path: Path) -> None:
     """Writes the weights to ``path`` as float16 safetensors, with the sizes in the metadata."""
     tensors = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
-    part = path.with_name(f"{path.name}.part")
-    save_file(tensors, part, metadata={"config": json.dumps(asdict(model.config))})
-    replace_synced(part, path)
+    with replacement(path) as part:
+        save_file(tensors, part, metadata={"config": json.dumps(asdict(model.config))})
 
 
 def load(path: Path = WEIGHTS) -> ByteModel:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.functional.attention import attention
-from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Chart, Experiment, Series, Table, headings
 from attemper.lab.threads import one_thread
 
 HEADS, QUERIES, KEYS, SIZE = 3, 4, 6, 16
@@ -155,12 +155,17 @@ def _ends(runs: dict[str, Run]) -> Table:
             "are steep, and with its beta2 = 0.999 Adam remembers them to the end, so that later steps stay small. The "
             "other has beta2 = 0.99 and a rate that falls from 0.01 to 0. The loss is the classifier's."
         ),
-        columns=(
-            Column("alpha", "nats"), Column("optimizer"), Column("mean H", "nats"), Column("mean |H - alpha|", "nats"),
-            Column("best draw", "nats"), Column("worst draw", "nats"), Column("loss", "nats"),
+        columns=headings(
+            "alpha [nats]",
+            "optimizer",
+            "mean H [nats]",
+            "mean |H - alpha| [nats]",
+            "best draw [nats]",
+            "worst draw [nats]",
+            "loss [nats]",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _printed(runs: dict[str, Run]) -> Table:
@@ -175,7 +180,7 @@ def _printed(runs: dict[str, Run]) -> Table:
             "One draw says little: the table above has how far draws differ. The article calls its rows near one-hot; "
             "they are near 0.2 nats in the mean, and single rows lie between 0.11 and 0.23."
         ),
-        columns=(Column("rows of"), Column("mean H", "nats"), Column("mean |H - alpha|", "nats")),
+        columns=headings("rows of", "mean H [nats]", "mean |H - alpha| [nats]"),
         rows=tuple(rows),
     )
 
@@ -183,6 +188,8 @@ def _printed(runs: dict[str, Run]) -> Table:
 def _chart(name: str, run: Run) -> Chart:
     steps = tuple(float(step) for step in range(0, STEPS + 1, EVERY))
     return Chart(
-        f"distance from the target, {name}", Axis("step (no unit)"), Axis("mean |H - alpha| (nats)", "log"),
+        f"distance from the target, {name}",
+        Axis("step (no unit)"),
+        Axis("mean |H - alpha| (nats)", "log"),
         tuple(Series(f"alpha {alpha:.3g}", steps, away) for alpha, away in zip(ALPHAS, run.distance, strict=True)),
-    )  # fmt: skip
+    )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional import entropy_of, softmax
-from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table, headings
 from attemper.lab.model import Attention, ByteModel, encode, load, windows
 from attemper.lab.threads import one_thread
 from attemper.monitor.scan import scan
@@ -228,15 +228,19 @@ def _outputs(found: list[Behaviour]) -> Table:
             f"({cosines[0][0]:.2f} to {cosines[-1][0]:.2f}). Weights that spread over all keys give every query "
             "nearly the same mean of the values. Errors are standard errors over windows."
         ),
-        columns=(
-            Column("T"), Column("normalised entropy"), Column("effective rank", "directions"),
-            Column("error of rank", "directions"), Column("mean cosine"), Column("error of cosine"),
+        columns=headings(
+            "T",
+            "normalised entropy",
+            "effective rank [directions]",
+            "error of rank [directions]",
+            "mean cosine",
+            "error of cosine",
         ),
         rows=tuple(
             (one.temperature, entropy, *rank, *cosine)
             for one, entropy, rank, cosine in zip(found, entropies, ranks, cosines, strict=True)
         ),
-    )  # fmt: skip
+    )
 
 
 def _layers(found: list[Behaviour]) -> tuple[Table, Table]:
@@ -278,18 +282,19 @@ def _predictions(found: list[Behaviour]) -> Table:
             f"{_lowest_loss(best, _own(found))} The model {always}; with temperature, over-confidence "
             f"{direction([one.overconfidence for one in found])}. {_least_confident(found, calm)}"
         ),
-        columns=(
-            Column("T"), Column("loss", "bits/byte"), Column("accuracy"), Column("confidence"),
-            Column("over-confidence"), Column("calibration error"),
-        ),
+        columns=headings("T", "loss [bits/byte]", "accuracy", "confidence", "over-confidence", "calibration error"),
         rows=tuple(
             (
-                one.temperature, one.bits_per_byte, float(one.hits.mean()), float(one.confidence.mean()),
-                one.overconfidence, calibration_error(one.confidence, one.hits),
+                one.temperature,
+                one.bits_per_byte,
+                float(one.hits.mean()),
+                float(one.confidence.mean()),
+                one.overconfidence,
+                calibration_error(one.confidence, one.hits),
             )
             for one in found
         ),
-    )  # fmt: skip
+    )
 
 
 def _lowest_loss(best: Behaviour, own: Behaviour) -> str:
@@ -348,12 +353,9 @@ def _claims(found: list[Behaviour]) -> Table:
             "temperature is changed afterwards. What is said of a high temperature is judged at both high ones. "
             "Measured by mean cosine, effective rank, accuracy and over-confidence, as above."
         ),
-        columns=(
-            Column("said"), *(Column(f"T = {one.temperature:g}") for one in four),
-            Column("holds"),
-        ),
+        columns=headings("said", *(f"T = {one.temperature:g}" for one in four), "holds"),
         rows=rows,
-    )  # fmt: skip
+    )
 
 
 def _over_temperature(title: str, unit: str, series: tuple[Series, ...]) -> Chart:
@@ -393,6 +395,8 @@ def _calibration_chart(found: list[Behaviour]) -> Chart:
                 Series(f"T = {one.temperature:g}", tuple(row[0] for row in bins), tuple(row[1] for row in bins))
             )
     return Chart(
-        "calibration, bins of 20 bytes or more", Axis("confidence (probability)"), Axis("accuracy (share of bytes)"),
+        "calibration, bins of 20 bytes or more",
+        Axis("confidence (probability)"),
+        Axis("accuracy (share of bytes)"),
         tuple(series),
-    )  # fmt: skip
+    )

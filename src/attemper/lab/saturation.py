@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.functional import entropy, max_weight, softmax, softmax_jacobian
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.threads import one_thread
 
 LARGE = (100.0, 120.0, 150.0)
@@ -72,7 +72,7 @@ def _steep() -> Table:
     return Table(
         title=f"softmax of {list(map(int, STEEP))}",
         see=f"Rounded: 0, 0, 1. The two other keys together keep {sum(weights[:2]):.2g} of the weight.",
-        columns=(Column("key"), Column("score", "logit"), Column("weight")),
+        columns=headings("key", "score [logit]", "weight"),
         rows=tuple((key, *cells) for key, cells in enumerate(zip(STEEP, weights, strict=True), 1)),
     )
 
@@ -84,12 +84,9 @@ def _weights() -> Table:
     return Table(
         title=f"softmax of {list(map(int, LARGE))} in float32, d = {LARGE_SIZE}",
         see="Unscaled, the weight of one key is 1 to float32. Divided by sqrt(d) = 32, all three keys count.",
-        columns=(
-            Column("key"), Column("score", "logit"), Column("weight"), Column("score / 32", "logit"),
-            Column("weight, scaled"),
-        ),
+        columns=headings("key", "score [logit]", "weight", "score / 32 [logit]", "weight, scaled"),
         rows=tuple((key, *cells) for key, cells in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1)),
-    )  # fmt: skip
+    )
 
 
 def _gradients() -> Table:
@@ -102,17 +99,17 @@ def _gradients() -> Table:
             "Which scores it is taken to matters: to the scaled ones, which the softmax is given, it is 32 times what "
             "arrives at the unscaled ones, where the division has shrunk it again."
         ),
-        columns=(
-            Column("key"), Column("unscaled softmax", "1/logit"), Column("scaled, to unscaled scores", "1/logit"),
-            Column("scaled, to scaled scores", "1/logit"),
+        columns=headings(
+            "key",
+            "unscaled softmax [1/logit]",
+            "scaled, to unscaled scores [1/logit]",
+            "scaled, to scaled scores [1/logit]",
         ),
         rows=tuple(
             (key, *cells)
-            for key, cells in enumerate(
-                zip(unscaled.tolist(), to_scores.tolist(), to_divided.tolist(), strict=True), 1
-            )
+            for key, cells in enumerate(zip(unscaled.tolist(), to_scores.tolist(), to_divided.tolist(), strict=True), 1)
         ),
-    )  # fmt: skip
+    )
 
 
 def _gaps() -> Table:
@@ -130,12 +127,15 @@ def _gaps() -> Table:
             "the larger weight no gradient at all once it rounds to 1, near a gap of 17; ours keeps it until it "
             "underflows, beyond 100."
         ),
-        columns=(
-            Column("gap", "logit"), Column("smaller weight"), Column("spectral norm of J", "1/logit"),
-            Column("gradient, torch float32", "1/logit"), Column("gradient, ours float32", "1/logit"),
+        columns=headings(
+            "gap [logit]",
+            "smaller weight",
+            "spectral norm of J [1/logit]",
+            "gradient, torch float32 [1/logit]",
+            "gradient, ours float32 [1/logit]",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _held_up(norms: dict[float, tuple[Tensor, Tensor]]) -> str:
@@ -155,17 +155,24 @@ def _spreads(norms: dict[float, tuple[Tensor, Tensor]]) -> Table:
             "It is largest at a spread of 3 to 4 and small on both sides: equal weights pass 1/n of a gradient, "
             f"saturated ones nothing. {_held_up(norms)}"
         ),
-        columns=(
-            Column("standard deviation", "logit"), Column("Frobenius, mean", "1/logit"),
-            Column("spectral, mean", "1/logit"), Column("standard error", "1/logit"),
-            Column("spectral, median", "1/logit"),
+        columns=headings(
+            "standard deviation [logit]",
+            "Frobenius, mean [1/logit]",
+            "spectral, mean [1/logit]",
+            "standard error [1/logit]",
+            "spectral, median [1/logit]",
         ),
         rows=tuple(
-            (spread, float(frobenius.mean()), float(spectral.mean()), float(spectral.std() / math.sqrt(ROWS)),
-             float(spectral.median()))
+            (
+                spread,
+                float(frobenius.mean()),
+                float(spectral.mean()),
+                float(spectral.std() / math.sqrt(ROWS)),
+                float(spectral.median()),
+            )
             for spread, (frobenius, spectral) in norms.items()
         ),
-    )  # fmt: skip
+    )
 
 
 def _sizes(rows: Tensor) -> Table:
@@ -174,9 +181,14 @@ def _sizes(rows: Tensor) -> Table:
         unscaled = rows * math.sqrt(size)
         _, spectral = jacobian_norms(unscaled)
         cells.append(
-            (size, math.sqrt(size), float(max_weight(softmax(unscaled)).mean()), float(entropy(unscaled).mean()),
-             float(spectral.median()))
-        )  # fmt: skip
+            (
+                size,
+                math.sqrt(size),
+                float(max_weight(softmax(unscaled)).mean()),
+                float(entropy(unscaled).mean()),
+                float(spectral.median()),
+            )
+        )
     _, spectral = jacobian_norms(rows)
     scaled = ("any, scaled", 1.0, float(max_weight(softmax(rows)).mean()), float(entropy(rows).mean()))
     return Table(
@@ -185,12 +197,15 @@ def _sizes(rows: Tensor) -> Table:
             "Unscaled scores of unit-variance queries and keys spread by sqrt(d): the larger the head, the nearer to "
             "one-hot. Divided by sqrt(d), every head size is the last row."
         ),
-        columns=(
-            Column("d"), Column("standard deviation", "logit"), Column("largest weight, mean"),
-            Column("entropy, mean", "nats"), Column("spectral, median", "1/logit"),
+        columns=headings(
+            "d",
+            "standard deviation [logit]",
+            "largest weight, mean",
+            "entropy, mean [nats]",
+            "spectral, median [1/logit]",
         ),
         rows=(*cells, (*scaled, float(spectral.median()))),
-    )  # fmt: skip
+    )
 
 
 def _norm_chart(norms: dict[float, tuple[Tensor, Tensor]]) -> Chart:

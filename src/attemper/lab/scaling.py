@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.functional import softmax
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.threads import one_thread
 
 SIZES = (2, 4, 16, 64, 512, 1024)
@@ -72,19 +72,16 @@ def _variances(drawn: dict[int, tuple[float, float]]) -> Table:
             "Only sqrt(d) leaves the same variance, 1, at every head size: it grows as d without it, and with a larger "
             "divisor it falls, the faster the larger the divisor."
         ),
-        columns=(
-            Column("d"), Column("divided by"), Column("exact", "logit^2"), Column("drawn", "logit^2"),
-            Column("standard error", "logit^2"),
-        ),
+        columns=headings("d", "divided by", "exact [logit^2]", "drawn [logit^2]", "standard error [logit^2]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _two_sigma() -> Table:
     return Table(
         title="where 95% of the scores lie",
         see="Two standard deviations: the unscaled range grows as sqrt(d), the scaled one does not grow.",
-        columns=(Column("d"), Column("unscaled, +-", "logit"), Column("divided by sqrt(d), +-", "logit")),
+        columns=headings("d", "unscaled, +- [logit]", "divided by sqrt(d), +- [logit]"),
         rows=tuple((size, 2 * math.sqrt(exact_variance(size, 0.0)), 2 * exact_variance(size, 0.5)) for size in SIZES),
     )
 
@@ -102,7 +99,7 @@ def _three_sigma() -> Table:
             f"{factors['sqrt(d)']:.0f} if scores are divided by sqrt(d), of {factors['d']:.1f} by d and of "
             f"{factors['d^2']:.2f} by d^2: little is left of the differences, then nothing."
         ),
-        columns=(Column("divided by"), Column("variance", "logit^2"), Column("three sigma, +-", "logit")),
+        columns=headings("divided by", "variance [logit^2]", "three sigma, +- [logit]"),
         rows=tuple(rows),
     )
 
@@ -121,12 +118,9 @@ def _weights() -> Table:
             f"Unscaled, one key takes {most['1']:.0%}; divided by d, {most['d']:.0%}: nearly uniform. By d^2 the "
             f"weights are uniform to {off:.1%} of the whole."
         ),
-        columns=(
-            Column("divided by"), *(Column(f"score {i}", "logit") for i in (1, 2, 3)),
-            *(Column(f"weight {i}") for i in (1, 2, 3)),
-        ),
+        columns=headings("divided by", *(f"score {i} [logit]" for i in (1, 2, 3)), *(f"weight {i}" for i in (1, 2, 3))),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _chart(drawn: dict[int, tuple[float, float]]) -> Chart:
@@ -143,6 +137,8 @@ def _chart(drawn: dict[int, tuple[float, float]]) -> Chart:
             )
         )
     return Chart(
-        "variance of a score, drawn", Axis("head size d (entries)", "log"), Axis("variance (logit^2)", "log"),
+        "variance of a score, drawn",
+        Axis("head size d (entries)", "log"),
+        Axis("variance (logit^2)", "log"),
         tuple(series),
-    )  # fmt: skip
+    )

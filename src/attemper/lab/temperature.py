@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper import attention_statistics
 from attemper.functional import effective_tokens, entropy, entropy_slope, softmax
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.threads import one_thread
 from attemper.schedules import layerwise, warmup_anneal
 
@@ -61,11 +61,17 @@ def temperature(*, seed: int = 0) -> Experiment:
         question="what does temperature do to attention weights, and where do rules of thumb about it hold?",
         seed=seed,
         tables=(
-            _limits(), _unit_variance(generator), _kernel(query, key), _slopes(rows), _bias(), _advice(rows),
-            _layers(), _schedule(),
+            _limits(),
+            _unit_variance(generator),
+            _kernel(query, key),
+            _slopes(rows),
+            _bias(),
+            _advice(rows),
+            _layers(),
+            _schedule(),
         ),
         charts=(_entropy_chart(rows), _slope_chart(rows), _kernel_chart(query, key), _schedule_chart()),
-    )  # fmt: skip
+    )
 
 
 def kernel_weights(query: Tensor, key: Tensor, variance: float) -> Tensor:
@@ -104,10 +110,14 @@ def _named(value: float) -> str:
 def _limits() -> Table:
     plain, tied = (torch.tensor(row, dtype=torch.float64) for row in (PLAIN, TIED))
     rows = tuple(
-        (_named(T), *softmax(plain, temperature=T).tolist(), float(entropy(plain, temperature=T)),
-         float(entropy(tied, temperature=T)))
+        (
+            _named(T),
+            *softmax(plain, temperature=T).tolist(),
+            float(entropy(plain, temperature=T)),
+            float(entropy(tied, temperature=T)),
+        )
         for T in TEMPERATURES
-    )  # fmt: skip
+    )
     tie = list(map(int, TIED))
     return Table(
         title=f"limits, scores {list(map(int, PLAIN))} and {tie}",
@@ -115,12 +125,9 @@ def _limits() -> Table:
             f"T to 0: one-hot, entropy 0; with two equal maxima it ends at log 2 = {math.log(2):.5g}. T to infinity: "
             f"uniform, log 3 = {math.log(3):.5g}."
         ),
-        columns=(
-            Column("T"), *(Column(f"weight {key}") for key in (1, 2, 3)), Column("entropy", "nats"),
-            Column(f"entropy of {tie}", "nats"),
-        ),
+        columns=headings("T", *(f"weight {key}" for key in (1, 2, 3)), "entropy [nats]", f"entropy of {tie} [nats]"),
         rows=rows,
-    )  # fmt: skip
+    )
 
 
 def _unit_variance(generator: torch.Generator) -> Table:
@@ -138,12 +145,9 @@ def _unit_variance(generator: torch.Generator) -> Table:
             "The variance of the scores, not of the weights, as is sometimes written: weights that sum to 1 have a "
             f"variance of at most (n - 1)/n^2 = {(KEYS - 1) / KEYS**2:.4f} here, and of 1/4 for any n."
         ),
-        columns=(
-            Column("d"), Column("T"), Column("variance of scores", "logit^2"), Column("variance of weights"),
-            Column("effective tokens", "keys"),
-        ),
+        columns=headings("d", "T", "variance of scores [logit^2]", "variance of weights", "effective tokens [keys]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _kernel(query: Tensor, key: Tensor) -> Table:
@@ -164,12 +168,11 @@ def _kernel(query: Tensor, key: Tensor) -> Table:
             "T is the variance of the kernel, and its standard deviation is sqrt(T); the two readings agree at T = 1 "
             "only. Keys of unequal length differ under either: a longer key gains weight in a softmax."
         ),
-        columns=(
-            Column("T"), Column("variance T, equal norms"), Column("standard deviation T, equal norms"),
-            Column("variance T, unequal norms"),
+        columns=headings(
+            "T", "variance T, equal norms", "standard deviation T, equal norms", "variance T, unequal norms"
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _slopes(scores: Tensor) -> Table:
@@ -186,12 +189,11 @@ def _slopes(scores: Tensor) -> Table:
             "The closed form Var_p(y)/T^3 is what differences of the entropy give, and no row's slope is negative: "
             "hotter is more even."
         ),
-        columns=(
-            Column("T"), Column("entropy, mean", "nats"), Column("slope, mean", "nats"),
-            Column("by differences", "nats"), Column("smallest slope", "nats"),
+        columns=headings(
+            "T", "entropy, mean [nats]", "slope, mean [nats]", "by differences [nats]", "smallest slope [nats]"
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def biased_entropy(T: float) -> tuple[float, float]:
@@ -211,12 +213,9 @@ def _bias() -> Table:
             "With the bias entropy rises until T = 0.5, where all scores are equal, and falls from there: every "
             "entropy between log 3 = 1.0986 and log 4 = 1.3863 belongs to two temperatures. Without the bias it rises."
         ),
-        columns=(
-            Column("T"), Column("entropy", "nats"), Column("slope", "nats"), Column("entropy, no bias", "nats"),
-            Column("slope, no bias", "nats"),
-        ),
+        columns=headings("T", "entropy [nats]", "slope [nats]", "entropy, no bias [nats]", "slope, no bias [nats]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _advice(scores: Tensor) -> Table:
@@ -234,12 +233,11 @@ def _advice(scores: Tensor) -> Table:
             "it is given at T = 1. Trained heads are sharper at T = 1 than random rows, so the same T means something "
             "else in each: steer by entropy, not by temperature."
         ),
-        columns=(
-            Column("where"), Column("T"), Column("random rows", "% of log n"), Column("effective tokens", "keys"),
-            Column("shipped model", "% of log n"),
+        columns=headings(
+            "where", "T", "random rows [% of log n]", "effective tokens [keys]", "shipped model [% of log n]"
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _projections() -> list[tuple[Tensor, Tensor]]:
@@ -282,15 +280,12 @@ def _layers() -> Table:
             "temperature is never reached. Its own comment asks for a low middle and high ends: the last column, "
             "attemper.schedules.layerwise."
         ),
-        columns=(
-            Column("layer"), Column("linear"), Column("exponential"), Column("u, as printed"),
-            Column("u, as described"),
-        ),
+        columns=headings("layer", "linear", "exponential", "u, as printed", "u, as described"),
         rows=tuple(
             (layer, *(their_layerwise(layer, shape) for shape in ("linear", "exp", "u")), described)
             for layer, described in enumerate(layerwise(LAYERS, LOW, HIGH, "u"))
         ),
-    )  # fmt: skip
+    )
 
 
 def _schedule() -> Table:
@@ -302,7 +297,7 @@ def _schedule() -> Table:
             "to 2 at the end: the cosine is subtracted where it should be added. The last column is "
             "attemper.schedules.warmup_anneal."
         ),
-        columns=(Column("steps done", "%"), Column("T, as printed"), Column("T, as described")),
+        columns=headings("steps done [%]", "T, as printed", "T, as described"),
         rows=tuple((100 * done, round(their_schedule(done), 12), round(annealed(done), 12)) for done in shares),
     )
 
@@ -310,25 +305,29 @@ def _schedule() -> Table:
 def _entropy_chart(scores: Tensor) -> Chart:
     tied = torch.tensor(TIED, dtype=torch.float64)
     return Chart(
-        "entropy over temperature", Axis("temperature T (no unit)", "log"), Axis("entropy (nats)"),
+        "entropy over temperature",
+        Axis("temperature T (no unit)", "log"),
+        Axis("entropy (nats)"),
         (
             Series(f"{KEYS} random keys", CURVE, tuple(float(entropy(scores, temperature=T).mean()) for T in CURVE)),
             Series(f"{list(map(int, TIED))}", CURVE, tuple(float(entropy(tied, temperature=T)) for T in CURVE)),
             Series("with a bias", CURVE, tuple(biased_entropy(T)[0] for T in CURVE)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _slope_chart(scores: Tensor) -> Chart:
     tied = torch.tensor(TIED, dtype=torch.float64)
     return Chart(
-        "slope of the entropy", Axis("temperature T (no unit)", "log"), Axis("slope (nats per unit of T)"),
+        "slope of the entropy",
+        Axis("temperature T (no unit)", "log"),
+        Axis("slope (nats per unit of T)"),
         (
             Series(f"{KEYS} random keys", CURVE, tuple(float(entropy_slope(scores, T).mean()) for T in CURVE)),
             Series(f"{list(map(int, TIED))}", CURVE, tuple(float(entropy_slope(tied, T)) for T in CURVE)),
             Series("with a bias", CURVE, tuple(biased_entropy(T)[1] for T in CURVE)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _kernel_chart(query: Tensor, key: Tensor) -> Chart:
@@ -343,13 +342,15 @@ def _kernel_chart(query: Tensor, key: Tensor) -> Chart:
     }
     x = tuple(squares[order].sqrt().tolist())
     return Chart(
-        "one query, keys of equal norm", Axis("distance of query and key (no unit)"), Axis("weight (no unit)"),
+        "one query, keys of equal norm",
+        Axis("distance of query and key (no unit)"),
+        Axis("weight (no unit)"),
         # The softmax lies on the first kernel: as points over its line both are seen.
         tuple(
             Series(name, x, tuple(weights[order].tolist()), line=place > 0)
             for place, (name, weights) in enumerate(parts.items())
         ),
-    )  # fmt: skip
+    )
 
 
 def _schedule_chart() -> Chart:
@@ -357,9 +358,11 @@ def _schedule_chart() -> Chart:
     shares = tuple(sorted((*(step / 200 for step in range(201)), 0.0999)))
     x = tuple(100 * share for share in shares)
     return Chart(
-        "warm-up and annealing", Axis("steps done (%)"), Axis("temperature T (no unit)"),
+        "warm-up and annealing",
+        Axis("steps done (%)"),
+        Axis("temperature T (no unit)"),
         (
             Series("as printed", x, tuple(their_schedule(share) for share in shares)),
             Series("as described", x, tuple(annealed(share) for share in shares)),
         ),
-    )  # fmt: skip
+    )

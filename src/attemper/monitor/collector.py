@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from attemper.call.names import those_of
-from attemper.call.normalizer import map_of
+from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Call, first_true
 from attemper.call.result import AttentionStats
 from attemper.call.sums import Accumulated, accumulated, accumulates
@@ -21,7 +20,7 @@ from attemper.functional.attention import executed, prepared
 from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
 from attemper.monitor.head_sums import SiteReduction, fits_buckets
 from attemper.monitor.tap_sums import TappedSums
-from attemper.records import FEWEST_KEYS, SiteReading, Skipped
+from attemper.readings.reading import FEWEST_KEYS, SiteReading, Skipped
 from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, named, unwrapped
@@ -30,6 +29,7 @@ from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.sites.wanted import is_wanted
+from attemper.statistics import rowwise_names
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Collector:
         if tokens is not None and tokens.shape[0] == call.query.shape[0]:
             first = first_true(tokens, 1)
         try:
-            stats = those_of(self.stats, map_of(call.options.normalizer))
+            stats = rowwise_names(self.stats) if rowwise_of(call.options.normalizer) else self.stats
             plan = prepared(
                 call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach(),
                 replace(call.options, stats=stats, backend=self.backend),

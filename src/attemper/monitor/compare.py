@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from attemper.checks import one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.result import Scan
-from attemper.records import BY_NAME, SCHEMA, Reading, SiteReading
+from attemper.readings.reading import BY_NAME, Reading, SiteReading
+from attemper.readings.schema import SCHEMA
 
 if TYPE_CHECKING:
     import pandas

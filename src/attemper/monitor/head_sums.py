@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attemper.call.result import BUCKETS, HISTOGRAM_BINS, AttentionStats, by_head
 from attemper.call.sums import COLUMNS, column, joined, summed
-from attemper.records import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, layer_of, number
+from attemper.readings.labels import layer_of
+from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, number
 
 _MEANS = (
     "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass",

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attemper.call.names import ONE_PASS
 from attemper.call.options import Call
 from attemper.call.reference import head_weights
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.sites.padding import CallContext, Tokens
+from attemper.statistics import ONE_PASS
 
 
 @dataclass(frozen=True)

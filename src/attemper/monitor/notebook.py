@@ -10,8 +10,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from attemper.monitor.heat_map import ink_on, viridis
-from attemper.readings.labels import column_of, labels_of, pattern_of
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.alarms import by_kind
+from attemper.readings.reading import Alarm, HeadReading, Reading
+from attemper.readings.stacks import Stack, stacks
 from attemper.text import cut, shown
 
 if TYPE_CHECKING:
@@ -34,11 +35,8 @@ def scan_html(reading: Reading) -> str:
     rows = reading.sampled_rows
     sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
     counts = f"{len(reading.sites)} sites, {heads} heads, {reading.tokens:,} tokens, {reading.backend}{sampled}"
-    stacks: dict[tuple[str, str, str], list[SiteReading]] = {}
-    for site in reading.sites:
-        stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
     parts = [_headline(reading.model, counts)]
-    parts += [_stack(pattern, kind, mode, sites) for (pattern, kind, mode), sites in stacks.items()]
+    parts += map(_stack, stacks(reading.sites))
     parts += [_line(note, 400) for note in reading.notes]
     if reading.alarms or not reading.notes:
         parts.append(_alarms(reading.alarms))
@@ -93,27 +91,26 @@ def _heading(titles: Iterable[str], style: str = _PLAIN) -> str:
     return f"<thead>{_row(cells)}</thead>"
 
 
-def _stack(pattern: str, kind: str, mode: str, sites: list[SiteReading]) -> str:
+def _stack(stack: Stack) -> str:
     """One table of like sites: a line for each, a coloured cell for each head."""
-    queries, keys = (max(getattr(site, name) for site in sites) for name in ("queries", "keys"))
-    what = f"{pattern}: {kind} attention, {mode}, up to {queries:,} queries x {keys:,} keys"
-    most = max(len(site.heads) for site in sites)
-    columns = [column_of(sites), *map(str, range(most)), "entropy, nats", "effective tokens", "max logit"]
+    size = f"up to {stack.queries:,} queries x {stack.keys:,} keys"
+    what = f"{stack.pattern}: {stack.kind} attention, {stack.mode}, {size}"
+    columns = [stack.column, *map(str, range(stack.heads)), "entropy, nats", "effective tokens", "max logit"]
     lines = [
         _row(
             [
                 _cell(label),
                 *map(_entropy, site.heads),
-                *(_cell("") for _ in range(most - len(site.heads))),
+                *(_cell("") for _ in range(stack.heads - len(site.heads))),
                 *map(_cell, _summary(site.heads)),
             ]
         )
-        for site, label in zip(sites[:MOST_LINES], labels_of(sites), strict=False)
+        for site, label in zip(stack.sites[:MOST_LINES], stack.labels, strict=False)
     ]
-    more = _line(f"and {len(sites) - MOST_LINES} more layers") if len(sites) > MOST_LINES else ""
-    told = "normalised entropy of each head, % of log n: dark is sharp, light is diffuse"
+    more = _line(f"and {len(stack.sites) - MOST_LINES} more layers") if len(stack.sites) > MOST_LINES else ""
+    legend = "normalised entropy of each head, % of log n: dark is sharp, light is diffuse"
     return (
-        f'<div style="font-size:12px;margin-top:6px">{_text(what, 240)}</div>{_line(told)}'
+        f'<div style="font-size:12px;margin-top:6px">{_text(what, 240)}</div>{_line(legend)}'
         f'<table style="{_TABLE}">{_heading(columns)}<tbody>{"".join(lines)}</tbody></table>{more}'
     )
 
@@ -148,9 +145,6 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
     """Alarms by severity and kind: how many, and the first three."""
     if not alarms:
         return _line("no alarms")
-    groups: dict[tuple[str, str], list[Alarm]] = {}
-    for alarm in sorted(alarms, key=_severity, reverse=True):
-        groups.setdefault((alarm.severity, alarm.kind), []).append(alarm)
     lines = [
         _row(
             [
@@ -161,14 +155,9 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
                 f"{'<br>…' if len(found) > 3 else ''}</td>",
             ]
         )
-        for (severity, kind), found in groups.items()
+        for (severity, kind), found in by_kind(alarms).items()
     ]
     return f'<table style="{_TABLE}">{_heading(["alarms", "", "", ""], _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
-
-
-def _severity(alarm: Alarm) -> int:
-    """Its place in ``SEVERITIES``; one that is not known stands with the worst."""
-    return SEVERITIES.index(alarm.severity) if alarm.severity in SEVERITIES else len(SEVERITIES)
 
 
 def _changes(heads: tuple[HeadChange, ...], statistics: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from attemper.monitor.forward import observation, run
 from attemper.monitor.head_weights import Kept, WeightsCollector
 from attemper.monitor.labels import checked_labels, given_labels, labels
 from attemper.monitor.scan import ADVICE
-from attemper.records import layer_of
+from attemper.readings.labels import layer_of
 from attemper.sites.compiled import SCRIPTED, is_script
 from attemper.sites.names import class_name, unwrapped
 from attemper.sites.padding import CallContext
@@ -72,8 +72,8 @@ class Pattern:
             MissingExtraError: matplotlib is not installed (the extra ``plot``).
             InputError: no file can be written there.
         """
+        from attemper.files import checked_target, write_whole
         from attemper.monitor.heat_map import picture
-        from attemper.report.target import checked_target, write_whole
 
         checked_target(path, "picture")
         return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.call.result import AttentionStats
 from attemper.call.sums import Accumulated
 from attemper.errors import InputError, MissingExtraError
-from attemper.records import Alarm, Reading, SiteReading, Skipped
+from attemper.readings.reading import Alarm, Reading, SiteReading, Skipped
 
 if TYPE_CHECKING:
     import pandas

@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.call.names import reading_names
 from attemper.call.options import checked_backend
 from attemper.errors import InputError
-from attemper.monitor.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
-from attemper.records import FEWEST_KEYS, Reading
+from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
+from attemper.readings.reading import FEWEST_KEYS, Reading
 from attemper.sites.compiled import SCRIPTED, is_script
 from attemper.sites.names import class_name, unwrapped
 from attemper.sites.padding import CallContext
+from attemper.statistics import reading_names
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "

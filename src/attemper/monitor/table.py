@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
@@ -10,15 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.labels import column_of, labels_of, pattern_of
-from attemper.records import Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.alarms import SEVERITIES, by_kind, level_of
+from attemper.readings.reading import Alarm, HeadReading, Reading
+from attemper.readings.stacks import Stack, stacks
 from attemper.text import shown
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
-_STYLES = {"notice": "cyan", "warning": "yellow", "critical": "bold red"}
-
-
+_STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
 _OTHER_COLUMNS = 31
 """Width of what stands beside the heads."""
 _BY_NAME = {
@@ -32,15 +30,10 @@ _BY_NAME = {
 
 
 def table(reading: Reading, width: int) -> RenderableType:
-    """The whole reading: one table per kind of site, then alarms and what was skipped; heads broken to
-    ``width`` columns.
-    """
+    """The whole reading in ``width`` columns: a table for each stack, then alarms and what was skipped."""
     parts: list[RenderableType] = [_headline(reading)]
-    stacks: dict[tuple[str, str, str], list[SiteReading]] = {}
-    for site in reading.sites:
-        stacks.setdefault((pattern_of(site.name), site.kind, site.mode), []).append(site)
-    for (pattern, kind, mode), sites in stacks.items():
-        parts += _group(pattern, kind, mode, sites, width)
+    for stack in stacks(reading.sites):
+        parts += _group(stack, width)
     parts += _alarms(reading)
     parts += [Text.assemble(("skipped ", "yellow"), shown(f"{s.name}: {s.reason}")) for s in reading.skipped]
     return Group(*parts)
@@ -54,20 +47,20 @@ def _headline(reading: Reading) -> Text:
     return Text.assemble((shown(reading.model), "bold"), counts)
 
 
-def _group(pattern: str, kind: str, mode: str, sites: list[SiteReading], width: int) -> Iterator[RenderableType]:
-    heads = [head for site in sites for head in site.heads]
+def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
+    heads = [head for site in stack.sites for head in site.heads]
     extra = [name for name in _BY_NAME if any(getattr(head, name) is not None for head in heads)]
     titles = ["H nats", "tokens", "max logit", *(_BY_NAME[name][0] for name in extra)]
     heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(title) + 1 for title in titles[3:])) // 4)
-    queries, keys = max(site.queries for site in sites), max(site.keys for site in sites)
-    what = f"  {shown(kind)} attention, {shown(mode)}, up to {queries} queries x {keys} keys"
-    yield Text.assemble("\n", (shown(pattern), "bold"), what)
+    size = f"up to {stack.queries} queries x {stack.keys} keys"
+    what = f"  {shown(stack.kind)} attention, {shown(stack.mode)}, {size}"
+    yield Text.assemble("\n", (shown(stack.pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column(column_of(sites), justify="right")
+    grid.add_column(stack.column, justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
     for title in titles:
         grid.add_column(title, justify="right")
-    for site, label in zip(sites, labels_of(sites), strict=True):
+    for site, label in zip(stack.sites, stack.labels, strict=True):
         grid.add_row(label, _cells(site.heads, heads_a_line), *_summary(site.heads, extra))
     yield grid
 
@@ -123,18 +116,14 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
 
 
 def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
-    kinds = Counter((alarm.severity, alarm.kind) for alarm in alarms)
-    for (severity, kind), count in sorted(
-        kinds.items(), key=lambda item: list(_STYLES).index(item[0][0]), reverse=True
-    ):
-        chosen = [alarm for alarm in alarms if (alarm.severity, alarm.kind) == (severity, kind)]
-        style = _STYLES[severity]
-        at = "" if chosen[0].step is None else f", step {chosen[0].step}"
-        yield Text.assemble((shown(severity), style), f" {shown(kind)}: {count} head{'s' if count > 1 else ''}{at}")
-        yield from (_indented(alarm.message, "dim") for alarm in chosen[:3])
-        if count > 3:
-            yield _indented(f"and {count - 3} more", "dim")
-        yield _indented(chosen[0].advice)
+    for (severity, kind), group in by_kind(alarms).items():
+        at = "" if group[0].step is None else f", step {group[0].step}"
+        many = f" {shown(kind)}: {len(group)} head{'s' if len(group) > 1 else ''}{at}"
+        yield Text.assemble((shown(severity), _STYLES[level_of(severity)]), many)
+        yield from (_indented(alarm.message, "dim") for alarm in group[:3])
+        if len(group) > 3:
+            yield _indented(f"and {len(group) - 3} more", "dim")
+        yield _indented(group[0].advice)
 
 
 def _indented(text: str, style: str = "") -> RenderableType:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.call.names import BY_NAME
 from attemper.call.sums import joined
 from attemper.monitor.head_sums import SiteReduction, fits_buckets
-from attemper.records import FEWEST_KEYS
+from attemper.readings.reading import FEWEST_KEYS
 from attemper.sites.tap_buffers import TapBuffer
+from attemper.statistics import BY_NAME
 
 PADDED = "a batch was padded, which a tap in compiled code on a GPU cannot tell"
 

@@ -14,18 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.names import reading_names
 from attemper.call.options import checked_backend
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.monitor.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
-from attemper.monitor.baseline import Baseline
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.provenance import now, provenance
 from attemper.monitor.result import Scan
 from attemper.monitor.scan import ADVICE, device_of
-from attemper.records import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
+from attemper.readings.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
+from attemper.readings.baseline import Baseline
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.sites import package_functions, tap, tap_buffers, torch_functions
 from attemper.sites import transformers as registry
 from attemper.sites.act import other_maps
@@ -34,6 +33,7 @@ from attemper.sites.names import class_name, unwrapped
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, entered, tracked
 from attemper.sites.wanted import checked_sites
+from attemper.statistics import reading_names
 from attemper.text import shown
 
 

@@ -1,9 +1,7 @@
-"""Modules that hold options of attention: temperatures in every form, maps from scores to weights, and attention layers
-that take them.
-"""
+"""Modules that hold options of attention: temperatures, normalizers, and attention layers that take them."""
 
 from attemper.nn.attention import CrossAttention, MultiheadAttention
-from attemper.nn.bounded import bounded_exponential
+from attemper.nn.bounds import bounded_exponential
 from attemper.nn.linear import LinearAttention
 from attemper.nn.normalizers import (
     Entmax,

@@ -1,8 +1,8 @@
-"""Attention layers with a temperature and statistics: a drop-in for torch's, and cross attention."""
+"""Attention layers with a temperature, a normalizer and statistics: a drop-in for torch's, and cross attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -11,16 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.call.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
-from attemper.call.names import asked_names, row_names
-from attemper.call.normalizer import map_of, normalization
+from attemper.call.normalizer import normalization, rowwise_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.visible import visible_keys
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
-from attemper.nn.nested import over_padded
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
+from attemper.statistics import asked_names
 
 Given = Temperature | float | Tensor | None
 
@@ -29,9 +28,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with ``temperature=``, ``normalizer=`` and ``stats=``: the same arguments,
     parameters and result.
 
-    A checkpoint of torch's module loads into it (with ``strict=False`` where a temperature or a map is learned, which
-    are the only new parameters). No n x n weights are held unless ``need_weights`` asks for them; they are those before
-    dropout. A query that sees no key gives the output projection of 0, where torch's gives NaN.
+    A checkpoint of torch's module loads into it (with ``strict=False`` where a temperature or a normalizer is learned,
+    which are the only new parameters). No n x n weights are held unless ``need_weights`` asks for them; those are the
+    weights before dropout. A query that sees no key gives the output projection of 0, where torch's gives NaN.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as
@@ -46,9 +45,15 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, *args: Any, temperature: Given = None,
-        normalizer: str | Normalizer = "softmax", stats: str | Iterable[str] = (), **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *args: Any,
+        temperature: Given = None,
+        normalizer: str | Normalizer = "softmax",
+        stats: str | Iterable[str] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         self.temperature = _module(temperature)
         self.normalizer = _normalizer("MultiheadAttention", normalizer)
@@ -58,10 +63,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.stats = _names("MultiheadAttention", stats, normalizer)
 
     def forward(  # type: ignore[override]
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
-        need_weights: bool | None = None, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | AttentionStats | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | AttentionStats | None]:
         """
         Args:
             query, key, value: [Q, B, E] and [K, B, E], batch first if the module is, or without B. Nested tensors, as
@@ -84,10 +95,9 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "need_weights, or make it without stats."
             )
         if query.is_nested or key.is_nested or value.is_nested:
-            return over_padded(
-                partial(MultiheadAttention.forward, self), query, key, value, key_padding_mask, need_weights, attn_mask,
-                average_attn_weights, is_causal, batch_first=self.batch_first,
-            )  # fmt: skip
+            attend = partial(MultiheadAttention.forward, self)
+            rest = (need_weights, attn_mask, average_attn_weights, is_causal)
+            return over_padded(attend, query, key, value, key_padding_mask, *rest, batch_first=self.batch_first)
         single = query.dim() == 2
         if single:
             query, key, value = (part[None] if self.batch_first else part[:, None] for part in (query, key, value))
@@ -95,7 +105,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         weights = need_weights if need_weights is not None else not self.stats
-        output, second = self._attended(query, key, value, key_padding_mask, attn_mask, is_causal, weights)
+        output, second = self._attend(query, key, value, key_padding_mask, attn_mask, is_causal, weights)
         if isinstance(second, Tensor):
             second = second.mean(1) if average_attn_weights else second
             second = second[0] if single else second
@@ -103,24 +113,30 @@ class MultiheadAttention(nn.MultiheadAttention):
             output = output.transpose(0, 1)
         return output.squeeze(0 if self.batch_first else 1) if single else output, second
 
-    def _attended(
-        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, causal: bool,
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        causal: bool,
         need_weights: bool,
-    ) -> tuple[Tensor, Tensor | AttentionStats | None]:  # fmt: skip
-        q, k, v = self._projected(query, key, value)
+    ) -> tuple[Tensor, Tensor | AttentionStats | None]:
+        q, k, v = self._project(query, key, value)
         mask, causal = _without_causal_bias(mask, causal, q, k.shape[2])
-        joined = _joined_mask(padding, mask, q, k.shape[2])
+        joined = _join_masks(padding, mask, q, k.shape[2])
         k, v, joined = self._with_extra_keys(k, v, joined)
         if causal and k.shape[2] > key.shape[1]:
             # The keys that add_bias_kv and add_zero_attn append are seen by every query.
             joined, causal = _causal_before(joined, q, key.shape[1], k.shape[2]), False
-        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "normalizer": _map(self)}
+        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "normalizer": _normalizer_of(self)}
         given["temperature"] = _temperature(self, q, k.shape[2], joined, causal, query)
-        heads, stats = _attended(self, q, k, v, given)
+        heads, stats = _attend(self, q, k, v, given)
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
         return output, dense_weights(q, k, **given) if need_weights else stats
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """[B, heads, tokens, size] each."""
         if self._qkv_same_embed_dim:
             parts = self.in_proj_weight.chunk(3)
@@ -173,10 +189,18 @@ class CrossAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, context_dim: int | None = None, num_heads: int = 8, *, head_dim: int | None = None,
-        temperature: Given = None, normalizer: str | Normalizer = "softmax", stats: str | Iterable[str] = (),
-        dropout: float = 0.0, bias: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        dim: int,
+        context_dim: int | None = None,
+        num_heads: int = 8,
+        *,
+        head_dim: int | None = None,
+        temperature: Given = None,
+        normalizer: str | Normalizer = "softmax",
+        stats: str | Iterable[str] = (),
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         if head_dim is None and dim % num_heads:
             raise InputError(f"CrossAttention(dim={dim}, num_heads={num_heads}): the heads must divide dim.")
@@ -204,9 +228,8 @@ class CrossAttention(nn.Module):
             InputError: shapes that do not fit.
         """
         refuse_nested("CrossAttention", {"query": query, "context": context, "context_mask": context_mask})
-        for name, tensor, size in (
-            ("query", query, self.q_proj.in_features), ("context", context, self.k_proj.in_features),
-        ):  # fmt: skip
+        for name, tensor, projection in (("query", query, self.q_proj), ("context", context, self.k_proj)):
+            size = projection.in_features
             if tensor.dim() != 3 or tensor.shape[-1] != size:
                 raise InputError(f"CrossAttention({name}) must be [batch, tokens, {size}], got {list(tensor.shape)}.")
         q, k, v = (
@@ -219,9 +242,12 @@ class CrossAttention(nn.Module):
         elif mask is not None and mask.dim() == 2:
             mask = mask[:, None, None]
         temperature = _temperature(self, q, k.shape[2], mask, False, query)
-        given = {"attn_mask": mask, "temperature": temperature, "normalizer": _map(self)}
-        heads, stats = _attended(self, q, k, v, given)
+        given = {"attn_mask": mask, "temperature": temperature, "normalizer": _normalizer_of(self)}
+        heads, stats = _attend(self, q, k, v, given)
         return AttentionOutput(self.out_proj(heads.transpose(1, 2).flatten(2)), stats)
+
+
+Layer = MultiheadAttention | CrossAttention
 
 
 def _module(given: Given) -> Temperature | None:
@@ -232,16 +258,15 @@ def _no_fast_path(*_: Any) -> None:
     """A hook that does nothing but be there."""
 
 
-def _map(layer: MultiheadAttention | CrossAttention) -> str | Normalizer:
-    """The map that the layer was given later, or its own."""
+def _normalizer_of(layer: Layer) -> str | Normalizer:
+    """The normalizer that the layer was given later, or its own."""
     actions = getattr(layer, ACTIONS, None)
     return (None if actions is None else actions.normalizer(layer)) or layer.normalizer
 
 
 def _names(where: str, stats: str | Iterable[str], normalizer: str | Normalizer) -> tuple[str, ...]:
-    """The statistics asked for, as far as the map has them."""
-    kind = map_of(normalizer)
-    return asked_names(where, stats) if kind == "softmax" else row_names(where, stats, kind)
+    """The statistics asked for, if the normalizer has them."""
+    return asked_names(where, stats, rowwise_of(normalizer))
 
 
 def _normalizer(where: str, given: str | Normalizer) -> str | Normalizer:
@@ -251,9 +276,8 @@ def _normalizer(where: str, given: str | Normalizer) -> str | Normalizer:
 
 
 def _temperature(
-    layer: MultiheadAttention | CrossAttention, query: Tensor, keys: int, mask: Tensor | None, causal: bool,
-    hidden: Tensor,
-) -> float | Tensor:  # fmt: skip
+    layer: Layer, query: Tensor, keys: int, mask: Tensor | None, causal: bool, hidden: Tensor
+) -> float | Tensor:
     """The product of a layer's own temperature and of those that it was given later; 1 where it has none."""
     product: Tensor | None = None
     for name, part in layer.named_children():
@@ -264,10 +288,10 @@ def _temperature(
     return 1.0 if product is None else product
 
 
-def _attended(
-    layer: MultiheadAttention | CrossAttention, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]
+def _attend(
+    layer: Layer, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]
 ) -> tuple[Tensor, AttentionStats | None]:
-    """([B, H, Q, E], statistics); who acts on this layer's attention takes part."""
+    """The heads' outputs [B, H, Q, E] and the statistics, with what acts on this layer's attention."""
     dropout = layer.dropout if layer.training else 0.0
     actions = getattr(layer, ACTIONS, None)
     if actions is None:
@@ -293,7 +317,7 @@ def _without_causal_bias(mask: Tensor | None, causal: bool, query: Tensor, keys:
     return (None, True) if top_left else (~marks[0, 0], causal)
 
 
-def _joined_mask(padding: Tensor | None, mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
+def _join_masks(padding: Tensor | None, mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
     """torch's two masks (True = hidden) as one (True = visible), broadcastable to [B, H, Q, K]."""
     batch, heads, queries, _ = query.shape
     parts = []
@@ -338,3 +362,49 @@ def _causal_before(mask: Tensor | None, query: Tensor, causal_keys: int, keys: i
     if mask is None:
         return seen
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+
+
+def over_padded(
+    attend: Callable[..., tuple[Tensor, Any]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    *args: Any,
+    batch_first: bool = True,
+    **kwargs: Any,
+) -> tuple[Tensor, Any]:
+    """``attend(query, key, value, key_padding_mask, ...)`` of ``nn.MultiheadAttention``, for nested sequences.
+
+    ``nn.TransformerEncoder`` makes them, in eval mode without gradients, of a batch with ``src_key_padding_mask``, for
+    a fast path of torch that knows nothing of temperatures and normalizers.
+
+    Args:
+        query, key, value: [B, tokens of each, E]; all of them nested, batch first.
+
+    Returns:
+        ``(output, second)``: the output is nested as the queries are; weights and statistics have rows for padding too.
+
+    Raises:
+        InputError: some are not nested, a ``key_padding_mask`` is given too, or they are not batch first or jagged.
+    """
+    known = all(part.is_nested and part.layout is torch.strided for part in (query, key, value))
+    if not known or key_padding_mask is not None or not batch_first:
+        raise InputError(
+            "MultiheadAttention takes nested tensors if query, key and value all are, batch first, in torch's strided "
+            "layout and without a key_padding_mask. Pad them with torch.nested.to_padded_tensor and pass one."
+        )
+    query_lengths, key_lengths = lengths(query), lengths(key)
+    # One tensor stays one: self attention is told from cross attention by it.
+    dense = {id(part): torch.nested.to_padded_tensor(part, 0.0) for part in (query, key, value)}
+    query, key, value = (dense[id(part)] for part in (query, key, value))
+    places = torch.arange(key.shape[1], device=key.device)
+    padding = places >= torch.tensor(key_lengths, device=key.device)[:, None]
+    output, second = attend(query, key, value, padding, *args, **kwargs)
+    parts = [row[:length] for row, length in zip(output, query_lengths, strict=True)]
+    return torch.nested.as_nested_tensor(parts), second
+
+
+def lengths(nested: Tensor) -> list[int]:
+    """Tokens of each sequence."""
+    return [part.shape[0] for part in nested.unbind()]

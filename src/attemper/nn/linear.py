@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from attemper.functional.feature_maps import FeatureMap, checked_map
 from attemper.functional.linear import LinearOutput, LinearState, linear_attention
+from attemper.functional.linear_state import FeatureMap, checked_map
 
 
 class LinearAttention(nn.Module):
@@ -30,9 +30,13 @@ class LinearAttention(nn.Module):
     """
 
     def __init__(
-        self, feature_map: FeatureMap = "elu", *, is_causal: bool = False, enable_gqa: bool = False,
+        self,
+        feature_map: FeatureMap = "elu",
+        *,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
         chunk_size: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.feature_map = checked_map("LinearAttention", feature_map)
         self.is_causal, self.enable_gqa, self.chunk_size = is_causal, enable_gqa, chunk_size
@@ -42,9 +46,16 @@ class LinearAttention(nn.Module):
     ) -> LinearOutput:
         """Arguments, result and errors as of the function: q [B, H, Q, D], k [B, G, K, D], v [B, G, K, E]."""
         return linear_attention(
-            q, k, v, feature_map=self.feature_map, is_causal=self.is_causal, mask=mask, state=state,
-            enable_gqa=self.enable_gqa, chunk_size=self.chunk_size,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            mask=mask,
+            state=state,
+            feature_map=self.feature_map,
+            is_causal=self.is_causal,
+            enable_gqa=self.enable_gqa,
+            chunk_size=self.chunk_size,
+        )
 
     def extra_repr(self) -> str:
         name = self.feature_map if isinstance(self.feature_map, str) else "..."

@@ -1,15 +1,16 @@
-"""Maps from scores to weights as modules: what ``normalizer=`` takes, and drop-ins for ``torch.nn.Softmax``.
+"""Normalizers as modules: what ``normalizer=`` takes, and drop-ins for ``torch.nn.Softmax``.
 
-Each holds options and what is learned. Called with scores it gives weights, by the function of ``attemper.functional``;
-given as ``attention(normalizer=...)``, ``MultiheadAttention(normalizer=...)`` or ``temper(normalizer=...)`` it is
-computed inside attention, whose n x n weights are never held. What is per head has one entry or one for each; on scores
-it stands at the third dimension from the end, [..., heads, queries, keys], whatever ``dim`` is.
+Each holds options and what is learned. Called with scores it gives weights, by its function of ``attemper.functional``.
+Given as ``attention(normalizer=...)``, ``MultiheadAttention(normalizer=...)`` or ``temper(normalizer=...)`` it is
+computed inside attention, whose n x n weights are never held. A parameter per head has one entry or one for each head;
+on scores the heads are the third dimension from the end, [..., heads, queries, keys], whatever ``dim`` is.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +18,37 @@ from torch import Tensor, nn
 from attemper.call import normalizer
 from attemper.call.normalizer import Normalization
 from attemper.errors import InputError
-from attemper.functional import normalizers, truncated
-from attemper.functional.measures import softmax
-from attemper.functional.sparse import entmax, entmax15, sparsemax
-from attemper.nn.bounded import bounded_exponential
+from attemper.functional import measures, normalizers, sparse
+from attemper.nn.bounds import bounded_exponential
 
 
 class Normalizer(nn.Module):
     """Base of all: ``normalization()`` for attention, ``forward(scores)`` for scores.
 
+    A subclass sets ``name`` and ``function``, and ``argument()`` if its function takes more than scores.
+
     Args:
         dim: the dimension of scores along which weights are found, when it is called.
     """
+
+    name: ClassVar[str]
+    """What ``attention(normalizer=...)`` calls it."""
+    function: ClassVar[Callable[..., Tensor]]
+    """From scores to weights: a function of ``attemper.functional``."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """The attributes that it is made with again, by :meth:`from_form`."""
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__()
         self.dim = dim
 
+    def argument(self) -> float | Tensor | None:
+        """What the function takes beside the scores, a number or a tensor [heads]; None for nothing."""
+        return None
+
     def normalization(self) -> Normalization:
-        """What the kernels are told."""
-        raise NotImplementedError
+        """The normalizer as attention takes it."""
+        return Normalization(self.name, per_head=self.argument())
 
     def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         """
@@ -47,47 +59,38 @@ class Normalizer(nn.Module):
         Returns:
             Weights of the shape and type of ``scores``.
         """
-        raise NotImplementedError
+        value = self.argument()
+        arguments = () if value is None else (_on_scores(type(self).__name__, value, scores, self.dim),)
+        return self.function(scores, *arguments, dim=self.dim, temperature=temperature)
+
+    @classmethod
+    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """A module for a file's ``options`` and ``tensors``, whose numbers are loaded into it afterwards."""
+        return cls(**options)
 
 
 class Softmax(Normalizer):
-    """exp(z) / sum exp(z), with rows that see nothing at 0."""
+    """exp(z) / sum exp(z); a row that sees nothing is 0."""
 
-    def normalization(self) -> Normalization:
-        return Normalization("softmax")
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return softmax(scores, dim=self.dim, temperature=temperature)
+    name, function = "softmax", staticmethod(measures.softmax)
 
 
 class SoftmaxPlusOne(Normalizer):
     """exp(z) / (1 + sum exp(z)): a head may give next to nothing. :func:`~attemper.functional.softmax_plus_one`."""
 
-    def normalization(self) -> Normalization:
-        return Normalization("softmax_plus_one")
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return normalizers.softmax_plus_one(scores, dim=self.dim, temperature=temperature)
+    name, function = "softmax_plus_one", staticmethod(normalizers.softmax_plus_one)
 
 
 class Sparsemax(Normalizer):
     """The projection on the simplex: few weights are not 0. :func:`~attemper.functional.sparsemax`."""
 
-    def normalization(self) -> Normalization:
-        return Normalization("sparsemax")
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return sparsemax(scores, dim=self.dim, temperature=temperature)
+    name, function = "sparsemax", staticmethod(sparse.sparsemax)
 
 
 class Entmax15(Normalizer):
     """Between softmax and sparsemax. :func:`~attemper.functional.entmax15`."""
 
-    def normalization(self) -> Normalization:
-        return Normalization("entmax15")
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return entmax15(scores, dim=self.dim, temperature=temperature)
+    name, function = "entmax15", staticmethod(sparse.entmax15)
 
 
 class TopK(Normalizer):
@@ -97,16 +100,18 @@ class TopK(Normalizer):
         InputError: k is not an int of at least 1.
     """
 
+    name, function, options = "topk", staticmethod(sparse.topk_softmax), ("k",)
+
     def __init__(self, k: int, dim: int = -1) -> None:
         super().__init__(dim)
         self._normalization = normalizer.topk(k)
         self.k = k
 
+    def argument(self) -> int:
+        return self.k
+
     def normalization(self) -> Normalization:
         return self._normalization
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return truncated.topk_softmax(scores, self.k, dim=self.dim, temperature=temperature)
 
     def extra_repr(self) -> str:
         return f"k={self.k}"
@@ -119,16 +124,18 @@ class Threshold(Normalizer):
         InputError: ``min_weight`` is not a number from 0 to below 1.
     """
 
+    name, function, options = "threshold", staticmethod(sparse.threshold_softmax), ("min_weight",)
+
     def __init__(self, min_weight: float, dim: int = -1) -> None:
         super().__init__(dim)
         self._normalization = normalizer.threshold(min_weight)
         self.min_weight = min_weight
 
+    def argument(self) -> float:
+        return self.min_weight
+
     def normalization(self) -> Normalization:
         return self._normalization
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        return truncated.threshold_softmax(scores, self.min_weight, dim=self.dim, temperature=temperature)
 
     def extra_repr(self) -> str:
         return f"min_weight={self.min_weight:g}"
@@ -150,6 +157,7 @@ class Entmax(Normalizer):
         InputError: alpha is below 1, or a learned one does not start between 1 + 1e-3 and 10.
     """
 
+    name, function, options = "entmax", staticmethod(sparse.entmax), ("alpha",)
     FLOOR, CEILING = 1e-3, 9.0
     fixed: Tensor
 
@@ -181,12 +189,17 @@ class Entmax(Normalizer):
         wide = torch.promote_types(self.log_excess.dtype, torch.float32)
         return 1 + bounded_exponential(self.log_excess.to(wide), self.FLOOR, self.CEILING)
 
+    def argument(self) -> float | Tensor:
+        return self.alpha
+
     def normalization(self) -> Normalization:
         return normalizer.entmax(self.alpha)
 
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        alpha = _on_scores("Entmax", self.alpha, scores, self.dim)
-        return entmax(scores, alpha, dim=self.dim, temperature=temperature)
+    @classmethod
+    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        if "log_excess" in tensors:
+            return cls(1.5, learned=True, num_heads=len(tensors["log_excess"]))
+        return cls(tensors["fixed"] if "fixed" in tensors else options["alpha"])
 
     def extra_repr(self) -> str:
         if self.log_excess is not None:
@@ -195,8 +208,9 @@ class Entmax(Normalizer):
 
 
 class _PerHead(Normalizer):
-    """A number or one per head, fixed or learned."""
+    """A normalizer with a parameter that is a number or one per head, fixed or learned."""
 
+    options = ("value",)
     fixed: Tensor
 
     def __init__(self, name: str, initial: float | Tensor, learned: bool, num_heads: int, dim: int) -> None:
@@ -213,6 +227,15 @@ class _PerHead(Normalizer):
         if self.learned is not None:
             return self.learned
         return self.fixed if self._number is None else self._number
+
+    def argument(self) -> float | Tensor:
+        return self.value
+
+    @classmethod
+    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        if "learned" in tensors:
+            return cls(torch.zeros(len(tensors["learned"])), learned=True)  # pyright: ignore[reportCallIssue]
+        return cls(tensors["fixed"] if "fixed" in tensors else options["value"])  # pyright: ignore[reportCallIssue]
 
     def extra_repr(self) -> str:
         if self.learned is not None:
@@ -232,15 +255,10 @@ class Sigmoid(_PerHead):
         num_heads: how many there are: 1, or the number of query heads.
     """
 
+    name, function = "sigmoid", staticmethod(normalizers.sigmoid)
+
     def __init__(self, bias: float | Tensor = 0.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
         super().__init__("bias", bias, learned, num_heads, dim)
-
-    def normalization(self) -> Normalization:
-        return Normalization("sigmoid", per_head=self.value)
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        bias = _on_scores("Sigmoid", self.value, scores, self.dim)
-        return normalizers.sigmoid(scores, bias, dim=self.dim, temperature=temperature)
 
 
 class Sink(_PerHead):
@@ -252,15 +270,14 @@ class Sink(_PerHead):
         initial: where the logits start; 0 is ``SoftmaxPlusOne``.
     """
 
+    name, function, options = "sink", staticmethod(normalizers.softmax_with_sink), ()
+
     def __init__(self, num_heads: int = 1, *, initial: float = 0.0, dim: int = -1) -> None:
         super().__init__("logit", initial, True, num_heads, dim)
 
-    def normalization(self) -> Normalization:
-        return Normalization("sink", per_head=self.value)
-
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        sink = _on_scores("Sink", self.value, scores, self.dim)
-        return normalizers.softmax_with_sink(scores, sink, dim=self.dim, temperature=temperature)
+    @classmethod
+    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        return cls(len(tensors["learned"]))
 
 
 class ScalableSoftmax(_PerHead):
@@ -275,19 +292,29 @@ class ScalableSoftmax(_PerHead):
         num_heads: how many there are: 1, or the number of query heads.
     """
 
+    name, function = "scalable_softmax", staticmethod(normalizers.scalable_softmax)
+
     def __init__(self, s: float | Tensor = 1.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
         super().__init__("s", s, learned, num_heads, dim)
 
-    def normalization(self) -> Normalization:
-        return Normalization("scalable_softmax", per_head=self.value)
 
-    def forward(self, scores: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        s = _on_scores("ScalableSoftmax", self.value, scores, self.dim)
-        return normalizers.scalable_softmax(scores, s, dim=self.dim, temperature=temperature)
+MODULES: tuple[type[Normalizer], ...] = (
+    Softmax,
+    SoftmaxPlusOne,
+    ScalableSoftmax,
+    Sigmoid,
+    Sparsemax,
+    Entmax15,
+    Entmax,
+    TopK,
+    Threshold,
+    Sink,
+)
+"""Every normalizer: tempering by name and forms in files follow from it."""
 
 
 def _start(where: str, name: str, given: Any, learned: bool, num_heads: int) -> Tensor:
-    """What a module is given, [heads], float32 at least.
+    """Where the parameter of a module starts, [heads], float32 at least.
 
     Raises:
         InputError: it is no finite number and no tensor [heads] of them; or ``num_heads`` says something else, or is

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from attemper.checks import one_of, positive_number
 from attemper.errors import InputError
-from attemper.functional.length import LAWS, length_temperature
-from attemper.nn.bounded import bounded_exponential
+from attemper.functional.measures import TEMPERATURE_ADVICE
+from attemper.functional.temperature import LAWS, length_temperature
+from attemper.nn.bounds import bounded_exponential
 from attemper.schedules import Schedule, schedule_form
 
 ADDED = "attemper_temperature"
@@ -26,8 +27,6 @@ ACTIONS = "_attemper_actions"
 """Attribute of an attention module: what is done to its attention, if anything."""
 FLOOR, CEILING = 0.01, 100.0
 """Bounds of what is learned: below, a float16 softmax is a step; above, every key has the same weight."""
-
-_ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
 
 
 class Temperature(nn.Module):
@@ -81,7 +80,7 @@ class FixedTemperature(Temperature):
     def __init__(self, value: float | Tensor | Iterable[float] = 1.0) -> None:
         super().__init__()
         if isinstance(value, int | float):
-            positive_number("FixedTemperature(value)", value, _ADVICE, infinite=True)
+            positive_number("FixedTemperature(value)", value, TEMPERATURE_ADVICE, infinite=True)
         given = _per_head("FixedTemperature(value)", value)
         self.register_buffer("value", wide(given) if isinstance(value, Tensor) else given.float())
         self._exact = given.cpu().double()
@@ -165,9 +164,15 @@ class ConditionalTemperature(Temperature):
     follows_input = True
 
     def __init__(
-        self, dim: int, num_heads: int = 1, *, pool: str | None = None, initial: float = 1.0, floor: float = FLOOR,
+        self,
+        dim: int,
+        num_heads: int = 1,
+        *,
+        pool: str | None = None,
+        initial: float = 1.0,
+        floor: float = FLOOR,
         ceiling: float = CEILING,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if pool is not None:
             one_of("ConditionalTemperature(pool=...)", pool, ("mean",))
@@ -275,7 +280,7 @@ class ScheduledTemperature(Temperature):
 
     def _at(self, step: int) -> float:
         return positive_number(
-            f"the schedule's temperature at step {step}", self.schedule(step, self.total_steps), _ADVICE
+            f"the schedule's temperature at step {step}", self.schedule(step, self.total_steps), TEMPERATURE_ADVICE
         )
 
     def saved_as(self) -> Temperature:
@@ -360,7 +365,9 @@ def _per_head(where: str, value: float | Tensor | Iterable[float]) -> Tensor:
     if tensor.dim() == 0:
         tensor = tensor[None]
     if tensor.dim() != 1 or not len(tensor) or not bool((tensor > 0).all()):
-        raise InputError(f"{where} must be a number above 0 or a tensor [heads] of them, got {value!r}. {_ADVICE}")
+        raise InputError(
+            f"{where} must be a number above 0 or a tensor [heads] of them, got {value!r}. {TEMPERATURE_ADVICE}"
+        )
     return tensor
 
 
@@ -372,7 +379,7 @@ def _count(where: str, value: int) -> int:
 
 def _bounds(where: str, initial: float, floor: float, ceiling: float) -> tuple[float, float]:
     for name, value in (("floor", floor), ("initial", initial), ("ceiling", ceiling)):
-        positive_number(f"{where}({name}=...)", value, _ADVICE)
+        positive_number(f"{where}({name}=...)", value, TEMPERATURE_ADVICE)
     if not floor <= initial <= ceiling:
         raise InputError(f"{where} needs floor <= initial <= ceiling, got {floor}, {initial} and {ceiling}.")
     return float(floor), float(ceiling)

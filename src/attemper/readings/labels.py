@@ -1,11 +1,34 @@
-"""What tells the sites of a model from each other where their whole names are too long."""
+"""What the name of a site says: the stack of like sites that it is one of, the block that it is in, its own numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from attemper.records import SiteReading
+_BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")
+"""Names of lists that hold the blocks of a model: ``layers``, ``resblocks``, GPT-2's ``h``."""
+_INDEX = re.compile(r"[0-9]{1,9}")
+_SUBLAYER = re.compile(r"(?:^|\.)block\.([0-9]{1,9})\.layer\.[0-9]{1,9}(?:\.|$)")
+"""T5 numbers the parts of a block as well."""
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the block that a site is in, from its name. None where there is none, or several might be meant.
+
+    A lone number is that of the block. Of several it is the one after a list of blocks (``layers``, ``blocks``, ``h``),
+    if there is one such list; T5's ``block.3.layer.0`` is block 3. Towers of one model keep their own numbers.
+
+    Example:
+        >>> [layer_of(name) for name in ("model.layers.7.self_attn", "blocks.2.attn.0#2", "stages.1.blocks.0.attn")]
+        [7, 2, None]
+    """
+    name = name.partition("#")[0]
+    if sublayer := _SUBLAYER.search(name):
+        name = name[: sublayer.end(1)]
+    parts = name.split(".")
+    numbered = [place for place, part in enumerate(parts) if _INDEX.fullmatch(part)]
+    in_lists = [place for place in numbered if place and _BLOCKS.fullmatch(parts[place - 1])]
+    meant = numbered if len(numbered) == 1 else in_lists
+    return int(parts[meant[0]]) if len(meant) == 1 else None
 
 
 def pattern_of(name: str) -> str:
@@ -25,25 +48,3 @@ def label_of(name: str) -> str:
     name, call, number = name.partition("#")
     numbers = ".".join(re.findall(r"\d+", name))
     return f"{numbers}{call}{number}" or "–"
-
-
-def column_of(sites: Iterable[SiteReading]) -> str:
-    """The title of a column of ``labels_of``."""
-    return "layer" if _has_layers(tuple(sites)) else "site"
-
-
-def labels_of(sites: Iterable[SiteReading]) -> tuple[str, ...]:
-    """What tells the sites of a stack from each other: their layers; else the numbers of their names, where no two
-    share them; else their places in it, from 0.
-    """
-    sites = tuple(sites)
-    if _has_layers(sites):
-        return tuple(str(site.layer) for site in sites)
-    labels = tuple(label_of(site.name) for site in sites)
-    return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(sites))))
-
-
-def _has_layers(sites: tuple[SiteReading, ...]) -> bool:
-    """Whether every site has a layer that is its own."""
-    layers = {site.layer for site in sites}
-    return None not in layers and len(layers) == len(sites)

@@ -11,11 +11,10 @@ from typing import Any
 from markupsafe import Markup
 
 from attemper import __version__
-from attemper.report.display import number
+from attemper.files import write_whole
 from attemper.report.page import asset, policy, templates
 from attemper.report.quantities import QUANTITIES
-from attemper.report.target import write_whole
-from attemper.text import cut, shown
+from attemper.text import cut, number, shown
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from attemper.readings.labels import labels_of, pattern_of
-from attemper.records import BY_NAME, SEVERITIES, Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import rounded
+from attemper.readings.alarms import KINDS, level_of
+from attemper.readings.reading import BY_NAME, Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.stacks import Stack, stacks
 from attemper.report.quantities import QUANTITIES, Quantity, of_sample
-from attemper.text import cut, shown
+from attemper.text import cut, rounded, shown
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
@@ -24,55 +24,38 @@ LONGEST_MESSAGE = 600
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Sites that differ only in the numbers of their names: the layers of one tower, drawn as one map."""
+class Tower:
+    """A stack as the page draws it: one map, whose layers are told from another's by a letter."""
 
     letter: str
-    """``A``, ``B``, ...: what tells its layers from another stack's; empty if there is only one."""
-    pattern: str
-    kind: str
-    mode: str
-    heads: int
-    sites: tuple[int, ...]
-    labels: tuple[str, ...]
-    """What tells its sites from each other, in their order: layers, or a dash."""
-    queries: int
-    keys: int
+    """``A``, ``B``, ...; empty if there is only one."""
+    stack: Stack
+
+    @property
+    def pattern(self) -> str:
+        return shown(self.stack.pattern)
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """Place of a site -> what tells it from the others of its stack; a dash where nothing does."""
+        labels = (cut(label, 24) for label in self.stack.labels)
+        return dict(zip(self.stack.places, labels, strict=True))
 
     @property
     def what(self) -> str:
-        layers = f"{len(self.sites)} layer{'s' if len(self.sites) > 1 else ''}"
-        heads = f"{self.heads} head{'s' if self.heads != 1 else ''}"
-        return f"{self.kind} attention, {self.mode} mode, {layers} × {heads}"
+        many, heads = len(self.stack.sites), self.stack.heads
+        size = f"{many} layer{'s' if many > 1 else ''} × {heads} head{'s' if heads != 1 else ''}"
+        return f"{shown(self.stack.kind)} attention, {shown(self.stack.mode)} mode, {size}"
 
     @property
     def size(self) -> str:
-        return f"up to {self.queries:,} queries × {self.keys:,} keys"
+        return f"up to {self.stack.queries:,} queries × {self.stack.keys:,} keys"
 
 
-def stacks(sites: tuple[SiteReading, ...]) -> tuple[Stack, ...]:
-    """Sites gathered by pattern, kind, mode and number of heads, in the order in which each is first met.
-
-    Unlike neighbours are gathered, too: a decoder's self and cross attention alternate.
-    """
-    gathered: dict[tuple[str, str, str, int], list[int]] = {}
-    for place, site in enumerate(sites):
-        gathered.setdefault((pattern_of(site.name), site.kind, site.mode, len(site.heads)), []).append(place)
-    several = len(gathered) > 1
-    return tuple(
-        Stack(
-            letter=_letter(place) if several else "",
-            pattern=shown(pattern),
-            kind=shown(kind),
-            mode=shown(mode),
-            heads=heads,
-            sites=tuple(places),
-            labels=tuple(cut(label, 24) for label in labels_of(sites[at] for at in places)),
-            queries=max(sites[at].queries for at in places),
-            keys=max(sites[at].keys for at in places),
-        )
-        for place, ((pattern, kind, mode, heads), places) in enumerate(gathered.items())
-    )
+def towers(sites: tuple[SiteReading, ...]) -> tuple[Tower, ...]:
+    """The stacks of a reading; sites of another number of heads are another stack."""
+    found = stacks(sites, equal_heads=True)
+    return tuple(Tower(_letter(place) if len(found) > 1 else "", stack) for place, stack in enumerate(found))
 
 
 def _letter(place: int) -> str:
@@ -94,21 +77,22 @@ def quantities(reading: Reading) -> tuple[Quantity, ...]:
     )  # fmt: skip
 
 
-def document(reading: Reading, towers: tuple[Stack, ...], *, details: bool = True) -> dict[str, Any]:
+def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True) -> dict[str, Any]:
     """Everything the scripts draw; without ``details`` no histograms and no curves."""
     kinds, named = quantities(reading), by_name(reading.sites)
-    labels = {at: label for tower in towers for at, label in zip(tower.sites, tower.labels, strict=True)}
+    labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
         "details": details,
         "quantities": [quantity.to_dict() for quantity in kinds],
-        "stacks": [_stack(stack) for stack in towers],
+        "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
         "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in reading.alarms],
     }
 
 
-def _stack(stack: Stack) -> dict[str, Any]:
-    return {"letter": stack.letter, "pattern": stack.pattern, "heads": stack.heads, "sites": list(stack.sites)}
+def _stack(tower: Tower) -> dict[str, Any]:
+    stack = tower.stack
+    return {"letter": tower.letter, "pattern": tower.pattern, "heads": stack.heads, "sites": list(stack.places)}
 
 
 def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:
@@ -135,14 +119,11 @@ def _histogram(head: HeadReading) -> list[int]:
 
 
 def _curve(head: HeadReading) -> list[Any]:
-    return [
-        value
-        for bucket in head.by_visible_keys
-        for value in (
-            bucket.first, bucket.last, bucket.rows,
-            rounded(bucket.entropy_nats, 4), rounded(bucket.normalized_entropy, 4),
-        )
-    ]  # fmt: skip
+    curve: list[Any] = []
+    for bucket in head.by_visible_keys:
+        curve += [bucket.first, bucket.last, bucket.rows]
+        curve += [rounded(bucket.entropy_nats, 4), rounded(bucket.normalized_entropy, 4)]
+    return curve
 
 
 def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
@@ -155,14 +136,9 @@ def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
     }
 
 
-def spoken_labels(towers: tuple[Stack, ...]) -> dict[int, str]:
+def spoken_labels(drawn: tuple[Tower, ...]) -> dict[int, str]:
     """Place of a site -> the letter of its stack and its label, ``A3``; sites without a label are left out."""
-    return {
-        at: f"{tower.letter}{label}"
-        for tower in towers
-        for at, label in zip(tower.sites, tower.labels, strict=True)
-        if label != "–"
-    }
+    return {place: f"{tower.letter}{label}" for tower in drawn for place, label in tower.labels.items() if label != "–"}
 
 
 def by_name(sites: tuple[SiteReading, ...]) -> dict[str, list[tuple[int, SiteReading]]]:
@@ -173,34 +149,20 @@ def by_name(sites: tuple[SiteReading, ...]) -> dict[str, list[tuple[int, SiteRea
     return named
 
 
-def level_of(severity: str) -> str:
-    """The severity, or warning for one that this version does not know: better looked at than missed."""
-    return severity if severity in SEVERITIES else "warning"
-
-
-_CAUSE = {
-    "collapsed": "normalized_entropy",
-    "diffuse": "normalized_entropy",
-    "fallen": "normalized_entropy",
-    "first_token": "first_token_mass",
-    "logits": "max_logit",
-    "nonfinite": "nonfinite_rows",
-}
-
-
 def site_of(alarm: Alarm, named: dict[str, list[tuple[int, SiteReading]]]) -> int | None:
     """The place of the site an alarm is of, None if there is none. Of several with its name, the one whose head comes
     nearest to the alarm's value: an alarm says where, but not in which mode.
     """
 
     def distance(candidate: tuple[int, SiteReading]) -> float:
-        values = [getattr(head, _CAUSE[alarm.kind], None) for head in candidate[1].heads if head.head == alarm.head]
+        statistic = KINDS[alarm.kind].statistic
+        values = [getattr(head, statistic) for head in candidate[1].heads if head.head == alarm.head]
         if not values or values[0] is None or alarm.value is None:
             return math.inf
         return abs(values[0] - alarm.value)
 
     candidates = named.get(alarm.site, [])
-    if len(candidates) < 2 or alarm.kind not in _CAUSE:
+    if len(candidates) < 2 or alarm.kind not in KINDS:
         return candidates[0][0] if candidates else None
     return min(candidates, key=distance)[0]
 

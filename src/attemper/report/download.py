@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from attemper.records import Reading
+from attemper.readings.reading import Reading
 
 _LISTS = ("normalized_entropy_histogram", "by_visible_keys")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attemper.records import SEVERITIES, Alarm, HeadReading, Reading, SiteReading
-from attemper.report.display import number
-from attemper.report.document import Stack, by_name, level_of, said, site_of, spoken_labels
+from attemper.readings.alarms import KINDS, by_kind, level_of
+from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
+from attemper.report.document import Tower, by_name, said, site_of, spoken_labels
 from attemper.report.quantities import Quantity
-from attemper.text import cut, shown
+from attemper.text import cut, number, shown
 
 MOST_PLACES = 60
 """Alarms of a kind that are listed; the map marks all of them."""
@@ -50,33 +50,20 @@ class Figure:
     place: Place | None = None
 
 
-_KINDS = {
-    "collapsed": "nearly one-hot",
-    "diffuse": "nearly uniform",
-    "logits": "large logits",
-    "first_token": "on the first token",
-    "nonfinite": "NaN or infinite scores",
-}
-
-
-def groups(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Group, ...]:
+def groups(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Group, ...]:
     """Alarms by severity, worst first, then by kind in the order met."""
-    labels = spoken_labels(towers)
-    named = by_name(reading.sites)
-    gathered: dict[tuple[str, str], list[Alarm]] = {}
-    for alarm in sorted(reading.alarms, key=lambda alarm: -SEVERITIES.index(level_of(alarm.severity))):
-        gathered.setdefault((alarm.severity, alarm.kind), []).append(alarm)
+    labels, named = spoken_labels(towers), by_name(reading.sites)
     return tuple(
         Group(
             severity=shown(severity),
             level=level_of(severity),
-            kind=shown(_KINDS.get(kind, kind)),
+            kind=KINDS[kind].title if kind in KINDS else shown(kind),
             many=len(alarms),
             advice=shown(alarms[0].advice),
             places=tuple(_alarm_place(alarm, site_of(alarm, named), labels) for alarm in alarms[:MOST_PLACES]),
             more=max(0, len(alarms) - MOST_PLACES),
         )
-        for (severity, kind), alarms in gathered.items()
+        for (severity, kind), alarms in by_kind(reading.alarms).items()
     )
 
 
@@ -105,7 +92,7 @@ def origin(reading: Reading) -> tuple[tuple[str, str], ...]:
     return tuple((title, cut(shown(value), 160)) for title, value in told.items() if value is not None)
 
 
-def figures(reading: Reading, towers: tuple[Stack, ...]) -> tuple[Figure, ...]:
+def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
     """The mean and the extremes of normalised entropy and the largest logit; those that have a number."""
     labels = spoken_labels(towers)
     entropies = _known(reading, "normalized_entropy")

@@ -12,15 +12,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attemper import __version__
-from attemper.records import Reading
-from attemper.report.display import script_json
-from attemper.report.document import document, quantities, stacks
+from attemper.files import write_whole
+from attemper.readings.reading import Reading
+from attemper.report.document import document, quantities, towers
 from attemper.report.download import archive, file_name
 from attemper.report.overview import figures, groups, origin, rows
-from attemper.report.target import write_whole
 from attemper.report.vendored import VERSION, echarts
 from attemper.report.verdict import verdict
-from attemper.text import shown
+from attemper.text import script_json, shown
 
 LARGEST_BYTES = 2_000_000
 """A page that would be larger leaves something out, and says so."""
@@ -59,7 +58,7 @@ def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
 
 
 def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
-    towers, kinds = stacks(reading.sites), quantities(reading)
+    drawn, kinds = towers(reading.sites), quantities(reading)
     style, script, library = asset("page.css"), _script(), echarts()
     return templates().get_template("page.html.j2").render(
         title=shown(reading.model),
@@ -73,10 +72,10 @@ def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> s
         sites=len(reading.sites),
         skipped=[(shown(skipped.name), shown(skipped.reason)) for skipped in reading.skipped],
         verdict=verdict(reading),
-        figures=figures(reading, towers),
-        groups=groups(reading, towers),
+        figures=figures(reading, drawn),
+        groups=groups(reading, drawn),
         notes=[shown(note[:1].upper() + note[1:]) for note in reading.notes],
-        towers=towers,
+        towers=drawn,
         quantities=kinds,
         rows=rows(reading, kinds),
         details=details,
@@ -84,7 +83,7 @@ def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> s
         style=Markup(style),
         library=Markup(library),
         script=Markup(script),
-        data=Markup(script_json(document(reading, towers, details=details))),
+        data=Markup(script_json(document(reading, drawn, details=details))),
         version=__version__,
         echarts_version=VERSION,
     )  # fmt: skip

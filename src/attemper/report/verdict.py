@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attemper.records import Alarm, HeadReading, Reading
-from attemper.report.display import count, number
-from attemper.report.document import level_of
-from attemper.text import cut, shown
+from attemper.readings.alarms import KINDS, level_of
+from attemper.readings.reading import Alarm, HeadReading, Reading
+from attemper.text import count, cut, number, shown
 
 MOST_KINDS = 5
-
-_NOTICED = {
-    "collapsed": ("is nearly one-hot", "are nearly one-hot"),
-    "diffuse": ("is nearly uniform", "are nearly uniform"),
-    "fallen": ("is far sharper than in the first sample", "are far sharper than in the first sample"),
-    "first_token": ("rests on the first token", "rest on the first token"),
-}
 
 
 @dataclass(frozen=True)
@@ -86,22 +78,17 @@ def _clauses(alarms: list[Alarm], bound: str) -> list[str]:
     return [*told, f"there {'is' if rest == 1 else 'are'} {count(rest, 'more alarm')}"] if rest else told
 
 
-def _clause(kind: str, alarms: list[Alarm], bound: str) -> str:
-    """``bound``: what stands before a largest logit, empty where it is exact."""
-    many = len(alarms)
-    if kind in _NOTICED:
-        return f"{many:,} {_NOTICED[kind][many > 1]}"
-    has = "has" if many == 1 else "have"
-    if kind == "nonfinite":
-        return f"{many:,} {has} NaN or infinite scores"
-    if kind == "logits":
-        largest = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
-        limit = alarms[0].limit
-        above = f" above {number(limit)}" if limit is not None else " beyond the limit"
-        return f"{many:,} {has} logits{above}" + (
-            f", the largest {bound}{number(largest)}" if largest is not None else ""
-        )
-    return f"{many:,} raised the alarm “{cut(shown(kind), 40)}”"
+def _clause(name: str, alarms: list[Alarm], bound: str) -> str:
+    """``bound``: what stands before the worst value; empty where it is exact."""
+    many, kind = len(alarms), KINDS.get(name)
+    if kind is None:
+        return f"{many:,} raised the alarm “{cut(shown(name), 40)}”"
+    clause = f"{many:,} {kind.clause[many > 1]}"
+    if not kind.worst:
+        return clause
+    worst = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
+    limit = "beyond the limit" if alarms[0].limit is None else f"{kind.side} {number(alarms[0].limit)}"
+    return f"{clause} {limit}" + ("" if worst is None else f", {kind.worst} {bound}{number(worst)}")
 
 
 def _first(alarms: list[Alarm]) -> str:

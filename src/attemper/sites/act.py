@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from attemper.call.names import those_of
-from attemper.call.normalizer import map_of
+from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Options, planned
 from attemper.call.result import AttentionStats
 from attemper.call.visible import visible_keys
@@ -22,6 +21,7 @@ from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.names import named
 from attemper.sites.observation import AttentionCall, check_mask, tell
+from attemper.statistics import rowwise_names
 
 
 class Listener(Protocol):
@@ -123,7 +123,8 @@ class Actions:
         self.frame().met = True
         listeners = [listener for listener in self.listeners if listener.wants(layer)]
         own: Any = layer.stats
-        names = tuple(dict.fromkeys([*those_of(own, map_of(given["normalizer"])), *_names(listeners)]))
+        kept = rowwise_names(own) if rowwise_of(given["normalizer"]) else own
+        names = tuple(dict.fromkeys([*kept, *_names(listeners)]))
         output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
         if listeners:
             options = Options(
@@ -255,7 +256,7 @@ def _normalized(
             "queries of your own code to four dimensions; or load a model of transformers with "
             "attn_implementation='sdpa'."
         )
-    if "lse" in names and map_of(normalizer) != "softmax":
+    if "lse" in names and rowwise_of(normalizer):
         raise InputError(
             f"{type(module).__name__}: a penalty on lse (ZLoss) has a meaning under softmax only, and this attention "
             f"was given {type(normalizer).__name__}. Leave the module out with sites=."

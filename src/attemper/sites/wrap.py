@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.nn.nested import over_padded
+from attemper.nn.attention import over_padded
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import find
 from attemper.sites.act import Actions, Listener, actions_on, temperatures

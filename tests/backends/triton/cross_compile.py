@@ -37,7 +37,8 @@ from triton.runtime.jit import JITFunction
 from attemper.backends import triton as kernels
 from attemper.backends.contract import ROW_NORMALIZERS, Packing, Problem, Upstream
 from attemper.backends.triton.sums import empty_sums
-from attemper.call.names import ONE_PASS, ROW_ONE_PASS, row_fields, state_fields
+from attemper.call.names import row_fields, state_fields
+from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS
 from tests.backends.triton import kept
 
 TARGETS = {
@@ -125,7 +126,7 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
 
 def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
     """The same for the maps that are found on whole rows."""
-    every = row_fields((*ROW_ONE_PASS, "mean_distance"))
+    every = row_fields((*ROWWISE_ONE_PASS, "mean_distance"))
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     starts = torch.tensor([0, 96, 4096])
     for name in ROW_NORMALIZERS:

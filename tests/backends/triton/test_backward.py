@@ -17,7 +17,7 @@ from attemper.backends.contract import Packing, Problem
 from attemper.backends.triton import launch
 from attemper.backends.triton.scores import VISIBLE, intervals
 from attemper.backends.triton.softmax.backward_key import row_blocks
-from attemper.call.names import ONE_PASS
+from attemper.statistics import ONE_PASS
 from tests.support import oracle
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")

@@ -1,5 +1,5 @@
 """Digits and numbers that the table of features does not ask for: nearly one-hot rows, scores at the end of float32, far
-offsets, settled rows. ``tests/mutants_triton.py`` names what each of them notices."""
+offsets, settled rows. ``tests/mutants/triton.py`` names what each of them notices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attemper.backends import triton as kernels
 from attemper.backends.contract import Packing, Problem
 from attemper.backends.triton import tuning
 from attemper.backends.triton.softmax.state import log_of
-from attemper.call.names import ONE_PASS
+from attemper.statistics import ONE_PASS
 from tests.support.calls import attended, packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")

@@ -16,13 +16,13 @@ import attemper
 from attemper import nn
 from attemper.backends.contract import Problem, Upstream
 from attemper.backends.triton.rowwise import launch
-from attemper.call.names import ROW_ONE_PASS
 from attemper.call.normalizer import Normalization
+from attemper.statistics import ROWWISE_ONE_PASS
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 UNIT = 2.0**-24
-NAMES = (*ROW_ONE_PASS, "mean_distance")
+NAMES = (*ROWWISE_ONE_PASS, "mean_distance")
 WHOLE = ("visible_keys", "support_size")
 PER_HEAD = {"entmax": (1.2, 1.9), "entmax near 1": (1 + 1e-5, 1.0), "sigmoid": (-1.0, 0.5)}
 MAPS: dict[str, Any] = {

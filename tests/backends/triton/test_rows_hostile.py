@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attemper
 from attemper import nn
-from attemper.call.names import ROW_ONE_PASS
+from attemper.statistics import ROWWISE_ONE_PASS
 
 pytestmark = [pytest.mark.usefixtures("poisoned_empty"), pytest.mark.hostile("triton")]
 
@@ -127,7 +127,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone_and_what_is_hidden_spoi
     mask = torch.ones(3, 11, dtype=torch.bool)
     mask[0, 9] = False
     output, stats = attemper.attention(
-        query, key, value, mask, normalizer=MAPS[chosen], stats=ROW_ONE_PASS, backend="triton"
+        query, key, value, mask, normalizer=MAPS[chosen], stats=ROWWISE_ONE_PASS, backend="triton"
     )
     assert stats is not None
     # 0 times an infinity is NaN, too.

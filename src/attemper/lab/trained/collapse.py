@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import INTERVENTIONS
 from attemper.lab.trained.signals import COLLAPSED
@@ -85,12 +85,17 @@ def _side_by_side(content: Mapping[str, Any]) -> Table:
     return Table(
         title=f"after {run['steps']} steps at learning rate {run['rate']:g}",
         see=_verdict(runs) + unfinished,
-        columns=(
-            Column("intervention"), Column("held-out loss", "nats"), Column("least of the seeds", "nats"),
-            Column("most", "nats"), Column("least entropy of a layer"), Column("collapsed"), Column("largest logit"),
+        columns=headings(
+            "intervention",
+            "held-out loss [nats]",
+            "least of the seeds [nats]",
+            "most [nats]",
+            "least entropy of a layer",
+            "collapsed",
+            "largest logit",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _verdict(runs: Rows) -> str:
@@ -113,7 +118,7 @@ def _layers(runs: Rows) -> Table:
     return Table(
         title="normalised entropy of each layer at the end, mean of the seeds",
         see=f"Under {COLLAPSED:g}, nearly all weight of a row lies on one key.",
-        columns=(Column("intervention"), *(Column(f"layer {layer}") for layer in range(len(rows[0]) - 1))),
+        columns=headings("intervention", *(f"layer {layer}" for layer in range(len(rows[0]) - 1))),
         rows=tuple(rows),
     )
 
@@ -130,13 +135,16 @@ def _by_seed(runs: Rows) -> Table:
     return Table(
         title="each seed by itself",
         see="The fall is from the middle of the training to its end: near 0, the loss is stuck.",
-        columns=(
-            Column("intervention"), Column("seed"), Column("held-out loss", "nats"),
-            Column("fall in the second half", "nats"), Column("least entropy of a layer"),
-            Column("entropy under 0.05", "step"),
+        columns=headings(
+            "intervention",
+            "seed",
+            "held-out loss [nats]",
+            "fall in the second half [nats]",
+            "least entropy of a layer",
+            "entropy under 0.05 [step]",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _fall(curve: Mapping[str, Any]) -> float | None:
@@ -160,11 +168,14 @@ def _charts(runs: Rows) -> tuple[Chart, ...]:
     first = [row for row in runs if row["run"]["seed"] == 0]
     return tuple(
         Chart(
-            f"{title}, seed 0", Axis("step"), axis,
+            f"{title}, seed 0",
+            Axis("step"),
+            axis,
             tuple(
                 Series(name, tuple(map(float, record["curve"]["steps"])), tuple(record["curve"][key]))
-                for name in _names(first) for record in _records(first, name)
+                for name in _names(first)
+                for record in _records(first, name)
             ),
         )
         for key, title, axis in kinds
-    )  # fmt: skip
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.lengthened import BUCKET, read_at_length, read_quickly
 from attemper.lab.trained.training import Run
@@ -96,12 +96,9 @@ def _losses(content: Mapping[str, Any]) -> Table:
     return Table(
         title=f"trained at {config['context']} bytes, read at {read}",
         see=_verdict(rows) + f" In windows of {config['context']} bytes its loss is {home:.3f} nats." + unfinished,
-        columns=(
-            Column("way"), Column("held-out loss", "nats"), Column("less than plain", "nats"), Column("from"),
-            Column("to"), Column("mean entropy", "nats"),
-        ),
+        columns=headings("way", "held-out loss [nats]", "less than plain [nats]", "from", "to", "mean entropy [nats]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _verdict(rows: Sequence[tuple[Cell, ...]]) -> str:
@@ -125,12 +122,9 @@ def _by_seed(runs: Rows) -> Table:
     return Table(
         title="each seed by itself: held-out loss",
         see="The last column is the least of the seeds' own lower bounds: above 0, every seed by itself tells.",
-        columns=(
-            Column("way"), *(Column(f"seed {row['run']['seed']}", "nats") for row in runs),
-            Column("least lower bound", "nats"),
-        ),
+        columns=headings("way", *(f"seed {row['run']['seed']} [nats]" for row in runs), "least lower bound [nats]"),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _temperatures(runs: Rows) -> Table:
@@ -146,12 +140,9 @@ def _temperatures(runs: Rows) -> Table:
     return Table(
         title="temperatures that were found",
         see="Below 1 sharpens. A temperature by length is not among them: it differs from row to row.",
-        columns=(
-            Column("way"), Column("seed"), Column("least"), Column("largest"),
-            *(Column(f"layer {layer}, mean") for layer in range(layers)),
-        ),
+        columns=headings("way", "seed", "least", "largest", *(f"layer {layer}, mean" for layer in range(layers))),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _digits(value: float | None) -> float | None:
@@ -177,6 +168,8 @@ def _gain_chart(runs: Rows) -> Chart:
         entropy = fmean(row["record"]["ways"][way]["entropy_nats"] for row in runs)
         series.append(Series(way, (entropy,), (fmean(gains),), errors=((high - low) / 2,), line=False))
     return Chart(
-        "less loss than plain, with 95% intervals", Axis("mean entropy of attention (nats)"), Axis("nats per byte"),
+        "less loss than plain, with 95% intervals",
+        Axis("mean entropy of attention (nats)"),
+        Axis("nats per byte"),
         tuple(series),
-    )  # fmt: skip
+    )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from attemper.lab.experiment import Axis, Cell, Chart, Column, Experiment, Series, Table
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS
 from attemper.lab.trained.signals import SIGNS
@@ -121,12 +121,11 @@ def _losses(content: Mapping[str, Any]) -> Table:
     return Table(
         title=f"held-out loss after {runs[0]['run']['steps']} steps, and its sensitivity to the learning rate",
         see=_verdict(runs) + unfinished,
-        columns=(
-            Column("intervention"), *(Column(f"at {rate:g}", "nats") for rate in rates), Column("best", "nats"),
-            Column("sensitivity", "nats"),
+        columns=headings(
+            "intervention", *(f"at {rate:g} [nats]" for rate in rates), "best [nats]", "sensitivity [nats]"
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _verdict(runs: Rows) -> str:
@@ -167,12 +166,16 @@ def _by_seed(runs: Rows) -> Table:
     return Table(
         title="each seed by itself",
         see="What differs less between interventions than between seeds of one is not told apart by so few runs.",
-        columns=(
-            Column("intervention"), Column("seed"), Column("best loss", "nats"), Column("at rate"),
-            Column("loss at the highest rate", "nats"), Column("sensitivity", "nats"),
+        columns=headings(
+            "intervention",
+            "seed",
+            "best loss [nats]",
+            "at rate",
+            "loss at the highest rate [nats]",
+            "sensitivity [nats]",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _branches(runs: Rows) -> Table:
@@ -186,12 +189,11 @@ def _branches(runs: Rows) -> Table:
     return Table(
         title="branch at the alarm: the same plain run, gone on in three ways from its first max logit over 100",
         see=_branches_seen(rows),
-        columns=(
-            Column("learning rate"), Column("seed"), Column("alarm", "step"), Column("unchanged", "nats"),
-            *(Column(name, "nats") for name in BRANCHES),
+        columns=headings(
+            "learning rate", "seed", "alarm [step]", "unchanged [nats]", *(f"{name} [nats]" for name in BRANCHES)
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _branches_seen(rows: Sequence[tuple[Cell, ...]]) -> str:
@@ -208,11 +210,16 @@ def _branches_seen(rows: Sequence[tuple[Cell, ...]]) -> str:
 
 def _signs(runs: Rows) -> Table:
     rows = [
-        (row["run"]["rate"], row["run"]["seed"], *(row["record"]["signs"][name] for name in SIGNS),
-         _digits(row["record"]["held_out"]), _digits(row["record"]["largest_logit"]),
-         _digits(min(row["record"]["last_entropies"], default=None)))
+        (
+            row["run"]["rate"],
+            row["run"]["seed"],
+            *(row["record"]["signs"][name] for name in SIGNS),
+            _digits(row["record"]["held_out"]),
+            _digits(row["record"]["largest_logit"]),
+            _digits(min(row["record"]["last_entropies"], default=None)),
+        )
         for row in _of(runs, intervention="plain")
-    ]  # fmt: skip
+    ]
     counts = [sum(row[2 + place] is not None for row in rows) for place in range(len(SIGNS))]
     both = [(row[2], row[3]) for row in rows if row[2] is not None and row[3] is not None]
     earlier = sum(logit < entropy for logit, entropy in both)
@@ -225,12 +232,16 @@ def _signs(runs: Rows) -> Table:
             "0.05; gradient norm: 5 medians of the 50 steps before; loss: 5 standard deviations over "
             "their mean."
         ),
-        columns=(
-            Column("learning rate"), Column("seed"), *(Column(name, "step") for name in SIGNS),
-            Column("held-out loss", "nats"), Column("largest logit"), Column("least entropy at the end"),
+        columns=headings(
+            "learning rate",
+            "seed",
+            *(f"{name} [step]" for name in SIGNS),
+            "held-out loss [nats]",
+            "largest logit",
+            "least entropy at the end",
         ),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _digits(value: float | None) -> float | None:
@@ -244,9 +255,11 @@ def _loss_chart(runs: Rows) -> Chart:
         known = [(rate, loss) for rate, loss in points if loss is not None]
         series.append(Series(name, tuple(rate for rate, _ in known), tuple(loss for _, loss in known)))
     return Chart(
-        "held-out loss over the learning rate", Axis("peak learning rate", "log"), Axis("loss (nats per byte)"),
+        "held-out loss over the learning rate",
+        Axis("peak learning rate", "log"),
+        Axis("loss (nats per byte)"),
         tuple(series),
-    )  # fmt: skip
+    )
 
 
 def _curve_charts(runs: Rows) -> tuple[Chart, ...]:
@@ -259,12 +272,18 @@ def _curve_charts(runs: Rows) -> tuple[Chart, ...]:
     )
     return tuple(
         Chart(
-            f"{title} at learning rate {rate:g}, seed 0", Axis("step"), axis,
+            f"{title} at learning rate {rate:g}, seed 0",
+            Axis("step"),
+            axis,
             tuple(
-                Series(row["run"]["intervention"], tuple(map(float, row["record"]["curve"]["steps"])),
-                       tuple(row["record"]["curve"][key]))
-                for name in _names(first) for row in _of(first, intervention=name)
+                Series(
+                    row["run"]["intervention"],
+                    tuple(map(float, row["record"]["curve"]["steps"])),
+                    tuple(row["record"]["curve"][key]),
+                )
+                for name in _names(first)
+                for row in _of(first, intervention=name)
             ),
         )
         for key, title, axis in kinds
-    )  # fmt: skip
+    )

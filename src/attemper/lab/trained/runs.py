@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.trained.training import Run, trained
 
@@ -47,9 +47,14 @@ def file_name(known: dict[str, Any]) -> str:
 
 
 def records(
-    runs: Sequence[Run], folder: Path, *, job: Job = trained, workers: int = 2, corpus: Corpus | None = None,
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    job: Job = trained,
+    workers: int = 2,
+    corpus: Corpus | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The documents of ``runs``, in their order: read from ``folder`` where they are there, else computed into it.
 
     A document is ``{"schema", "job", "run", "corpus", "environment", "seconds", "record"}``.
@@ -139,20 +144,24 @@ def _write(run: Run, job: Job, corpus: Corpus | None, path: Path) -> None:
     began = time.monotonic()
     record = job(run, text)
     document = {
-        "schema": SCHEMA, **identity(run, job, text), "environment": environment(),
-        "seconds": round(time.monotonic() - began, 1), "record": _plain(record),
-    }  # fmt: skip
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-    replace_synced(part, path)
+        "schema": SCHEMA,
+        **identity(run, job, text),
+        "environment": environment(),
+        "seconds": round(time.monotonic() - began, 1),
+        "record": _plain(record),
+    }
+    with replacement(path) as part:
+        part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
 def environment() -> dict[str, str]:
     """What digits may depend on beside a run."""
     return {
-        "python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-    }  # fmt: skip
+    }
 
 
 def _made(folder: Path) -> None:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from attemper.errors import InputError
-from attemper.files import replace_synced
+from attemper.files import replacement
 from attemper.lab.trained.signals import least
 
 SCHEMA = 1
@@ -18,9 +18,11 @@ POINTS = 30
 
 
 def summary(
-    experiment: str, planned: int, documents: Sequence[Mapping[str, Any]],
+    experiment: str,
+    planned: int,
+    documents: Sequence[Mapping[str, Any]],
     kept: Callable[[Mapping[str, Any]], dict[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The content of a results file.
 
     Args:
@@ -45,9 +47,8 @@ def written(content: Mapping[str, Any], path: Path) -> Path:
     """Writes a results file: one line a run, so that a change is seen where it is."""
     runs = ",\n".join(json.dumps(run, allow_nan=False) for run in content["runs"])
     head = json.dumps({name: value for name, value in content.items() if name != "runs"}, indent=1, allow_nan=False)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(f'{head.rstrip()[:-1].rstrip()},\n "runs": [\n{runs}\n]}}\n', encoding="utf-8")
-    replace_synced(part, path)
+    with replacement(path) as part:
+        part.write_text(f'{head.rstrip()[:-1].rstrip()},\n "runs": [\n{runs}\n]}}\n', encoding="utf-8")
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attemper.readings.labels import column_of, labels_of
+from attemper.readings.stacks import Stack
 from tests.report import readings
 
 
@@ -21,6 +21,6 @@ from tests.report import readings
 def test_a_column_is_called_layer_only_where_it_has_layers(
     names: tuple[str, ...], column: str, labels: tuple[str, ...]
 ):
-    sites = [readings.site(name) for name in names]
-    assert column_of(sites) == column
-    assert labels_of(sites) == labels
+    stack = Stack("*", "self", "eval", tuple(map(readings.site, names)), (0, 1))
+    assert stack.column == column
+    assert stack.labels == labels

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the table quotes lines of source)
-"""Mutants of the Triton kernels, for ``python tests/mutants.py triton``: each with the few tests that must notice it.
+"""Mutants of the Triton kernels, each with the few tests that notice it.
 
 What is not here because it changes no result, and why:
 
@@ -17,7 +17,7 @@ What is not here because it changes no result, and why:
 
 from __future__ import annotations
 
-from tests.mutants import Mutant
+from tests.mutants.runner import Mutant
 
 HERE = "backends/triton"
 SOFTMAX, SCORES, FORWARD, DECODE, SLOPES = (

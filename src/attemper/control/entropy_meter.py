@@ -1,9 +1,14 @@
-"""Entropy and its slope per head, measured beside a model's own attention in every forward pass of a training step."""
+"""Measures entropy and its derivative with respect to temperature per head during training steps.
+
+The model's own attention runs as it did. A meter listens to its calls and computes the statistics beside them, in
+compiled code by an operator that stays in the graph.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,17 +24,19 @@ from attemper.functional.call_slope import is_monotone, slope_of
 from attemper.sites.observation import AttentionCall
 from attemper.sites.tap import LIBRARY, in_backward, token
 
-_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int site,
+_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int meter,
     float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
 LIBRARY.define(f"entropy_and_slope({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
 
 
 @dataclass
 class Sums:
-    """[3, H] float64: entropies, slopes, rows; and whether a bias or a softcap may turn the slope."""
+    """What the rows of a step add up to."""
 
     total: Tensor
+    """[3, H] float64: entropies, slopes dH / d log T, numbers of rows."""
     monotone: bool
+    """Whether entropy can only rise with temperature: no call had a bias or a softcap."""
 
     def add(self, other: Sums) -> None:
         self.total = self.total + other.total
@@ -37,15 +44,21 @@ class Sums:
 
 
 def refusal(where: str, module: nn.Module) -> str:
-    """Why a module that attends by another map cannot be steered."""
+    """The message for a module that attends by another normalizer than softmax."""
     return (
-        f"{where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by another map: leave "
-        "it out with sites=."
+        f"{where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by another normalizer: "
+        "leave it out with sites=."
     )
 
 
-class Gauge:
-    """Measures one module's attention; a ``Listener``."""
+class EntropyMeter:
+    """Measures one module's attention; a ``Listener``.
+
+    Args:
+        where: the caller, for messages.
+        rows: query rows of each sequence that are measured; None for all.
+        unit: "nats", or "normalized" for H / log n.
+    """
 
     stats: tuple[str, ...] = ()
     replaces = False
@@ -55,7 +68,7 @@ class Gauge:
         self.sums: Sums | None = None
         self.generator = torch.Generator().manual_seed(0)
         self.key = next(_keys)
-        _gauges[self.key] = self
+        _meters[self.key] = self
 
     def wants(self, module: nn.Module) -> bool:
         return module.training
@@ -74,10 +87,9 @@ class Gauge:
             scale = (call.query.shape[-1] ** -0.5 if scale is None else scale) / given
         tensors = (call.query, call.key, call.mask, options.sink_logits, given if isinstance(given, Tensor) else None)
         detached = [None if tensor is None else tensor.detach() for tensor in tensors]
-        torch.ops.attemper.entropy_and_slope(
-            token(str(call.query.device)), *detached, self.key, scale, options.is_causal,
-            options.causal_alignment == "bottom-right", left, right, options.softcap, options.enable_gqa,
-        )  # fmt: skip
+        bottom_right = options.causal_alignment == "bottom-right"
+        rest = (scale, options.is_causal, bottom_right, left, right, options.softcap, options.enable_gqa)
+        torch.ops.attemper.entropy_and_slope(token(str(call.query.device)), *detached, self.key, *rest)
         return output
 
     @torch.no_grad()
@@ -104,7 +116,7 @@ class Gauge:
 
 
 def as_visible(mask: Tensor) -> Tensor:
-    """A mask that is added and only hides, as a bool one: then it is no bias, and entropy only rises with T."""
+    """``mask`` as a bool mask if it is floating and only hides keys: then entropy can only rise with temperature."""
     if not mask.is_floating_point():
         return mask
     hides = mask <= torch.finfo(mask.dtype).min / 2
@@ -112,23 +124,25 @@ def as_visible(mask: Tensor) -> Tensor:
 
 
 _keys = count(1)
-_gauges: WeakValueDictionary[int, Gauge] = WeakValueDictionary()
+_meters: WeakValueDictionary[int, EntropyMeter] = WeakValueDictionary()
 
 
 @torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")
-def _entropy_and_slope(
-    _token: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, sink: Tensor | None, temperature: Tensor | None,
-    site: int, scale: float | None, is_causal: bool, bottom_right: bool, left: int, right: int, softcap: float | None,
-    gqa: bool,
-) -> None:  # fmt: skip
-    if in_backward() or site not in _gauges:
-        return  # a recomputation, which is measured; or a gauge that is gone
+def _entropy_and_slope(_token: Tensor, *given: Any) -> None:
+    query, key, mask, sink, temperature, meter, scale, is_causal, bottom_right, left, right, softcap, gqa = given
+    if in_backward() or meter not in _meters:
+        return  # a recomputation of a pass that was measured, or a meter that is gone
     options = Options(
-        scale=scale, temperature=1.0 if temperature is None else temperature, is_causal=is_causal,
-        causal_alignment="bottom-right" if bottom_right else "top-left", window_size=(left, right), softcap=softcap,
-        sink_logits=sink, enable_gqa=gqa,
-    )  # fmt: skip
-    _gauges[site].measure(AttentionCall(query, key, mask, options))
+        scale=scale,
+        temperature=1.0 if temperature is None else temperature,
+        is_causal=is_causal,
+        causal_alignment="bottom-right" if bottom_right else "top-left",
+        window_size=(left, right),
+        softcap=softcap,
+        sink_logits=sink,
+        enable_gqa=gqa,
+    )
+    _meters[meter].measure(AttentionCall(query, key, mask, options))
 
 
 @torch.library.register_fake("attemper::entropy_and_slope", lib=LIBRARY)

@@ -1,10 +1,6 @@
 # ruff: noqa: E501 (the table quotes lines of source)
-"""Mutants of the native kernels: break one thing of the C++ at a time; a test must notice.
+"""Mutants of the native kernels of softmax and of its readings, each with the tests that notice it.
 
-``python tests/mutants_native.py`` (softmax and its readings) or ``python tests/mutants_native.py rows`` (the maps of whole
-rows, ``mutants_native_rows.py``) copies ``src``, changes one text, compiles with -O1 for this processor and runs the mutant's
-tests against the copy. It prints killed or SURVIVED for each and exits 1 if one survives, does not compile, or if its text is
-no longer found exactly once. ``--jobs N`` runs N at a time (default 2), ``--only WORD`` those whose name contains WORD.
 Mutants of half.h need a processor with AVX512-BF16, and survive elsewhere; what is there for AMX only needs that, too.
 Not here because it changes no result, and why:
 
@@ -18,18 +14,7 @@ Not here because it changes no result, and why:
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import shutil
-import sys
-import tempfile
-from pathlib import Path
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-# attemper itself is not imported here: a mutant's process imports this file first, and then must find the copy.
-from tests.mutants import Mutant, run_table, table_options, tested  # noqa: E402
+from tests.mutants.runner import Mutant
 
 TESTS = "tests/backends/test_native.py"
 NATIVE = "backends/native/source"
@@ -193,63 +178,3 @@ MUTANTS = (
     Mutant("library: a mask's gradient summed by every head", LIBRARY, "work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;", "work.by_group = true;", THREADS),
     Mutant("pool: a forked child keeps the parent's pool", POOL, "pthread_atfork(nullptr, nullptr, forget);", "", FORKED),
 )  # fmt: skip
-
-
-def outcome(mutant: Mutant) -> str:
-    """ "killed ...", "SURVIVED", or what kept it from being tested."""
-    text = (ROOT / "src" / "attemper" / mutant.file).read_text()
-    if text.count(mutant.before) != 1:
-        return f"NOT FOUND ({text.count(mutant.before)} times)"
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("*.so"))
-        (copy / "attemper" / mutant.file).write_text(text.replace(mutant.before, mutant.after))
-        return compiled_and_tested(copy, mutant.tests)
-
-
-def compiled_and_tested(copy: Path, tests: tuple[str, ...]) -> str:
-    from attemper.backends.native import build
-
-    native = copy / "attemper" / "backends" / "native"
-    try:
-        build.libraries(native, ["-O1", "-w"], source=native / "source", sets=[instruction_set()])
-    except build.CannotBuildError as error:
-        return f"DOES NOT COMPILE: {error}"
-    return tested(copy, tests)
-
-
-def instruction_set() -> str:
-    """The best that this processor and the built libraries have."""
-    import torch
-
-    from attemper.backends.native import library
-
-    folder = Path(library.__file__).parent
-    for name in library.builds(torch.backends.cpu.get_cpu_capability()):
-        path = folder / f"attemper_native_{name}.so"
-        if path.exists() and library.declared(ctypes.CDLL(str(path))).attemper_usable():
-            return name
-    raise SystemExit("no library is built for this processor: python scripts/build_native.py")
-
-
-def unmutated(tests: tuple[str, ...]) -> str:
-    """These tests against a copy that was compiled as mutants are."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("*.so")))
-        return compiled_and_tested(copy, tests)
-
-
-def main() -> int:
-    from tests import mutants_native_rows
-
-    tables = {"softmax": MUTANTS, "rows": mutants_native_rows.MUTANTS}
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kernel", nargs="?", default="softmax", choices=tables)
-    options = table_options(parser)
-    return run_table(tables[options.kernel], options, outcome, unmutated)
-
-
-if __name__ == "__main__":
-    from tests import mutants_native
-
-    raise SystemExit(mutants_native.main())

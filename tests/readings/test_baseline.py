@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError
-from attemper.monitor.alarms import LIMITS, WATCH_LIMITS
-from attemper.monitor.baseline import Baseline
-from attemper.records import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket
+from attemper.readings.alarms import LIMITS, WATCH_LIMITS
+from attemper.readings.baseline import Baseline
+from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket
 from attemper.report.verdict import verdict
 from tests.sites.own_models import Own
 
@@ -38,7 +38,7 @@ def baseline(**limits: float) -> Baseline:
     return Baseline({**WATCH_LIMITS, **limits}, FEWEST_KEYS)
 
 
-def kinds(alarms: tuple[attemper.records.Alarm, ...]) -> list[tuple[str, int | None, str]]:
+def kinds(alarms: tuple[attemper.readings.reading.Alarm, ...]) -> list[tuple[str, int | None, str]]:
     return [(alarm.kind, alarm.head, alarm.severity) for alarm in alarms]
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the table quotes lines of source)
-"""Mutants of the native maps of whole rows, for ``python tests/mutants_native.py rows``: each with the tests that notice it.
+"""Mutants of the native kernels of the other normalizers, each with the tests that notice it.
 
 What is not here because it changes no result, and why:
 
@@ -21,7 +21,7 @@ What is not here because it changes no result, and why:
 
 from __future__ import annotations
 
-from tests.mutants import Mutant
+from tests.mutants.runner import Mutant
 
 NATIVE = "backends/native/source"
 SOLVE, SELECT, COMPRESS, NORMALIZE, FORWARD, BACKWARD = (

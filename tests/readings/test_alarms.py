@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attemper import InputError
-from attemper.monitor.alarms import alarms, checked_limits
-from attemper.records import Alarm, HeadReading, SiteReading, VisibleKeyBucket
+from attemper.readings.alarms import alarms, checked_limits
+from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
 from tests.report.readings import head, site
 
 DEFAULTS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}

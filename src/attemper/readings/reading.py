@@ -1,0 +1,303 @@
+"""What a scan found, as frozen records of plain numbers: no tensors, no torch. A missing value is None, never NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from attemper.errors import InputError
+from attemper.readings.labels import layer_of
+from attemper.readings.schema import SCHEMA, check_schema, checked, each, loaded, parsed
+
+FEWEST_KEYS = 32
+"""How many keys a row must see before its sharpness is judged, by default."""
+
+BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats", "score_variance")
+"""Numbers of a head that are None unless they were asked for."""
+
+
+@dataclass(frozen=True)
+class VisibleKeyBucket:
+    """Rows that see ``first`` to ``last`` keys, both included, and their mean entropy."""
+
+    first: int
+    last: int
+    rows: int
+    entropy_nats: float | None
+    normalized_entropy: float | None
+    first_token_mass: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {_BUCKET_ENDS.get(name, name): value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, document: Any, where: str = "bucket") -> Self:
+        """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
+        if isinstance(document, Mapping):
+            names = {written: name for name, written in _BUCKET_ENDS.items()}
+            document = {names.get(name, name): value for name, value in document.items()}
+        return loaded(cls, document, where)
+
+
+_BUCKET_ENDS = {"first": "from", "last": "to"}
+"""Fields of a bucket that have another name in documents."""
+
+
+@dataclass(frozen=True)
+class HeadReading:
+    """One head of one site: means over its valid rows; ``max_logit`` is the largest.
+
+    ``logit_std`` is the logit spread under the weights, sqrt(mean ``logit_variance``): a key counts by its weight. It
+    is near 0 where one key takes all the weight, however large the largest logit is.
+    """
+
+    head: int
+    entropy_nats: float | None
+    normalized_entropy: float | None
+    effective_tokens: float | None
+    max_weight: float | None
+    max_logit: float | None
+    logit_std: float | None
+    mass: float | None
+    first_token_mass: float | None
+    gini: float | None
+    normalized_entropy_histogram: tuple[int, ...]
+    """Rows in 32 equal bins of [0, 1]."""
+    by_visible_keys: tuple[VisibleKeyBucket, ...]
+    rows: int
+    empty_rows: int
+    nonfinite_rows: int
+    layer: int | None = None
+    """The block that its site is in; see ``layer_of``."""
+    judged: bool = False
+    """Whether a valid row sees at least ``Reading.fewest_keys`` keys. Without one, no alarm judges its sharpness."""
+    support_size: float | None = None
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
+    mean_distance: float | None = None
+    """Mean distance between a query and its keys under the weights, in positions."""
+    entropy_with_sink_nats: float | None = None
+    """Entropy of the weights with the sink as one more outcome."""
+    score_variance: float | None = None
+    """Mean variance of the visible scores without weights, in logit^2; ``logit_std`` is under the weights."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {
+            "normalized_entropy_histogram": list(self.normalized_entropy_histogram),
+            "by_visible_keys": [bucket.to_dict() for bucket in self.by_visible_keys],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Any, where: str = "head") -> Self:
+        """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
+        buckets = each(document, "by_visible_keys", where, VisibleKeyBucket.from_dict)
+        histogram = each(
+            document, "normalized_entropy_histogram", where, lambda rows, place: checked("int", rows, place)
+        )
+        return loaded(cls, document, where, by_visible_keys=buckets, normalized_entropy_histogram=histogram)
+
+
+@dataclass(frozen=True)
+class SiteReading:
+    """One attention site: a module (and which of its calls), self or cross attention, train or eval."""
+
+    name: str
+    kind: str
+    mode: str
+    queries: int
+    keys: int
+    heads: tuple[HeadReading, ...]
+    normalizer: str = "softmax"
+    """What computes its weights from scores."""
+    layer: int | None = None
+    """The block that it is in; see ``layer_of``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        # Documents of softmax are older than the field ``normalizer``, and stay as they were.
+        normalizer = {} if self.normalizer == SiteReading.normalizer else {"normalizer": self.normalizer}
+        return {
+            "name": self.name,
+            "layer": self.layer,
+            "kind": self.kind,
+            "mode": self.mode,
+            "queries": self.queries,
+            "keys": self.keys,
+            "heads": [head.to_dict() for head in self.heads],
+            **normalizer,
+        }
+
+    @classmethod
+    def from_dict(cls, document: Any, where: str = "site") -> Self:
+        """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
+        return loaded(cls, document, where, heads=each(document, "heads", where, HeadReading.from_dict))
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that attends, or may, and was not measured, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A value beyond its limit. ``head`` is None where the whole site is meant."""
+
+    site: str
+    head: int | None
+    kind: str
+    severity: str
+    value: float | None
+    limit: float | None
+    message: str
+    advice: str
+    step: int | None = None
+    """The training step of the sample, for a watch; None for a scan."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Everything one scan found, in the order of the model."""
+
+    model: str
+    tokens: int
+    backend: str
+    sites: tuple[SiteReading, ...]
+    skipped: tuple[Skipped, ...] = ()
+    alarms: tuple[Alarm, ...] = field(default=())
+    sampled_rows: int | None = None
+    """Rows measured of each sequence, if not all: then ``max_logit`` is a lower bound."""
+    fewest_keys: int = FEWEST_KEYS
+    """How many keys a row must see to count for alarms about sharpness and first tokens."""
+    text: str | None = None
+    """The name of what was read, never the text itself."""
+    date: str | None = None
+    """When it was read, in UTC: ``2026-01-31T09:30:00Z``."""
+    dtype: str | None = None
+    """Type of the weights; several names, joined by commas, where they differ."""
+    revision: str | None = None
+    """The commit of a hub model, where it is known."""
+    versions: Mapping[str, str] | None = field(default=None, hash=False)
+    """Versions of attemper, Python, torch and transformers when it was read."""
+    untrained_heads: int | None = None
+    """How many near uniform heads raise no alarm because the watched model looks untrained; else None."""
+
+    @property
+    def heads(self) -> tuple[HeadReading, ...]:
+        """All heads, in the order of the model."""
+        return tuple(head for site in self.sites for head in site.heads)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the alarms do not cover: heads that were not judged, or raised no alarm of their own, and why."""
+        short = {site.name: sum(bool(head.rows) and not head.judged for head in site.heads) for site in self.sites}
+        silent = {site.name: sum(not head.rows for head in site.heads) for site in self.sites}
+        total, advice = len(self.heads), "; give longer inputs or lower fewest_keys"
+        parts = (
+            (f"too few keys to judge ({self.fewest_keys} needed)", short, advice),
+            ("no valid row to judge", silent, ""),
+        )
+        notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
+        if self.untrained_heads:
+            near = (
+                f"{self.untrained_heads} of {total} heads {'is' if self.untrained_heads == 1 else 'are'} near uniform"
+            )
+            notes.append(f"the model looks untrained: {near}, and not told one by one until it is not so.")
+        return tuple(notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``attemper scan --json``."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("sites", "skipped", "alarms")}
+        return {
+            "schema": SCHEMA,
+            **plain,
+            "versions": None if self.versions is None else dict(self.versions),
+            "notes": list(self.notes),
+            "sites": [site.to_dict() for site in self.sites],
+            "skipped": [asdict(skipped) for skipped in self.skipped],
+            "alarms": [asdict(alarm) for alarm in self.alarms],
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """``to_dict`` as JSON text. Strict: a NaN here would be a bug and raises."""
+        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Self:
+        """The reading of a document that ``to_dict`` wrote, in this version or (schema 1) an earlier one.
+
+        Fields that schema 1 lacks follow from the others: ``layer`` from the site's name, ``judged`` from the rows by
+        visible keys. Statistics that were not measured are None.
+
+        Raises:
+            InputError: the document is not that of a scan, is of a schema this version does not know, or a field is
+                missing or of another type.
+        """
+        schema = check_schema(document)
+        reading = loaded(
+            cls,
+            document,
+            "",
+            sites=each(document, "sites", "", SiteReading.from_dict),
+            skipped=each(document, "skipped", "", lambda entry, place: loaded(Skipped, entry, place)),
+            alarms=each(document, "alarms", "", lambda entry, place: loaded(Alarm, entry, place)),
+            versions=_versions(document.get("versions")),
+        )
+        return reading if schema > 1 else replace(reading, sites=tuple(map(_upgraded, reading.sites)))
+
+    @classmethod
+    def from_json(cls, source: str | os.PathLike[str]) -> Self:
+        """As ``from_dict``, of JSON text or of the path of a file that holds it. A string that begins with ``{``
+        is text.
+
+        Raises:
+            InputError: as ``from_dict``; or the file cannot be read, or holds no JSON.
+        """
+        return cls.from_dict(parsed(source))
+
+
+def number(value: float) -> float | None:
+    """``value``; None for NaN and infinity, for which JSON has no word."""
+    return float(value) if math.isfinite(value) else None
+
+
+def head_rows(heads: Iterable[tuple[SiteReading, HeadReading]]) -> list[dict[str, Any]]:
+    """A table with a row for each head: its site, layer, kind and mode, and every number but histogram and buckets."""
+    lists = ("normalized_entropy_histogram", "by_visible_keys")
+    return [
+        {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
+        | {name: value for name, value in vars(head).items() if name not in ("layer", *lists)}
+        for site, head in heads
+    ]
+
+
+def _extent(many: Mapping[str, int], total: int) -> str:
+    """How many of ``total`` heads, and at which sites."""
+    found = sum(many.values())
+    if found == total:
+        return "the only head" if total == 1 else f"all {total} heads"
+    names = [f"{name} ({count})" for name, count in many.items() if count]
+    more = f" and {len(names) - 3} more sites" if len(names) > 3 else ""
+    return f"{found} of {total} heads, at {', '.join(names[:3])}{more}"
+
+
+def _upgraded(site: SiteReading) -> SiteReading:
+    """A site of schema 1 with the fields that schema 2 added."""
+    layer = layer_of(site.name)
+    heads = (
+        replace(head, layer=layer, judged=any(b.rows and b.first >= FEWEST_KEYS for b in head.by_visible_keys))
+        for head in site.heads
+    )
+    return replace(site, layer=layer, heads=tuple(heads))
+
+
+def _versions(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InputError(f"versions must be an object or null, got {value!r:.60}.")
+    return {str(name): checked("str", of, f"versions.{name}") for name, of in value.items()}

@@ -1,0 +1,122 @@
+"""Readings as JSON documents: the schemas that are known, and the checks that every field passes when it is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attemper.errors import InputError
+
+SCHEMA = 2
+READABLE = (1, SCHEMA)
+"""Schemas that ``Reading.from_dict`` loads."""
+
+Entry = TypeVar("Entry")
+
+
+def parsed(source: str | os.PathLike[str]) -> Any:
+    """The JSON of a text that begins with ``{``, or of the file of this path.
+
+    Raises:
+        InputError: the file cannot be read, or holds no JSON.
+    """
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"from_json(source) must be JSON text or the path of a file, got {type(source).__name__}.")
+    if isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith("{"):
+        what, text = "this text", source
+    else:
+        what = f"the file {os.fspath(source)!r}"
+        try:
+            text = Path(source).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{what} cannot be read: {reason}. Name one that `attemper scan --json` wrote.") from error
+    try:
+        return json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} is not JSON: {error}.") from error
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+
+
+def check_schema(document: Any) -> int:
+    """The schema of the document of a scan.
+
+    Raises:
+        InputError: it is not the document of a scan, or of a schema that this version does not know.
+    """
+    if not isinstance(document, Mapping) or not {"schema", "sites"} <= set(document):
+        given = f"fields {', '.join(map(str, document))}" if isinstance(document, Mapping) else type(document).__name__
+        raise InputError(
+            f"a scan is an object with 'schema' and 'sites', as `attemper scan --json` prints it; got {given:.200}."
+        )
+    schema = document["schema"]
+    if isinstance(schema, bool) or schema not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise InputError(
+            f"this scan is of schema {schema!r:.60}; this version of attemper reads {known}, a newer one may read it."
+        )
+    return schema
+
+
+_TYPES = {
+    "str": ("text", (str,)),
+    "str | None": ("text or null", (str, type(None))),
+    "int": ("a whole number", (int,)),
+    "int | None": ("a whole number or null", (int, type(None))),
+    "float | None": ("a number or null", (int, float, type(None))),
+    "bool": ("true or false", (bool,)),
+}
+"""What a field may hold, by its annotation: in words, and as types."""
+
+
+def checked(annotation: str, value: Any, where: str) -> Any:
+    """``value`` if it may stand in a field of this annotation. ``where`` is the place of the field, for errors."""
+    words, types = _TYPES[annotation]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise InputError(f"{where.removeprefix('.')} must be {words}, got {value!r:.60}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where.removeprefix('.')} must be {words}, got {value!r}: a missing value is null.")
+    if isinstance(value, int) and abs(value) > 2**63:
+        raise InputError(f"{where.removeprefix('.')} is beyond what a number of a scan can be.")
+    return float(value) if "float" in annotation and value is not None else value
+
+
+def _present(document: Any, name: str, where: str) -> Any:
+    if not isinstance(document, Mapping):
+        raise InputError(f"{where or 'the document'} must be an object, got {document!r:.60}.")
+    if name not in document:
+        raise InputError(f"{where or 'the document'} has no {name!r}: it is not what `attemper scan --json` prints.")
+    return document[name]
+
+
+def each(document: Any, name: str, where: str, load: Callable[[Any, str], Entry]) -> tuple[Entry, ...]:
+    """The entries of the list ``document[name]``, each loaded by ``load(entry, where)``."""
+    entries, place = _present(document, name, where), f"{where}.{name}".removeprefix(".")
+    if not isinstance(entries, list | tuple):
+        raise InputError(f"{place} must be a list, got {entries!r:.60}.")
+    return tuple(load(entry, f"{place}[{number}]") for number, entry in enumerate(entries))
+
+
+def loaded(record: type[Entry], document: Any, where: str, **given: Any) -> Entry:
+    """``document`` as a record, each field checked by its annotation. A field with a default may be missing.
+
+    Args:
+        record: a dataclass.
+        where: the place of ``document`` in the whole, for errors.
+        given: fields that are loaded already: lists, and records within the record.
+    """
+    values = dict(given)
+    for part in fields(record):  # type: ignore[arg-type]
+        optional = isinstance(document, Mapping) and part.name not in document and part.default is not MISSING
+        if part.name not in given and not optional:
+            value = _present(document, part.name, where)
+            values[part.name] = checked(str(part.type), value, f"{where}.{part.name}")
+    return record(**values)

@@ -1,0 +1,73 @@
+"""Sites gathered into stacks: the like layers of one tower, which tables and pages show together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attemper.readings.labels import label_of, pattern_of
+from attemper.readings.reading import SiteReading
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Sites that differ only in the numbers of their names, all of one kind and mode."""
+
+    pattern: str
+    """What their names share; see ``pattern_of``."""
+    kind: str
+    mode: str
+    sites: tuple[SiteReading, ...]
+    places: tuple[int, ...]
+    """Where each site stands among all sites of the reading."""
+
+    @property
+    def heads(self) -> int:
+        """The most heads that a site has."""
+        return max(len(site.heads) for site in self.sites)
+
+    @property
+    def queries(self) -> int:
+        return max(site.queries for site in self.sites)
+
+    @property
+    def keys(self) -> int:
+        return max(site.keys for site in self.sites)
+
+    @property
+    def column(self) -> str:
+        """The title of a column of ``labels``."""
+        return "layer" if self._has_layers else "site"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What tells its sites from each other: their layers; else the numbers of their names, where no two share
+        them; else their places in the stack, from 0.
+        """
+        if self._has_layers:
+            return tuple(str(site.layer) for site in self.sites)
+        labels = tuple(label_of(site.name) for site in self.sites)
+        return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(labels))))
+
+    @property
+    def _has_layers(self) -> bool:
+        """Whether every site has a layer that no other has."""
+        layers = {site.layer for site in self.sites}
+        return None not in layers and len(layers) == len(self.sites)
+
+
+def stacks(sites: tuple[SiteReading, ...], *, equal_heads: bool = False) -> tuple[Stack, ...]:
+    """Sites gathered by pattern, kind and mode, in the order in which each stack is first met.
+
+    Sites that are not neighbours are gathered, too: a decoder's self and cross attention alternate.
+
+    Args:
+        equal_heads: whether sites of another number of heads are another stack.
+    """
+    gathered: dict[tuple[str, str, str, int], list[int]] = {}
+    for place, site in enumerate(sites):
+        heads = len(site.heads) if equal_heads else 0
+        gathered.setdefault((pattern_of(site.name), site.kind, site.mode, heads), []).append(place)
+    return tuple(
+        Stack(pattern, kind, mode, tuple(sites[place] for place in places), tuple(places))
+        for (pattern, kind, mode, _), places in gathered.items()
+    )

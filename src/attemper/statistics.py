@@ -1,0 +1,371 @@
+"""The table of statistics: one row for each, with everything but the arithmetic. Without torch: pages read it, too.
+
+How to add a statistic that follows from the state columns there are:
+
+1. a row in ``TABLE`` below, and its formula in ``call/formulas.py`` (none if a state column is the statistic itself);
+2. its annotation in the typed record ``AttentionStats`` (``call/result.py``);
+3. if readings show it (``shown=``), a field of that name in the typed record ``HeadReading`` (``readings/reading.py``).
+
+Names, orders, checks, reductions, pages, trackers, comparisons and the list in ``docs/maths.md`` follow from the row.
+One that needs a new state column also takes a member of ``Column`` and a function in each backend that computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum, auto
+
+from attemper.checks import did_you_mean
+from attemper.errors import InputError
+
+
+class Column(IntEnum):
+    """State columns: what a kernel leaves of each row, [B, H, Q], in the order in which they are stacked.
+
+    Levels are relative to the row's maximum m (docs/design/0002), weights p are renormalised to sum 1 (0008).
+    """
+
+    MAXIMUM = 0
+    """m, the largest score."""
+    LOG_SUM = auto()
+    """log sum exp(s - m): softmax."""
+    VISIBLE_KEYS = auto()
+    """n, keys that the row sees."""
+    THRESHOLD = auto()
+    """Where the weights of a normalizer begin: a rowwise kernel's own affair."""
+    MASS = auto()
+    """Sum of the weights: rowwise."""
+    SUPPORT = auto()
+    """Keys with a weight: rowwise."""
+    LARGEST_WEIGHT = auto()
+    """p of the largest score: rowwise."""
+    MEAN_DEPTH = auto()
+    """m - E_p[s]."""
+    ENTROPY = auto()
+    """-sum p log p: rowwise."""
+    VARIANCE = auto()
+    """E_p[(s - E_p[s])^2]."""
+    SQUARED_WEIGHTS = auto()
+    """sum p^2."""
+    FIRST_TOKENS = auto()
+    """p on the first tokens."""
+    DISTANCE = auto()
+    """E_p of the distance between query and key."""
+    GINI = auto()
+    """Gini coefficient of p."""
+    PLAIN_DEPTH = auto()
+    """m - the mean of the visible scores without weights: softmax."""
+    PLAIN_VARIANCE = auto()
+    """Variance of the visible scores without weights."""
+
+
+ALL_COLUMNS = tuple(Column)
+SOFTMAX_BASE = (Column.MAXIMUM, Column.LOG_SUM, Column.VISIBLE_KEYS)
+"""State columns that softmax always leaves."""
+ROWWISE_BASE = (Column.MAXIMUM, Column.VISIBLE_KEYS, Column.THRESHOLD)
+"""State columns that every other normalizer leaves."""
+
+
+class Rows(Enum):
+    """Over which valid rows a statistic is defined, and averaged."""
+
+    ALL = auto()
+    WEIGHTED = auto()
+    """Those with a weight that is not 0."""
+    TWO_KEYS = auto()
+    """Those that see two keys or more."""
+    BEYOND_FIRST = auto()
+    """Those that see more than ``first_tokens`` keys."""
+
+
+class Reduction(Enum):
+    """How rows of a head become one number of a reading."""
+
+    MEAN = auto()
+    ROOT_OF_MEAN = auto()
+    LARGEST = auto()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The number of a reading that shows a statistic, and how."""
+
+    name: str
+    """Field of ``HeadReading``."""
+    title: str
+    unit: str
+    """As it stands behind the value on a page; empty where there is none."""
+    meaning: str
+    low: float | None = None
+    """Least value that the colours of a page stand for; None: the least found."""
+    high: float | None = None
+    logarithmic: bool = False
+    superlative: str = "largest"
+    """What the first in a ranking is: ``7th sharpest of 72``."""
+    ascending: bool = False
+    """Whether the first in a ranking is the smallest."""
+    brief: bool = False
+    """Whether it is among the few that short tables and comparisons always have."""
+    column: str = ""
+    """Title of a narrow column."""
+    digits: int = 1
+    """Digits behind the point in a narrow column."""
+    percent: bool = False
+    """Whether a comparison shows it in percent."""
+    reduction: Reduction = Reduction.MEAN
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One row of the table."""
+
+    name: str
+    """Attribute of ``AttentionStats``, and what ``stats=`` takes."""
+    definition: str
+    """As ``docs/maths.md`` has it."""
+    unit: str
+    """Range and unit, as ``docs/maths.md`` has them."""
+    softmax: tuple[Column, ...] = ()
+    """State columns that softmax needs for it, beside ``SOFTMAX_BASE``."""
+    rowwise: tuple[Column, ...] | None = ()
+    """The same of every other normalizer, beside ``ROWWISE_BASE`` and ``MASS``; None: it belongs to softmax alone."""
+    by_name: bool = False
+    """Whether "all" leaves it out."""
+    softmax_by_name: bool = False
+    """Whether "all" leaves it out under softmax, which makes another statistic of it."""
+    kept: bool = False
+    """Whether softmax always computes it, so that partial results merge."""
+    mergeable: bool = True
+    """Whether two parts of the keys determine it."""
+    defined: Rows = Rows.WEIGHTED
+    uses_sink: bool = False
+    """Whether it follows from the sink, too."""
+    shown: Shown | None = None
+    """None: no reading shows it."""
+
+
+TABLE = (
+    Statistic("lse", "log sum e^(s_j)", "logit", rowwise=None, kept=True),
+    Statistic(
+        "entropy", "H = -sum p log p = lse - mu", "0 to log n, nats",
+        softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,),
+        shown=Shown(
+            "entropy_nats", "Entropy", "nats",
+            "How spread the weights are: 0 when one key takes all, log n when n keys share equally.",
+            low=0.0, superlative="lowest", ascending=True, column="H nats", digits=2,
+        ),
+    ),
+    Statistic(
+        "normalized_entropy", "H / log n, for n >= 2", "0 to 1",
+        softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,), defined=Rows.TWO_KEYS,
+        shown=Shown(
+            "normalized_entropy", "Normalised entropy", "of log n",
+            "Entropy divided by the entropy of equal weights: 0 is one-hot, 1 is uniform.",
+            low=0.0, high=1.0, superlative="sharpest", ascending=True, brief=True, column="entropy", percent=True,
+        ),
+    ),
+    Statistic(
+        "effective_tokens", "1 / sum p^2", "1 to n, keys",
+        softmax=(Column.SQUARED_WEIGHTS,), rowwise=(Column.SQUARED_WEIGHTS,),
+        shown=Shown(
+            "effective_tokens", "Effective tokens", "tokens",
+            "exp(entropy): as many keys with equal weight would be as spread.",
+            low=1.0, logarithmic=True, superlative="fewest", ascending=True, brief=True, column="tokens",
+        ),
+    ),
+    Statistic(
+        "max_weight", "the largest p, e^(m - lse)", "above 0, to 1", rowwise=(Column.LARGEST_WEIGHT,),
+        shown=Shown(
+            "max_weight", "Largest weight", "of the weight", "Weight of the key that gets most, mean over rows.",
+            low=0.0, high=1.0,
+        ),
+    ),
+    Statistic(
+        "max_logit", "m", "logit", kept=True, defined=Rows.ALL,
+        shown=Shown(
+            "max_logit", "Largest logit", "", "The largest score before softmax, over all rows.",
+            brief=True, column="max logit", reduction=Reduction.LARGEST,
+        ),
+    ),
+    Statistic("mean_logit", "mu", "logit", softmax=(Column.MEAN_DEPTH,), rowwise=(Column.MEAN_DEPTH,)),
+    Statistic(
+        "logit_variance", "E_p[(s - mu)^2], the spread under the weights; readings show its root as `logit_std`",
+        "logit^2", softmax=(Column.MEAN_DEPTH, Column.VARIANCE), rowwise=(Column.VARIANCE,),
+        shown=Shown(
+            "logit_std", "Logit spread under the weights", "",
+            "sqrt of the mean variance of the scores, each counted by its weight: 0 where one key takes all, however "
+            "far the other scores are.",
+            low=0.0, reduction=Reduction.ROOT_OF_MEAN,
+        ),
+    ),
+    Statistic(
+        "visible_keys", "n; exact to 2^24 keys (16.8 million), above them float32's nearest count", "keys",
+        defined=Rows.ALL,
+    ),
+    Statistic(
+        "mass", "weight given to values: 1, or sigmoid(lse - sink) with a learned sink", "0 to 1",
+        defined=Rows.ALL, uses_sink=True,
+        shown=Shown(
+            "mass", "Mass", "",
+            "Sum of the weights: below 1 where a sink takes a part, above 1 only without normalisation.",
+            low=0.0, high=1.0,
+        ),
+    ),
+    Statistic(
+        "first_token_mass", "p on the first `first_tokens` tokens of the sequence (by default one)", "0 to 1",
+        softmax=(Column.FIRST_TOKENS,), rowwise=(Column.FIRST_TOKENS,), defined=Rows.BEYOND_FIRST,
+        shown=Shown(
+            "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
+            low=0.0, high=1.0, brief=True, column="first token", percent=True,
+        ),
+    ),
+    Statistic(
+        "support_size", "weights that are not 0; with softmax this is n", "keys",
+        rowwise=(Column.SUPPORT,), softmax_by_name=True, defined=Rows.ALL,
+        shown=Shown(
+            "support_size", "Support", "keys",
+            "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
+            low=1.0, logarithmic=True, superlative="fewest", ascending=True, column="support",
+        ),
+    ),
+    Statistic(
+        "mean_distance", "E_p of the distance between query and key", "positions",
+        softmax=(Column.DISTANCE,), rowwise=(Column.DISTANCE,), by_name=True, mergeable=False,
+        shown=Shown(
+            "mean_distance", "Mean distance", "positions",
+            "How far away the keys are that get the weight, mean under the weights: near 0 is local.",
+            low=0.0, column="distance",
+        ),
+    ),
+    Statistic(
+        "gini", "sum_i (2i - n - 1) p_(i) / n, p ascending", "0 to (n - 1)/n",
+        softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False,
+        shown=Shown(
+            "gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.",
+            low=0.0, high=1.0, column="gini", digits=3, percent=True,
+        ),
+    ),
+    Statistic(
+        "entropy_with_sink",
+        "entropy with the sink as one more outcome: mass H + h(mass), h(u) = -u log u - (1-u) log(1-u)", "nats",
+        softmax=(Column.MEAN_DEPTH,), rowwise=None, by_name=True, uses_sink=True,
+        shown=Shown(
+            "entropy_with_sink_nats", "Entropy with the sink", "nats",
+            "Entropy of the weights where the learned sink counts as one more key.",
+            low=0.0, superlative="lowest", ascending=True, column="H with sink", digits=2,
+        ),
+    ),
+    Statistic("key_mass", "per key: the sum of p over all valid queries", "queries", by_name=True, mergeable=False),
+    Statistic(
+        "score_variance",
+        "sum_j (s_j - mean s)^2 / n: the spread of the visible scores, every one alike; inf beyond float32 (scores "
+        "above 1e19)", "logit^2",
+        softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,), by_name=True,
+        shown=Shown(
+            "score_variance", "Score variance", "logit^2",
+            "Variance of the visible scores, mean over rows: every key counts alike, whatever its weight.",
+            low=0.0, column="score variance", digits=2,
+        ),
+    ),
+)  # fmt: skip
+"""All statistics, in the order in which they are listed everywhere."""
+
+NAMES = tuple(row.name for row in TABLE)
+STATISTICS = {row.name: row for row in TABLE}
+"""Name -> its row."""
+ONE_PASS = tuple(row.name for row in TABLE if not (row.by_name or row.softmax_by_name))
+"""What ``stats="all"`` means: one pass over the scores."""
+ROWWISE_ONE_PASS = tuple(row.name for row in TABLE if not row.by_name and row.rowwise is not None)
+"""What "all" means where the normalizer is rowwise: not softmax."""
+BY_NAME = tuple(row.name for row in TABLE if row.name not in ONE_PASS)
+"""What softmax has only by name. ``mean_distance`` costs one more sum, ``score_variance`` two; ``gini`` (a sort) and
+``key_mass`` need all keys of a row at once.
+"""
+OF_SOFTMAX = tuple(row.name for row in TABLE if row.rowwise is None)
+"""What no other normalizer has."""
+SHOWN = {row.shown.name: row for row in TABLE if row.shown is not None}
+"""Field of ``HeadReading`` -> the row of the statistic that it shows."""
+# Plain tuples, which a compiler may hold as they are.
+_KEPT = tuple(row.name for row in TABLE if row.kept)
+_COLUMNS = {row.name: row.softmax for row in TABLE}
+_ROWWISE_COLUMNS = {row.name: row.rowwise or () for row in TABLE}
+
+
+def asked_names(where: str, stats: str | Iterable[str], rowwise: str | None = None) -> tuple[str, ...]:
+    """The statistics meant by ``"all"``, one name or several, in the order of the table.
+
+    Args:
+        where: the public function, for messages.
+        stats: as the user gave it.
+        rowwise: the normalizer, where it is not softmax.
+
+    Raises:
+        InputError: something else, or what this normalizer does not have.
+    """
+    one_pass = ROWWISE_ONE_PASS if rowwise else ONE_PASS
+    if not isinstance(stats, Iterable):
+        raise InputError(f"{where}(stats=...) must be 'all', a name or several names, got {stats!r}.")
+    if isinstance(stats, str):
+        if stats == "all":
+            return one_pass
+        asked = {stats}
+    else:
+        asked = {part for name in stats for part in (one_pass if name == "all" else (name,))}
+    if unknown := sorted(str(name) for name in asked if name not in NAMES):
+        raise InputError(
+            f"{where}(stats=...) does not know {', '.join(map(repr, unknown))}. Valid: 'all' (one pass), or names of "
+            f"{', '.join(NAMES)}.{did_you_mean(unknown[0], ('all', *NAMES))}"
+        )
+    names = tuple(name for name in NAMES if name in asked)
+    if rowwise and (refused := [name for name in names if name in OF_SOFTMAX]):
+        raise InputError(
+            f"{where}(stats=...): {', '.join(refused)} belongs to softmax; normalizer={rowwise!r} has none. Leave "
+            "it out, or pass 'all' for what there is."
+        )
+    return names
+
+
+def reading_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
+    """What a reading of heads shows, and ``stats`` beside it.
+
+    Raises:
+        InputError: ``stats`` names something else than statistics, or ``key_mass``: over batches of other texts the
+            same key is another token, and padded queries cannot be left out of its sum.
+    """
+    asked = asked_names(where, stats)
+    if "key_mass" in asked:
+        raise InputError(
+            f"{where}(stats=...): key_mass is a number of each key, not of a head, so no reading can show it. Take it "
+            "from attemper.attention_statistics(query, key, stats=('key_mass',)) for one call."
+        )
+    return asked_names(where, ("all", *asked))
+
+
+def rowwise_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names`` of a reading as far as a rowwise normalizer has them, with the support that it adds."""
+    if not names:
+        return names
+    wanted = {*names, *(row.name for row in TABLE if row.softmax_by_name)}
+    return tuple(name for name in NAMES if name in wanted and name not in OF_SOFTMAX)
+
+
+def with_kept(asked: tuple[str, ...]) -> tuple[str, ...]:
+    """``asked`` and what softmax computes beside it so that partial results merge; nothing if nothing was asked."""
+    if not asked or all(name in asked for name in _KEPT):
+        return asked
+    return tuple(name for name in NAMES if name in asked or name in _KEPT)
+
+
+def state_columns(names: Iterable[str], *, rowwise: bool = False) -> tuple[Column, ...]:
+    """The state columns that these statistics follow from, in their order."""
+    if names is ONE_PASS and not rowwise:
+        return _ONE_PASS_COLUMNS
+    names, of = tuple(names), _ROWWISE_COLUMNS if rowwise else _COLUMNS
+    needed = [*(ROWWISE_BASE if rowwise else SOFTMAX_BASE), *(column for name in names for column in of[name])]
+    if rowwise and names:
+        needed.append(Column.MASS)  # whether a row has any weight decides about the rest
+    return tuple(column for column in ALL_COLUMNS if column in needed)
+
+
+_ONE_PASS_COLUMNS = state_columns((*ONE_PASS,))
