@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from attemper.backends.normalizers.topk import largest
 from attemper.call import row_operator
 from attemper.call.normalizer import threshold, topk
 from attemper.call.onnx import SOFTMAX_INSTEAD, refuse_onnx
@@ -175,7 +176,7 @@ def topk_softmax(
     k = min(k, max(x.shape[-1], 1))
     z = tempered("topk_softmax", x, temperature)
     if z is not x:  # two scores may have become one
-        z = torch.where(row_operator.largest(x.detach(), k), z, -math.inf)
+        z = torch.where(largest(x.detach(), k), z, -math.inf)
     refuse_onnx("topk_softmax", SOFTMAX_INSTEAD)
     weights = row_operator.row_weights(z, "topk", k)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)
