@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.bench import machine
+from attemper.bench.hardware import machine
 from attemper.bench.timing import rounds
 from attemper.functional import linear_attention
 
@@ -86,7 +86,7 @@ def softmax(tokens: int, backward: bool = False) -> Way:
 def row(title: str, ways: dict[str, Way], options: argparse.Namespace) -> dict[str, object]:
     """Times ``ways``, prints each against the last, and returns the figures."""
     clock = time.thread_time if options.cpu_time else time.perf_counter
-    times = rounds(ways, options.pairs, options.seconds, [], clock)
+    times = rounds(ways, options.pairs, options.seconds, clock=clock)
     *names, base = ways
     found: dict[str, object] = {"title": title, "base": base, "base_ms": 1e3 * median(times[base])}
     print(f"{title}: {base} {1e3 * median(times[base]):.1f} ms, {len(times[base])} rounds")
@@ -110,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu_time else options.threads)
     here = machine()
-    print(f"{here.processor}, {here.instructions}, {here.threads} threads, torch {here.torch}")
+    print(here)
     print(
         f"1, {HEADS}, tokens, {SIZE}, float32, causal; " + ("time of the thread" if options.cpu_time else "wall clock")
     )

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from attemper.bench import Row, Shape, machine, measure, parsed, peak_extra_bytes
+from attemper.bench.attention import AttentionRow, Shape, measure, peak_extra_bytes
+from attemper.bench.hardware import machine
 
 PLAIN = ("1,8,2048,64", "1,8,2048,128", "1,4,8192,64", "2,12,512,64", "4,12,128,64")
 """Each forward and forward + backward, full and causal."""
@@ -40,23 +41,23 @@ def shapes(quick: bool) -> list[Shape]:
     """What is measured, in the order of the table."""
     sides = (False, True)
     if quick:
-        return [parsed(text, causal=causal) for text in QUICK for causal in sides]
-    plain = [parsed(text, causal=causal) for text in PLAIN for causal in sides]
+        return [Shape.of(text, causal=causal) for text in QUICK for causal in sides]
+    plain = [Shape.of(text, causal=causal) for text in PLAIN for causal in sides]
     return [
         *plain,
-        *(parsed(text, causal=causal) for text in FORWARD for causal in sides),
+        *(Shape.of(text, causal=causal) for text in FORWARD for causal in sides),
         *(replace(shape, backward=True) for shape in plain),
         *(
-            parsed(text, causal=causal, dtype=dtype)
+            Shape.of(text, causal=causal, dtype=dtype)
             for text in HALF
             for dtype in ("bfloat16", "float16")
             for causal in sides
         ),
-        *(parsed(text) for text in DECODE),
+        *(Shape.of(text) for text in DECODE),
     ]
 
 
-def line(row: Row) -> str:
+def line(row: AttentionRow) -> str:
     share = "-" if row.peak_share is None else f"{row.peak_share:.0%}"
     cells = [f"{row.shape!s:<18}{row.shape.dtype:<10}{row.shape.mode:<28}{row.ms:>9.2f}{share:>7}"]
     for name in HEADINGS:
@@ -80,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu_time else options.threads)
     here = machine()
-    print(f"{here.processor}, {here.instructions}, {here.threads} threads, torch {here.torch}")
+    print(here)
     print(
         f"{'B,H,N,D or B,H,G,Q,K,D':<28}{'':<28}{'ms':>9}{'peak':>7}" + "".join(f"{h:>14}" for h in HEADINGS.values())
     )
@@ -98,7 +99,7 @@ def main() -> None:
     print(f"peak: {max(peaks):.0f} GFLOP/s of multiply-adds in registers" if peaks else "peak: not measured")
     extra = None
     if not options.quick and not options.only:
-        extra = peak_extra_bytes(parsed(MEMORY, causal=True), backend="native")
+        extra = peak_extra_bytes(Shape.of(MEMORY, causal=True), backend="native")
         print(f"peak extra memory at {MEMORY}: " + ("not told here" if extra is None else f"{extra / 2**20:.1f} MiB"))
     if options.json:
         document = {

@@ -32,8 +32,8 @@ from attemper.backends import native
 from attemper.backends.contract import Problem, Upstream
 from attemper.backends.native import normalize
 from attemper.backends.reference import rowwise
-from attemper.bench import machine
-from attemper.bench.timing import rounds
+from attemper.bench.hardware import machine
+from attemper.bench.timing import quotients, rounds
 
 SCORES, QUICK_SCORES = (8, 2048, 2048), (8, 256, 1024)
 ATTENTION, QUICK_ATTENTION = (1, 8, 2048, 64), (1, 8, 512, 64)
@@ -221,12 +221,8 @@ def _within(one: Map, error: float, allowed: float = LARGEST_ERROR) -> float:
 def timed(ways: Mapping[str, Way], options: argparse.Namespace) -> tuple[int, dict[str, float], dict[str, float]]:
     """Pairs, milliseconds of every way and ratios of ours to the others."""
     clock = time.thread_time if options.cpu_time else time.perf_counter
-    times = rounds(ways, options.pairs, options.seconds, [], clock)
-    ratios = {
-        name: median(own / other for own, other in zip(times["ours"], found, strict=True))
-        for name, found in times.items()
-        if name != "ours"
-    }
+    times = rounds(ways, options.pairs, options.seconds, clock=clock)
+    ratios = {name: median(quotients(times["ours"], found)) for name, found in times.items() if name != "ours"}
     return len(times["ours"]), {name: 1e3 * median(found) for name, found in times.items()}, ratios
 
 
@@ -293,7 +289,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu_time else options.threads)
     here = machine()
-    print(f"{here.processor}, {here.instructions}, {here.threads} threads, torch {here.torch}")
+    print(here)
     print("the entmax package is " + ("compared" if options.package and package() else "left out"))
     print(f"{'':<10}{'map':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}   ours / other (the other)")
     rows = measured(options)

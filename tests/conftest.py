@@ -26,14 +26,20 @@ from attemper.call import operator
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
+from tests.support.cover import HELD_BACK, held_back
+from tests.support.identical_training import FEW_STEPS, STEPS
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
-settings.register_profile(
-    "attemper", deadline=None, derandomize=True, max_examples=40, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
-settings.load_profile("attemper")
+for profile, examples in {"default": 20, "all": 40, "nightly": 1500}.items():
+    settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=True,
+        max_examples=examples,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
 
 NATIVE = ("native",) if "native" in PRESENT else ()
 """Tests run on the native kernels, too; where a compiler is and they are not, test_native_build.py fails."""
@@ -41,7 +47,7 @@ BACKENDS = ("reference", "blocked", *NATIVE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--all", action="store_true", help="run what a default run holds back, too")
     parser.addoption("--fuzz", type=int, default=200, help="random calls of tests/fuzz (200)")
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed of tests/fuzz")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
@@ -49,14 +55,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
+    config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
+    config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
+    config.stash[HELD_BACK] = {}
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("all" if config.getoption("--all") else "default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all") or "slow" in (config.getoption("markexpr", "") or ""):
+    """Holds back what only ``--all`` runs; what is named by itself (``file::test``) or by ``-m slow`` runs, too."""
+    named = any("::" in argument for argument in config.args) or "slow" in (config.getoption("markexpr") or "")
+    if config.getoption("--all") or named:
         return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: run with --all"))
+    reasons = held_back(items)
+    config.hook.pytest_deselected(items=list(reasons))
+    items[:] = [item for item in items if item not in reasons]
+    config.stash[HELD_BACK] = Counter(reasons.values())
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["held back"] = config.stash[HELD_BACK]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Every worker of xdist collects the same cases."""
+    node.config.stash[HELD_BACK] = getattr(node, "workeroutput", {}).get("held back", {})
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -68,20 +90,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         )
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     cases: Counter[str] = Counter()
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):
             if report.when == "call":
                 cases.update(backend for name, backend in report.user_properties if name == "hostile")
-    skipped = terminalreporter.stats.get("skipped", [])
-    slow = sum("slow: run with --all" in str(report.longrepr) for report in skipped)
     if cases:
         counts = ", ".join(
             f"{cases[name]} on {name}" for name in ("reference", "blocked", "native", "triton", "measures")
         )
         terminalreporter.write_line(f"hostile cases: {counts}")
-    terminalreporter.write_line(f"skipped tests: {slow} slow (run with --all), {len(skipped) - slow} others")
+    held = config.stash[HELD_BACK]
+    for why, number in sorted(held.items(), key=lambda one: -one[1]):
+        terminalreporter.write_line(f"left to --all: {number:5d} {why}")
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    terminalreporter.write_line(f"left to --all: {sum(held.values())} in all; skipped (reasons above): {skipped}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -142,6 +166,18 @@ def _no_watch_is_left() -> Iterator[None]:
     tap_buffers._receivers.clear()
     tap_buffers._up.clear()
     assert left == (0, 0), "this test left a watch open"
+
+
+@pytest.fixture
+def full_size(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that has a smaller and a larger size runs the larger: with ``--all``."""
+    return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def steps(full_size: bool) -> int:
+    """How many steps a model is trained with and without a watch."""
+    return STEPS if full_size else FEW_STEPS
 
 
 @pytest.fixture(params=BACKENDS)

@@ -19,12 +19,14 @@ import attemper
 from attemper import BackendError
 from attemper.call import direct
 from attemper.call import operator as _ops
-from attemper.call.statistics import OF_SINK, Derived, letters
-from attemper.statistics import ONE_PASS
+from attemper.call.formulas import OF_SINK, LazyStatistics
+from attemper.call.state import state_of
+from attemper.statistics import ONE_PASS, state_columns
 from tests.support.calls import PRESENT, attended, known
 
 pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
 
+COLUMNS = state_columns(("entropy", "effective_tokens"))
 ULP = 2.0**-23
 """The last place of float32, relative to the number at most."""
 APART = {"max_weight": 2 * ULP, "normalized_entropy": 2.5 * ULP}
@@ -189,17 +191,19 @@ def test_a_sink_that_changes_after_the_call_does_not_change_what_was_measured(gr
 
 def test_only_what_is_read_is_computed_and_only_once():
     state = torch.rand(4, 1, 2, 3) + 1
-    values = Derived(letters("mzna", state), ("lse", "entropy", "max_logit", "max_weight"), None)
+    values = LazyStatistics(
+        state_of(state_columns(("entropy",)), state), ("lse", "entropy", "max_logit", "max_weight"), None
+    )
     assert values["lse"] is values["lse"]
-    assert set(values._parts) == {"lse"}
+    assert set(values._row.known) == {"lse"}
     torch.testing.assert_close(values["max_weight"], torch.exp(-state[1]))
-    assert "entropy" not in values._parts
+    assert "entropy" not in values._row.known
     with pytest.raises(KeyError):
         values["gini"]
 
 
 def rows_of_every_kind() -> Tensor:
-    """A state, letters m z n a c: many rows, those that see no key, one or two, and those with NaN and infinities."""
+    """A state of ``COLUMNS``: many rows, those that see no key, one or two, and those with NaN and infinities."""
     torch.manual_seed(0)
     counts = torch.cat(
         (torch.arange(0, 70), torch.tensor([65535, 65536, 65537, 1 << 24]), torch.randint(1, 999, (446,)))
@@ -218,8 +222,8 @@ def rows_of_every_kind() -> Tensor:
 def test_statistics_in_one_pass_are_those_of_the_formulas():
     state = rows_of_every_kind()
     names = tuple(name for name in ONE_PASS if name not in ("logit_variance", "first_token_mass")) + ("support_size",)
-    formulas = Derived(dict(zip("mznac", state, strict=True)), names, None)
-    at_once = direct.statistics("mznac", state, names)
+    formulas = LazyStatistics(dict(zip(COLUMNS, state, strict=True)), names, None)
+    at_once = direct.statistics(COLUMNS, state, names)
     assert set(at_once) == set(names) - {"max_logit"}
     for name, value in at_once.items():
         torch.testing.assert_close(value, formulas[name], rtol=APART.get(name, 0.0), atol=0, equal_nan=True, msg=name)
@@ -228,5 +232,5 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
 
 
 def test_a_state_with_a_gradient_is_left_to_the_formulas():
-    assert direct.statistics("mzn", torch.rand(3, 1, 1, 2, requires_grad=True), ("lse",)) == {}
+    assert direct.statistics(state_columns(()), torch.rand(3, 1, 1, 2, requires_grad=True), ("lse",)) == {}
     assert known(attended("native", *[torch.randn(1, 1, 3, 4, requires_grad=True)] * 3).stats).lse.requires_grad

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
+from attemper.backends.contract import letters_of
 from attemper.call import operator
-from attemper.call.names import state_fields
 from attemper.call.operator import Arguments
+from attemper.statistics import state_columns
 
-ALL_FIELDS = state_fields(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance"))
+ALL_FIELDS = letters_of(state_columns(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance")))
 
 
 def arguments(**changes: Any) -> Arguments:

@@ -45,13 +45,14 @@ ROUNDED = 2 * KEYS**2 * 2.0**-24
 """
 
 
-QUICK = [pytest.param(name, marks=[pytest.mark.slow] if name == "triton" else []) for name in PRESENT]
+MORE = [pytest.mark.slow("more cases in Triton's interpreter")]
+QUICK = [pytest.param(name, marks=MORE if name == "triton" else []) for name in PRESENT]
 
 
 def with_maps(names: Iterable[str], quick: tuple[str, ...] = ("softmax",)) -> pytest.MarkDecorator:
     """Every backend with every map; of the interpreter, which is slow, all but ``quick`` wait for ``--all``."""
     pairs = [
-        pytest.param(backend, name, marks=[pytest.mark.slow] if backend == "triton" and name not in quick else [])
+        pytest.param(backend, name, marks=MORE if backend == "triton" and name not in quick else [])
         for backend in PRESENT
         for name in names
     ]

@@ -108,9 +108,11 @@ class Shown:
     brief: bool = False
     """Whether it is among the few that short tables and comparisons always have."""
     column: str = ""
-    """Title of a narrow column."""
+    """Title of its column in the table of a scan; empty: it has none."""
     digits: int = 1
-    """Digits behind the point in a narrow column."""
+    """Digits behind the point in that column."""
+    compared: str = ""
+    """Title of its column in the table of a comparison, if that is another."""
     percent: bool = False
     """Whether a comparison shows it in percent."""
     reduction: Reduction = Reduction.MEAN
@@ -134,6 +136,10 @@ class Statistic:
     """Whether "all" leaves it out."""
     softmax_by_name: bool = False
     """Whether "all" leaves it out under softmax, which makes another statistic of it."""
+    column: Column | None = None
+    """The state column that is the statistic itself, where a kernel leaves it: no formula then."""
+    whole_number: bool = False
+    """Whether it is a count, int64."""
     kept: bool = False
     """Whether softmax always computes it, so that partial results merge."""
     mergeable: bool = True
@@ -162,7 +168,8 @@ TABLE = (
         shown=Shown(
             "normalized_entropy", "Normalised entropy", "of log n",
             "Entropy divided by the entropy of equal weights: 0 is one-hot, 1 is uniform.",
-            low=0.0, high=1.0, superlative="sharpest", ascending=True, brief=True, column="entropy", percent=True,
+            low=0.0, high=1.0, superlative="sharpest", ascending=True, brief=True, compared="entropy, % of log n",
+            percent=True,
         ),
     ),
     Statistic(
@@ -175,14 +182,15 @@ TABLE = (
         ),
     ),
     Statistic(
-        "max_weight", "the largest p, e^(m - lse)", "above 0, to 1", rowwise=(Column.LARGEST_WEIGHT,),
+        "max_weight", "the largest p, e^(m - lse)", "above 0, to 1",
+        rowwise=(Column.LARGEST_WEIGHT,), column=Column.LARGEST_WEIGHT,
         shown=Shown(
             "max_weight", "Largest weight", "of the weight", "Weight of the key that gets most, mean over rows.",
             low=0.0, high=1.0,
         ),
     ),
     Statistic(
-        "max_logit", "m", "logit", kept=True, defined=Rows.ALL,
+        "max_logit", "m", "logit", kept=True, defined=Rows.ALL, column=Column.MAXIMUM,
         shown=Shown(
             "max_logit", "Largest logit", "", "The largest score before softmax, over all rows.",
             brief=True, column="max logit", reduction=Reduction.LARGEST,
@@ -191,7 +199,7 @@ TABLE = (
     Statistic("mean_logit", "mu", "logit", softmax=(Column.MEAN_DEPTH,), rowwise=(Column.MEAN_DEPTH,)),
     Statistic(
         "logit_variance", "E_p[(s - mu)^2], the spread under the weights; readings show its root as `logit_std`",
-        "logit^2", softmax=(Column.MEAN_DEPTH, Column.VARIANCE), rowwise=(Column.VARIANCE,),
+        "logit^2", softmax=(Column.MEAN_DEPTH, Column.VARIANCE), rowwise=(Column.VARIANCE,), column=Column.VARIANCE,
         shown=Shown(
             "logit_std", "Logit spread under the weights", "",
             "sqrt of the mean variance of the scores, each counted by its weight: 0 where one key takes all, however "
@@ -201,11 +209,11 @@ TABLE = (
     ),
     Statistic(
         "visible_keys", "n; exact to 2^24 keys (16.8 million), above them float32's nearest count", "keys",
-        defined=Rows.ALL,
+        whole_number=True, defined=Rows.ALL,
     ),
     Statistic(
         "mass", "weight given to values: 1, or sigmoid(lse - sink) with a learned sink", "0 to 1",
-        defined=Rows.ALL, uses_sink=True,
+        defined=Rows.ALL, uses_sink=True, column=Column.MASS,
         shown=Shown(
             "mass", "Mass", "",
             "Sum of the weights: below 1 where a sink takes a part, above 1 only without normalisation.",
@@ -214,36 +222,38 @@ TABLE = (
     ),
     Statistic(
         "first_token_mass", "p on the first `first_tokens` tokens of the sequence (by default one)", "0 to 1",
-        softmax=(Column.FIRST_TOKENS,), rowwise=(Column.FIRST_TOKENS,), defined=Rows.BEYOND_FIRST,
+        softmax=(Column.FIRST_TOKENS,), rowwise=(Column.FIRST_TOKENS,), column=Column.FIRST_TOKENS,
+        defined=Rows.BEYOND_FIRST,
         shown=Shown(
             "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
-            low=0.0, high=1.0, brief=True, column="first token", percent=True,
+            low=0.0, high=1.0, brief=True, compared="first token, %", percent=True,
         ),
     ),
     Statistic(
         "support_size", "weights that are not 0; with softmax this is n", "keys",
-        rowwise=(Column.SUPPORT,), softmax_by_name=True, defined=Rows.ALL,
+        rowwise=(Column.SUPPORT,), softmax_by_name=True, whole_number=True, defined=Rows.ALL,
         shown=Shown(
             "support_size", "Support", "keys",
             "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
             low=1.0, logarithmic=True, superlative="fewest", ascending=True, column="support",
+            compared="support size",
         ),
     ),
     Statistic(
         "mean_distance", "E_p of the distance between query and key", "positions",
-        softmax=(Column.DISTANCE,), rowwise=(Column.DISTANCE,), by_name=True, mergeable=False,
+        softmax=(Column.DISTANCE,), rowwise=(Column.DISTANCE,), by_name=True, mergeable=False, column=Column.DISTANCE,
         shown=Shown(
             "mean_distance", "Mean distance", "positions",
             "How far away the keys are that get the weight, mean under the weights: near 0 is local.",
-            low=0.0, column="distance",
+            low=0.0, column="distance", compared="mean distance",
         ),
     ),
     Statistic(
         "gini", "sum_i (2i - n - 1) p_(i) / n, p ascending", "0 to (n - 1)/n",
-        softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False,
+        softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False, column=Column.GINI,
         shown=Shown(
             "gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.",
-            low=0.0, high=1.0, column="gini", digits=3, percent=True,
+            low=0.0, high=1.0, column="gini", digits=3, compared="gini, %", percent=True,
         ),
     ),
     Statistic(
@@ -254,6 +264,7 @@ TABLE = (
             "entropy_with_sink_nats", "Entropy with the sink", "nats",
             "Entropy of the weights where the learned sink counts as one more key.",
             low=0.0, superlative="lowest", ascending=True, column="H with sink", digits=2,
+            compared="entropy with sink",
         ),
     ),
     Statistic("key_mass", "per key: the sum of p over all valid queries", "queries", by_name=True, mergeable=False),
@@ -261,7 +272,8 @@ TABLE = (
         "score_variance",
         "sum_j (s_j - mean s)^2 / n: the spread of the visible scores, every one alike; inf beyond float32 (scores "
         "above 1e19)", "logit^2",
-        softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,), by_name=True,
+        softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,),
+        column=Column.PLAIN_VARIANCE, by_name=True,
         shown=Shown(
             "score_variance", "Score variance", "logit^2",
             "Variance of the visible scores, mean over rows: every key counts alike, whatever its weight.",
@@ -284,8 +296,12 @@ BY_NAME = tuple(row.name for row in TABLE if row.name not in ONE_PASS)
 """
 OF_SOFTMAX = tuple(row.name for row in TABLE if row.rowwise is None)
 """What no other normalizer has."""
-SHOWN = {row.shown.name: row for row in TABLE if row.shown is not None}
-"""Field of ``HeadReading`` -> the row of the statistic that it shows."""
+SHOWN = {row.shown.name: row.shown for row in TABLE if row.shown is not None}
+"""Field of ``HeadReading`` -> how it is shown."""
+STATISTIC_OF = {row.shown.name: row.name for row in TABLE if row.shown is not None}
+"""Field of ``HeadReading`` -> the statistic that it shows."""
+SHOWN_BY_NAME = tuple(field for field, name in STATISTIC_OF.items() if name in BY_NAME)
+"""Fields of ``HeadReading`` that are None unless their statistic was asked for."""
 # Plain tuples, which a compiler may hold as they are.
 _KEPT = tuple(row.name for row in TABLE if row.kept)
 _COLUMNS = {row.name: row.softmax for row in TABLE}

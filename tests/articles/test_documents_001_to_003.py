@@ -113,7 +113,7 @@ def test_fit_prints_the_word_loss_and_no_loss() -> None:
     assert lines[-2:] == ["loss", "TypeError: not all arguments converted during string formatting"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_a_thousand_steps_bring_the_entropy_near_alpha() -> None:
     run = run_of(document_002.MODEL)
     assert run.printed.count("\nloss\n") == 1000

@@ -14,7 +14,8 @@ from tests.articles.cases import DOCUMENTS
 from tests.articles.runner import run_of
 
 CASES = [case for document in DOCUMENTS for case in document.cases]
-MARKED = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+SLOW = [pytest.mark.slow("takes many seconds")]
+MARKED = [pytest.param(case, id=case.name, marks=SLOW if case.slow else []) for case in CASES]
 FENCE = re.compile(r"^```(\w+)\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 
@@ -41,7 +42,7 @@ def test_every_output_on_a_page_is_what_its_snippet_does_now(case: Case, languag
         assert pages.same(stands, now), f"{case.name}: the page has\n{stands}\nthe run gives\n{now}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("language", pages.PAGES)
 def test_a_page_is_what_the_script_would_write(language: str) -> None:
     assert pages.differences(language) == []

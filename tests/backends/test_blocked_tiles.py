@@ -24,6 +24,9 @@ def test_tiles_of_whole_rows_change_nothing(case: cases.Case, tiled):
     agreement.assert_agreement(replace(case, names=("gini", "key_mass", "entropy")), "blocked")
 
 
+FULL = pytest.mark.slow("the full size of what runs smaller by default")
+
+
 def _ragged_blocks():
     """Every block size on the short rows; on the long ones only two each by default, all of them with ``--all``."""
     for number, case in enumerate(cases.RAGGED):
@@ -33,7 +36,7 @@ def _ragged_blocks():
                 or (keys > 16 and (number + place) % 2 == 0)
                 or (keys, case.keys) == (1, 97)
             )
-            yield pytest.param(case, keys, id=f"{case.name}, blocks of {keys}", marks=[] if quick else pytest.mark.slow)
+            yield pytest.param(case, keys, id=f"{case.name}, blocks of {keys}", marks=[] if quick else FULL)
 
 
 @pytest.mark.hostile("blocked")
@@ -57,7 +60,7 @@ def test_chunks_of_batch_and_heads_change_nothing(name: str, elements: int, tile
     agreement.assert_agreement(replace(case, names=cases.MERGED), "blocked")
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
+@pytest.mark.parametrize("masked", [pytest.param(False, id="causal", marks=FULL), pytest.param(True, id="masked")])
 def test_tiles_of_the_kernels_own_choice_agree_on_rows_that_need_several(masked: bool):
     options = (
         {"attn_mask": torch.arange(1100) >= 600} if masked else {"is_causal": True, "causal_alignment": "bottom-right"}

@@ -8,14 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attemper.bench import Shape, machine, measure, parsed, peak_extra_bytes
-from attemper.bench.hardware import peak_flops
+from attemper.bench.attention import (
+    Shape,
+    eager_entropy,
+    measure,
+    others,
+    ours,
+    peak_extra_bytes,
+    sdpa,
+    two_sdpa_calls,
+)
+from attemper.bench.hardware import machine, peak_flops
 from attemper.bench.timing import rounds
-from attemper.bench.ways import eager_entropy, others, ours, sdpa, two_sdpa_calls
 from attemper.errors import BackendError, InputError
 from attemper.functional import attention
 
-SMALL = parsed("2,4,24,16")
+SMALL = Shape.of("2,4,24,16")
 
 
 def entropy(shape: Shape) -> torch.Tensor:
@@ -26,15 +34,18 @@ def entropy(shape: Shape) -> torch.Tensor:
 
 
 def test_a_shape_is_read_with_and_without_key_heads():
-    assert parsed("1,8,2048,64") == Shape(1, 8, 8, 2048, 2048, 64)
-    assert parsed("8,32,8,1,8192,128", causal=True) == Shape(8, 32, 8, 1, 8192, 128, causal=True)
-    assert [str(parsed(text)) for text in ("1,8,2048,64", "8,32,8,1,8192,128")] == ["1,8,2048,64", "8,32,8,1,8192,128"]
+    assert Shape.of("1,8,2048,64") == Shape(1, 8, 8, 2048, 2048, 64)
+    assert Shape.of("8,32,8,1,8192,128", causal=True) == Shape(8, 32, 8, 1, 8192, 128, causal=True)
+    assert [str(Shape.of(text)) for text in ("1,8,2048,64", "8,32,8,1,8192,128")] == [
+        "1,8,2048,64",
+        "8,32,8,1,8192,128",
+    ]
 
 
 @pytest.mark.parametrize("text", ["1,8,2048", "1,8,0,64", "1,8,3,4,4,16", "a,b,c,d", "", "1,8,2048,64.5"])
 def test_a_shape_without_meaning_is_refused(text: str):
     with pytest.raises(InputError, match=r"B,H,N,D .* got"):
-        parsed(text)
+        Shape.of(text)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (7, 3)])
@@ -53,7 +64,8 @@ def test_the_ways_to_the_entropy_agree(causal: bool):
     for way in (two_sdpa_calls, eager_entropy):
         output, got = way(shape, shape.tensors())()  # pyright: ignore[reportGeneralTypeIssues]
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
-        torch.testing.assert_close(output, sdpa(shape, shape.tensors())(), rtol=0, atol=1e-5)
+        (plain,) = sdpa(shape, shape.tensors())()  # pyright: ignore[reportGeneralTypeIssues]
+        torch.testing.assert_close(output, plain, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -62,16 +74,16 @@ def test_every_way_takes_half_precision(dtype: str, causal: bool):
     shape = replace(SMALL, causal=causal, dtype=dtype)
     ways = others(shape, shape.tensors())
     assert set(ways) == {"sdpa", "two_sdpa_calls", "eager_entropy"}
-    want = sdpa(replace(shape, dtype="float32"), tuple(tensor.float() for tensor in shape.tensors()))()
+    query, key, value = (tensor.float() for tensor in shape.tensors())
+    (want,) = sdpa(replace(shape, dtype="float32"), (query, key, value))()  # pyright: ignore[reportGeneralTypeIssues]
     for way in ways.values():
-        output = way()
-        output = output[0] if isinstance(output, tuple) else output
+        output, *_ = way()  # pyright: ignore[reportGeneralTypeIssues]
         assert isinstance(output, torch.Tensor)
         torch.testing.assert_close(output.float(), want, rtol=0, atol=4e-2)
 
 
 def test_packed_heads_compute_the_same_as_grouped_ones():
-    shape = parsed("2,8,2,1,40,16")
+    shape = Shape.of("2,8,2,1,40,16")
     ways = others(shape, shape.tensors())
     assert set(ways) == {"sdpa", "sdpa_packed_heads"}
     torch.testing.assert_close(ways["sdpa_packed_heads"](), ways["sdpa"](), rtol=0, atol=1e-5)
@@ -113,8 +125,8 @@ def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch):
         result = attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
         return result if options["backend"] == "reference" else result._replace(output=result.output + 1e-3)
 
-    monkeypatch.setattr("attemper.bench.timing.attention", wrong)
-    monkeypatch.setattr("attemper.bench.timing.rounds", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr("attemper.bench.attention.attention", wrong)
+    monkeypatch.setattr("attemper.bench.attention.rounds", lambda *_: pytest.fail("timed"))
     with pytest.raises(BackendError, match=r"off by 1\.0e-03 in its output .* nothing is timed"):
         measure(SMALL, backend="blocked")
 
@@ -124,7 +136,7 @@ def test_nan_counts_as_wrong(monkeypatch: pytest.MonkeyPatch):
         result = attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
         return result if options["backend"] == "reference" else result._replace(output=result.output * math.nan)
 
-    monkeypatch.setattr("attemper.bench.timing.attention", wrong)
+    monkeypatch.setattr("attemper.bench.attention.attention", wrong)
     with pytest.raises(BackendError, match="nothing is timed"):
         measure(SMALL, backend="blocked")
 
@@ -138,13 +150,13 @@ def test_the_time_of_one_thread_is_not_that_of_several(monkeypatch: pytest.Monke
 def test_every_way_runs_as_often_as_the_others_and_none_is_always_first():
     order: list[str] = []
     ways = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    times = rounds(ways, 4, 1e9, [])
+    times = rounds(ways, 4, 1e9)
     assert {name: len(found) for name, found in times.items()} == {"a": 4, "b": 4, "c": 4}
     assert order == list("abc" + "abc" + "bca" + "cab" + "abc")
 
 
 def test_few_rounds_are_left_when_they_would_take_too_long():
-    times = rounds({"a": lambda: None}, 40, 0.0, [])
+    times = rounds({"a": lambda: None}, 40, 0.0)
     assert len(times["a"]) == 3
 
 
@@ -170,6 +182,6 @@ def test_the_rates_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch):
 
 def test_extra_memory_of_eager_size_is_seen():
     # The reference holds float64 n x n tensors: 8 n^2 bytes each, beside which nothing else counts.
-    extra = peak_extra_bytes(parsed("1,2,512,16"), backend="reference")
+    extra = peak_extra_bytes(Shape.of("1,2,512,16"), backend="reference")
     if extra is not None:
         assert extra > 8 * 2 * 512 * 512

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attemper import cli
-from attemper.bench import Row, Shape, machine
-from attemper.bench.timing import quotients, span
-from attemper.cli.bench import sentences
+from attemper.bench.attention import AttentionRow, Shape
+from attemper.bench.timing import quotients, row_fields
 
 
 class Ended(NamedTuple):
@@ -66,11 +65,19 @@ def test_a_ratio_that_is_far_from_the_quotient_of_the_medians_says_between_what_
     # Three rounds of a busy machine: each side's median is of another round.
     ours, other = [1.35, 1.02, 0.9], [1.0, 1.0, 0.5]
     shape = Shape(1, 2, 2, 32, 32, 16)
-    row = Row(
-        shape, "blocked", machine(), "wall", 3, 1e3 * median(ours), {"sdpa": 1e3 * median(other)}, {},
-        {"sdpa": median(quotients(ours, other))}, {"sdpa": span(quotients(ours, other))}, 1.0, None, 0.0, 0.0,
-    )  # fmt: skip
-    (line,) = RATIO.findall(sentences(row))
+    row = AttentionRow(
+        shape=shape,
+        backend="blocked",
+        clock="wall",
+        other_ms={"sdpa": 1e3 * median(other)},
+        least_ms={},
+        gflops=1.0,
+        peak_gflops=None,
+        output_error=0.0,
+        entropy_error_nats=0.0,
+        **row_fields(ours, {"sdpa": quotients(ours, other)}),
+    )
+    (line,) = RATIO.findall(str(row))
     ratio, other_ms, least, largest = map(float, line)
     assert (ratio, least, largest) == (1.35, 1.02, 1.8)
     assert least <= row.ms / other_ms <= largest
@@ -80,13 +87,29 @@ def test_a_ratio_that_is_far_from_the_quotient_of_the_medians_says_between_what_
 @given(rounds=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1))
 def test_the_quotient_of_two_medians_lies_between_the_quotients_of_the_rounds(rounds: list[tuple[float, float]]):
     ours, other = map(list, zip(*rounds, strict=True))
-    least, largest = span(quotients(ours, other))
+    found = quotients(ours, other)
+    least, largest = min(found), max(found)
     assert least * (1 - 1e-12) <= median(ours) / median(other) <= largest * (1 + 1e-12)
 
 
 def test_json_stands_alone_on_stdout(command):
-    ended = command("--shape", "2,4,2,1,32,16", "--shape", "1,2,24,16", "--mode", "full", "--backend", "blocked",
-                    "--dtype", "bfloat16", "--threads", 1, "--pairs", 3, "--json")  # fmt: skip
+    ended = command(
+        "--shape",
+        "2,4,2,1,32,16",
+        "--shape",
+        "1,2,24,16",
+        "--mode",
+        "full",
+        "--backend",
+        "blocked",
+        "--dtype",
+        "bfloat16",
+        "--threads",
+        1,
+        "--pairs",
+        3,
+        "--json",
+    )
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
     assert document["schema"] == 1
@@ -119,7 +142,7 @@ def test_backward_says_what_it_takes_along(command):
     ],
 )
 def test_mistakes_are_told_before_anything_is_timed(command, monkeypatch, arguments, message: str):
-    monkeypatch.setattr("attemper.bench.measure", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr("attemper.bench.attention.measure", lambda *_, **__: pytest.fail("timed"))
     monkeypatch.setenv("COLUMNS", "200")
     ended = command(*arguments)
     assert ended.code == 2
@@ -127,22 +150,27 @@ def test_mistakes_are_told_before_anything_is_timed(command, monkeypatch, argume
     assert message in ended.err
 
 
-def test_maps_are_told_with_their_support_beside_our_softmax(command):
+def test_normalizers_are_told_with_their_support_beside_our_softmax(command):
     ended = command(
         "--what", "normalizers", "--shape", "1,2,96,16", "--mode", "causal", "--backend", "blocked", "--quick"
     )
     assert ended.code == 0, ended.err
     _, *told = ended.out.strip().split("\n\n")
     assert [words.split("causal: ")[1].split(" with")[0] for words in told] == [
-        "softmax_plus_one", "sigmoid", "top-64", "entmax(1.25)", "entmax15", "sparsemax",
-    ]  # fmt: skip
+        "softmax_plus_one",
+        "sigmoid",
+        "top-64",
+        "entmax(1.25)",
+        "entmax15",
+        "sparsemax",
+    ]
     for words in told:
         assert "times our softmax attention (" in words
         assert "of the keys have weight" in words
         assert "Against float64 the output was off by at most " in words
 
 
-def test_maps_have_their_numbers_as_json(command):
+def test_normalizers_have_their_numbers_as_json(command):
     ended = command(
         "--what", "normalizers", "--shape", "1,2,64,16", "--mode", "full", "--quick", "--backward", "--json"
     )

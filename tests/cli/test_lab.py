@@ -59,7 +59,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(representation, "TEMPERATURES", (0.25, 1.0, 2.0, 8.0))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_cell_and_no_word_of_a_heading_is_broken_at_80_columns(quick, name: str):
     for table in lab.run(name).tables:

@@ -88,7 +88,7 @@ def test_an_interrupted_training_says_how_to_go_on(command, monkeypatch: pytest.
     assert short.err.endswith("attemper: interrupted; `attemper lab scaling` starts anew.\n")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_an_interrupt_ends_a_training_with_its_processes_and_without_a_traceback(tmp_path: Path):
     """The signal reaches the command and its processes at once, as Ctrl-C in a terminal does."""
     arguments = [sys.executable, "-m", "attemper", "lab", "collapse", "--seeds", "1", "--out", str(tmp_path)]

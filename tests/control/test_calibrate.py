@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import Calibration, InputError, calibrate
-from attemper.cli.scan import TEXT
+from attemper.cli.options import TEXT
 from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
@@ -149,7 +149,7 @@ def test_gradient_and_grid_agree_on_the_shipped_model():
     assert ways[0].after == pytest.approx(ways[1].after, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_gradient_and_grid_agree_per_layer_on_the_shipped_model():
     windows, model = text(), shipped(1.7)
     one, two = (calibrate(model, windows, loss, per="layer", method=method) for method in ("gradient", "grid"))
@@ -163,7 +163,7 @@ def test_temperatures_per_head_lower_the_held_out_loss():
     assert sharp.interval[1] < 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_on_text_like_its_own_the_shipped_model_wants_no_temperature_and_the_scaled_one_its_factor():
     windows = drawn_windows(standard_library().held_out, 96, 129, seed=0).split(2)
     plain, sharp = (calibrate(shipped(scale), windows, loss) for scale in (1.0, 1.7))

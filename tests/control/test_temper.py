@@ -19,7 +19,7 @@ from attemper.call.options import Options
 from attemper.control.query_key_weights import projections_of
 from attemper.lab.model import Attention, ByteConfig, ByteModel
 from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature
-from attemper.sites.act import _counts, tempered
+from attemper.sites.act import key_counts, query_over_temperature
 from attemper.sites.names import Wrapper
 from attemper.sites.observation import AttentionCall
 from tests.control.models import BUILD, built, checkpointed
@@ -433,14 +433,14 @@ def test_a_query_of_a_cache_sees_all_keys_under_flashs_alignment():
         torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 50, 4),
         options=Options(is_causal=True, causal_alignment="bottom-right"),
     )  # fmt: skip
-    assert _counts(lambda _: call, call.query).flatten().tolist() == [48, 49, 50]
+    assert key_counts(call).flatten().tolist() == [48, 49, 50]
     mask = torch.ones(1, 1, 1, 50, dtype=torch.bool)
     mask[..., :10] = False
     padded = replace(call, mask=mask)
-    assert _counts(lambda _: padded, call.query).flatten().tolist() == [38, 39, 40]
+    assert key_counts(padded).flatten().tolist() == [38, 39, 40]
 
 
 def test_a_small_temperature_leaves_no_nan_in_half_precision():
     query = torch.full((1, 1, 2, 4), 100.0, dtype=torch.float16)
-    found = tempered(query, torch.tensor(1e-4).view(1, 1, 1))
+    found = query_over_temperature(query, torch.tensor(1e-4).view(1, 1, 1))
     assert torch.isfinite(found).all()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow("takes many seconds"),
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform"),
 ]
 

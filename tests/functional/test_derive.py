@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.call.names import state_fields
-from attemper.call.statistics import at_most, log_count, merged
-from attemper.statistics import ONE_PASS
+from attemper.call.formulas import at_most, log_count
+from attemper.call.merging import merged
+from attemper.statistics import ONE_PASS, Column, state_columns
 from tests.support import budgets, oracle
 
 NAMES = ONE_PASS + ("entropy_with_sink", "support_size")
@@ -78,17 +78,20 @@ def test_the_first_token_of_a_merge_stands_in_the_first_part_unless_that_is_padd
 
 
 def test_merging_states_takes_the_empty_row_as_identity_however_low_the_other_maximum_is():
-    fields = state_fields(("logit_variance", "effective_tokens", "first_token_mass"))
-    nothing = {letter: torch.zeros(1, 1, 1) for letter in fields} | {"m": torch.full((1, 1, 1), -torch.inf)}
+    columns = state_columns(("logit_variance", "effective_tokens", "first_token_mass"))
+    nothing = {column: torch.zeros(1, 1, 1) for column in columns}
+    nothing[Column.MAXIMUM] = torch.full((1, 1, 1), -torch.inf)
     for maximum in (-1e30, -1e5, 0.0, 1e30):
-        row = {letter: torch.full((1, 1, 1), 0.25) for letter in fields} | {"n": torch.full((1, 1, 1), 3.0)}
-        row["m"] = torch.full((1, 1, 1), maximum)
+        row = {column: torch.full((1, 1, 1), 0.25) for column in columns} | {
+            Column.VISIBLE_KEYS: torch.full((1, 1, 1), 3.0)
+        }
+        row[Column.MAXIMUM] = torch.full((1, 1, 1), maximum)
         for both in (merged(row, nothing), merged(nothing, row)):
-            for letter in fields:
-                torch.testing.assert_close(both[letter], row[letter], rtol=1e-6, atol=1e-7, msg=letter)
+            for column in columns:
+                torch.testing.assert_close(both[column], row[column], rtol=1e-6, atol=1e-7, msg=column.name)
     both = merged(nothing, nothing)
-    assert both["m"].item() == -torch.inf
-    assert all(both[letter].item() == 0 for letter in fields if letter != "m")
+    assert both[Column.MAXIMUM].item() == -torch.inf
+    assert all(both[column].item() == 0 for column in columns if column != Column.MAXIMUM)
 
 
 def test_the_bound_of_entropy_is_never_above_the_true_logarithm():

@@ -13,7 +13,7 @@ from torch import Tensor
 import attemper
 from attemper import AttentionStats, InputError
 from attemper.call.result import BUCKETS, HISTOGRAM_BINS
-from attemper.statistics import NAMES, ONE_PASS
+from attemper.statistics import NAMES, ONE_PASS, Column, state_columns
 from tests.support.calls import DTYPES, had, skip_without
 
 B, H, Q, K = 2, 3, 12, 12
@@ -135,7 +135,9 @@ def test_the_curve_by_visible_keys_sorts_rows_into_powers_of_two(backend: str):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 1023, 1024, 2**20 - 1, 2**20, 2**24])
 def test_a_row_falls_into_the_bucket_whose_edges_hold_its_keys(n: int):
-    state = {"m": torch.zeros(1, 1, 1), "z": torch.zeros(1, 1, 1), "n": torch.full((1, 1, 1), float(n))}
+    state = dict.fromkeys(state_columns(()), torch.zeros(1, 1, 1)) | {
+        Column.VISIBLE_KEYS: torch.full((1, 1, 1), float(n))
+    }
     values = {"lse": torch.zeros(1, 1, 1), "max_logit": torch.zeros(1, 1, 1), "entropy": torch.ones(1, 1, 1)}
     curve = AttentionStats(values, state).by_visible_keys()
     bucket = int(curve.rows[0].argmax())

@@ -40,27 +40,29 @@ def reached(name: str, alphas: list[str], backend: str = "torch") -> None:
         assert float(loss) < 0.1
 
 
+@pytest.mark.slow("examples as a user runs them")
 def test_in_torch_a_target_is_reached():
     reached("entropy_target", ["0.2"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples as a user runs them")
 def test_in_torch_every_target_is_reached():
     reached("entropy_target", ALL)
 
 
 @needs_keras
+@pytest.mark.slow("examples as a user runs them")
 def test_in_keras_a_target_is_reached():
     reached("entropy_target_keras", ["0.2"])
 
 
 @needs_keras
-@pytest.mark.slow
+@pytest.mark.slow("examples as a user runs them")
 def test_in_keras_the_sharpest_target_and_a_schedule_are_reached_on_torch():
     reached("entropy_target_keras", ["0.05", "schedule"])
 
 
 @needs_keras
-@pytest.mark.slow
+@pytest.mark.slow("examples as a user runs them")
 def test_in_keras_every_target_is_reached_on_jax():
     reached("entropy_target_keras", ALL, "jax")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import attemper
 from attemper.lab.model import ByteConfig, ByteModel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("examples as a user runs them")
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -25,7 +25,7 @@ from tests.integrations import keras_numbers as case
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "keras"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow("needs what scripts/test.sh installs with --all"),
     pytest.mark.skipif(
         not (PACKAGES / "keras").is_dir() and find_spec("keras") is None,
         reason="Keras is not in build/keras: `bash scripts/test.sh` installs it there",

@@ -153,7 +153,7 @@ def test_nothing_of_ours_is_left_after_fitting_and_after_fitting_that_raised(tmp
     assert callback.last is not None
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_module_is_watched_through_its_taps_in_one_graph(tmp_path: Path) -> None:
     class Tapped(Module):

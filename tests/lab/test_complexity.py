@@ -156,7 +156,7 @@ def test_a_process_that_fails_to_measure_is_an_error_with_its_message(monkeypatc
         complexity.peak_mib()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_eager_memory_is_the_counted_one_and_blocked_memory_stops_growing():
     peaks = complexity.peak_mib()
     if peaks is None:

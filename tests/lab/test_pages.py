@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_page_shows_what_its_experiment_prints_and_the_figure_that_it_draws(script: ModuleType, name: str):
     pytest.importorskip("matplotlib")

@@ -73,7 +73,7 @@ def test_the_first_steps_go_towards_the_target(monkeypatch: pytest.MonkeyPatch):
     assert first[0] == pytest.approx(math.log(6) - 0.05, abs=0.05), "before training the rows are nearly uniform"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("number", [("mean H", 0.194), ("mean |H - alpha|", 0.033)], ids=str)
 def test_the_articles_numbers_stand_beside_ours(number: tuple[str, float], result):
     name, printed = number
@@ -82,7 +82,7 @@ def test_the_articles_numbers_stand_beside_ours(number: tuple[str, float], resul
     assert len(table.rows) == 1 + len(lab.OPTIMIZERS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_the_articles_optimizer_stays_away_and_the_other_arrives(result):
     table = result.table("after 1,000 steps, 8 draws of each")
     away = dict(zip(zip(table.column("alpha"), table.column("optimizer"), strict=True),

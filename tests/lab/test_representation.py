@@ -252,7 +252,7 @@ def test_a_layer_table_averages_to_the_table_of_means(short):
     assert rank == pytest.approx([sum(each) / 4 for each in zip(*layers, strict=True)], rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_on_the_shipped_model_rank_falls_and_cosine_rises_with_temperature_the_opposite_of_what_is_said():
     result = representation.representation()
     entropy, rank, cosine = columns(result, OUTPUTS, "normalised entropy", "effective rank", "mean cosine")

@@ -104,7 +104,7 @@ def test_blocked_gives_what_the_reference_gives(drawn: Any, tiled):
     assert_same(call, tile, names, tiled)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the full size of what runs smaller by default")
 @settings(max_examples=1500)
 @given(drawn=any_call())
 def test_blocked_gives_what_the_reference_gives_in_many_more_calls(drawn: Any, tiled):

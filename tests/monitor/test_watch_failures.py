@@ -102,9 +102,9 @@ PIECES = (
             "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
-    *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteReduction")),
+    *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteSums")),
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
-    *(f"monitor.head_sums:SiteReduction.{name}" for name in ("__init__", "add")),
+    *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
         for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
@@ -118,15 +118,15 @@ PIECES = (
     ),
     *(
         f"sites.torch_functions:{name}"
-        for name in ("AttentionMode._tell", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens", "_readable",
-                     "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
+        for name in ("AttentionMode._report", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens",
+                     "_readable", "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
-    *(f"sites.package_functions:{name}" for name in ("_replace", "_put", "tell")),
+    *(f"sites.package_functions:{name}" for name in ("_replace", "_place", "report")),
     *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
-    *(f"sites.tap:{name}" for name in ("_site", "_options", "_run")),
-    *(f"sites.tap_buffers:{name}" for name in ("settle", "capturing", "lift", "lifted", "lower")),
+    *(f"sites.tap:{name}" for name in ("_site", "_Arguments.call", "_run")),
+    *(f"sites.tap_buffers:{name}" for name in ("deliver", "is_capturing", "raise_flag", "is_raised", "lower_flag")),
 )  # fmt: skip
 
 
@@ -154,10 +154,10 @@ def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, pl
 
 OF_THE_REGISTRY = (
     ("beside", "sites.transformers:reader_of"),
-    ("beside", "sites.transformers:_Told._tell"),
+    ("beside", "sites.transformers:_Reporting._report"),
     ("beside", "sites.transformers:places"),
-    ("beside", "sites.transformers:lookup.put"),
-    ("beside", "sites.transformers:tell"),
+    ("beside", "sites.transformers:_wrap_lookup"),
+    ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:executed"),
     ("replace", "sites.transformers:_replaced"),
     ("replace", "sites.transformers:switched"),

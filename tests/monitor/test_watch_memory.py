@@ -85,7 +85,7 @@ def measured(name: str) -> dict[str, int]:
     return {"tensors": after[0] - before[0], "bytes": after[1] - before[1], "sampled": watch.sampled, "sites": sites}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_stays_flat_over_three_hundred_sampled_steps(name: str) -> None:
     if name == "registry":

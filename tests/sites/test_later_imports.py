@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import attemper
 from attemper.sites import package_functions
 from tests.sites.own_models import Own
-from tests.sites.test_public_functions import close, entropies, expected, installed
+from tests.sites.test_package_functions import close, entropies, expected, installed
 
 
 class Notebook(nn.Module):

@@ -19,11 +19,11 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "softcap, sinks and position bias come as keywords, heads of keys are not repeated": (
         "monitor/test_watch_models.py::test_watched_entropies_are_those_of_eager_weights",
         "monitor/test_watch_models.py::test_flex_attention_is_read_with_its_masks_windows_and_softcap",
-        "sites/test_registry_flash.py::test_flash_attention_is_read_with_padding_windows_softcap_and_sinks",
-        "sites/test_registry_flex.py::test_sinks_count_under_flex_attention",
+        "sites/test_transformers_flash.py::test_flash_attention_is_read_with_padding_windows_softcap_and_sinks",
+        "sites/test_transformers_flex.py::test_sinks_count_under_flex_attention",
     ),
     "models that bypass the registry are seen otherwise, and seeing nothing is an error": (
-        "sites/test_by_hand_transformers.py::test_entropies_are_those_of_the_weights_that_the_model_returns",
+        "sites/test_softmax_by_hand_transformers.py::test_entropies_are_those_of_the_weights_that_the_model_returns",
         "monitor/test_watch.py::test_a_model_without_attention_says_what_to_do",
         "monitor/test_scan.py::test_a_model_without_attention_is_an_error_that_says_what_to_do",
     ),
@@ -64,7 +64,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "a hook or a mode around a compiled model is traced": (
         "sites/test_traps.py::test_a_compiled_model_without_taps_says_so_and_is_not_compiled_anew",
         "sites/test_tap.py::test_a_compiled_model_is_one_graph_on_sampled_and_other_steps",
-        "sites/test_registry_flex.py::test_a_compiled_kernel_is_watched_without_a_graph_more_and_never_by_its_eager_twin",
+        "sites/test_transformers_flex.py::test_a_compiled_kernel_is_watched_without_a_graph_more_and_never_by_its_eager_twin",
     ),
     "under autocast a look at the call sees float32": (
         "sites/test_traps.py::test_under_autocast_the_weights_of_the_rounded_queries_and_keys_are_read",
@@ -85,7 +85,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "vision/test_vision.py::test_every_site_is_read_exactly",
     ),
     "the log-sum-exp that FlexAttention returns is rounded to the type of the values": (
-        "sites/test_registry_flex.py::test_entropies_in_bfloat16_do_not_come_from_a_rounded_log_sum_exp",
+        "sites/test_transformers_flex.py::test_entropies_in_bfloat16_do_not_come_from_a_rounded_log_sum_exp",
     ),
     "Lightning counts a step before it logs its loss": (
         "integrations/test_lightning.py::test_scalars_stand_at_the_step_of_the_loss_of_the_same_batches",

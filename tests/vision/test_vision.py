@@ -21,7 +21,7 @@ from tests.support.identical_training import STEPS
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "vision"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow("needs what scripts/test.sh installs with --all"),
     pytest.mark.skipif(
         not (PACKAGES / "timm").is_dir() or not (PACKAGES / "diffusers").is_dir(),
         reason="timm and diffusers are not in build/vision: `bash scripts/test.sh` installs them there",

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from attemper.statistics import Column
+
+LETTERS = dict(zip(Column, "mznxwspahvcftguy", strict=True))
+"""Column -> its letter in ``fields``."""
+
+
+def letters_of(columns: Iterable[Column]) -> str:
+    return "".join(LETTERS[column] for column in columns)
+
 
 UNBOUNDED = 1 << 62
 """A window side without a limit."""

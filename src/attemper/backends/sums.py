@@ -10,8 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FIELDS = "mznavcf"
-"""The letters of the state that the sums follow from."""
+from attemper.statistics import ONE_PASS, state_columns
+
+SUMMED = state_columns(ONE_PASS)
+"""The state columns that the sums follow from."""
 
 BINS = 32
 

@@ -17,7 +17,7 @@ from attemper.errors import BackendError
 Clock = Callable[[], float]
 """Seconds since some moment."""
 _ROUNDS = 20_000
-"""Of the loop that measures the peak: about a tenth of a millisecond."""
+"""Rounds of the loop that measures the peak: about a tenth of a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,15 @@ class Machine:
     torch: str
     python: str
 
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        return f"{self.processor}, {self.instructions}, {threads}, torch {self.torch}."
+
 
 def machine() -> Machine:
     """The machine as it is set up now."""
-    return Machine(
-        processor=_processor(),
-        instructions=torch.backends.cpu.get_cpu_capability(),
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        python=platform.python_version(),
-    )
+    instructions, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    return Machine(_processor(), instructions, threads, torch.__version__, platform.python_version())
 
 
 def _processor() -> str:
@@ -51,8 +50,8 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     name = fields.get("model name", platform.machine())
-    told = [f"{part} {fields[key]}" for part, key in (("family", "cpu family"), ("model", "model")) if key in fields]
-    return f"{name} ({', '.join(told)})" if told else name
+    parts = [f"{part} {fields[key]}" for part, key in (("family", "cpu family"), ("model", "model")) if key in fields]
+    return f"{name} ({', '.join(parts)})" if parts else name
 
 
 def peak_flops(threads: int, bursts: int = 5, clock: Clock = time.perf_counter) -> float | None:
@@ -87,6 +86,6 @@ def _burst(loop: Callable[[int], float], threads: int, clock: Clock) -> float:
 
 
 def resident_bytes(name: str) -> int:
-    """A field of this process's memory as Linux tells it: ``VmRSS`` now, ``VmHWM`` at its highest."""
+    """A field of this process's memory as Linux reports it: ``VmRSS`` now, ``VmHWM`` at its highest."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))

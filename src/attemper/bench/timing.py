@@ -1,174 +1,157 @@
-"""One row: both sides are checked against float64, then timed in turns in one process; ratios are medians of pairs."""
+"""Ways to do one thing, timed in turns in one process; and a training step, timed with and without a watch."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 
-from attemper.backends.table import Given, resolve
 from attemper.bench.hardware import Clock, Machine, machine, peak_flops
-from attemper.bench.shape import Shape
-from attemper.bench.ways import Way, others, ours
-from attemper.errors import BackendError, InputError
-from attemper.functional import attention
+from attemper.monitor.watch import watch
 
-LARGEST_ERROR = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
-"""Of an output against float64, beyond which nothing is timed; that of an entropy is of float32 for all types."""
-CHECKED_ROWS = 16
-"""Query rows, evenly strided, that are computed in float64."""
+Way = Callable[[], object]
+Times = dict[str, list[float]]
+"""Seconds of every way in every round."""
+WATCHED_ROWS = 128
+"""Query rows of each sequence that a sampled step measures."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one shape took. Ratios are our time with every statistic divided by the other's."""
+    """What every row of a benchmark has. A ratio is the median over the rounds of one time divided by another."""
 
-    shape: Shape
-    backend: str
     machine: Machine
-    clock: str
-    """"wall", or "cpu": the time that the one thread was given, on a machine that is busy with something else."""
     pairs: int
+    """Rounds that were timed."""
     ms: float
-    """Median of ours, every statistic of one pass included (backward: entropy and its gradient)."""
-    other_ms: dict[str, float]
-    least_ms: dict[str, float]
-    """The shortest of every way, ``ours`` among them: what a busy machine disturbs least."""
+    """Median time of what the row is about."""
     ratios: dict[str, float]
-    """Medians of the quotients of a round. ``without_statistics``: the same call that asks for none. ``sdpa``:
-    PyTorch's attention. ``sdpa_packed_heads``: the same for decoding, heads packed. ``two_sdpa_calls``,
-    ``eager_entropy``: entropy without this package.
-    """
     ratio_ranges: dict[str, tuple[float, float]]
-    """Least and largest of those quotients. That of the two medians lies between them: a ratio that is far from it was
-    measured on a machine that did something else meanwhile."""
-    gflops: float
-    peak_gflops: float | None
-    """The multiply-adds that the threads were measured to do; None where the native library is not built."""
-    output_error: float
-    entropy_error_nats: float
-
-    @property
-    def peak_share(self) -> float | None:
-        return None if self.peak_gflops is None else self.gflops / self.peak_gflops
+    """Least and largest quotient of a round. The quotient of the two medians lies between them: a ratio that is far
+    from it was measured on a machine that did something else meanwhile.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words."""
-        return asdict(self) | {"peak_share": self.peak_share}
+        return asdict(self)
+
+    def heading(self) -> str:
+        """The machine, in words."""
+        return str(self.machine)
+
+    def by_round(self, name: str, digits: int = 2) -> str:
+        """The range of a ratio, as the end of a sentence."""
+        least, largest = self.ratio_ranges[name]
+        return f"; {least:.{digits}f} to {largest:.{digits}f} by round"
 
 
-def measure(
-    shape: Shape, *, backend: str = "auto", pairs: int = 15, seconds: float = 20.0, cpu_time: bool = False,
-    seed: int = 0,
-) -> Row:  # fmt: skip
-    """Times ``shape`` on as many threads as torch has, after checking that it is right.
+@dataclass(frozen=True, kw_only=True)
+class WatchRow(Row):
+    """A training step (forward, backward, optimizer) of a Transformer of 2 layers, 4 heads, width 256.
 
-    Args:
-        shape: what to compute.
-        backend: of ours.
-        pairs: rounds in which every way runs once; fewer where they would take longer than ``seconds``, never under 3.
-        seconds: about how long the rounds may take.
-        cpu_time: count only the time that the thread was given; torch must have one thread.
-        seed: of the inputs.
-
-    Raises:
-        InputError: ``cpu_time`` with several threads.
-        BackendError: the backend cannot do it, or its output or entropy is further from float64 than the type allows.
+    ``ms`` is a step without a watch. ``ratios`` are of a step of which ``WATCHED_ROWS`` rows are ``sampled``, and of a
+    watched step ``between`` two that are sampled.
     """
-    if cpu_time and torch.get_num_threads() != 1:
-        raise InputError(
-            f"measure(cpu_time=True) counts the time of one thread, and torch has {torch.get_num_threads()}: "
-            "torch.set_num_threads(1) first, or leave it out."
+
+    batch: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"A training step of {self.batch} x {self.tokens} tokens, 2 layers of 4 heads, width 256, takes "
+            f"{self.ms:.1f} ms (median of {self.pairs}).\n  Sampled by a watch, {WATCHED_ROWS} rows of each sequence: "
+            f"{self.ratios['sampled']:.3f} times that{self.by_round('sampled', 3)}. Watched and not sampled: "
+            f"{self.ratios['between']:.3f} times{self.by_round('between', 3)}."
         )
-    clock = time.thread_time if cpu_time else time.perf_counter
-    named = resolve(backend, frozenset(), Given(shape.dtype, "cpu", shape.size)).name
-    tensors = shape.tensors(seed)
-    output_error, entropy_error = checked(shape, tensors, named)
-    stats = ("entropy",) if shape.backward else "all"
-    ways = {"ours": ours(shape, tensors, stats, named), "without_statistics": ours(shape, tensors, (), named)}
-    ways |= others(shape, tensors)
-    peaks: list[float] = []
-    times = rounds(ways, pairs, seconds, peaks, clock)
-    middle = {name: median(found) for name, found in times.items()}
-    gflops = shape.flops / middle["ours"] / 1e9
-    return Row(
-        shape=shape, backend=named, machine=machine(), clock="cpu" if cpu_time else "wall", pairs=len(times["ours"]),
-        ms=1e3 * middle["ours"],
-        other_ms={name: 1e3 * value for name, value in middle.items() if name != "ours"},
-        least_ms={name: 1e3 * min(found) for name, found in times.items()},
-        ratios={name: median(quotients(times["ours"], times[name])) for name in middle if name != "ours"},
-        ratio_ranges={name: span(quotients(times["ours"], times[name])) for name in middle if name != "ours"},
-        gflops=gflops, peak_gflops=max(peaks) / 1e9 if peaks else None,
-        output_error=output_error, entropy_error_nats=entropy_error,
-    )  # fmt: skip
-
-
-def quotients(times: list[float], others: list[float]) -> list[float]:
-    """One time divided by the other, round by round."""
-    return [one / other for one, other in zip(times, others, strict=True)]
-
-
-def span(values: list[float]) -> tuple[float, float]:
-    """The least and the largest."""
-    return min(values), max(values)
-
-
-def checked(shape: Shape, tensors: tuple[torch.Tensor, ...], backend: str) -> tuple[float, float]:
-    """Largest errors of the output and of the entropy against float64, over some rows.
-
-    Raises:
-        BackendError: they are larger than the type allows.
-    """
-    query, key, value = tensors
-    options: dict[str, Any] = {"enable_gqa": shape.groups != shape.heads}
-    with torch.no_grad():
-        got = attention(query, key, value, is_causal=shape.causal, stats="all", backend=backend, **options)
-        picked = torch.linspace(0, shape.queries - 1, min(CHECKED_ROWS, shape.queries)).long()
-        mask = (torch.arange(shape.keys) <= picked[:, None]) if shape.causal else None
-        want = attention(
-            query[:, :, picked].double(), key.double(), value.double(), mask,
-            stats=("entropy",), backend="reference", **options,
-        )  # fmt: skip
-    assert got.stats is not None
-    assert want.stats is not None
-    output = float((got.output[:, :, picked].double() - want.output).abs().max())
-    entropy = float((got.stats.entropy[:, :, picked].double() - want.stats.entropy).abs().max())
-    allowed = LARGEST_ERROR[shape.dtype]
-    if not (output <= allowed and entropy <= LARGEST_ERROR["float32"]):
-        raise BackendError(
-            f"bench: {shape} ({shape.dtype}) on backend {backend!r} is off by {output:.1e} in its output and "
-            f"{entropy:.1e} nats in its entropy, where {allowed:.0e} and {LARGEST_ERROR['float32']:.0e} are allowed: "
-            f"nothing is timed. Use another backend, and report this one."
-        )
-    return output, entropy
 
 
 def rounds(
-    ways: Mapping[str, Way], pairs: int, seconds: float, peaks: list[float], clock: Clock = time.perf_counter
-) -> dict[str, list[float]]:
-    """Seconds of every way in every round. The first way of a round moves on by one each time; ``peaks`` is added to.
+    ways: Mapping[str, Way],
+    pairs: int,
+    seconds: float,
+    peaks: list[float] | None = None,
+    clock: Clock = time.perf_counter,
+) -> Times:
+    """Times every way once a round; the first way of a round moves on by one each time.
 
-    A first round warms up and tells how many rounds fit.
+    Args:
+        ways: by name.
+        pairs: rounds; fewer where they would take longer than ``seconds``, as a first round that warms up says; never
+            under 3.
+        seconds: about how long the rounds may take.
+        peaks: a list that receives the peak operations per second of each round; None not to measure them.
+        clock: what measures.
     """
-    names, threads = list(ways), torch.get_num_threads()
-    times: dict[str, list[float]] = {name: [] for name in names}
-    first = sum(_timed(ways[name], clock) for name in names)
-    count = max(3, min(pairs, int(seconds / max(first, 1e-9))))
-    for turn in range(count):
+    names, times = list(ways), {name: list[float]() for name in ways}
+    first = sum(_time(ways[name], clock) for name in names)
+    for turn in range(max(3, min(pairs, int(seconds / max(first, 1e-9))))):
         for place in range(len(names)):
             name = names[(turn + place) % len(names)]
-            times[name].append(_timed(ways[name], clock))
-        peak = peak_flops(threads, clock=clock)
-        if peak is not None:
+            times[name].append(_time(ways[name], clock))
+        peak = None if peaks is None else peak_flops(torch.get_num_threads(), clock=clock)
+        if peaks is not None and peak is not None:
             peaks.append(peak)
     return times
 
 
-def _timed(way: Way, clock: Clock) -> float:
+def _time(way: Way, clock: Clock) -> float:
     start = clock()
     way()
     return clock() - start
+
+
+def quotients(times: Sequence[float], others: Sequence[float]) -> list[float]:
+    """One time divided by the other, round by round."""
+    return [one / other for one, other in zip(times, others, strict=True)]
+
+
+def row_fields(times: list[float], by_round: Mapping[str, list[float]]) -> dict[str, Any]:
+    """The fields of a ``Row``, from the seconds of what it is about and the quotients of each comparison."""
+    return {
+        "machine": machine(),
+        "pairs": len(times),
+        "ms": 1e3 * median(times),
+        "ratios": {name: median(found) for name, found in by_round.items()},
+        "ratio_ranges": {name: (min(found), max(found)) for name, found in by_round.items()},
+    }
+
+
+def measure_watch(*, batch: int = 4, tokens: int = 512, pairs: int = 15, seconds: float = 20.0) -> WatchRow:
+    """Times training steps of three copies of one model in turns: not watched, sampled, watched but not sampled."""
+    every = {"plain": 0, "sampled": 1, "between": 1 << 30}
+    steps = {name: _TrainingStep(batch, tokens, steps) for name, steps in every.items()}
+    try:
+        times = rounds(steps, pairs, seconds)
+    finally:
+        for step in steps.values():
+            step.close()
+    by_round = {name: quotients(times[name], times["plain"]) for name in ("sampled", "between")}
+    return WatchRow(batch=batch, tokens=tokens, **row_fields(times["plain"], by_round))
+
+
+class _TrainingStep:
+    """A training step of a small Transformer, and its watch that samples one in ``every``; none for 0."""
+
+    def __init__(self, batch: int, tokens: int, every: int) -> None:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        self._model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._x = torch.randn(batch, tokens, 256)
+        self._watch = watch(self._model, every=every, rows=WATCHED_ROWS) if every else None
+
+    def __call__(self) -> None:
+        self._optimizer.zero_grad()
+        self._model(self._x).square().mean().backward()
+        self._optimizer.step()
+        if self._watch is not None:
+            self._watch.step()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()

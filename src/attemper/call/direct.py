@@ -17,9 +17,10 @@ from attemper.backends import table
 from attemper.backends.native.library import why_unusable
 from attemper.backends.native.statistics import statistics as _native_statistics
 from attemper.backends.native.sums import sums as _native_sums
-from attemper.backends.sums import FIELDS
+from attemper.backends.sums import SUMMED
 from attemper.call import autograd, operator
 from attemper.call.operator import Arguments
+from attemper.statistics import Column
 
 # Told to the table before the first call, so that "auto" never takes a library that cannot be loaded.
 if (_reason := why_unusable()) is not None:
@@ -66,18 +67,18 @@ def _gradients(*args: Any) -> list[Tensor]:
     )
 
 
-def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
     """Statistics that follow from a state of the native kernels, [F, B, H, Q], by one pass instead of thirty operators:
     those of ``names`` that it computes. Empty where a gradient is wanted or somebody listens.
     """
     if state.requires_grad or not state.is_contiguous() or not (_nobody_listens() and type(state) is Tensor):
         return {}
-    return _native_statistics(fields, state, names)
+    return _native_statistics(columns, state, names)
 
 
-def sums(fields: str, state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor | None:
-    """The same rows as sums per head, [H, WIDTH] of ``backends/sums.py``; None where the state lacks a letter."""
-    if not (fields.startswith(FIELDS) and state.is_contiguous() and _nobody_listens() and type(state) is Tensor):
+def sums(columns: tuple[Column, ...], state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor | None:
+    """The same rows as sums per head, [H, WIDTH] of ``backends/sums.py``; None where the state lacks a column."""
+    if not (columns[: len(SUMMED)] == SUMMED and state.is_contiguous() and _nobody_listens() and type(state) is Tensor):
         return None
     return _native_sums(state.detach(), included, first_tokens)
 

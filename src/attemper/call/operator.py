@@ -20,10 +20,10 @@ from torch import Tensor
 
 from attemper.backends.blocked import backward, forward
 from attemper.backends.contract import ROW_NORMALIZERS as ROW_NORMALIZERS
-from attemper.backends.contract import UNBOUNDED, Gradients, Packing, Problem, Upstream
+from attemper.backends.contract import UNBOUNDED, Gradients, Packing, Problem, Upstream, letters_of
 from attemper.backends.precision import exact
 from attemper.backends.sums import COLUMNS as COLUMNS
-from attemper.backends.sums import FIELDS
+from attemper.backends.sums import SUMMED as SUMMED
 from attemper.backends.sums import WIDTH as WIDTH
 from attemper.backends.sums import column as column
 from attemper.backends.sums import emptied as emptied
@@ -252,8 +252,8 @@ def _accumulate(
     kernels = _triton()
     call = Arguments(
         query, key, None, mask, multiplier, sink, first_keys=first_keys, left=left, right=right,
-        bottom_right=bottom_right, softcap=softcap, first_tokens=first_tokens, fields=FIELDS, kernel="triton",
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        bottom_right=bottom_right, softcap=softcap, first_tokens=first_tokens, kernel="triton",
+        fields=letters_of(SUMMED), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
     )  # fmt: skip
     with torch.no_grad(), _current(query.device):
         kernels.accumulate(_whole(call), flag, sums, rows, included, state)

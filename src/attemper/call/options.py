@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.call import transforms
+from attemper.call.formulas import divided
 from attemper.call.masks import checked_mask, without_causal_bias
 from attemper.call.normalizer import Normalization, normalization, per_head
 from attemper.call.operator import ROW_NORMALIZERS, UNBOUNDED
-from attemper.call.statistics import divided
 from attemper.call.visible import Structure, structured_visible_keys
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from attemper.backends.reference import rowwise, softmax
-from attemper.call.names import state_fields
+from attemper.call.formulas import at_most, log_count
 from attemper.call.operator import UNBOUNDED
 from attemper.call.options import Call
 from attemper.call.result import kept_detached
-from attemper.call.statistics import at_most, log_count
+from attemper.statistics import Column, state_columns
 
 
-def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:
     """Output, statistics and state of a call; the state follows from the statistics by their definitions."""
     if call.normalizer != "softmax":
         return _by_rows(call)
@@ -37,10 +37,10 @@ def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     if "normalized_entropy" in values:
         values["normalized_entropy"] = at_most(values["normalized_entropy"], torch.ones((), dtype=dtype))
     values = kept_detached(values, call.asked)
-    return output, values, {letter: value.to(dtype) for letter, value in _state(call, measures).items()}
+    return output, values, {column: value.to(dtype) for column, value in _state(call, measures).items()}
 
 
-def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:
     """``computed`` for the maps that are not softmax."""
     s, visible = scores(call)
     w = rowwise.weights(s, visible, call.normalizer, call.number, call.per_head)
@@ -56,8 +56,12 @@ def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         values["entropy"] = at_most(values["entropy"], log_count(n.to(dtype)))
     if "normalized_entropy" in values:
         values["normalized_entropy"] = at_most(values["normalized_entropy"], torch.ones((), dtype=dtype))
-    state = {"m": measures["max_logit"](), "n": n, "w": measures["mass"]()}
-    return output, values, {letter: value.to(dtype) for letter, value in state.items()}
+    state = {
+        Column.MAXIMUM: measures["max_logit"](),
+        Column.VISIBLE_KEYS: n,
+        Column.MASS: measures["mass"](),
+    }
+    return output, values, {column: value.to(dtype) for column, value in state.items()}
 
 
 def applied_weights(call: Call) -> Tensor:
@@ -169,24 +173,24 @@ def _distance(call: Call) -> Tensor:
     return (_positions(call)[0][:, None] - _key_places(call)).abs().double()
 
 
-def _state(call: Call, measures: dict) -> dict[str, Tensor]:
-    state = {"m": measures["max_logit"](), "z": None, "n": measures["visible_keys"]().double()}
-    seen = state["n"] > 0
-    state["z"] = torch.where(seen, measures["lse"]() - torch.where(seen, state["m"], 0.0), 0.0)
-    for letter in state_fields(call.names)[3:]:
-        match letter:
-            case "a":
-                state["a"] = torch.where(seen, state["m"] - measures["mean_logit"](), 0.0)
-            case "v":
-                state["v"] = measures["logit_variance"]()
-            case "c":
-                state["c"] = torch.where(seen, 1 / torch.where(seen, measures["effective_tokens"](), 1.0), 0.0)
-            case "f":
-                state["f"] = measures["first_token_mass"]()
-            case "u":
-                state["u"] = torch.where(seen, state["m"] - measures["score_mean"](), 0.0)
-            case "y":
-                state["y"] = measures["score_variance"]()
-            case _:
-                continue
-    return state
+def _state(call: Call, measures: dict) -> dict[Column, Tensor]:
+    maximum, n = measures["max_logit"](), measures["visible_keys"]().double()
+    seen = n > 0
+
+    def depth(level: str) -> Tensor:
+        return torch.where(seen, maximum - measures[level](), 0.0)
+
+    known = {
+        Column.MAXIMUM: lambda: maximum,
+        Column.LOG_SUM: lambda: torch.where(seen, measures["lse"]() - torch.where(seen, maximum, 0.0), 0.0),
+        Column.VISIBLE_KEYS: lambda: n,
+        Column.MEAN_DEPTH: lambda: depth("mean_logit"),
+        Column.VARIANCE: measures["logit_variance"],
+        Column.SQUARED_WEIGHTS: lambda: torch.where(
+            seen, 1 / torch.where(seen, measures["effective_tokens"](), 1.0), 0.0
+        ),
+        Column.FIRST_TOKENS: measures["first_token_mass"],
+        Column.PLAIN_DEPTH: lambda: depth("score_mean"),
+        Column.PLAIN_VARIANCE: measures["score_variance"],
+    }
+    return {column: known[column]() for column in state_columns(call.names) if column in known}

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attemper.call.formulas import LazyStatistics, statistics_of
+from attemper.call.merging import joined_output, merged
 from attemper.call.operator import ROW_NORMALIZERS
-from attemper.call.statistics import Derived, State, derived, detached, joined_output, merged
+from attemper.call.state import State, detached
 from attemper.errors import InputError
-from attemper.statistics import OF_SOFTMAX, STATISTICS, Rows
+from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows
 
 HISTOGRAM_BINS = 32
 BUCKETS = 32
@@ -138,26 +140,26 @@ class AttentionStats:
     @property
     def empty(self) -> Tensor:
         """[B, H, Q] bool: the row sees no key."""
-        return self._included_rows(self._state["n"] == 0)
+        return self._included_rows(self._state[Column.VISIBLE_KEYS] == 0)
 
     @property
     def nonfinite(self) -> Tensor:
         """[B, H, Q] bool: a visible score of the row is not finite."""
-        return self._included_rows((self._state["n"] > 0) & ~torch.isfinite(self._level))
+        return self._included_rows((self._state[Column.VISIBLE_KEYS] > 0) & ~torch.isfinite(self._level))
 
     @property
     def shape(self) -> torch.Size:
         """[B, H, Q]: the rows."""
-        return self._state["n"].shape
+        return self._state[Column.VISIBLE_KEYS].shape
 
     @property
     def device(self) -> torch.device:
-        return self._state["n"].device
+        return self._state[Column.VISIBLE_KEYS].device
 
     @property
     def _level(self) -> Tensor:
         """[B, H, Q]: finite where the row sees keys and every visible score is finite."""
-        return self._state["m"] if self.normalizer in ROW_NORMALIZERS else self.lse
+        return self._state[Column.MAXIMUM] if self.normalizer in ROW_NORMALIZERS else self.lse
 
     def _included_rows(self, rows: Tensor) -> Tensor:
         return rows if self._included is None else rows & self._included
@@ -174,7 +176,7 @@ class AttentionStats:
     def detach(self) -> AttentionStats:
         """The same statistics outside the autograd graph."""
         values = self._values
-        if isinstance(values, Derived):
+        if isinstance(values, LazyStatistics):
             values = values.detach()
         else:
             values = {name: value.detach() for name, value in values.items()}
@@ -200,9 +202,9 @@ class AttentionStats:
         if where is Rows.ALL:
             return self.valid
         more_than = {Rows.TWO_KEYS: 1, Rows.BEYOND_FIRST: self._first_tokens}.get(where)
-        rows = self.valid if more_than is None else self.valid & (self._state["n"] > more_than)
+        rows = self.valid if more_than is None else self.valid & (self._state[Column.VISIBLE_KEYS] > more_than)
         # Sigmoids may all vanish: nothing is a mean under such weights.
-        mass = self._state.get("w")
+        mass = self._state.get(Column.MASS)
         return rows if mass is None else rows & (mass > 0)
 
     def per_head(self) -> dict[str, HeadSummary]:
@@ -253,8 +255,8 @@ class AttentionStats:
 
         Sums of those that were asked for; all but the edges add up over parts.
         """
-        device = _reduction_device(self._state["n"])
-        n = by_head(self._state["n"].to(device, torch.int64))
+        device = _reduction_device(self._state[Column.VISIBLE_KEYS])
+        n = by_head(self._state[Column.VISIBLE_KEYS].to(device, torch.int64))
         bucket = (n.clamp(min=1).to(torch.float64).log2() + 1e-12).floor().to(torch.int64).clamp(max=BUCKETS - 1)
 
         def add(value: Tensor) -> Tensor:
@@ -279,7 +281,7 @@ class AttentionStats:
         state = merged(self._state, other._state)
         sink = self._sink if self._sink is not None else other._sink
         asked = tuple(name for name in self._asked if name in other._asked)
-        values = derived(state, self.names, sink, asked)
+        values = statistics_of(state, self.names, sink, asked)
         return AttentionStats(
             values, state, sink=sink, first_tokens=self._first_tokens, asked=asked,
             keys=self._keys + other._keys, rows=self.rows,

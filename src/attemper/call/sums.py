@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.call.names import state_fields
-from attemper.call.operator import COLUMNS, FIELDS, WIDTH, column, emptied, empty_sums, joined, sampled_positions
+from attemper.backends.sums import BINNED
+from attemper.call.formulas import statistics_of
+from attemper.call.operator import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined, sampled_positions
 from attemper.call.options import Call
 from attemper.call.result import AttentionStats
-from attemper.call.statistics import Letters, derived
-from attemper.statistics import BY_NAME
+from attemper.call.state import LazyState, state_of
+from attemper.statistics import BY_NAME, state_columns
 
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""
@@ -25,7 +26,7 @@ _raised: dict[torch.device, Tensor] = {}
 
 def accumulates(call: Call) -> bool:
     """Whether ``accumulated`` serves this call: softmax on Triton, with no statistic that the sums lack."""
-    softmax = call.normalizer == "softmax" and set(state_fields(call.names)) <= set(FIELDS)
+    softmax = call.normalizer == "softmax" and set(state_columns(call.names)) <= set(SUMMED)
     return call.backend == "triton" and softmax and call.positions is None and set(BY_NAME).isdisjoint(call.names)
 
 
@@ -54,9 +55,9 @@ class Accumulated:
 
     def statistics(self) -> AttentionStats:
         """The statistics of the same rows, from the same state."""
-        parts = dict(zip(FIELDS, self.state.unbind(0), strict=True))
+        rows = state_of(SUMMED, self.state)
         stats = AttentionStats(
-            derived(parts, self.names, self.sink), parts, sink=self.sink, first_tokens=self.first_tokens,
+            statistics_of(rows, self.names, self.sink), rows, sink=self.sink, first_tokens=self.first_tokens,
             keys=self.keys, rows=self.rows, population=self.population,
         )  # fmt: skip
         return stats if self.included is None else stats.where(self.included[:, None])
@@ -70,7 +71,7 @@ def accumulated(call: Call, included: Tensor | None, population: int) -> Accumul
     if device not in _raised:
         _raised[device] = torch.ones(1, dtype=torch.int32, device=device)
     sums = empty_sums(heads, device)
-    state = call.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
+    state = call.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     add(call, sums, _raised[device], rows=call.rows, included=included, state=state)
     # The owner of the sink may change it before anybody asks.
     sink = None if call.sink is None else call.sink.detach().clone()
@@ -82,7 +83,7 @@ def accumulated(call: Call, included: Tensor | None, population: int) -> Accumul
 def summed(stats: AttentionStats) -> Tensor | None:
     """Rows that were measured already as sums per head, [H, WIDTH], by one pass; None where no kernel can do it."""
     state = stats._state
-    if stats.normalizer != "softmax" or stats._sink is not None or not isinstance(state, Letters):
+    if stats.normalizer != "softmax" or stats._sink is not None or not isinstance(state, LazyState):
         return None
     return state.sums(stats._included, stats._first_tokens)
 
@@ -102,6 +103,7 @@ def add(
 
 
 __all__ = [
+    "BINNED",
     "COLUMNS",
     "WIDTH",
     "Accumulated",

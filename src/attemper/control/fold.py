@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.options import DTYPES
-from attemper.control.chosen import Site, chosen_sites
 from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, Projections, projections_of
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
+from attemper.sites.find import Site, chosen_sites
 from attemper.sites.sharded import is_dtensor
 
 _TOLD_BY_NAME = ("normalize", "rms_norm", "layer_norm", "rel_pos", "relative_position")

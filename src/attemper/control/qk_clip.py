@@ -15,9 +15,8 @@ from attemper.checks import positive_number
 from attemper.control.query_key_weights import Projections, projections_of
 from attemper.errors import InputError
 from attemper.monitor.watch import watch
-from attemper.sites.names import class_name, named, unwrapped
+from attemper.sites.names import checked_sites, class_name, is_wanted, named, unwrapped
 from attemper.sites.sharded import is_dtensor
-from attemper.sites.wanted import checked_sites, is_wanted
 
 _ADVICE = "MuonClip uses 100."
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from attemper.call.result import AttentionStats
 from attemper.checks import one_of
-from attemper.control.chosen import Site, chosen_sites
 from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import Attached, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
+from attemper.sites.find import Site, chosen_sites
 from attemper.sites.names import unwrapped
 from attemper.sites.observation import AttentionCall
 from attemper.sites.wrap import listen, unlisten
@@ -88,7 +88,7 @@ class Regularizer:
         self._two_sided = bool(getattr(getattr(whole, "config", None), "is_encoder_decoder", False))
         self._sites = sites
         for site in sites:
-            listen(site.module, site.way, self)
+            listen(site, self)
         self._hook = model.register_forward_pre_hook(_Begins(self), with_kwargs=True)
 
     @property
@@ -186,7 +186,7 @@ class Regularizer:
         self._hook.remove()
         self._ledger.removed = True
         for site in self._sites:
-            unlisten(site.module, self)
+            unlisten(site, self)
         self._entries.clear()
 
     def __enter__(self) -> Regularizer:

@@ -12,9 +12,8 @@ from torch.nn.utils import parametrize
 from attemper.checks import one_of, positive_number
 from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights
 from attemper.errors import InputError
-from attemper.sites.names import class_name, named, unwrapped
+from attemper.sites.names import checked_sites, class_name, is_wanted, named, unwrapped
 from attemper.sites.sharded import is_dtensor
-from attemper.sites.wanted import checked_sites, is_wanted
 
 _FIRST_STEPS = 100
 """Of power iteration at most, before training."""

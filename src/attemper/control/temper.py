@@ -18,7 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.normalizer import normalization
-from attemper.control.chosen import Site, chosen_sites, refuse_wrapped
 from attemper.control.fold import constant, fold_
 from attemper.control.saved_model import accompany, unaccompany
 from attemper.control.temperature_file import read_temperatures, write_temperatures
@@ -32,7 +31,7 @@ from attemper.nn.temperature import (
     ScheduledTemperature,
     Temperature,
 )
-from attemper.sites import find
+from attemper.sites.find import Site, chosen_sites, refuse_wrapped
 from attemper.sites.names import class_name, unwrapped
 from attemper.sites.wrap import actions_of, release
 
@@ -242,7 +241,7 @@ class Tempered:
         return {**self.temperatures, **{f"{site}.normalizer": part for site, part in self.normalizers.items()}}
 
     def _add(self, site: Site, beginning: str, part: Temperature | Normalizer) -> None:
-        actions = actions_of(site.module, site.way)
+        actions = actions_of(site)
         names = actions.temperatures if isinstance(part, Temperature) else actions.normalizers
         free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
         # Another one may have been removed before: the first name that is free.
@@ -269,7 +268,7 @@ def _normalizer(given: Any) -> Normalizer:
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:
-    refused = [site.name for site in sites if site.way == find.TORCH]
+    refused = [site.name for site in sites if not site.way.normalizes]
     if refused:
         raise InputError(
             f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number
-from attemper.control.chosen import Site, chosen_sites
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.act import normalizer_of
-from attemper.sites.find import OWN
+from attemper.sites.find import Site, chosen_sites
+from attemper.sites.ways import OWN
 from attemper.sites.wrap import listen, unlisten
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
@@ -146,7 +146,7 @@ class Thermostat:
         self._meters = {site.name: EntropyMeter(f"Thermostat ({site.name})", rows, unit) for site in found}
         self._sites = found
         for site in found:
-            listen(site.module, site.way, self._meters[site.name])
+            listen(site, self._meters[site.name])
         self.readings: dict[str, Reading] = {}
         """What the last step found and did, by site."""
 
@@ -211,7 +211,7 @@ class Thermostat:
     def close(self) -> None:
         """Takes temperatures and measuring off the model. May be called again."""
         for site in self._sites:
-            unlisten(site.module, self._meters[site.name])
+            unlisten(site, self._meters[site.name])
         self._tempered.remove()
 
     def __enter__(self) -> Thermostat:
@@ -259,7 +259,7 @@ class Thermostat:
 def _refuse_other_normalizers(sites: list[Site]) -> None:
     """Says at once what the first forward pass would."""
     for site in sites:
-        own = site.module.normalizer if site.way == OWN else None
+        own = site.module.normalizer if site.way is OWN else None
         attends_by = normalizer_of(site.module) or own
         if attends_by is not None and normalization("Thermostat", attends_by).kind != "softmax":
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
+from attemper.backends.contract import letters_of
 from attemper.call import reference, transforms
 from attemper.call.direct import attention as operator
-from attemper.call.names import row_fields, state_fields
+from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
 from attemper.call.operator import Arguments
 from attemper.call.options import Call, Options, Packing, planned
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sampled, waits
-from attemper.call.statistics import derived, letters
+from attemper.call.state import State, state_of
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
+from attemper.statistics import state_columns
 
 
 def attention(
@@ -254,14 +256,14 @@ def executed(call: Call, population: int | None = None) -> AttentionOutput:
     return AttentionOutput(output, stats)
 
 
-def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str, Tensor]]:
+def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], State]:
     softmax = call.normalizer == "softmax"
     refuse_onnx(
         f"attention(normalizer={call.kind!r}, backend={call.backend!r})",
         'attention(..., backend="reference") is plain operators, which ONNX has; a tempered model needs its softmax '
         "back: handle.remove().",
     )
-    fields = state_fields(call.names) if softmax else row_fields(call.names)
+    columns = state_columns(call.names, rowwise=not softmax)
     packing = call.packing
     output, state, key_mass = operator(
         Arguments(
@@ -282,7 +284,7 @@ def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str,
             softcap=call.softcap or 0.0,
             dropout_p=call.dropout_p,
             first_tokens=call.first_tokens,
-            fields=fields,
+            fields=letters_of(columns),
             key_mass="key_mass" in call.names,
             maximum_gradient="max_weight" in call.asked or "max_logit" in call.asked,
             kernel=call.backend,
@@ -292,9 +294,9 @@ def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str,
             number=call.number,
         )
     )
-    parts = letters(fields, state, call.backend == "native" and softmax)
-    made = {"key_mass": key_mass} if "key_mass" in call.names else None
-    return output, derived(parts, call.names, call.sink, call.asked, made, call.normalizer), parts
+    rows = state_of(columns, state, call.backend == "native" and softmax)
+    given = {"key_mass": key_mass} if "key_mass" in call.names else None
+    return output, statistics_of(rows, call.names, call.sink, call.asked, given), rows
 
 
 def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:

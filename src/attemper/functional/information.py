@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.call.statistics import VANISHED, at_most, log_count
+from attemper.call.formulas import VANISHED, at_most, log_count
 from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE, ScoreRow, floating, softmax

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from attemper.control.chosen import Site, chosen_sites
 from attemper.control.saved_model import FIELD, is_tempered, parts_in
 from attemper.control.temper import Tempered
 from attemper.errors import InputError, MissingExtraError
@@ -18,6 +17,7 @@ from attemper.integrations.checkpoint import check_folder
 from attemper.integrations.hub import first_line, quiet
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import Temperature
+from attemper.sites.find import Site, chosen_sites
 from attemper.sites.names import class_name
 
 

@@ -11,30 +11,32 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
-from attemper.sites import package_functions, torch_functions
+from attemper.sites import package_functions
 from attemper.sites import transformers as registry
-from attemper.sites.compiled import SCRIPTED, compiled_parts, is_compiled
+from attemper.sites.names import SCRIPTED, compiled_parts, is_compiled, named
 from attemper.sites.observation import UnsupportedCallError, observing
 from attemper.sites.padding import tracked
+from attemper.sites.ways import reading
 
 
 @contextmanager
-def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Switched]:
+def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Switch]:
     """Models of transformers' registry attend here, masks and cross attention are followed, compiled code runs as it
     was written.
     """
     with ExitStack() as stack:
         switch = stack.enter_context(registry.switched(model))
         stack.enter_context(tracked(collector.context, model, registry.pretrained(model)))
-        stack.enter_context(package_functions.seen())
+        # Python modules are searched for attention functions once, not for each batch.
+        stack.enter_context(package_functions.reading(model))
         if any(map(is_compiled, model.modules())):
             # Nothing can look into compiled code; run as it was written it computes the same.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        collector.refuse({name: reason for name, reason in compiled_parts(model).items() if reason == SCRIPTED})
+        collector.refuse({name: reason for name, reason in compiled_parts(named(model)).items() if reason == SCRIPTED})
         yield switch
 
 
-def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: registry.Switched) -> None:
+def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: registry.Switch) -> None:
     """One batch; a model with a call that cannot be honoured gets its own attention back, and the batch runs again.
 
     Raises:
@@ -43,7 +45,7 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
     while True:
         collector.begin()
         try:
-            with torch.no_grad(), observing(collector), torch_functions.seen():
+            with torch.no_grad(), observing(collector), reading(model, switched=True):
                 _called(where, model, batch)
         except UnsupportedCallError as error:
             owner = collector.owner(error.module, switch.models)

@@ -19,8 +19,7 @@ from attemper.monitor.head_weights import Kept, WeightsCollector
 from attemper.monitor.labels import checked_labels, given_labels, labels
 from attemper.monitor.scan import ADVICE
 from attemper.readings.labels import layer_of
-from attemper.sites.compiled import SCRIPTED, is_script
-from attemper.sites.names import class_name, unwrapped
+from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 
 MOST_LISTED = 20

@@ -15,8 +15,7 @@ from attemper.monitor.provenance import now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.readings.reading import FEWEST_KEYS, Reading
-from attemper.sites.compiled import SCRIPTED, is_script
-from attemper.sites.names import class_name, unwrapped
+from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names
 

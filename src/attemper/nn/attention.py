@@ -296,7 +296,7 @@ def _attend(
     actions = getattr(layer, ACTIONS, None)
     if actions is None:
         return attention(q, k, v, dropout_p=dropout, stats=layer.stats, **given)
-    return actions.attended(layer, q, k, v, dropout, given)
+    return actions.attend_layer(layer, q, k, v, dropout, given)
 
 
 def _checked_marks(where: str, bias: Tensor, query: Tensor, keys: int) -> Tensor:

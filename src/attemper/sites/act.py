@@ -1,4 +1,8 @@
-"""What is done to one attention call of a chosen module: its query is tempered, and who acts on it takes part."""
+"""Acting on one attention call of a module: its query is tempered, and listeners receive the call and its output.
+
+``wrap`` puts ``Actions`` on a module and runs its forward inside them. Each way into a model makes a ``ModelCall`` of
+the attention calls that it meets there and hands it to ``attend``.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +24,54 @@ from attemper.functional.attention import attention, executed
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.names import named
-from attemper.sites.observation import AttentionCall, check_mask, tell
+from attemper.sites.observation import AttentionCall, check_mask, report
 from attemper.statistics import rowwise_names
 
 
 class Listener(Protocol):
-    """Who acts on the output of attention calls, or measures them."""
+    """Receives the attention calls of a module, and may tie something to their output."""
 
     stats: tuple[str, ...]
-    """Statistics that it needs, with their gradients; none for who reads queries and keys itself."""
+    """Statistics this listener needs, with gradients. Empty if it works from queries and keys."""
     replaces: bool
     """Whether our kernel may compute output and statistics at once, in place of the model's own."""
 
     def wants(self, module: nn.Module) -> bool:
-        """Whether this call of ``module`` concerns it."""
+        """Whether this listener needs the present call of ``module``."""
         ...
 
     def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
-        """Takes a call; gives the output on, which it may tie something to."""
+        """Receives a call; returns its output, with whatever is tied to it."""
         ...
+
+
+@dataclass
+class ModelCall:
+    """One attention call as a model's own code makes it, and how to make it again with another query."""
+
+    module: nn.Module
+    query: Tensor
+    """[B, H, Q, D]"""
+    value: Tensor
+    dropout: float
+    replaceable: bool
+    """Whether the output of our kernel can stand in for that of the model's own."""
+
+    def read(self, query: Tensor) -> AttentionCall:
+        """The call with ``query`` as its queries."""
+        raise NotImplementedError
+
+    def run(self, query: Tensor) -> Any:
+        """What the model's own attention returns for ``query``."""
+        raise NotImplementedError
+
+    def result_of(self, output: Tensor) -> Any:
+        """The output of our kernel, [B, H, Q, E], as what ``run`` returns."""
+        raise NotImplementedError
+
+    def map_output(self, function: Callable[[Tensor], Tensor], result: Any) -> Any:
+        """What ``run`` returned, with ``function`` applied to the output in it."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -52,43 +85,51 @@ class Frame:
 
 
 class Actions:
-    """What is done to the attention of one module: names of its temperatures, and who listens.
+    """What acts on the attention of one module: names of its temperatures and normalizers, and its listeners.
 
-    A copy or a pickle of the module keeps the temperatures, which are its children, and leaves listeners behind.
+    A copy or a pickle of the module keeps the temperatures, which are its children, and has no listeners.
     """
 
-    def __init__(self, way: str) -> None:
-        self.way = way
+    def __init__(self) -> None:
         self.temperatures: list[str] = []
         self.normalizers: list[str] = []
-        """Names of maps that replace softmax; the last is the one."""
+        """Names of normalizers in place of softmax; the last one is used."""
         self.listeners: list[Listener] = []
         self.original: Any = None
-        """A forward that the module had of its own, not its class's."""
+        """A forward of the module's own, where it had one beside its class's."""
         self.forward: Any = None
-        """Ours, that stands in its place."""
+        """Our forward, which stands in its place."""
         self._traced = Frame()
         self._frames = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: list(getattr(self, name)) for name in ("temperatures", "normalizers")}
-        return {"way": self.way, "original": self.original, **kept}
+        return {"original": self.original, **kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local())
+
+    def own_forward(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """The module's own forward for these arguments."""
+        return partial(type(module).forward, module) if self.original is None else self.original
+
+    def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs the module's own forward so that its attention calls are met."""
+        return forward(*args, **kwargs)
+
+    def release(self) -> None:
+        """Called once when nothing acts on the module any more."""
 
     def normalizer(self, module: nn.Module) -> Normalizer | None:
-        """The map that the module was given in place of softmax; the last one counts."""
+        """The normalizer that the module was given in place of softmax; the last one counts."""
         return getattr(module, self.normalizers[-1]) if self.normalizers else None
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is done."""
-        return not self.temperatures and not self.normalizers and not self.listeners
+    def has_effect(self) -> bool:
+        """Whether any temperature, normalizer or listener is attached."""
+        return bool(self.temperatures or self.normalizers or self.listeners)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(
-            {"normalizers": []} | state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local()
-        )
-
-    def enter(self, hidden: Tensor | None) -> Frame:
+    def begin_forward(self, hidden: Tensor | None) -> Frame:
         """Begins a forward pass of the module, in this thread."""
         if torch.compiler.is_compiling():
             self._traced.hidden, self._traced.met = hidden, False
@@ -97,15 +138,15 @@ class Actions:
         self._stack().append(frame)
         return frame
 
-    def leave_frame(self) -> None:
-        """Ends it."""
+    def end_forward(self) -> None:
+        """Ends the forward pass that began last."""
         if torch.compiler.is_compiling():
             self._traced.hidden = None
         else:
             self._stack().pop()
 
     def frame(self) -> Frame:
-        """The forward pass that runs; a stand-in where the attention runs outside of one."""
+        """The forward pass that runs; an empty one where the attention runs outside of any."""
         if torch.compiler.is_compiling():
             return self._traced
         stack = self._stack()
@@ -116,21 +157,20 @@ class Actions:
             self._frames.stack = []
         return self._frames.stack
 
-    def attended(
+    def attend_layer(
         self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float, given: dict[str, Any]
     ) -> tuple[Tensor, AttentionStats | None]:
-        """The attention of a layer of ``attemper.nn``, which has its temperatures in ``given`` already."""
+        """The attention of a layer of ``attemper.nn``, which has applied its temperatures in ``given`` already."""
         self.frame().met = True
         listeners = [listener for listener in self.listeners if listener.wants(layer)]
         own: Any = layer.stats
         kept = rowwise_names(own) if rowwise_of(given["normalizer"]) else own
-        names = tuple(dict.fromkeys([*kept, *_names(listeners)]))
+        names = tuple(dict.fromkeys([*kept, *_stats_for(listeners)]))
         output, stats = attention(query, key, value, dropout_p=dropout, stats=names, **given)
         if listeners:
             options = Options(
-                temperature=given["temperature"], normalizer=given["normalizer"],
-                is_causal=given.get("is_causal", False),
-            )  # fmt: skip
+                **{name: given[name] for name in ("temperature", "normalizer", "is_causal") if name in given}
+            )
             call = AttentionCall(query, key, given["attn_mask"], options)
             for listener in listeners:
                 output = listener.take(layer, call, stats, output)
@@ -142,10 +182,6 @@ def actions_on(module: nn.Module) -> Actions:
     return getattr(module, ACTIONS)
 
 
-def _names(listeners: list[Listener]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for listener in listeners for name in listener.stats))
-
-
 def temperatures(module: nn.Module) -> list[Temperature]:
     """The temperatures that this module's attention was given."""
     actions: Actions | None = getattr(module, ACTIONS, None)
@@ -153,13 +189,13 @@ def temperatures(module: nn.Module) -> list[Temperature]:
 
 
 def normalizer_of(module: nn.Module) -> Normalizer | None:
-    """The map that this module's attention was given in place of softmax."""
+    """The normalizer that this module's attention was given in place of softmax."""
     actions: Actions | None = getattr(module, ACTIONS, None)
     return None if actions is None else actions.normalizer(module)
 
 
-def other_maps(model: nn.Module) -> list[str]:
-    """Names of the modules of ``model`` whose attention was given another map than the model's own softmax."""
+def modules_with_normalizer(model: nn.Module) -> list[str]:
+    """Names of the modules of ``model`` whose attention was given a normalizer in place of the model's own softmax."""
     return [name for module, name in named(model).items() if normalizer_of(module) is not None]
 
 
@@ -175,7 +211,7 @@ def temperature_of(
     return product
 
 
-def tempered(query: Tensor, temperature: Tensor) -> Tensor:
+def query_over_temperature(query: Tensor, temperature: Tensor) -> Tensor:
     """``query`` [B, H, Q, D] divided by ``temperature``, in float32 at least and rounded to the query's type.
 
     The bits stay where the temperature is 1.
@@ -183,92 +219,89 @@ def tempered(query: Tensor, temperature: Tensor) -> Tensor:
     wide = query if query.dtype in (torch.float32, torch.float64) else query.float()
     divided = wide * temperature.to(wide.dtype).reciprocal()[..., None]
     if query.dtype == torch.float16:
-        # The largest number there is stands for what would be infinite there, and NaN once it met a key.
+        # The largest float16 stands for what would be infinite, and NaN in a product with a key.
         largest = torch.finfo(query.dtype).max
         divided = divided.clamp(-largest, largest)
     return divided.to(query.dtype)
 
 
-def acted(
-    module: nn.Module, query: Tensor, value: Tensor | None, dropout: float,
-    read: Callable[[Tensor], AttentionCall], run: Callable[[Tensor], Any],
-    whole: Callable[[Tensor], Any] | None, first: Callable[[Any, Callable[[Tensor], Tensor]], Any],
-) -> Any:  # fmt: skip
-    """One attention call of a module, with what is done to it.
-
-    Args:
-        query: [B, H, Q, D].
-        read: from a query to the whole call.
-        run: the model's own attention of a query.
-        whole: from our output [B, H, Q, E] to what ``run`` returns; None where ours cannot take its place.
-        first: applies a function to the output within what ``run`` returns.
-    """
-    read = partial(_known, module, read)
+def attend(made: ModelCall) -> Any:
+    """One attention call of a module with ``Actions``: what the model's own code gets for it."""
+    module, query = made.module, made.query
     actions = actions_on(module)
     frame = actions.frame()
     frame.met = True
     if actions.temperatures:
-        temperature = temperature_of(module, query, partial(_counts, read, query), frame.hidden)
+        temperature = temperature_of(module, query, lambda: key_counts(_call_of(made, made.query)), frame.hidden)
         assert temperature is not None
-        query = tempered(query, temperature)
+        query = query_over_temperature(query, temperature)
     listeners = [listener for listener in actions.listeners if listener.wants(module)]
     normalizer = normalizer_of(module)
     if not listeners and normalizer is None:
-        return run(query)
-    call = read(query)
-    names = _names(listeners)
+        return made.run(query)
+    call, names = _call_of(made, query), _stats_for(listeners)
     if normalizer is not None:
-        call, result, stats = _normalized(module, call, value, dropout, normalizer, names, whole)
-        for listener in listeners:
-            result = first(result, partial(listener.take, module, call, stats))
-        return result
-    ours = whole is not None and value is not None and dropout == 0 and call.packing is None
-    if names and ours and all(listener.replaces for listener in listeners):
-        output, stats = computed(module, call, value, names)
-        if not torch.compiler.is_compiling():
-            tell(lambda *_: call, (), {}, module)
-        assert whole is not None
-        result = whole(output)
+        call = _with_normalizer(made, call, normalizer, names)
+        result, stats = _by_our_kernel(made, call, names)
+    elif names and _may_replace(made, call, listeners):
+        result, stats = _by_our_kernel(made, call, names)
     else:
-        result = run(query)
-        stats = computed(module, call, None, names)[1] if names else None
+        result = made.run(query)
+        stats = output_and_statistics(module, call, None, names)[1] if names else None
     for listener in listeners:
-        result = first(result, partial(listener.take, module, call, stats))
+        result = made.map_output(partial(listener.take, module, call, stats), result)
     return result
 
 
-def _known(module: nn.Module, read: Callable[[Tensor], AttentionCall], query: Tensor) -> AttentionCall:
-    """A call whose mask means what it holds."""
-    call = read(query)
-    check_mask(module, call)
+def _call_of(made: ModelCall, query: Tensor) -> AttentionCall:
+    """The call with this query, once it is known that its mask means the numbers it holds."""
+    call = made.read(query)
+    check_mask(made.module, call)
     return call
 
 
-def _normalized(
-    module: nn.Module, call: AttentionCall, value: Tensor | None, dropout: float, normalizer: Normalizer,
-    names: tuple[str, ...], whole: Callable[[Tensor], Any] | None,
-) -> tuple[AttentionCall, Any, AttentionStats | None]:  # fmt: skip
-    """A call by our kernel with another map than softmax: the call, its result and its statistics."""
-    if whole is None or value is None or call.packing is not None:
+def _stats_for(listeners: list[Listener]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for listener in listeners for name in listener.stats))
+
+
+def _may_replace(made: ModelCall, call: AttentionCall, listeners: list[Listener]) -> bool:
+    possible = made.replaceable and made.dropout == 0 and call.packing is None
+    return possible and all(listener.replaces for listener in listeners)
+
+
+def _with_normalizer(
+    made: ModelCall, call: AttentionCall, normalizer: Normalizer, names: tuple[str, ...]
+) -> AttentionCall:
+    """The call under another normalizer than softmax.
+
+    Raises:
+        InputError: our kernel cannot take the place of the model's own, or a statistic has no meaning under it.
+    """
+    kind = type(made.module).__name__
+    if not made.replaceable or call.packing is not None:
         raise InputError(
-            f"{type(module).__name__}: temper(normalizer=...) takes the place of attention over four dimensions, "
+            f"{kind}: temper(normalizer=...) takes the place of attention over four dimensions, "
             "[batch, heads, tokens, size], without packed documents. Leave this module out with sites=; bring the "
             "queries of your own code to four dimensions; or load a model of transformers with "
             "attn_implementation='sdpa'."
         )
     if "lse" in names and rowwise_of(normalizer):
         raise InputError(
-            f"{type(module).__name__}: a penalty on lse (ZLoss) has a meaning under softmax only, and this attention "
+            f"{kind}: a penalty on lse (ZLoss) has a meaning under softmax only, and this attention "
             f"was given {type(normalizer).__name__}. Leave the module out with sites=."
         )
-    call = replace(call, options=replace(call.options, normalizer=normalizer))
-    output, stats = computed(module, call, value, names, dropout)
+    return replace(call, options=replace(call.options, normalizer=normalizer))
+
+
+def _by_our_kernel(made: ModelCall, call: AttentionCall, names: tuple[str, ...]) -> tuple[Any, AttentionStats | None]:
+    """What the model's own code gets, and the statistics, from one pass of our kernel; observers receive the call."""
+    output, stats = output_and_statistics(made.module, call, made.value, names, made.dropout)
     if not torch.compiler.is_compiling():
-        tell(lambda *_: call, (), {}, module)
-    return call, whole(output), stats
+        report(lambda *_: call, (), {}, made.module)
+    return made.result_of(output), stats
 
 
-def computed(
+def output_and_statistics(
     module: nn.Module, call: AttentionCall, value: Tensor | None, names: tuple[str, ...], dropout: float = 0.0
 ) -> tuple[Tensor, AttentionStats | None]:
     """Output and statistics of a call by our kernel; without values the statistics alone."""
@@ -277,14 +310,17 @@ def computed(
     return executed(planned(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
 
 
-def _counts(read: Callable[[Tensor], AttentionCall], query: Tensor) -> Tensor:
-    """How many keys each query of a call sees."""
-    call = read(query)
-    if call.packing is not None or call.options.window_size != (-1, -1):
+def key_counts(call: AttentionCall) -> Tensor:
+    """How many keys each query of a call sees, [B or 1, H or 1, Q].
+
+    Raises:
+        InputError: its documents are packed, or its window is not in the mask.
+    """
+    options, keys = call.options, call.key.shape[2]
+    if call.packing is not None or options.window_size != (-1, -1):
         raise InputError(
             "a temperature that follows the length cannot count the keys of packed documents or of a window that is "
             "not in the mask: load the model with attn_implementation='sdpa'."
         )
-    keys = call.key.shape[2]
-    offset = keys - query.shape[2] if call.options.causal_alignment == "bottom-right" else 0
-    return visible_keys(query, keys, call.mask, call.options.is_causal, offset)
+    offset = keys - call.query.shape[2] if options.causal_alignment == "bottom-right" else 0
+    return visible_keys(call.query, keys, call.mask, options.is_causal, offset)

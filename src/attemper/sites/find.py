@@ -1,48 +1,114 @@
-"""Which modules of a model compute attention, and by which way in, told from their code without running it.
+"""Which modules of a model compute attention, and by which way, from their code and without running it.
 
-The names that a class's own functions use are looked through, and those of the functions that they call: a method of
-the same class, a function of the same file, an object that the module holds (a processor of diffusers).
+The names that a class's own functions use are searched, and those of the functions that they call: a method of the same
+class, a function of the same file, an object that the module holds (a processor of diffusers).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from attemper.nn.attention import CrossAttention
-from attemper.nn.attention import MultiheadAttention as OwnMultiheadAttention
-from attemper.sites.names import class_name, named
+from attemper.errors import InputError
+from attemper.sites.names import Names, checked_sites, class_name, compiled_parts, is_wanted, named, unwrapped
+from attemper.sites.sharded import is_dtensor
+from attemper.sites.ways import FUNCTIONS, LAYERS, SDPA, WAYS, Way
 
-REGISTRY, SDPA, TORCH, OWN = "registry", "sdpa", "torch", "own"
-"""transformers' registry; ``F.scaled_dot_product_attention``; ``nn.MultiheadAttention``; a layer of attemper.nn."""
-
-_NAMES = {"ALL_ATTENTION_FUNCTIONS": REGISTRY, "scaled_dot_product_attention": SDPA}
 _DEPTH = 3
 """How many calls deep functions are followed."""
 _FOREIGN = ("torch.", "builtins", "einops.")
 
 
-def callers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Name -> (module, way in) of every module of ``model`` whose own code attends, in the order of the model."""
-    found = {}
-    for module, name in named(model).items():
-        way = way_in(module)
-        if way is not None:
-            found[name or class_name(module)] = (module, way)
-    return found
+@dataclass(frozen=True)
+class Site:
+    """An attention module."""
+
+    name: str
+    """Its name in the user's own model."""
+    module: nn.Module
+    way: Way
 
 
-def way_in(module: nn.Module) -> str | None:
-    """How this module's own code attends; None if it does not, or in a way that is not among these."""
-    if isinstance(module, OwnMultiheadAttention | CrossAttention):
-        return OWN
-    if isinstance(module, nn.MultiheadAttention):
-        return TORCH
+def all_sites(names: Names) -> list[Site]:
+    """Every module of a model whose own code attends, in the order of the model; ``names``: what ``named`` gives."""
+    ways = ((module, name, way_of(module)) for module, name in names.items())
+    return [Site(name or class_name(module), module, way) for module, name, way in ways if way is not None]
+
+
+def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> list[Site]:
+    """The attention modules of ``model`` that ``sites`` names, in its order; None for all.
+
+    Raises:
+        InputError: the model is compiled; no part of it attends in a way that is known; a name matches nothing; or one
+            module attends inside another, so that their calls could not be told apart.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{where}(model) must be an nn.Module, got {type(model).__name__}.")
+    if isinstance(model, nn.DataParallel):
+        raise InputError(
+            f"{where}: nn.DataParallel runs copies of the model, which would act on the original. Take "
+            "DistributedDataParallel, or the model inside."
+        )
+    wanted, names = checked_sites(where, sites), named(model)
+    compiled = compiled_parts(names)
+    if compiled:
+        name, reason = next(iter(compiled.items()))
+        raise InputError(f"{where}: {name or class_name(unwrapped(model))}: {reason}. Call {where} before compiling.")
+    found = all_sites(names)
+    if not found:
+        raise InputError(f"{where} found no attention in {class_name(unwrapped(model))} that it can act on. {_reach()}")
+    kept = [site for site in found if is_wanted(site.name, wanted)]
+    for name in wanted or ():
+        if not any(is_wanted(site.name, (name,)) for site in found):
+            raise InputError(
+                f"{where}(sites=[{name!r}]) matches no attention. They are: {', '.join(site.name for site in found)}."
+            )
+    _refuse_nested(where, kept)
+    return kept
+
+
+def _reach() -> str:
+    """Which ways are acted on and which are not, as sentences."""
+    *first, last = (way.title for way in WAYS if way.actions is not None)
+    out = ", or ".join(way.title for way in WAYS if way.actions is None)
+    return f"It acts on {', on '.join(first)} and on {last}; {out}, is out of its reach."
+
+
+def _refuse_nested(where: str, sites: list[Site]) -> None:
+    for outer in sites:
+        inside = {id(part) for part in outer.module.modules()} - {id(outer.module)}
+        for inner in sites:
+            if id(inner.module) in inside and SDPA in (outer.way, inner.way):
+                raise InputError(
+                    f"{where}: {outer.name} attends, and so does {inner.name} inside of it: their calls cannot be told "
+                    f"apart. Name one of them with sites=."
+                )
+
+
+def refuse_wrapped(where: str, model: nn.Module) -> None:
+    """Refuses a model whose parameters a wrapper holds already, which would not know new ones.
+
+    Raises:
+        InputError: it is wrapped by DistributedDataParallel or the like, or its parameters are split by FSDP.
+    """
+    if unwrapped(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
+        raise InputError(
+            f"{where} adds parameters, and {type(model).__name__} would not train them: call {where} on the model "
+            "before it is wrapped (DistributedDataParallel, fully_shard, torch.compile)."
+        )
+
+
+def way_of(module: nn.Module) -> Way | None:
+    """How this module's own code attends; None if it does not, or in a way that no code shows."""
+    for kind in type(module).__mro__:
+        if kind in LAYERS:
+            return LAYERS[kind]
     if type(module).__module__.startswith("torch."):
         return None
     found = _of_class(type(module))
@@ -54,7 +120,7 @@ def way_in(module: nn.Module) -> str | None:
 
 def projects(module: nn.Module) -> bool:
     """Whether this layer makes queries and keys inside, of sequences that it is given."""
-    return isinstance(module, nn.MultiheadAttention | OwnMultiheadAttention | CrossAttention)
+    return isinstance(module, tuple(LAYERS))
 
 
 def _callable_parts(module: nn.Module) -> Iterator[type]:
@@ -66,7 +132,7 @@ def _callable_parts(module: nn.Module) -> Iterator[type]:
 
 
 @lru_cache(maxsize=4096)
-def _of_class(kind: type) -> str | None:
+def _of_class(kind: type) -> Way | None:
     functions = {}
     for base in reversed(kind.__mro__):
         if base is object or base is nn.Module:
@@ -85,15 +151,15 @@ def _of_class(kind: type) -> str | None:
 
 
 def _of_function(
-    function: FunctionType, methods: dict[str, FunctionType], depth: int, seen: set[CodeType]
-) -> str | None:
+    function: FunctionType, methods: dict[str, FunctionType], depth: int, visited: set[CodeType]
+) -> Way | None:
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
-    if code is None or code in seen:
+    if code is None or code in visited:
         return None
-    seen.add(code)
+    visited.add(code)
     names = set(_names(code))
-    for name, way in _NAMES.items():
+    for name, way in FUNCTIONS.items():
         if name in names or _is_renamed(function, names, name):
             return way
     if depth == 0:
@@ -101,7 +167,7 @@ def _of_function(
     for name in sorted(names):
         called: Any = methods.get(name) or function.__globals__.get(name)
         if isinstance(called, FunctionType) and not _is_foreign(called):
-            way = _of_function(called, methods, depth - 1, seen)
+            way = _of_function(called, methods, depth - 1, visited)
             if way is not None:
                 return way
     return None

@@ -1,15 +1,28 @@
-"""Models inside models: what data-parallel training, compilation and checkpointing wrap, seen as if it was not wrapped.
+"""Modules under the names that they have in the user's own model, and which of them a caller asks for.
 
-A site keeps the name that it has in the user's own model: ``layers.0.attention``, whether DistributedDataParallel adds
-``module.``, torch.compile ``_orig_mod.`` or a checkpoint wrapper ``_checkpoint_wrapped_module.`` in front or between.
+Data-parallel training, compilation and activation checkpointing wrap modules. A site keeps its name all the same:
+``layers.0.attention``, whether DistributedDataParallel adds ``module.``, torch.compile ``_orig_mod.`` or a checkpoint
+wrapper ``_checkpoint_wrapped_module.`` in front or between.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import nn
 
+from attemper.errors import InputError
+
+Names = Mapping[nn.Module, str]
+"""Every module of a model with its name in the user's own model, the model itself first (its name is empty)."""
+Wanted = tuple[str, ...] | None
+"""Names of modules or taps, each with everything below it; None for every site."""
+
+COMPILED = "it is compiled by torch.compile: only taps (attemper.tap) are seen inside"
+SCRIPTED = "it is TorchScript, into which nothing can look: measure the module that it was made of"
 _ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Where torch.compile, FSDP's first version and the wrappers of activations keep the module they wrap."""
 
@@ -23,7 +36,7 @@ class Wrapper(nn.Module):
 
 
 _HOLDERS = (Wrapper, nn.DataParallel, nn.parallel.DistributedDataParallel)
-"""Wrappers whose attribute ``module`` could be a name of the user's own in any other class."""
+"""Wrappers with an attribute ``module``, which in any other class could be a name of the user's own."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -67,3 +80,56 @@ def _name(module: nn.Module, name: str, names: dict[nn.Module, str]) -> None:
         if child is not None:
             below = name if child_name == wrapped else f"{name}.{child_name}" if name else child_name
             _name(child, below, names)
+
+
+def checked_sites(where: str, sites: Any) -> Wanted:
+    """The argument ``sites`` as names.
+
+    Raises:
+        InputError: it is not a list of at least one name.
+    """
+    if sites is None:
+        return None
+    if isinstance(sites, str) or not isinstance(sites, Iterable):
+        raise InputError(f"{where}(sites=...) must be a list of module or tap names, got {sites!r}: write [{sites!r}].")
+    names = tuple(sites)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{where}(sites=...) must be a list of at least one name, got {list(names)!r}.")
+    return names
+
+
+def is_wanted(name: str, wanted: Wanted) -> bool:
+    """Whether ``name`` is one of the wanted names, or below one."""
+    return wanted is None or any(name == w or name.startswith(f"{w}.") for w in wanted)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile made this module, or compiled it in place, or its forward."""
+    # Nothing has been compiled where torch's compiler is not even imported.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:
+        return False
+    whole = isinstance(module, compiler.OptimizedModule) or module._compiled_call_impl is not None
+    return whole or hasattr(module.forward, "_torchdynamo_orig_callable")
+
+
+def is_script(module: nn.Module) -> bool:
+    """Whether this module is TorchScript."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def compiled_parts(names: Names) -> dict[str, str]:
+    """Why nothing is seen inside, by name, for the outermost modules that no hook and no function mode looks into.
+
+    Args:
+        names: what ``named`` says of a model; the name of the model itself is empty.
+    """
+    found: dict[str, str] = {}
+    for module, name in names.items():
+        reason = COMPILED if is_compiled(module) else SCRIPTED if is_script(module) else None
+        if reason is not None and not any(not outer or name.startswith(f"{outer}.") for outer in found):
+            found[name] = reason
+    model = next(iter(names))
+    if "" not in found and is_compiled(unwrapped(model)):
+        found[""] = COMPILED
+    return found

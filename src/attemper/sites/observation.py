@@ -1,4 +1,8 @@
-"""Who is looking: the observers of the current thread's forward pass, and what they are told of the calls they see."""
+"""The observers of the current thread's forward pass, and how an attention call is reported to them.
+
+A call is read into an ``AttentionCall``: queries, keys and mask as [B, H, Q, D], [B, G, K, D] and [B, H, Q, K], rounded
+as the product that the model computes takes them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class UnsupportedCallError(InputError):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call as it was seen: what its statistics follow from."""
+    """One attention call of a model: everything that its statistics follow from."""
 
     query: Tensor
     """[B, H, Q, D]"""
@@ -48,14 +52,18 @@ class AttentionCall:
     tokens: Tensor | None = None
     """[B, Q] bool: which queries are real tokens, where the call itself tells."""
     places: Places = frozenset()
-    """Memory of the tensors that it was called with: tells whether a tap is of the same attention."""
+    """Memory of the tensors that it was called with. A tap of the same memory is of the same attention."""
+
+
+Reader = Callable[..., AttentionCall]
+"""From the module that attends and the arguments of an attention function to the call that they mean."""
 
 
 def check_mask(module: nn.Module, call: AttentionCall) -> None:
     """Refuses a mask of a subclass of Tensor that is not known here.
 
     Raises:
-        UnsupportedCallError: it may mean something else than the numbers it holds.
+        UnsupportedCallError: the mask may mean something else than the numbers it holds.
     """
     if call.mask is not None and not is_plain(call.mask):
         kind = type(call.mask).__name__
@@ -65,10 +73,10 @@ def check_mask(module: nn.Module, call: AttentionCall) -> None:
 
 
 class Observer(Protocol):
-    """What is told of each attention call of a forward pass."""
+    """Receives every attention call of a forward pass."""
 
     replace: bool
-    """Whether it wants output and statistics from one pass of ours, in place of the model's own attention."""
+    """Whether our kernel computes output and statistics in one pass, in place of the model's own attention."""
     stats: tuple[str, ...]
     backend: str
     context: CallContext
@@ -78,90 +86,89 @@ class Observer(Protocol):
         ...
 
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
-        """[B, K] bool: which keys are real tokens; None where the call's own mask has to tell."""
+        """[B, K] bool: which keys are real tokens; None where only the call's own mask says so."""
         ...
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
-        """Takes the statistics of a call that was computed here, by ``plan``."""
+        """Receives the statistics of a call that our kernel computed, by ``plan``."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
-        """Takes a call that somebody else computes."""
+        """Receives a call that the model's own code computes."""
         ...
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
-        """Takes note of a call that cannot be measured."""
+        """Notes a call that cannot be measured."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Takes note of a failure of ours; raises it where that does no harm (a scan), and never in a training step."""
+        """Notes an error in attemper itself. A scan raises it; a watch never does, so that training goes on."""
         ...
 
 
 _current: ContextVar[tuple[Observer, ...]] = ContextVar("attemper_observers", default=())
-_inside: ContextVar[bool] = ContextVar("attemper_inside", default=False)
+_reported: ContextVar[bool] = ContextVar("attemper_reported", default=False)
 
 
 def current() -> tuple[Observer, ...]:
-    """The observers of this thread's forward pass; none inside a call that has been told already."""
-    return () if _inside.get() else _current.get()
+    """The observers of this thread's forward pass; none inside a call that is reported already."""
+    return () if _reported.get() else _current.get()
 
 
 def present() -> tuple[Observer, ...]:
-    """The observers of this thread's forward pass, inside a call that has been told, too."""
+    """The observers of this thread's forward pass, also inside a call that is reported already."""
     return _current.get()
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Adds ``observer`` to the current ones; it is gone afterwards whatever happens."""
+    """Adds ``observer`` to the current observers until the end of the block."""
     _current.set((*_current.get(), observer))
     try:
         yield
     finally:
-        # Observers may leave in another order than they came: each takes out itself.
+        # Blocks may end in another order than they began, so each removes its own observer.
         _current.set(tuple(other for other in _current.get() if other is not observer))
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What runs in here belongs to a call that has been told: it is not told again."""
-    token = _inside.set(True)
+def reported() -> Iterator[None]:
+    """Marks the calls made inside as already reported."""
+    token = _reported.set(True)
     try:
         yield
     finally:
-        _inside.reset(token)
+        _reported.reset(token)
 
 
 def guarded(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
-    """Runs ``action``, which is ours: what goes wrong in it goes to the observers, and not into somebody's training.
-    Where nobody observes it is raised.
+    """Runs ``action``, which is attemper's own code. An error in it goes to the observers and not into the training
+    step; without an observer it is raised.
     """
     try:
         action(*args)
     except Exception as error:  # whatever it is
-        told_of = tuple(dict.fromkeys(observers))
-        for observer in told_of:
+        distinct = tuple(dict.fromkeys(observers))
+        for observer in distinct:
             observer.fail(error)
-        if not told_of:
+        if not distinct:
             raise
 
 
-def tell(
-    reader: Callable[..., AttentionCall], args: tuple[Any, ...], kwargs: dict[str, Any], site: nn.Module | None = None,
-    places: Places = frozenset(),
-) -> None:  # fmt: skip
-    """Reads a call that has run, and tells every observer of it, or why it cannot be measured.
+def report(
+    reader: Reader, args: Any, kwargs: dict[str, Any], site: nn.Module | None = None, places: Places = frozenset()
+) -> None:
+    """Reads a call that has run and reports it to every observer, or the reason why it cannot be measured.
 
     Args:
-        site: the module that attends, where it is known; the one that is running otherwise.
+        site: the module that attends, where it is known; else the module that is running.
         places: memory of its queries and keys, where ``args`` and ``kwargs`` do not hold them.
     """
     observers = current()
     if not observers:
         return
-    # Our own arithmetic is nobody's attention, and needs no graph.
-    with told(), torch.no_grad():
+    # What attemper computes here is no attention of the model and needs no graph.
+    with reported(), torch.no_grad():
         try:
             module = observers[0].running() if site is None else site
             given = (*args[:2], *(kwargs[name] for name in ("query", "key", "q", "k") if name in kwargs))
@@ -171,7 +178,7 @@ def tell(
             call = replace(call, places=places | memory_of((call.query, call.key)))
             for observer in observers:
                 observer.context.settle(call.mask)
-        except Exception as error:  # whatever it is, it must not end somebody's training run
+        except Exception as error:  # whatever it is, it must not end a training run
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
@@ -187,3 +194,55 @@ def _skip(observer: Observer, site: nn.Module | None, reason: str, places: Place
 
 def _see(observer: Observer, site: nn.Module | None, call: AttentionCall) -> None:
     observer.see(observer.running() if site is None else site, call)
+
+
+_HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads")
+
+
+def heads_of(module: nn.Module) -> int:
+    """The number of heads that a module names among its attributes; 1 if it names none."""
+    for name in _HEAD_COUNTS:
+        heads = getattr(module, name, None)
+        if isinstance(heads, int) and heads > 0:
+            return heads
+    return 1
+
+
+def four_dimensional(tensor: Tensor, heads: int) -> Tensor:
+    """Queries or keys as [B, H, Q, D].
+
+    [..., H, Q, D] has its leading dimensions made one batch, and [..., G, heads / G, Q, D] its groups made heads.
+    [B * heads, Q, D] is unfolded; [Q, D] is one head of one batch.
+    """
+    if tensor.dim() == 4:
+        return tensor
+    if tensor.dim() > 4:
+        if tensor.shape[-3] != heads and tensor.shape[-4] * tensor.shape[-3] == heads:
+            tensor = tensor.flatten(-4, -3)
+        return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
+    if tensor.dim() == 3:
+        folded = heads > 1 and tensor.shape[0] % heads == 0
+        return tensor.unflatten(0, (-1, heads)) if folded else tensor[:, None]
+    return tensor[None, None]
+
+
+def mask_like(module: nn.Module, mask: Tensor, query: Tensor, heads: int, keys: int) -> Tensor:
+    """A mask that broadcasts to [..., Q, K] of ``query`` [..., Q, D], in the shape that ``four_dimensional`` makes."""
+    if query.dim() == 4 or mask.dim() <= 2:
+        if mask.dim() > 4:
+            raise UnsupportedCallError(module, f"its mask {list(mask.shape)} has more dimensions than its queries")
+        return mask
+    return four_dimensional(mask.expand(*query.shape[:-1], keys), heads)
+
+
+def rounded(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys as a product or SDPA uses them: rounded to autocast's type where autocast is on.
+
+    A function mode sees them before that rounding; the weights follow from the rounded ones.
+    """
+    kind = query.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return query, key
+    dtype = torch.get_autocast_dtype(kind)
+    first, second = (part if part.dtype == torch.float64 else part.to(dtype) for part in (query, key))
+    return first, second

@@ -1,7 +1,9 @@
-"""How attention functions of other packages read their arguments: flash_attn, xformers, TransformerEngine.
+"""How attention functions read their arguments: flash_attn, xformers, TransformerEngine, torch's FlexAttention and
+varlen attention, and our own.
 
-Arguments are told apart by the names that the function itself gives them, since versions differ in their order. One
-that is not known here and is not left at its default might mean masking: the call is refused by name.
+Arguments of other packages are told apart by the names that the function itself gives them, since versions differ in
+their order. An argument that is not known here and is not left at its default might mean masking: the call is refused
+by name.
 """
 
 from __future__ import annotations
@@ -13,22 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attemper.call.masks import without_causal_bias
 from attemper.call.options import Options, Packing
-from attemper.sites.observation import AttentionCall, UnsupportedCallError
+from attemper.sites.observation import AttentionCall, UnsupportedCallError, rounded
+from attemper.sites.transformers_arguments import block_mask_of
 
 TAP = "put attemper.tap beside it"
 
 _WITHOUT_EFFECT = frozenset(
     (
-        "v", "value", "dropout_p", "p", "op", "output_dtype", "deterministic", "return_attn_probs",
-        "return_softmax_lse", "return_lse", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "num_splits", "pack_gqa",
-        "sm_margin", "zero_tensors", "out",
+        *("v", "value", "dropout_p", "p", "out", "output_dtype", "zero_tensors"),
+        *("return_attn_probs", "return_softmax_lse", "return_lse", "max_seqlen", "max_seqlen_q", "max_seqlen_k"),
+        *("op", "deterministic", "num_splits", "pack_gqa", "sm_margin"),
     )
-)  # fmt: skip
+)
 """Arguments that change nothing about which key gets which weight."""
 
 
-class Given:
+class NamedArguments:
     """The arguments of one call by name."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -56,7 +60,7 @@ class Given:
         return found
 
     def refuse_rest(self) -> None:
-        """Nothing may be left that could mean masking."""
+        """Raises where an argument is left that could mean masking."""
         rest = sorted(set(self._given) - _WITHOUT_EFFECT)
         if rest:
             raise UnsupportedCallError(
@@ -71,8 +75,8 @@ def _same(value: Any, default: Any) -> bool:
     return isinstance(value, plain) and isinstance(default, plain) and value == default
 
 
-def flash(given: Given) -> AttentionCall:
-    """flash_attn_func, its packed kin and their varlen forms: [B, tokens, heads, size] or [total, heads, size]."""
+def flash(given: NamedArguments) -> AttentionCall:
+    """flash_attn_func, its qkvpacked and varlen forms: [B, tokens, heads, size] or [total, heads, size]."""
     query, key = _parts(given)
     if query.dim() == 4:
         options = _flash_options(given, query, key)
@@ -81,10 +85,10 @@ def flash(given: Given) -> AttentionCall:
     starts_q, starts_k = given.take("cu_seqlens_q", default=starts), given.take("cu_seqlens_k", default=starts)
     if starts_q is None or starts_k is None or query.dim() != 3:
         raise UnsupportedCallError(given.module, f"its flash attention does not say where documents start; {TAP}")
-    return packed(query, key, starts_q, starts_k, _flash_options(given, query, key))
+    return documents(query, key, starts_q, starts_k, _flash_options(given, query, key))
 
 
-def _parts(given: Given) -> tuple[Tensor, Tensor]:
+def _parts(given: NamedArguments) -> tuple[Tensor, Tensor]:
     """Queries and keys, which may come stacked before the heads: qkv [..., 3, H, D], kv [..., 2, H, D]."""
     qkv, kv = given.take("qkv"), given.take("kv")
     if qkv is not None:
@@ -96,7 +100,7 @@ def _parts(given: Given) -> tuple[Tensor, Tensor]:
     return (query, kv.unbind(-3)[0]) if kv is not None else (query, given.tensor("k"))
 
 
-def _flash_options(given: Given, query: Tensor, key: Tensor) -> Options:
+def _flash_options(given: NamedArguments, query: Tensor, key: Tensor) -> Options:
     if given.take("alibi_slopes") is not None:
         raise UnsupportedCallError(given.module, f"its flash attention adds ALiBi slopes; {TAP}")
     if given.take("block_table", "page_table") is not None:
@@ -104,26 +108,30 @@ def _flash_options(given: Given, query: Tensor, key: Tensor) -> Options:
     window = given.take("window_size", default=(-1, -1))
     left, right = (-1 if side is None else side for side in window)
     options = Options(
-        scale=given.take("softmax_scale"), is_causal=bool(given.take("causal", default=False)),
-        causal_alignment="bottom-right", window_size=(left, right), softcap=given.take("softcap") or None,
-        sink_logits=given.take("learnable_sink", "s_aux"), enable_gqa=query.shape[-2] != key.shape[-2],
-    )  # fmt: skip
+        scale=given.take("softmax_scale"),
+        is_causal=bool(given.take("causal", default=False)),
+        causal_alignment="bottom-right",
+        window_size=(left, right),
+        softcap=given.take("softcap") or None,
+        sink_logits=given.take("learnable_sink", "s_aux"),
+        enable_gqa=query.shape[-2] != key.shape[-2],
+    )
     given.refuse_rest()
     return options
 
 
-def packed(query: Tensor, key: Tensor, starts_q: Tensor, starts_k: Tensor, options: Options) -> AttentionCall:
-    """[total, heads, size] as one row of documents."""
+def documents(query: Tensor, key: Tensor, starts_q: Tensor, starts_k: Tensor, options: Options) -> AttentionCall:
+    """The call of packed documents [total, heads, size]: one sequence in which each starts where ``starts`` say."""
     views = [part.transpose(0, 1)[None] for part in (query, key)]
     return AttentionCall(views[0], views[1], None, options, Packing(starts_q, starts_k))
 
 
-def flash_with_cache(given: Given) -> AttentionCall:
+def flash_with_cache(given: NamedArguments) -> AttentionCall:
     """flash_attn_with_kvcache: writes into a cache whose lengths and pages only the kernel reads."""
     raise UnsupportedCallError(given.module, f"its flash attention reads and writes a cache of its own; {TAP}")
 
 
-def xformers(given: Given) -> AttentionCall:
+def xformers(given: NamedArguments) -> AttentionCall:
     """memory_efficient_attention: [B, tokens, heads, size], or [B, tokens, size] for one head."""
     query, key = given.tensor("query"), given.tensor("key")
     parts = [part[:, :, None] if part.dim() == 3 else part for part in (query, key)]
@@ -154,11 +162,83 @@ def _bias(module: nn.Module, bias: Any) -> tuple[Tensor | None, dict[str, Any]]:
     raise UnsupportedCallError(module, f"its xformers mask is a {kind.__name__}; {TAP}")
 
 
-def xformers_partial(given: Given) -> AttentionCall:
+def xformers_partial(given: NamedArguments) -> AttentionCall:
     """memory_efficient_attention_partial: over a part of the keys only, merged afterwards."""
     raise UnsupportedCallError(given.module, f"its xformers attention is over a part of the keys; {TAP}")
 
 
-def transformer_engine(given: Given) -> AttentionCall:
+def transformer_engine(given: NamedArguments) -> AttentionCall:
     """DotProductAttention.forward: layouts, masks and kernels are chosen inside."""
     raise UnsupportedCallError(given.module, f"TransformerEngine chooses layout, mask and kernel inside; {TAP}")
+
+
+def flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *options: Any, **given: Any) -> AttentionCall:
+    """``flex_attention``: its mask is a BlockMask."""
+    names = ("score_mod", "block_mask", "scale", "enable_gqa")
+    given = dict(zip(names, options, strict=False)) | given
+    if given.get("score_mod") is not None:
+        raise UnsupportedCallError(module, "its FlexAttention changes scores by a score_mod of its own")
+    block_mask = given.get("block_mask")
+    mask = None if block_mask is None else block_mask_of(module, block_mask, query, key)
+    kept = Options(scale=given.get("scale"), enable_gqa=given.get("enable_gqa", False))
+    return AttentionCall(*rounded(query, key), mask, kept)
+
+
+_CACHES = ("seqused_k", "block_table")
+
+
+def torch_varlen(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    *_: Any,
+    **given: Any,
+) -> AttentionCall:
+    """``torch.nn.attention.varlen.varlen_attn``: packed documents, aligned at the bottom right."""
+    if cu_seq_k is None or any(given.get(name) is not None for name in _CACHES):
+        raise UnsupportedCallError(module, f"its varlen attention reads a cache of its own; {TAP}")
+    grouped = given.get("enable_gqa", False) or query.shape[1] != key.shape[1]
+    kept = {name: given[name] for name in ("scale", "window_size") if name in given}
+    options = Options(causal_alignment="bottom-right", enable_gqa=grouped, **kept)
+    return documents(query, key, cu_seq_q, cu_seq_k, options)
+
+
+def torch_varlen_out(module: nn.Module, out: Tensor, *args: Any, **kwargs: Any) -> AttentionCall:
+    """``varlen_attn_out``, which writes into a tensor that it is given."""
+    return torch_varlen(module, *args, **kwargs)
+
+
+_READ = ("temperature", "normalizer", "causal_alignment", "window_size", "softcap", "sink_logits", "first_tokens")
+_OWN = ("dropout_p", "is_causal", "scale", "enable_gqa")
+"""Options of ours that may be given by place; dropout and statistics change no score and no weight."""
+
+
+def own_attention(
+    _: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **given: Any
+) -> AttentionCall:
+    """``attemper.attention``."""
+    options = _own_options(args, given)
+    return AttentionCall(query, key, *without_causal_bias("attention", attn_mask, options, query, key.shape[2]))
+
+
+def own_varlen_attention(
+    _: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *args: Any,
+    **given: Any,
+) -> AttentionCall:
+    """``attemper.varlen_attention``."""
+    # The greatest lengths of a document come first.
+    return documents(query, key, cu_seqlens_q, cu_seqlens_k, _own_options(args[2:], given))
+
+
+def _own_options(args: tuple[Any, ...], given: dict[str, Any]) -> Options:
+    given = dict(zip(_OWN, args, strict=False)) | given
+    return Options(**{name: given[name] for name in (*_OWN[1:], *_READ, "backend") if name in given})

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.sites.compiled import is_script
+from attemper.sites.names import is_script
 
 CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments whose presence makes a module's attention cross attention."""

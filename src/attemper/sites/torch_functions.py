@@ -1,16 +1,17 @@
-"""Attention as torch functions: SDPA, nn.MultiheadAttention's, and softmax by hand, seen by a function mode as
-they run.
+"""Attention as torch functions: ``F.scaled_dot_product_attention`` and ``nn.MultiheadAttention``'s function.
 
-The mode changes nothing: every function runs as it would, and then its arguments are told to the observers. How a
-softmax by hand is followed to its values stands in ``by_hand``.
+To read, a function mode lets every function run as it would and then reports its arguments to the observers; it also
+follows a softmax by hand (``softmax_by_hand``). To act, another mode is entered inside the forward of one module.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,21 +21,45 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.call.masks import alignment_of, is_causal_bias, sizes_of
 from attemper.call.options import Options
+from attemper.errors import InputError
+from attemper.nn.attention import over_padded
 from attemper.sites import softmax_by_hand
-from attemper.sites.autocast import rounded
+from attemper.sites.act import (
+    Actions,
+    ModelCall,
+    actions_on,
+    attend,
+    normalizer_of,
+    output_and_statistics,
+    temperature_of,
+    temperatures,
+)
 from attemper.sites.identity import Origins, following
-from attemper.sites.observation import AttentionCall, UnsupportedCallError, current, guarded, tell, told
+from attemper.sites.observation import (
+    AttentionCall,
+    Reader,
+    UnsupportedCallError,
+    current,
+    four_dimensional,
+    guarded,
+    heads_of,
+    mask_like,
+    report,
+    reported,
+    rounded,
+)
 from attemper.sites.padding import hidden
-from attemper.sites.shapes import four_dimensional, heads_of, mask_like
 from attemper.sites.tap import in_backward
-from attemper.sites.tensor_axes import FeatureAxes
+from attemper.sites.tensor_axes import FeatureAxes, FunctionCall
 
+_SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_MULTI_HEAD = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
 _active: ContextVar[bool] = ContextVar("attemper_mode", default=False)
 
 
 @contextmanager
-def seen() -> Iterator[None]:
-    """Tells the current observers of attention by torch functions; one mode serves all observers of a thread."""
+def reading(_: nn.Module) -> Iterator[None]:
+    """Reports attention by torch functions to the current observers; one mode serves all observers of a thread."""
     if _active.get():
         yield
         return
@@ -48,11 +73,11 @@ def seen() -> Iterator[None]:
 
 
 _PLAIN = frozenset((torch.Size, torch.dtype, torch.device, torch.layout, bool, int, str))
-"""Results that hold no numbers of a tensor: most functions that a mode sees are questions of this kind."""
+"""Types of results that hold no numbers of a tensor: most functions that a mode sees are questions of this kind."""
 
 
 class AttentionMode(TorchFunctionMode):
-    """Lets every function run as it would, and then tells the observers of those that attend."""
+    """Lets every function run as it would, and then reports those that attend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,69 +85,71 @@ class AttentionMode(TorchFunctionMode):
         self.origins = Origins()
         self._by_hand = softmax_by_hand.ByHand(self._axes, self.origins)
         self._partly: set[int] = set()
-        """Modules of which one softmax cannot be read: another one of theirs may be a part of the same attention."""
+        """Modules with a softmax that cannot be read: another softmax of theirs may be part of the same attention."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             # Eager FlexAttention compiles a wrapper of its own: nothing of ours belongs into that graph.
             return func(*args, **kwargs)
-        reader = _READERS.get(func)
-        if reader is not None and current() and not in_backward():
-            with told():
+        if func in _FUNCTIONS and current() and not in_backward():
+            with reported():
                 result = func(*args, **kwargs)
-            guarded(current(), self._tell, reader, args, kwargs)
+            guarded(current(), self._report, func, args, kwargs)
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and current() and not in_backward():
-            guarded(current(), self._follow, func, args, kwargs, result)
+            guarded(current(), self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
-    def _tell(self, reader: Callable[..., AttentionCall], args: Any, kwargs: Any) -> None:
+    def _report(self, func: Any, args: Any, kwargs: Any) -> None:
+        names, reader = _FUNCTIONS[func]
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            tell(_of_tokens(_readable(reader), self._axes), args, kwargs)
+            report(_of_tokens(_readable(reader), self._axes), (), _by_name(names, args, kwargs))
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Tells of a softmax by hand where its weights meet values."""
+    def _follow(self, call: FunctionCall) -> None:
+        """Reports a softmax by hand where its weights meet values."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             try:
-                self._axes.follow(func, args, kwargs, result)
-                self.origins.follow(func, args, kwargs, result)
-                found = self._by_hand.follow(func, args, kwargs, result)
-            except Exception as error:  # whatever it is, it must not end somebody's training run
-                name = getattr(func, "__name__", func)
+                self._axes.follow(call)
+                self.origins.follow(call)
+                found = self._by_hand.follow(call)
+            except Exception as error:  # whatever it is, it must not end a training run
+                name = getattr(call.func, "__name__", call.func)
                 found = softmax_by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
             if found is not None:
-                tell(softmax_by_hand.read, (self._whole(found),), {}, places=found.places)
+                report(softmax_by_hand.read, (self._whole(found),), {}, places=found.places)
 
     def _whole(self, found: softmax_by_hand.Found) -> softmax_by_hand.Found:
+        """What was found, unless another softmax of the module that is running could not be read."""
         module = id(current()[0].running())
         if found.changed:
             self._partly.add(module)
-        return (
-            softmax_by_hand.Found(None, softmax_by_hand.PARTLY)
-            if found.scores is not None and module in self._partly
-            else found
-        )
+        partly = found.scores is not None and module in self._partly
+        return softmax_by_hand.Found(None, softmax_by_hand.PARTLY) if partly else found
 
 
-def _of_tokens(reader: Callable[..., AttentionCall], axes: FeatureAxes) -> Callable[..., AttentionCall]:
+def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _of_tokens(reader: Reader, axes: FeatureAxes) -> Reader:
     """The reader, for keys that are tokens: XCiT gives channels to the same function."""
 
-    def read(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> AttentionCall:
-        if any(part.dim() - 2 in axes.of(part).axes for part in (key, value)):
+    def read(module: nn.Module, **given: Any) -> AttentionCall:
+        if any(part.dim() - 2 in axes.of(part).axes for part in (given["key"], given["value"])):
             raise UnsupportedCallError(module, softmax_by_hand.CHANNELS)
-        return reader(module, query, key, value, *args, **kwargs)
+        return reader(module, **given)
 
     return read
 
 
-def _readable(reader: Callable[..., AttentionCall]) -> Callable[..., AttentionCall]:
-    """The reader; arguments that torch took and that it cannot read make the site skipped."""
+def _readable(reader: Reader) -> Reader:
+    """The reader; where it cannot read arguments that torch accepted, the site is skipped."""
 
-    def read(module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
+    def read(module: nn.Module, **given: Any) -> AttentionCall:
         try:
-            return reader(module, *args, **kwargs)
+            return reader(module, **given)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, UnsupportedCallError):
                 raise
@@ -132,22 +159,20 @@ def _readable(reader: Callable[..., AttentionCall]) -> Callable[..., AttentionCa
 
 
 def read_sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> AttentionCall:  # fmt: skip
-    """``F.scaled_dot_product_attention``'s arguments as a call."""
+    module: nn.Module, query: Tensor, key: Tensor, attn_mask: Tensor | None = None, **given: Any
+) -> AttentionCall:
+    """``F.scaled_dot_product_attention``'s arguments as a call; ``given``: those that are options."""
     if any(part.is_nested for part in (query, key)):
         raise UnsupportedCallError(
             module, "its queries and keys are nested tensors: pad them, or put attemper.tap beside it"
         )
     heads = heads_of(module)
-    if not enable_gqa:
+    options = Options(**{name: given[name] for name in ("scale", "is_causal", "enable_gqa") if name in given})
+    if not options.enable_gqa:
         # Leading axes broadcast before they are read as batch and heads.
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         query, key = (part.expand(*lead, *part.shape[-2:]) for part in (query, key))
     q, k = (four_dimensional(part, heads) for part in rounded(query, key))
-    options = Options(scale=scale, is_causal=is_causal, enable_gqa=enable_gqa)
     if is_causal_bias(attn_mask):
         return AttentionCall(q, k, None, _with_causal_bias(module, attn_mask, options, (q.shape[2], k.shape[2])))
     mask = None if attn_mask is None else mask_like(module, attn_mask, query, heads, key.shape[-2])
@@ -155,7 +180,7 @@ def read_sdpa(
 
 
 def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: tuple[int, int]) -> Options:
-    """A ``CausalBias`` as SDPA reads it: from the top left by the call's own sizes, else by those it was made for."""
+    """A ``CausalBias`` as SDPA reads it: from the top left by the call's own sizes, else by its own."""
     queries, keys = sizes_of(bias)
     if alignment_of(bias) == "top-left" or queries == keys:
         return replace(options, is_causal=True)
@@ -165,37 +190,36 @@ def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: 
     return replace(options, is_causal=True, causal_alignment="bottom-right")
 
 
-def read_multi_head(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
-    in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
-    add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None, training: bool = True,
-    key_padding_mask: Tensor | None = None, need_weights: bool = True, attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None, k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None, static_k: Tensor | None = None, static_v: Tensor | None = None,
-    average_attn_weights: bool = True, is_causal: bool = False,
-) -> AttentionCall:  # fmt: skip
+def read_multi_head(module: nn.Module, **given: Any) -> AttentionCall:
     """``F.multi_head_attention_forward``'s arguments as a call: queries and keys are projected anew."""
-    if bias_k is not None or add_zero_attn or static_k is not None:
+    if given["bias_k"] is not None or given["add_zero_attn"] or given.get("static_k") is not None:
         raise UnsupportedCallError(module, "it adds keys of its own (add_bias_kv, add_zero_attn or static_k)")
-    if in_proj_weight is not None and not use_separate_proj_weight:
-        q_proj_weight, k_proj_weight, _ = in_proj_weight.chunk(3)
-    assert q_proj_weight is not None
-    assert k_proj_weight is not None
-    biases = (None, None) if in_proj_bias is None else in_proj_bias.chunk(3)[:2]
-    sequences = [part if part.dim() == 3 else part[:, None] for part in (query, key)]
-    q, k = (
-        F.linear(part, weight, bias).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
-        for part, weight, bias in zip(sequences, (q_proj_weight, k_proj_weight), biases, strict=True)
-    )
-    mask = _visible(attn_mask, q.shape[0], num_heads)
-    tokens = None
-    same = _same_sequence(query, key)
-    if key_padding_mask is not None:
-        padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
+    query, key, heads = given["query"], given["key"], given["num_heads"]
+    q, k = _projected(query, key, given)
+    attn_mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
+    mask = _visible(attn_mask, q.shape[0], heads)
+    tokens, same = None, _same_sequence(query, key)
+    if padding is not None:
+        padding = padding if padding.dim() == 2 else padding[None]
         visible = ~padding if padding.dtype == torch.bool else padding
         mask = _both(mask, visible[:, None, None, :])
         tokens = ~hidden(padding) if same else None
-    return AttentionCall(q, k, mask, Options(is_causal=is_causal and attn_mask is None), cross=not same, tokens=tokens)
+    options = Options(is_causal=given.get("is_causal", False) and attn_mask is None)
+    return AttentionCall(q, k, mask, options, cross=not same, tokens=tokens)
+
+
+def _projected(query: Tensor, key: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Queries [B, H, Q, D] and keys [B, H, K, D] of sequences [Q, B, E] and [K, B, E], or without a batch."""
+    weights: Any = (given.get("q_proj_weight"), given.get("k_proj_weight"))
+    if given["in_proj_weight"] is not None and not given.get("use_separate_proj_weight"):
+        weights = given["in_proj_weight"].chunk(3)[:2]
+    biases = (None, None) if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)[:2]
+    sequences = [part if part.dim() == 3 else part[:, None] for part in (query, key)]
+    q, k = (
+        F.linear(part, weight, bias).unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3)
+        for part, weight, bias in zip(sequences, weights, biases, strict=True)
+    )
+    return q, k
 
 
 def _same_sequence(query: Tensor, key: Tensor) -> bool:
@@ -224,7 +248,128 @@ def _both(one: Tensor | None, two: Tensor) -> Tensor:
     return parts[0] + parts[1]
 
 
-_READERS: dict[Any, Callable[..., AttentionCall]] = {
-    F.scaled_dot_product_attention: read_sdpa,
-    F.multi_head_attention_forward: read_multi_head,
+_FUNCTIONS: dict[Any, tuple[tuple[str, ...], Reader]] = {
+    F.scaled_dot_product_attention: (_SDPA, read_sdpa),
+    F.multi_head_attention_forward: (_MULTI_HEAD, read_multi_head),
 }
+"""Names of the arguments of each function, and how they are read."""
+
+
+class FunctionActions(Actions):
+    """Actions on a module whose own code calls an attention function of torch."""
+
+    def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs the forward under a mode: inside the forward, because activation checkpointing calls it once more."""
+        with ActingMode(module):
+            return forward(*args, **kwargs)
+
+
+class MultiHeadActions(FunctionActions):
+    """Actions on ``nn.MultiheadAttention``."""
+
+    def own_forward(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """The layer's forward, on padded tensors: only torch's fast path, which is off here, takes nested ones."""
+        forward = super().own_forward(module, args)
+        if any(getattr(part, "is_nested", False) for part in args):
+            return partial(over_padded, forward, batch_first=bool(module.batch_first))
+        return forward
+
+
+class ActingMode(TorchFunctionMode):
+    """Meets the attention functions of torch inside one module's forward."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _scaled_dot_product(self.module, _by_name(_SDPA, args, kwargs))
+        if func is F.multi_head_attention_forward:
+            return _multi_head(self.module, _by_name(_MULTI_HEAD, args, kwargs))
+        if func is Tensor.unflatten:
+            # The method calls super(), which torch.compile cannot follow under a mode.
+            func = torch.unflatten
+        return func(*args, **kwargs)
+
+
+@dataclass
+class _ScaledDotProduct(ModelCall):
+    """A call of ``F.scaled_dot_product_attention``."""
+
+    shape: torch.Size
+    """Of its query as the model gave it."""
+    given: dict[str, Any]
+    """Its other arguments, by name."""
+
+    def read(self, query: Tensor) -> AttentionCall:
+        return read_sdpa(self.module, query.reshape(self.shape), **self.given)
+
+    def run(self, query: Tensor) -> Any:
+        return F.scaled_dot_product_attention(query.reshape(self.shape), **self.given)
+
+    def result_of(self, output: Tensor) -> Any:
+        return output
+
+    def map_output(self, function: Callable[[Tensor], Tensor], result: Any) -> Any:
+        return function(result)
+
+
+def _scaled_dot_product(module: nn.Module, given: dict[str, Any]) -> Tensor:
+    query = given.pop("query")
+    key, value = given["key"], given["value"]
+    plain = query.dim() == 4 and key.dim() == 4 and value.dim() == 4 and key.shape[0] == query.shape[0]
+    plain = plain and (given.get("enable_gqa", False) or query.shape[1] == key.shape[1] == value.shape[1])
+    # Under autocast SDPA rounds and returns by rules of its own; another normalizer rounds as its call was read.
+    ours = normalizer_of(module) is not None or not torch.is_autocast_enabled(query.device.type)
+    rows = four_dimensional(query, heads_of(module))
+    dropout = given.get("dropout_p", 0.0)
+    return attend(_ScaledDotProduct(module, rows, value, dropout, plain and ours, query.shape, given))
+
+
+def _multi_head(module: nn.Module, given: dict[str, Any]) -> Any:
+    """``nn.MultiheadAttention``: the temperature of each head goes into the rows of the query projection."""
+    actions = actions_on(module)
+    actions.frame().met = True
+    if actions.temperatures:
+        given = _with_tempered_projection(module, given)
+    result = F.multi_head_attention_forward(**given)
+    for listener in [listener for listener in actions.listeners if listener.wants(module)]:
+        call = read_multi_head(module, **given)
+        stats = output_and_statistics(module, call, None, listener.stats)[1] if listener.stats else None
+        result = (listener.take(module, call, stats, result[0]), *result[1:])
+    return result
+
+
+def _with_tempered_projection(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    heads, size = given["num_heads"], given["embed_dim_to_check"]
+    stand_in = given["query"].new_empty(1, heads, 1, 1)
+    for part in temperatures(module):
+        if any(
+            getattr(factor, what, False) for factor in part.modules() for what in ("follows_input", "follows_length")
+        ):
+            raise InputError(
+                f"{type(part).__name__} differs from query to query, and nn.MultiheadAttention takes one temperature "
+                "per head: put attemper.nn.MultiheadAttention(..., temperature=...) in its place."
+            )
+    product = temperature_of(module, stand_in, lambda: stand_in, None)
+    assert product is not None
+    factors = product.reciprocal().expand(1, heads, 1).reshape(heads, 1).expand(heads, size // heads).reshape(size)
+    changed: dict[str, Any] = {}
+    if given.get("use_separate_proj_weight"):
+        weight = given["q_proj_weight"]
+        changed["q_proj_weight"] = weight * factors[:, None].to(weight.dtype)
+    else:
+        weight = given["in_proj_weight"]
+        changed["in_proj_weight"] = weight * _ones_after(factors, weight)[:, None]
+    bias = given.get("in_proj_bias")
+    if bias is not None:
+        changed["in_proj_bias"] = bias * _ones_after(factors, bias)
+    return given | changed
+
+
+def _ones_after(factors: Tensor, like: Tensor) -> Tensor:
+    """``factors`` for the query's third of packed features, and 1 for those of keys and values."""
+    rest = factors.new_ones(like.shape[0] - len(factors))
+    return torch.cat((factors, rest)).to(like.dtype)

@@ -1,16 +1,22 @@
-"""transformers' attention registry: ``attemper`` as an implementation, and a look at every other implementation.
+"""transformers' attention registry: ``attemper`` as an implementation, and every other one read and acted on.
 
 As an implementation it is registered for masks too: without a mask function of the same name the mask would arrive as
 None, and padding would be ignored. Windows and chunks are in that mask, so ``sliding_window`` carries nothing more.
+
+Every other implementation is met in the look-up of the registry, where functions are wrapped on their way to a model.
+Two wraps may stand there: ``_reporting`` inside of ``_acting``, so that observers see the call as it was acted on. The
+class gets its own method back when both are gone.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -20,14 +26,28 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from attemper.call.options import first_true, planned
 from attemper.errors import InputError, MissingExtraError
 from attemper.functional.attention import executed
-from attemper.sites import registry as lookup
+from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
+from attemper.sites.act import Actions, ModelCall, attend
 from attemper.sites.identity import places
 from attemper.sites.names import named
-from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guarded, tell, told
-from attemper.sites.registry import NAME
+from attemper.sites.observation import (
+    AttentionCall,
+    Observer,
+    Reader,
+    UnsupportedCallError,
+    current,
+    guarded,
+    report,
+    reported,
+)
 from attemper.sites.tap import tap_call
-from attemper.sites.transformers_arguments import as_eager, reader_of, understood
+from attemper.sites.transformers_arguments import OPTIONS, as_eager, reader_of, understood
+
+NAME = "attemper"
+"""The name of our own implementation in the registry."""
+_UNSET = dict.fromkeys(OPTIONS)
+"""Options of registry functions, as they are where a model does not pass them."""
 
 
 def register() -> None:
@@ -42,14 +62,21 @@ def register() -> None:
 
 
 def attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
-    dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_bias: Tensor | None = None, **others: Any,
-) -> tuple[Tensor, Any]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    **given: Any,
+) -> tuple[Tensor, Any]:
     """Attention as transformers' models call it: query [B, H, Q, D], key and value [B, G, K, D].
 
-    Under a scan, output and statistics come from one pass of ours. Otherwise the model's SDPA attention runs (eager,
-    where sinks or a softcap ask for it), and a tap beside it that costs nothing until a watch samples the step.
+    Under a scan, output and statistics come from one pass of our kernel. Otherwise the model's SDPA attention runs
+    (eager, where sinks or a softcap ask for it). A tap beside it does nothing until a watch samples the step.
+
+    Args:
+        given: ``scaling``, ``is_causal``, ``softcap``, ``s_aux``, ``position_bias``, and keywords without effect.
 
     Returns:
         ([B, Q, H, E], None), or what the eager function of the model returns.
@@ -57,14 +84,7 @@ def attention_forward(
     Raises:
         UnsupportedCallError: a keyword or a mask that is not known here: it might mean masking.
     """
-    given = {
-        "scaling": scaling,
-        "is_causal": is_causal,
-        "softcap": softcap,
-        "s_aux": s_aux,
-        "position_bias": position_bias,
-    }
-    call = understood(module, query, key, attention_mask, **given, **others)
+    call = understood(module, query, key, attention_mask, **given)
     if not torch.compiler.is_compiling() and any(observer.replace for observer in current()):
         if dropout > 0:
             raise InputError(
@@ -77,26 +97,31 @@ def attention_forward(
                 observer.fail(error)
     tap_call(call, module)
     mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
-    if softcap is None and s_aux is None:
+    if given.get("softcap") is None and given.get("s_aux") is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         function = sdpa_attention_forward
     else:
-        function = _eager(module)
-        if mask is None and call.options.is_causal:
-            # SDPA is told by a flag that there is nothing but causality to mask; eager knows masks only.
-            pairs = (query.shape[2], key.shape[2])
-            mask = torch.ones(pairs, dtype=torch.bool, device=query.device).tril()[None, None]
-        if mask is not None and mask.dtype == torch.bool:
-            mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+        function, mask = _eager(module), _added_mask(call, mask)
+    given = {**_UNSET, **given}
     if torch.compiler.is_compiling():
-        return function(module, query, key, value, mask, dropout=dropout, **given, **others)
-    with told():  # by the tap
-        return function(module, query, key, value, mask, dropout=dropout, **given, **others)
+        return function(module, query, key, value, mask, dropout=dropout, **given)
+    with reported():  # by the tap
+        return function(module, query, key, value, mask, dropout=dropout, **given)
+
+
+def _added_mask(call: AttentionCall, mask: Tensor | None) -> Tensor | None:
+    """The mask of a call as eager attention adds it: eager knows no flag for causality, as SDPA does."""
+    query, keys = call.query, call.key.shape[2]
+    if mask is None and call.options.is_causal:
+        mask = torch.ones((query.shape[2], keys), dtype=torch.bool, device=query.device).tril()[None, None]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    return mask
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention of the file that a module, or a class that it derives from, stands in."""
+    """The eager attention in the file of a module's class, or of a class that it derives from."""
     for kind in type(module).__mro__:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if function is not None:
@@ -118,54 +143,106 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
     return output
 
 
-@contextmanager
-def seen() -> Iterator[None]:
-    """Tells the current observers of every registry call, whatever the implementation; its own function still runs.
+Wrap = Callable[[Callable[..., Any], str, Callable[..., Any]], Callable[..., Any]]
+"""(function, name of the implementation, the model's eager function) -> what the model calls."""
 
-    The look-up of the registry is wrapped, and unwrapped when the last look ends; a thread without observers gets
-    what it always got.
+_REPORTING, _ACTING = 0, 1
+_wraps: list[Wrap | None] = [None, None]
+"""The wraps of the look-up, innermost first; None where nobody needs one."""
+_needs = [0, 0]
+"""How many need each wrap."""
+_lock = threading.RLock()  # a model may be collected, and release its wrap, while its thread holds the lock
+_original: list[Callable[..., Any]] = []
+
+
+def _wrap_lookup(place: int) -> None:
+    """Wraps what the look-up gives to models, until ``_unwrap_lookup`` is called as often."""
+    with _lock:
+        if not _original:
+            from transformers import AttentionInterface
+
+            _original.append(AttentionInterface.get_interface)
+            AttentionInterface.get_interface = _with_wraps(_original[0])
+        _wraps[place] = (_reporting, _acting)[place]
+        _needs[place] += 1
+
+
+def _unwrap_lookup(place: int) -> None:
+    """Ends one ``_wrap_lookup``."""
+    with _lock:
+        _needs[place] -= 1
+        if not _needs[place]:
+            _wraps[place] = None
+        if _original and not any(_needs):
+            interface: Any = sys.modules["transformers"].AttentionInterface
+            interface.get_interface = _original.pop()
+
+
+def _with_wraps(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = original(self, implementation, default)
+        for wrap in _wraps:
+            if wrap is not None:
+                function = wrap(function, implementation, default)
+        return function
+
+    return get_interface
+
+
+@contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """Reports every registry call to the current observers, whatever the implementation; its own function still runs.
+
+    A thread without observers gets what it always got. Nothing happens where ``model`` holds no transformers model.
     """
-    lookup.put(lookup.TELLING, _telling)
+    if not pretrained(model):
+        yield
+        return
+    _wrap_lookup(_REPORTING)
     try:
         yield
     finally:
-        lookup.take(lookup.TELLING)
+        _unwrap_lookup(_REPORTING)
 
 
-def _telling(function: Callable[..., Any], implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting(function: Callable[..., Any], implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
     if implementation == NAME or torch.compiler.is_compiling() or not current():
         return function
     try:
-        return _Told(function, as_eager if function is default else reader_of(function, implementation))
-    except Exception as error:  # whatever it is, it must not end somebody's training run
+        return _Reporting(function, as_eager if function is default else reader_of(function, implementation))
+    except Exception as error:  # whatever it is, it must not end a training run
         for observer in current():
             observer.fail(error)
         return function
 
 
-class _Told:
-    """A registry function that tells the observers what it is called with, and then is what it was."""
+class _Reporting:
+    """A registry function that runs as it would and then reports what it was called with."""
 
-    def __init__(self, function: Callable[..., Any], reader: Callable[..., AttentionCall]) -> None:
+    def __init__(self, function: Callable[..., Any], reader: Reader) -> None:
         self.function, self.reader = function, reader
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with told(), _without_mode():
+        with reported(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
-        guarded(current(), self._tell, module, query, key, args, dict(kwargs))
+        guarded(current(), self._report, module, query, key, _arguments(args, kwargs))
         return result
 
-    def _tell(
-        self, module: nn.Module, query: Tensor, key: Tensor, args: tuple[Any, ...], given: dict[str, Any]
-    ) -> None:
-        mask = args[0] if args else given.pop("attention_mask", None)
-        given.pop("dropout", None)
-        tell(partial(self.reader, query=query, key=key, mask=mask), (), given, module, places((query, key)))
+    def _report(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> None:
+        reader = partial(self.reader, query=query, key=key)
+        report(reader, (), given, module, places((query, key)))
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The mask and the options of a registry call by the names that readers know."""
+    given = {name: value for name, value in kwargs.items() if name not in ("attention_mask", "dropout")}
+    return {"mask": args[0] if args else kwargs.get("attention_mask"), **given}
 
 
 @contextmanager
 def _without_mode() -> Iterator[None]:
-    """Takes our function mode off, if it is the innermost: a kernel that is compiled would be compiled anew for it."""
+    """Takes our function mode off, if it is the innermost: a compiled kernel would be compiled anew under it."""
     if not isinstance(_get_current_function_mode(), torch_functions.AttentionMode):
         yield
         return
@@ -173,22 +250,86 @@ def _without_mode() -> Iterator[None]:
         yield
 
 
+class RegistryActions(Actions):
+    """Actions on a module of the registry. They keep the look-up wrapped as long as they live, or until ``release``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hold()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._hold()
+
+    def _hold(self) -> None:
+        _wrap_lookup(_ACTING)
+        # A model that is garbage-collected needs the wrap no more.
+        self._let_go = weakref.finalize(self, _unwrap_lookup, _ACTING)
+
+    def release(self) -> None:
+        self._let_go()
+
+
 @dataclass
-class Switched:
-    """Models whose attention runs here for a while, and those that would not."""
+class _RegistryCall(ModelCall):
+    """A call of a registry function."""
+
+    function: Callable[..., Any]
+    implementation: str
+    default: Callable[..., Any]
+    """The model's eager function."""
+    key: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def read(self, query: Tensor) -> AttentionCall:
+        reader = understood if self.implementation == NAME else self._reader()
+        return reader(self.module, query=query, key=self.key, **_arguments(self.args, self.kwargs))
+
+    def _reader(self) -> Reader:
+        # An observer's function may stand around the one that the model calls.
+        own = getattr(self.function, "function", self.function)
+        return as_eager if own is self.default else reader_of(own, self.implementation)
+
+    def run(self, query: Tensor) -> Any:
+        return self.function(self.module, query, self.key, self.value, *self.args, **self.kwargs)
+
+    def result_of(self, output: Tensor) -> Any:
+        return output.transpose(1, 2).contiguous(), None
+
+    def map_output(self, function: Callable[[Tensor], Tensor], result: Any) -> Any:
+        return (function(result[0]), *result[1:])
+
+
+def _acting(function: Callable[..., Any], implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the registry, under which the calls of modules that have ``Actions`` are acted on."""
+
+    def forward(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if getattr(module, ACTIONS, None) is None:
+            return function(module, query, key, value, *args, **kwargs)
+        dropout = kwargs.get("dropout", 0.0)
+        call = _RegistryCall(module, query, value, dropout, True, function, implementation, default, key, args, kwargs)
+        return attend(call)
+
+    return forward
+
+
+@dataclass
+class Switch:
+    """Models whose attention runs by our implementation for a while, and those that have no such setting."""
 
     models: list[nn.Module] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """Module name (empty for the model itself) -> reason."""
     _saved: list[tuple[Any, str | None]] = field(default_factory=list)
 
-    def take(self, config: Any) -> None:
-        """Makes what reads this config attend here."""
+    def add(self, config: Any) -> None:
+        """Sets our implementation for the models that read this config."""
         self._saved.append((config, config._attn_implementation_internal))
         config._attn_implementation_internal = NAME
 
     def exclude(self, model: nn.Module) -> None:
-        """Gives one model its own implementation back, for good."""
+        """Gives one model its own implementation back before the others."""
         config: Any = model.config
         excluded = [config, *_sub_configs(config)]
         for saved, implementation in self._saved:
@@ -198,6 +339,7 @@ class Switched:
         self.models = [other for other in self.models if other.config is not config]
 
     def restore(self) -> None:
+        """Gives every model its own implementation back."""
         for config, implementation in self._saved:
             config._attn_implementation_internal = implementation
 
@@ -209,9 +351,9 @@ def pretrained(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def switched(model: nn.Module) -> Iterator[Switched]:
-    """Runs the attention of every registry model inside ``model`` here; each gets its own back whatever happens."""
-    state, names = Switched(), named(model)
+def switched(model: nn.Module) -> Iterator[Switch]:
+    """Sets our implementation for every registry model inside ``model``; each gets its own back after the block."""
+    state, names = Switch(), named(model)
     models: list[Any] = pretrained(model)
     if models:
         register()
@@ -225,13 +367,13 @@ def switched(model: nn.Module) -> Iterator[Switched]:
         state.models.append(module)
         if id(module.config) not in taken:
             taken.add(id(module.config))
-            state.take(module.config)
+            state.add(module.config)
     for config in [config for config, _ in state._saved]:
-        # Some models give a sub-config to modules that are no PreTrainedModel: nothing but the config tells them.
+        # Some models give a sub-config to modules that are no PreTrainedModel and that no other way finds.
         for sub in _sub_configs(config):
             if id(sub) not in taken:
                 taken.add(id(sub))
-                state.take(sub)
+                state.add(sub)
     try:
         yield state
     finally:

@@ -6,31 +6,35 @@ A call is understood exactly or refused: a keyword that is not known might mean 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 
 from attemper.call.options import Options, Packing
-from attemper.sites.autocast import rounded
-from attemper.sites.block_mask import dense as block_mask_of
-from attemper.sites.observation import AttentionCall, UnsupportedCallError
+from attemper.sites.observation import AttentionCall, Reader, UnsupportedCallError, rounded
 
+OPTIONS = ("scaling", "is_causal", "softcap", "s_aux", "position_bias")
+"""Keywords of registry functions that change the scores or the mask."""
 WITHOUT_EFFECT = frozenset(
     (
-        "cache_position", "deterministic", "num_items_in_batch", "output_attentions", "output_hidden_states",
-        "output_router_logits", "position_ids", "return_dict", "seq_idx", "sliding_window", "use_cache",
+        *("cache_position", "position_ids", "seq_idx", "sliding_window", "num_items_in_batch", "deterministic"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache"),
     )
-)  # fmt: skip
+)
 """Keywords that models pass along and that mean nothing to attention over a mask. Any other one is refused."""
+_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_FLASH = frozenset(("scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_ids", *_DOCUMENTS))
+"""Keywords that flash's convention gives a meaning."""
 
 
-def reader_of(function: Callable[..., Any], implementation: str) -> Callable[..., AttentionCall]:
+def reader_of(function: Callable[..., Any], implementation: str) -> Reader:
     """How a registry function reads its arguments: known of transformers' own functions, whatever their name there.
 
-    A kernel of the Hub runs under its own name through the flash function; a name tells nothing of a function that
-    somebody registered.
+    A kernel of the Hub runs under its own name through the flash function. Of a function that was registered by
+    others its name says nothing.
     """
     for home, name, reader in (
         ("sdpa_attention", "sdpa_attention_forward", _as_sdpa),
@@ -63,45 +67,52 @@ def _as_sdpa(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: 
     return understood(module, *rounded(query, key), mask, **given)
 
 
-def _as_flash(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, scaling: float | None = None,
-    is_causal: bool | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_ids: Tensor | None = None, cu_seq_lens_q: Tensor | None = None,
-    cu_seq_lens_k: Tensor | None = None, max_length_q: Any = None, max_length_k: Any = None, **others: Any,
-) -> AttentionCall:  # fmt: skip
+def _as_flash(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
     """Flash's convention: a 2-D padding mask or none, causal from the bottom right, the window as an argument.
 
     Without a mask, documents are packed: by their starts, or where positions start anew.
     """
-    _refuse_unknown(module, others)
+    _refuse_unknown(module, {name: value for name, value in given.items() if name not in _FLASH})
     if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
         raise UnsupportedCallError(module, "its attention_mask is not the 2-D padding mask that flash attention takes")
     if getattr(sys.modules["transformers.integrations.flash_attention"], "_use_top_left_mask", False):
         raise UnsupportedCallError(module, "its flash attention is of a version that masks from the top left")
-    causal = module.is_causal if is_causal is None else is_causal
-    window = (-1, -1)
-    if sliding_window is not None and key.shape[2] > sliding_window:
-        window = (sliding_window - 1, sliding_window - 1)
-    options = Options(
-        scale=scaling, is_causal=bool(causal), causal_alignment="bottom-right", window_size=window,
-        softcap=softcap, sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    options = _flash_options(module, query, key, given)
     if mask is not None:
         return AttentionCall(query, key, mask[:, None, None, -key.shape[2] :].bool(), options)
-    told = all(given is not None for given in (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k))
-    starts = (cu_seq_lens_q, cu_seq_lens_k) if told else _starts(query, position_ids)
+    packing = _packing(module, query, key, given)
+    return AttentionCall(query, key, None, options, packing)
+
+
+def _flash_options(module: nn.Module, query: Tensor, key: Tensor, given: Mapping[str, Any]) -> Options:
+    causal, size = given.get("is_causal"), given.get("sliding_window")
+    window = (-1, -1) if size is None or key.shape[2] <= size else (size - 1, size - 1)
+    return Options(
+        scale=given.get("scaling"),
+        is_causal=bool(module.is_causal if causal is None else causal),
+        causal_alignment="bottom-right",
+        window_size=window,
+        softcap=given.get("softcap"),
+        sink_logits=given.get("s_aux"),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _packing(module: nn.Module, query: Tensor, key: Tensor, given: Mapping[str, Any]) -> Packing | None:
+    """Packed documents: by their starts and lengths if all are given, else by positions that start anew."""
+    exact = all(given.get(name) is not None for name in _DOCUMENTS)
+    positions = None if exact else _starts(query, given.get("position_ids"))
+    starts = (given["cu_seq_lens_q"], given["cu_seq_lens_k"]) if exact else positions
     if starts is None:
-        return AttentionCall(query, key, None, options)
-    if query.shape[0] != 1 or (not told and query.shape[2] != key.shape[2]):
+        return None
+    if query.shape[0] != 1 or (not exact and query.shape[2] != key.shape[2]):
         shapes = f"{list(query.shape)} queries and {list(key.shape)} keys"
         raise UnsupportedCallError(module, f"its documents are packed in a way that is not known here: {shapes}")
-    assert starts[0] is not None
-    assert starts[1] is not None
-    return AttentionCall(query, key, None, options, Packing(starts[0], starts[1]))
+    return Packing(*starts)
 
 
 def _starts(query: Tensor, positions: Any) -> tuple[Tensor, Tensor] | None:
-    """Where packed documents start, [documents + 1], told by positions [1, tokens] that start anew; None for one."""
+    """Where packed documents start, [documents + 1], by positions [1, tokens] that start anew; None for one."""
     if not isinstance(positions, Tensor) or query.shape[0] != 1 or positions.shape[-1] == 1:
         return None
     places = positions.reshape(-1)
@@ -123,23 +134,26 @@ def _as_flex(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: 
 
 
 def understood(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, scaling: float | None = None,
-    is_causal: bool | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None, eager: bool = False, **others: Any,
-) -> AttentionCall:  # fmt: skip
-    """A call of a registry function whose mask is 4-D or None. ``eager``: no mask means no mask, not a causal one."""
-    _refuse_unknown(module, others)
+    module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, eager: bool = False, **given: Any
+) -> AttentionCall:
+    """A call of a registry function whose mask is 4-D or None.
+
+    Args:
+        eager: no mask means that nothing is masked; else that the call is causal where its module is.
+        given: ``scaling``, ``is_causal``, ``softcap``, ``s_aux``, ``position_bias``, and keywords without effect.
+    """
+    scaling, causal, softcap, sink, bias = (given.pop(name, None) for name in OPTIONS)
+    _refuse_unknown(module, given)
     if query.dim() != 4:
         raise UnsupportedCallError(
             module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected"
         )
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    options = Options(
-        scale=scaling, is_causal=bool(is_causal) and mask is None and query.shape[2] > 1 and not eager, softcap=softcap,
-        sink_logits=s_aux, enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    return AttentionCall(query, key, _mask(module, key, mask, position_bias), options)
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+    causal = bool(causal) and mask is None and query.shape[2] > 1 and not eager
+    grouped = query.shape[1] != key.shape[1]
+    options = Options(scale=scaling, is_causal=causal, softcap=softcap, sink_logits=sink, enable_gqa=grouped)
+    return AttentionCall(query, key, _mask(module, key, mask, bias), options)
 
 
 def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
@@ -161,3 +175,36 @@ def _mask(module: nn.Module, key: Tensor, mask: Any, position_bias: Any) -> Tens
     if mask is None or bias is None:
         return bias if mask is None else mask
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+
+
+def block_mask_of(module: nn.Module, block_mask: Any, query: Tensor, key: Tensor) -> Tensor:
+    """FlexAttention's BlockMask as a mask, [B or 1, H or 1, Q, K] bool: its rule asked for every query and key.
+
+    The batch or the heads are 1 where the rule does not depend on them.
+
+    Raises:
+        UnsupportedCallError: it was made of blocks, without a rule.
+    """
+    from torch.nn.attention.flex_attention import create_mask, noop_mask
+
+    rule = block_mask.mask_mod
+    if rule is noop_mask and not bool(block_mask.to_dense().all()):
+        raise UnsupportedCallError(module, "its BlockMask is made of blocks without a rule (mask_mod)")
+    batch = query.shape[0] if _depends(rule, 0, query.device) else 1
+    heads = query.shape[1] if _depends(rule, 1, query.device) else 1
+    return create_mask(rule, batch, heads, query.shape[2], key.shape[2], device=query.device)
+
+
+def _depends(rule: Callable[..., Tensor], place: int, device: torch.device) -> bool:
+    """Whether a rule's answer depends on the sample (place 0) or on the head (place 1)."""
+    depends = []
+
+    def probe(index: Tensor) -> Tensor:
+        indices = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
+        indices[place] = index
+        answer = rule(*indices)
+        depends.append(is_batchedtensor(answer))
+        return answer.clone()
+
+    torch.vmap(probe)(torch.zeros(1, dtype=torch.int64, device=device))
+    return depends[0]

@@ -1,8 +1,8 @@
-"""Acting on the attention of chosen modules: their queries are tempered, their calls are told to who acts on them.
+"""Wraps the forward of chosen modules, so that their attention calls are tempered and listeners receive them.
 
-Each chosen module's forward is wrapped, and what it calls inside is met where it still says everything: transformers'
-registry, ``F.scaled_dot_product_attention``, ``nn.MultiheadAttention``'s function, our own layers. Inside the forward,
-because activation checkpointing calls it a second time, where no mode around the model stands any more.
+What the forward calls is met where the call still says everything: transformers' registry,
+``F.scaled_dot_product_attention``, ``nn.MultiheadAttention``'s function, our own layers. It is met inside the forward
+because activation checkpointing runs that a second time, where no mode around the model is active any more.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.nn.attention import over_padded
 from attemper.nn.temperature import ACTIONS
-from attemper.sites import find
 from attemper.sites.act import Actions, Listener, actions_on, temperatures
-from attemper.sites.acting_functions import ActingMode
-from attemper.sites.acting_registry import RegistryActions
+from attemper.sites.find import Site
 
 
-def actions_of(module: nn.Module, way: str) -> Actions:
-    """The actions of a module, which gets some if it has none; ``release`` when nothing is left of them."""
+def actions_of(site: Site) -> Actions:
+    """The actions of a site, made if it has none. Call ``release`` when they may have no effect any more."""
+    module = site.module
     actions: Actions | None = getattr(module, ACTIONS, None)
     if actions is None:
-        actions = RegistryActions(way) if way == find.REGISTRY else Actions(way)
+        assert site.way.actions is not None
+        actions = site.way.actions()
         actions.original = module.__dict__.get("forward")
         setattr(module, ACTIONS, actions)
         actions.forward = module.forward = partial(_forward, module)
@@ -34,27 +33,27 @@ def actions_of(module: nn.Module, way: str) -> Actions:
     return actions
 
 
-def listen(module: nn.Module, way: str, listener: Listener) -> None:
-    """Tells ``listener`` of the attention calls of a module, until ``unlisten``."""
-    actions_of(module, way).listeners.append(listener)
+def listen(site: Site, listener: Listener) -> None:
+    """Gives ``listener`` the attention calls of a site, until ``unlisten``."""
+    actions_of(site).listeners.append(listener)
 
 
-def unlisten(module: nn.Module, listener: Listener) -> None:
-    """Tells it no more. May be called again."""
-    actions: Actions | None = getattr(module, ACTIONS, None)
+def unlisten(site: Site, listener: Listener) -> None:
+    """Ends ``listen``. May be called again."""
+    actions: Actions | None = getattr(site.module, ACTIONS, None)
     if actions is not None and listener in actions.listeners:
         actions.listeners.remove(listener)
-    release(module)
+    release(site.module)
 
 
 def release(module: nn.Module) -> None:
-    """Gives a module its own forward back when nothing is done to its attention any more."""
+    """Gives a module its own forward back once its actions have no effect."""
     actions: Actions | None = getattr(module, ACTIONS, None)
-    if actions is None or not actions.idle:
+    if actions is None or actions.has_effect:
         return
     ours = module.__dict__.get("forward")
     if ours is not actions.forward and not (isinstance(ours, partial) and ours.func is _forward):
-        return  # Somebody wrapped ours: it stays, and passes through until it is acted on again.
+        return  # Somebody wrapped our forward: it stays, and changes nothing until the module is acted on again.
     delattr(module, ACTIONS)
     del module.forward
     if actions.original is not None:
@@ -62,12 +61,11 @@ def release(module: nn.Module) -> None:
     for key, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, _Inert):
             del module._forward_pre_hooks[key]
-    if isinstance(actions, RegistryActions):
-        actions.leave()
+    actions.release()
 
 
 class _Inert:
-    """A hook that does nothing but be there."""
+    """A hook without effect, except that there is one."""
 
     def __call__(self, *_: Any) -> None:
         return None
@@ -78,22 +76,15 @@ _INERT = _Inert()
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     actions = actions_on(module)
-    run = partial(type(module).forward, module) if actions.original is None else actions.original
-    if actions.way == find.TORCH and any(getattr(part, "is_nested", False) for part in args):
-        # Torch's fast path takes nested tensors, and it is off where somebody acts.
-        run = partial(over_padded, run, batch_first=bool(module.batch_first))
-    if actions.idle:
-        return run(*args, **kwargs)
+    forward = actions.own_forward(module, args)
+    if not actions.has_effect:
+        return forward(*args, **kwargs)
     conditional = any(part.follows("follows_input") for part in temperatures(module))
-    frame = actions.enter(_input(args, kwargs) if conditional else None)
+    frame = actions.begin_forward(_input(args, kwargs) if conditional else None)
     try:
-        if actions.way in (find.SDPA, find.TORCH):
-            with ActingMode(module):
-                result = run(*args, **kwargs)
-        else:
-            result = run(*args, **kwargs)
+        result = actions.run(module, forward, args, kwargs)
     finally:
-        actions.leave_frame()
+        actions.end_forward()
     met, frame.met = frame.met, False  # a checkpoint that is traced leaves things as they were
     if not met:
         raise InputError(

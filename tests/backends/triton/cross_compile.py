@@ -35,10 +35,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from attemper.backends import triton as kernels
-from attemper.backends.contract import ROW_NORMALIZERS, Packing, Problem, Upstream
+from attemper.backends.contract import ROW_NORMALIZERS, Packing, Problem, Upstream, letters_of
 from attemper.backends.triton.sums import empty_sums
-from attemper.call.names import row_fields, state_fields
-from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS
+from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS, state_columns
 from tests.backends.triton import kept
 
 TARGETS = {
@@ -99,7 +98,7 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     query = torch.empty(1, 2, 4096, size, dtype=dtype)
     key = torch.empty(1, 1, 4096, size, dtype=dtype)
     multiplier = torch.full((1, 1, 1), 0.1)
-    every = state_fields(ONE_PASS)
+    every = letters_of(state_columns(ONE_PASS))
     yield "softmax: statistics", Problem(query, key, None, None, multiplier, right=0, fields=every)
     yield "softmax: forward", Problem(query, key, key, None, multiplier, right=0, fields=every)
     yield "softmax: forward without statistics", Problem(query, key, key, None, multiplier, right=0)
@@ -126,7 +125,7 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
 
 def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
     """The same for the maps that are found on whole rows."""
-    every = row_fields((*ROWWISE_ONE_PASS, "mean_distance"))
+    every = letters_of(state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True))
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     starts = torch.tensor([0, 96, 4096])
     for name in ROW_NORMALIZERS:

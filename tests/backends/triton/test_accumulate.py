@@ -1,4 +1,4 @@
-"""Sums of a site on the device: what ``SiteReduction`` adds up, from kernels that a flag turns off."""
+"""Sums of a site on the device: what ``SiteSums`` adds up, from kernels that a flag turns off."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import attemper
 from attemper.backends import triton as kernels
-from attemper.backends.contract import UNBOUNDED, Problem
-from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, FIELDS, WIDTH, empty_sums
+from attemper.backends.contract import UNBOUNDED, Problem, letters_of
+from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.call.result import AttentionStats, by_head
 
 SUMMING = import_module("attemper.backends.triton.sums")
@@ -37,7 +37,7 @@ def call(**changes: Any) -> tuple[Problem, AttentionStats]:
     stats = attemper.attention_statistics(query, key, mask, stats="all", backend="blocked", **options)
     first = mask.any(2).any(1)
     problem = Problem(
-        query, key, None, mask, torch.full((1, 1, 1), 8**-0.5), sink=sink, right=0, fields=FIELDS,
+        query, key, None, mask, torch.full((1, 1, 1), 8**-0.5), sink=sink, right=0, fields=letters_of(SUMMED),
         first_keys=first & (first.cumsum(-1) <= 1), **changes,
     )  # fmt: skip
     return problem, stats
@@ -71,7 +71,10 @@ def test_the_sums_are_those_that_a_watch_reduces_to():
     assert sums[1, 2] == 1
 
 
-@pytest.mark.parametrize(("programs", "chunks"), [(1, 1), (8, 2), (16, 4), (72, 18)])
+MORE = pytest.mark.slow("more cases in Triton's interpreter")
+
+
+@pytest.mark.parametrize(("programs", "chunks"), [(1, 1), (8, 2), (16, 4), pytest.param(72, 18, marks=MORE)])
 def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
     programs: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -96,7 +99,7 @@ def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
 def test_a_maximum_below_0_is_kept():
     """Of chunks that are not there, and of those before, nothing is taken for a maximum of 0."""
     query = torch.full((1, 1, 3, 8), 1.0)
-    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), fields=FIELDS)
+    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), fields=letters_of(SUMMED))
     sums = empty_sums(1, torch.device("cpu"))
     kernels.accumulate(problem, UP, sums)
     kernels.accumulate(replace(problem, multiplier=torch.full((1, 1, 1), 2.0)), UP, sums)
@@ -193,7 +196,7 @@ def test_while_the_flag_is_down_no_row_is_measured(monkeypatch: pytest.MonkeyPat
     sums, before = empty_sums(4, torch.device("cpu")), empty_sums(4, torch.device("cpu"))
     made.clear()
     kernels.accumulate(problem, DOWN, sums)
-    states = [tensor for tensor in made if tensor.shape == (len(FIELDS), 2, 4, 70)]
+    states = [tensor for tensor in made if tensor.shape == (len(SUMMED), 2, 4, 70)]
     assert states
     chunks = [tensor for tensor in made if tensor.shape[1:] == (4, WIDTH)]
     assert chunks

@@ -66,7 +66,7 @@ TOO_LARGE = {
 """Rows, keys, warps and stages whose scores and outputs no machine has registers for."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_configuration_that_is_too_large_is_seen_to_spill(target: str):
     """What the test above would see, as each machine's own tool tells it."""

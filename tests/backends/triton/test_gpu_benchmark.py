@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_what_it_needs_and_measures_nothing(tmp_path: Path
     assert not (tmp_path / "gpu.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_a_dry_run_checks_times_and_reports(tmp_path: Path):
     ended = run("--interpret", "--bitwise", "2", "--json", str(tmp_path / "gpu.json"))
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
@@ -129,7 +129,7 @@ gpu.main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_a_gradient_that_is_wrong_by_a_thousandth_is_found_and_nothing_is_timed(tmp_path: Path):
     path = tmp_path / "gpu.json"
     code = WRONG.format(folder=str(ROOT / "benchmarks"), only="few queries", path=str(path))
@@ -144,7 +144,7 @@ def test_a_gradient_that_is_wrong_by_a_thousandth_is_found_and_nothing_is_timed(
     assert {row["worst"] for row in report["checks"] if not row["holds"]} == {"dvalue"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("takes many seconds")
 def test_a_dry_run_of_the_tuning_times_every_kernel_and_writes_the_best(tmp_path: Path):
     path = tmp_path / "tune.json"
     ended = run("--interpret", "--sizes", "16", "--out", str(path), script="gpu_tune.py")
@@ -188,8 +188,8 @@ def test_a_check_of_graphs_holds_where_kernels_run_again_and_not_where_a_replay_
 ):
     """A stand-in replays: the function again, into the tensors of the first time."""
     graphs, capturing = import_module("gpu_graphs"), False
-    monkeypatch.setattr(tap_buffers, "capturing", lambda device: capturing)
-    monkeypatch.setattr(tap_buffers, "graphed", lambda device: True)
+    monkeypatch.setattr(tap_buffers, "is_capturing", lambda device: capturing)
+    monkeypatch.setattr(tap_buffers, "has_graphs", lambda device: True)
 
     def capture(function: Any, replays: bool = True) -> tuple[Any, Any]:
         nonlocal capturing
@@ -219,6 +219,7 @@ def test_where_there_is_no_gpu_every_check_of_graphs_is_skipped_by_name(gpu: Any
     assert capsys.readouterr().out.count("skip  graph: ") == len(rows)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_dry_run_of_the_training_step_goes_every_way_and_reports(tmp_path: Path):
     path = tmp_path / "train.json"
     ended = run("--dry-run", "--steps", "1", "--rounds", "1", "--json", str(path), script="gpu_train.py")

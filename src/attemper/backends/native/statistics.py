@@ -10,36 +10,37 @@ from torch import Tensor
 
 from attemper.backends.native.arguments import address
 from attemper.backends.native.library import check, library
+from attemper.statistics import ONE_PASS, STATISTICS, TABLE, Column, state_columns
 
 # In the order of source/statistics.cpp.
-_LETTERS = "mznac"
-_NAMES = {
-    "lse": "", "entropy": "a", "normalized_entropy": "a", "effective_tokens": "c", "max_weight": "", "mean_logit": "a",
-    "mass": "",
-}  # fmt: skip
-"""Name -> the letter that it needs beside m, z and n."""
-_COUNTS = ("visible_keys", "support_size")
-_LETTER_PLACES, _VALUE_PLACES = struct.Struct(f"{len(_LETTERS)}q"), struct.Struct(f"{len(_NAMES)}q")
+_NAMES = tuple(
+    name
+    for name in ONE_PASS
+    if not STATISTICS[name].whole_number and STATISTICS[name].column not in state_columns((name,))
+)
+"""What takes a computation: neither a count nor a state column itself."""
+_COUNTS = tuple(row.name for row in TABLE if row.whole_number)
+_COLUMNS = state_columns(_NAMES)
+_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(_COLUMNS)}q"), struct.Struct(f"{len(_NAMES)}q")
 
 
-def statistics(fields: str, state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
     """Those of ``names`` that take a computation (``mass``: without a sink), each [B, H, Q].
 
-    ``state``: [F, B, H, Q] float32, contiguous, its letters in the order of ``fields``.
+    ``state``: [columns, B, H, Q] float32, contiguous.
     """
     names = set(names)
     shape = state.shape[1:]
     rows, start = shape.numel(), address(state)
     values = {
         name: torch.empty(shape, dtype=torch.float32)
-        for name, letter in _NAMES.items()
-        if name in names and letter in fields
+        for name in _NAMES
+        if name in names and all(column in columns for column in STATISTICS[name].softmax)
     }
     counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
-    places = [fields.find(letter) for letter in _LETTERS]
     code = library().attemper_statistics(
         rows,
-        _LETTER_PLACES.pack(*[start + 4 * rows * place if place >= 0 else 0 for place in places]),
+        _COLUMN_PLACES.pack(*[start + 4 * rows * columns.index(c) if c in columns else 0 for c in _COLUMNS]),
         _VALUE_PLACES.pack(*[address(values.get(name)) for name in _NAMES]),
         address(counts),
     )

@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.backends.contract import Gradients, Problem, Upstream, letters_of
 from attemper.backends.triton import launch
 from attemper.backends.triton.rowwise import launch as rowwise
 from attemper.backends.triton.softmax import launch as softmax
 from attemper.backends.triton.softmax.launch import winners
 from attemper.backends.triton.softmax.state import letters
-from attemper.backends.triton.sums import FIELDS, add, positions_kernel
+from attemper.backends.triton.sums import SUMMED, add, positions_kernel
 
-__all__ = ["FIELDS", "accumulate", "backward", "forward", "positions", "winners"]
+__all__ = ["SUMMED", "accumulate", "backward", "forward", "positions", "winners"]
 
 
 def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,7 +48,7 @@ def accumulate(
     """Adds the statistics of a call to ``sums`` (``sums.empty_sums``), unless ``flag`` is down; nothing waits.
 
     Args:
-        problem: queries and keys, with the fields ``accumulate.FIELDS`` and no value.
+        problem: queries and keys, with the state columns ``SUMMED`` and no value.
         flag: [1] int on the device; 0 is down.
         rows: [R] int on the device: measure only these rows of the query; None for all.
         included: [B, Q] bool, or [B, R] of the measured rows: which count (real tokens); None for all.
@@ -59,10 +59,10 @@ def accumulate(
     if 0 in (batch, heads, measured):
         return
     if state is None:
-        state = problem.query.new_empty((len(FIELDS), batch, heads, measured), dtype=torch.float32)
+        state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     softmax.sweep(problem, state, state, flag=flag, chosen=rows)
     counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
-    add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(FIELDS))
+    add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(letters_of(SUMMED)))
 
 
 def positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:

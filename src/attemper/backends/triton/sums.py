@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attemper.backends.sums import BINNED, BINS, COLUMNS, FIELDS, WIDTH, empty_sums
+from attemper.backends.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.backends.triton.scores import Strided
 from attemper.backends.triton.softmax import state as softmax
 
-__all__ = ["BINNED", "BINS", "COLUMNS", "FIELDS", "WIDTH", "add", "empty_sums", "positions_kernel"]
+__all__ = ["BINNED", "BINS", "COLUMNS", "SUMMED", "WIDTH", "add", "empty_sums", "positions_kernel"]
 
 PROGRAMS = 1024
 """Chunks in all heads, at most: some for every processor of the largest machines."""

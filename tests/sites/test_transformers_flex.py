@@ -20,8 +20,7 @@ tf = pytest.importorskip("transformers")
 import transformers.integrations.flex_attention as integration  # noqa: E402
 import transformers.masking_utils as masking_utils  # noqa: E402
 
-from attemper.sites.block_mask import dense  # noqa: E402
-from attemper.sites.transformers_arguments import reader_of  # noqa: E402
+from attemper.sites.transformers_arguments import block_mask_of, reader_of  # noqa: E402
 from tests.monitor.tiny_models import (  # noqa: E402
     TINY,
     Tiny,
@@ -220,7 +219,7 @@ TABLE = torch.arange(12).reshape(3, 4) % 2
 def test_a_rule_is_asked_for_every_head_and_sample_that_it_tells_apart(name: str) -> None:
     query = torch.randn(3, 4, 10, 8)
     block_mask = flex.create_block_mask(RULES[name], 3, 4, 10, 10, device="cpu")
-    found = dense(nn.Identity(), block_mask, query, query)
+    found = block_mask_of(nn.Identity(), block_mask, query, query)
     assert torch.equal(found.expand(3, 4, 10, 10), flex.create_mask(RULES[name], 3, 4, 10, 10, "cpu"))
     if name == "by position":
         assert found.shape == (1, 1, 10, 10)
@@ -231,7 +230,7 @@ def test_a_block_mask_without_a_rule_is_skipped_by_name() -> None:
     block_mask = flex.BlockMask.from_kv_blocks(count, indices, BLOCK_SIZE=8)
     query = torch.randn(1, 2, 16, 8)
     with pytest.raises(attemper.InputError, match="made of blocks without a rule"):
-        dense(nn.Identity(), block_mask, query, query)
+        block_mask_of(nn.Identity(), block_mask, query, query)
 
 
 def test_a_compiled_kernel_is_watched_without_a_graph_more_and_never_by_its_eager_twin(

@@ -1,0 +1,452 @@
+"""One call of attention with statistics: checked against float64, then timed beside other ways to compute it."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attemper.backends.table import Given, resolve
+from attemper.bench.hardware import resident_bytes
+from attemper.bench.timing import Row, Times, Way, quotients, rounds, row_fields
+from attemper.call import normalizer as normalization
+from attemper.errors import BackendError, InputError
+from attemper.functional import attention
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+SOFTMAX = "softmax"
+NORMALIZERS: dict[str, Any] = {
+    "softmax_plus_one": "softmax_plus_one",
+    "sigmoid": "sigmoid",
+    "top-64": normalization.topk(64),
+    "entmax(1.25)": normalization.entmax(1.25),
+    "entmax15": "entmax15",
+    "sparsemax": "sparsemax",
+}
+"""Normalizers other than softmax that are measured, by the names that rows show."""
+_PACKAGE = {"entmax(1.25)": "entmax_bisect", "entmax15": "entmax15", "sparsemax": "sparsemax"}
+"""Functions of the entmax package."""
+OTHERS = {
+    "sdpa": "PyTorch's attention, without statistics",
+    "sdpa_packed_heads": "PyTorch's attention, query heads of a key head packed",
+    "two_sdpa_calls": "entropy out of two calls of PyTorch's attention",
+    "eager_entropy": "attention and entropy written by hand",
+    "without_statistics": "the same call that asks for no statistic",
+}
+"""What a ratio is against, in words, in the order of the sentences."""
+LARGEST_ERROR = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+"""Largest error of an output against float64, by input type. A shape with a larger error is not timed. Entropies are
+float32 for every input type and share its bound.
+"""
+CHECKED_ROWS = 16
+"""Query rows, evenly strided, that are computed in float64."""
+LARGEST_EAGER = 1 << 31
+"""Bytes of an n x n tensor beyond which eager attention is left out."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Queries [B, H, Q, D], keys and values [B, G, K, D]."""
+
+    batch: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    size: int
+    causal: bool = False
+    dtype: str = "float32"
+    backward: bool = False
+    """Whether gradients of query, key and value are computed as well, ours with the entropy's gradient."""
+
+    def __str__(self) -> str:
+        plain = (self.batch, self.heads, self.queries, self.size)
+        every = (self.batch, self.heads, self.groups, self.queries, self.keys, self.size)
+        return ",".join(map(str, plain if not self.grouped and self.queries == self.keys else every))
+
+    @property
+    def mode(self) -> str:
+        """In words: forward or forward + backward, full or causal."""
+        return f"{'forward + backward' if self.backward else 'forward'}, {'causal' if self.causal else 'full'}"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether query heads share key heads."""
+        return self.groups != self.heads
+
+    @property
+    def flops(self) -> int:
+        """Operations of the two products (backward: of its five as well) over visible pairs; a multiply-add is two."""
+        pairs = self.queries * self.keys
+        if self.causal:
+            seen = min(self.queries, self.keys)
+            pairs = seen * (seen + 1) // 2 + (self.queries - seen) * self.keys
+        return self.batch * self.heads * pairs * self.size * 2 * (7 if self.backward else 2)
+
+    def tensors(self, seed: int = 0) -> Tensors:
+        """Query, key and value of standard normal numbers."""
+        generator, dtype = torch.Generator().manual_seed(seed), getattr(torch, self.dtype)
+
+        def normal(heads: int, tokens: int) -> Tensor:
+            return torch.randn(self.batch, heads, tokens, self.size, generator=generator).to(dtype)
+
+        return normal(self.heads, self.queries), normal(self.groups, self.keys), normal(self.groups, self.keys)
+
+    @staticmethod
+    def of(text: str, *, causal: bool = False, dtype: str = "float32", backward: bool = False) -> Shape:
+        """A shape from ``"B,H,N,D"``, or ``"B,H,G,Q,K,D"`` with G key heads.
+
+        Raises:
+            InputError: it is neither, a size is below 1, or H is not a multiple of G.
+        """
+        try:
+            sizes = [int(part) for part in text.split(",")]
+        except ValueError:
+            sizes = []
+        if len(sizes) == 4:
+            batch, heads, tokens, size = sizes
+            sizes = [batch, heads, heads, tokens, tokens, size]
+        if len(sizes) != 6 or min(sizes) < 1 or sizes[1] % sizes[2]:
+            raise InputError(
+                f"a shape must be B,H,N,D (batch, heads, tokens, head size) or B,H,G,Q,K,D (G key heads, a divisor of "
+                f"H; Q queries, K keys), whole numbers above 0; got {text!r}. For example 1,8,2048,64."
+            )
+        return Shape(*sizes, causal=causal, dtype=dtype, backward=backward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow(Row):
+    """What one shape took. Ratios are our time with every statistic (backward: entropy and its gradient) divided by the
+    other's. ``without_statistics``: the same call that asks for none. ``sdpa``: PyTorch's attention.
+    ``sdpa_packed_heads``: the same for decoding, heads packed. ``two_sdpa_calls``, ``eager_entropy``: entropy without
+    this package.
+    """
+
+    shape: Shape
+    backend: str
+    clock: str
+    """"wall", or "cpu": the time that the one thread was given, on a machine that is busy with something else."""
+    other_ms: dict[str, float]
+    least_ms: dict[str, float]
+    """The shortest time of every way, ``ours`` among them: what a busy machine disturbs least."""
+    gflops: float
+    peak_gflops: float | None
+    """The multiply-adds that the threads were measured to do; None where the native library is not built."""
+    output_error: float
+    entropy_error_nats: float
+
+    def heading(self) -> str:
+        if self.peak_gflops is None:
+            return f"{self.machine}\nThe native kernels are not built: their share of the machine's peak is not known."
+        return f"{self.machine}\nIts registers alone were measured to do {self.peak_gflops:.0f} GFLOP/s."
+
+    @property
+    def peak_share(self) -> float | None:
+        return None if self.peak_gflops is None else self.gflops / self.peak_gflops
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"peak_share": self.peak_share}
+
+    def __str__(self) -> str:
+        which = "its entropies and their gradient" if self.shape.backward else "every statistic of one pass"
+        share = "" if self.peak_share is None else f", {self.peak_share:.0%} of that peak"
+        lines = (
+            f"  {self.ratios[name]:.2f} times {other} ({self.other_ms[name]:.2f} ms){self.by_round(name)}.\n"
+            for name, other in OTHERS.items()
+            if name in self.ratios
+        )
+        return (
+            f"{self.shape} {self.shape.dtype}, {self.shape.mode}: attention with {which} takes {self.ms:.2f} ms on "
+            f"backend {self.backend} ({self.gflops:.0f} GFLOP/s{share}; median of {self.pairs}).\n{''.join(lines)}"
+            f"  Against float64 the output was off by at most {self.output_error:.1e}, the entropy by "
+            f"{self.entropy_error_nats:.1e} nats."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizerRow(Row):
+    """What one normalizer took on one shape. Ratios are its time, with every statistic, divided by the other's.
+    ``softmax``: our softmax attention with every statistic. ``entmax_package``: weights in memory by that package,
+    where it is installed and has the normalizer.
+    """
+
+    shape: Shape
+    normalizer: str
+    backend: str
+    other_ms: dict[str, float]
+    support: float
+    """Mean share of the visible keys that have weight."""
+    output_error: float
+
+    def __str__(self) -> str:
+        package = ""
+        if "entmax_package" in self.ratios:
+            least, largest = (1 / bound for bound in reversed(self.ratio_ranges["entmax_package"]))
+            package = (
+                f"  {1 / self.ratios['entmax_package']:.1f} times as fast as the entmax package "
+                f"({self.other_ms['entmax_package']:.2f} ms); {least:.1f} to {largest:.1f} by round.\n"
+            )
+        return (
+            f"{self.shape} {self.shape.dtype}, {self.shape.mode}: {self.normalizer} with every statistic takes "
+            f"{self.ms:.2f} ms on backend {self.backend} (median of {self.pairs}); {self.support:.1%} of the keys have "
+            f"weight.\n  {self.ratios['softmax']:.2f} times our softmax attention ({self.other_ms['softmax']:.2f} ms)"
+            f"{self.by_round('softmax')}.\n{package}"
+            f"  Against float64 the output was off by at most {self.output_error:.1e}."
+        )
+
+
+def measure(
+    shape: Shape,
+    *,
+    backend: str = "auto",
+    pairs: int = 15,
+    seconds: float = 20.0,
+    cpu_time: bool = False,
+    seed: int = 0,
+) -> AttentionRow:
+    """Times ``shape`` on as many threads as torch has, after checking that it is right.
+
+    Args:
+        shape: what to compute.
+        backend: of ours.
+        pairs, seconds: of :func:`~attemper.bench.timing.rounds`.
+        cpu_time: count only the time that the thread was given; torch must have one thread.
+        seed: of the inputs.
+
+    Raises:
+        InputError: ``cpu_time`` with several threads.
+        BackendError: the backend cannot do it, or its output or entropy is further from float64 than the type allows.
+    """
+    if cpu_time and torch.get_num_threads() != 1:
+        raise InputError(
+            f"measure(cpu_time=True) counts the time of one thread, and torch has {torch.get_num_threads()}: "
+            "torch.set_num_threads(1) first, or leave it out."
+        )
+    name, tensors = resolve(backend, frozenset(), Given(shape.dtype, "cpu", shape.size)).name, shape.tensors(seed)
+    output_error, entropy_error, _ = checked(shape, tensors, name)
+    stats = ("entropy",) if shape.backward else "all"
+    ways = {"ours": ours(shape, tensors, stats, name), "without_statistics": ours(shape, tensors, (), name)}
+    peaks: list[float] = []
+    clock = time.thread_time if cpu_time else time.perf_counter
+    times = rounds(ways | others(shape, tensors), pairs, seconds, peaks, clock)
+    return AttentionRow(
+        shape=shape,
+        backend=name,
+        clock="cpu" if cpu_time else "wall",
+        least_ms={way: 1e3 * min(found) for way, found in times.items()},
+        gflops=shape.flops / median(times["ours"]) / 1e9,
+        peak_gflops=max(peaks) / 1e9 if peaks else None,
+        output_error=output_error,
+        entropy_error_nats=entropy_error,
+        **_beside_others(times),
+    )
+
+
+def measure_normalizer(
+    shape: Shape, name: str, *, backend: str = "auto", pairs: int = 15, seconds: float = 20.0
+) -> NormalizerRow:
+    """Times one of ``NORMALIZERS`` in turns with the other ways, after checking it against float64.
+
+    Raises:
+        BackendError: the backend has it not, or its output is further from float64 than the type allows.
+    """
+    needed = frozenset({"normalizer"}) if name != "softmax_plus_one" else frozenset[str]()
+    own, tensors = resolve(backend, needed, Given(shape.dtype, "cpu", shape.size)).name, shape.tensors()
+    error, _, support = checked(shape, tensors, own, name)
+    ways = {"ours": ours(shape, tensors, "all", own, name), "softmax": ours(shape, tensors, "all", backend)}
+    if name in _PACKAGE and find_spec("entmax") is not None and not shape.grouped:
+        ways["entmax_package"] = entmax_package(shape, tensors, name)
+    times = rounds(ways, pairs, seconds)
+    fields = _beside_others(times)
+    return NormalizerRow(shape=shape, normalizer=name, backend=own, support=support, output_error=error, **fields)
+
+
+def _beside_others(times: Times) -> dict[str, Any]:
+    """The fields of a row that compare ``ours`` with the other ways."""
+    theirs = {way: found for way, found in times.items() if way != "ours"}
+    by_round = {way: quotients(times["ours"], found) for way, found in theirs.items()}
+    other_ms = {way: 1e3 * median(found) for way, found in theirs.items()}
+    return {"other_ms": other_ms, **row_fields(times["ours"], by_round)}
+
+
+def checked(shape: Shape, tensors: Tensors, backend: str, name: str = SOFTMAX) -> tuple[float, float, float]:
+    """Largest errors of the output and of the entropy against float64, over some rows; and the share of the visible
+    keys that have weight.
+
+    Raises:
+        BackendError: an error is larger than the type allows.
+    """
+    query, key, value = tensors
+    options: dict[str, Any] = {"enable_gqa": shape.grouped, "normalizer": NORMALIZERS.get(name, name)}
+    stats = ("all", "support_size")
+    with torch.no_grad():
+        got = attention(query, key, value, is_causal=shape.causal, stats=stats, backend=backend, **options)
+        picked = torch.linspace(0, shape.queries - 1, min(CHECKED_ROWS, shape.queries)).long()
+        mask = (torch.arange(shape.keys) <= picked[:, None]) if shape.causal else None
+        exact = (query[:, :, picked].double(), key.double(), value.double())
+        want = attention(*exact, mask, stats=("entropy",), backend="reference", **options)
+    assert got.stats is not None
+    assert want.stats is not None
+    output = float((got.output[:, :, picked].double() - want.output).abs().max())
+    entropy = float((got.stats.entropy[:, :, picked].double() - want.stats.entropy).abs().max())
+    errors = [("its output", output, LARGEST_ERROR[shape.dtype]), ("its entropy", entropy, LARGEST_ERROR["float32"])]
+    if name != SOFTMAX:  # a weight that is a square or a difference of scores keeps fewer digits than an exponential
+        errors = [("its output", output, 4 * LARGEST_ERROR[shape.dtype])]
+    if not all(error <= allowed for _, error, allowed in errors):
+        said = " and ".join(f"{error:.1e} in {what} ({allowed:.0e} is allowed)" for what, error, allowed in errors)
+        raise BackendError(
+            f"bench: {name} on {shape} ({shape.dtype}), backend {backend!r}, is off by {said}: nothing is timed. Use "
+            "another backend, and report this one."
+        )
+    return output, entropy, float((got.stats.support_size / got.stats.visible_keys.clamp(min=1)).mean())
+
+
+def ours(shape: Shape, tensors: Tensors, stats: tuple[str, ...] | str, backend: str, name: str = SOFTMAX) -> Way:
+    """``attemper.attention``, and every statistic read; with ``shape.backward`` the gradients of the output's sum, and
+    of the entropies' where ``stats`` asks for nothing else.
+    """
+    normalizer = NORMALIZERS.get(name, name)
+    options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.grouped, "normalizer": normalizer}
+    options |= {"stats": stats, "backend": backend}
+
+    def outputs(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        result = attention(query, key, value, **options)
+        if result.stats is None:
+            return [result.output]
+        if shape.backward:
+            return [result.output, result.stats.entropy] if stats == ("entropy",) else [result.output]
+        return [result.output, *(result.stats[statistic] for statistic in result.stats)]  # computed as they are read
+
+    return _way(shape, tensors, outputs)
+
+
+def sdpa(shape: Shape, tensors: Tensors) -> Way:
+    """``F.scaled_dot_product_attention``, with its gradients if wanted."""
+    options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.grouped}
+    return _way(shape, tensors, lambda *parts: [F.scaled_dot_product_attention(*parts, **options)])
+
+
+def entmax_package(shape: Shape, tensors: Tensors, name: str) -> Way:
+    """Attention with weights in memory by the entmax package."""
+    function, options = getattr(import_module("entmax"), _PACKAGE[name]), {}
+    if name == "entmax(1.25)":
+        options = {"alpha": 1.25}
+    scores = _scores(shape, tensors[0])
+    return _way(shape, tensors, lambda q, k, v: [torch.matmul(function(scores(q, k), dim=-1, **options), v)])
+
+
+def _way(shape: Shape, tensors: Tensors, outputs: Callable[..., list[Tensor]]) -> Way:
+    """A call of ``outputs``; with ``shape.backward`` the gradients of the sum of all that it returns."""
+    leaves = [tensor.detach().requires_grad_(shape.backward) for tensor in tensors]
+    if not shape.backward:
+        return lambda: outputs(*leaves)
+    above = (torch.ones_like(leaves[0]), torch.ones(leaves[0].shape[:3]))
+
+    def call() -> object:
+        found = outputs(*leaves)
+        return torch.autograd.grad(found, leaves, above[: len(found)])
+
+    return call
+
+
+def _scores(shape: Shape, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Scaled scores of queries and keys, hidden ones -inf, in memory."""
+    mask = like.new_full((shape.queries, shape.keys), -math.inf).triu(1) if shape.causal else None
+
+    def scores(query: Tensor, key: Tensor) -> Tensor:
+        found = torch.matmul(query / math.sqrt(shape.size), key.transpose(-2, -1))
+        return found if mask is None else found + mask
+
+    return scores
+
+
+def sdpa_packed_heads(shape: Shape, tensors: Tensors) -> Way:
+    """SDPA for one query: the query heads that share a key head as more queries of it."""
+    query, key, value = tensors
+    packed = query.reshape(shape.batch, shape.groups, shape.heads // shape.groups, shape.size)
+    return lambda: [F.scaled_dot_product_attention(packed, key, value).reshape(query.shape)]
+
+
+def two_sdpa_calls(shape: Shape, tensors: Tensors) -> Way:
+    """Entropy out of two stock calls, ``lse - scale q.(P k)``: output and lse of the first, P k of the second."""
+    query, key, value = tensors
+    scale = 1 / math.sqrt(shape.size)
+
+    def call() -> list[Tensor]:
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, shape.causal)
+        mean = F.scaled_dot_product_attention(query, key, key, is_causal=shape.causal)
+        return [output, lse - scale * (query * mean).sum(-1)]
+
+    return call
+
+
+def eager_entropy(shape: Shape, tensors: Tensors) -> Way:
+    """Attention and entropy as they are written by hand, with the weights in memory."""
+    query, key, value = tensors
+    scores = _scores(shape, query)
+
+    def call() -> list[Tensor]:
+        weights = torch.softmax(scores(query, key), -1)
+        return [torch.matmul(weights, value), -(weights * torch.log(weights + 1e-9)).sum(-1)]
+
+    return call
+
+
+def others(shape: Shape, tensors: Tensors) -> dict[str, Way]:
+    """The ways that ours is compared with, by name, as far as they apply to the shape."""
+    plain = not shape.grouped and not shape.backward
+    decoding = shape.grouped and shape.queries == 1 and not shape.backward and not shape.causal
+    small = 4 * shape.batch * shape.heads * shape.queries * shape.keys <= LARGEST_EAGER
+    ways = {sdpa: True, sdpa_packed_heads: decoding, two_sdpa_calls: plain, eager_entropy: plain and small}
+    return {way.__name__: way(shape, tensors) for way, applies in ways.items() if applies}
+
+
+def peak_extra_bytes(shape: Shape, *, backend: str = "auto") -> int | None:
+    """Bytes that a forward call with every statistic needs at most beyond its inputs, output and statistics.
+
+    Measured in a process of its own. None on systems other than Linux, which keeps a process's high-water mark.
+
+    Raises:
+        RuntimeError: the process that measures failed; its last words are in the message.
+    """
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    code = "from attemper.bench.attention import print_peak; print_peak()"
+    arguments = [str(shape), str(int(shape.causal)), shape.dtype, backend, str(torch.get_num_threads())]
+    # The allocator gives memory back at once, so that what is resident is what is in use.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"bench: the process that measures memory failed:\n{done.stderr[-2000:]}")
+    return int(done.stdout)
+
+
+def print_peak() -> None:
+    """The peak of this process, in bytes, on stdout: the whole program of the process that measures it."""
+    text, causal, dtype, backend, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    shape = Shape.of(text, causal=causal == "1", dtype=dtype)
+    with torch.no_grad():
+        small = Shape(1, 1, 1, 16, 16, shape.size, shape.causal, shape.dtype)
+        ours(small, small.tensors(), "all", backend)()
+        call = ours(shape, shape.tensors(), "all", backend)
+        # 5 sets the high-water mark to what is resident now.
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        before = resident_bytes("VmRSS")
+        results: Any = call()
+        highest = resident_bytes("VmHWM")
+    print(highest - before - sum(tensor.numel() * tensor.element_size() for tensor in results))

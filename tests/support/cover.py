@@ -1,0 +1,65 @@
+"""Pairwise covers, and what a default run holds back for ``--all``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations, product
+
+import pytest
+
+Row = tuple[Hashable, ...]
+GRID = "beyond the pairwise cover of its parameters"
+HELD_BACK = pytest.StashKey[dict[str, int]]()
+"""How many cases a run holds back, by reason."""
+
+
+def cover(*axes: Iterable[Hashable]) -> list[Row]:
+    """Some rows of the product, in its order: every pair of values from two axes stands in at least one of them."""
+    rows = list(product(*axes))
+    return [rows[place] for place in chosen(rows)]
+
+
+def chosen(rows: Sequence[Row]) -> list[int]:
+    """Places of the rows that cover every pair which the rows have: greedily, the first among equals."""
+    left = {place: _pairs(row) for place, row in enumerate(rows)}
+    missing = set().union(*left.values())
+    picked = []
+    gain = max(map(len, left.values()), default=0)
+    while missing:
+        for place in list(left):
+            left[place] &= missing
+            if len(left[place]) == gain:
+                picked.append(place)
+                missing -= left.pop(place)
+            elif not left[place]:
+                del left[place]
+        gain = max(map(len, left.values()), default=0) if len(left) else 0
+    return sorted(picked)
+
+
+def _pairs(row: Row) -> set[Row]:
+    """Pairs of values with their axes; a row of one value is all that it has to show."""
+    places = combinations(enumerate(row), 2) if len(row) > 1 else [((0, row[0]),)]
+    return set(places)
+
+
+def held_back(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
+    """What only ``--all`` runs, and why: slow cases, and of a grid those beyond its cover."""
+    reasons: dict[pytest.Item, str] = {}
+    grids: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        if slow:
+            reasons[item] = slow.args[0] if slow.args else "for no reason given"
+        elif isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
+            grids[item.nodeid.partition("[")[0]].append(item)
+    for grid in grids.values():
+        kept = {grid[place] for place in chosen([_row(item) for item in grid])}
+        reasons |= {item: GRID for item in grid if item not in kept}
+    return reasons
+
+
+def _row(item: pytest.Function) -> Row:
+    """Which value of every parameter: the same object for all cases that have it."""
+    return tuple(map(id, item.callspec.params.values()))
