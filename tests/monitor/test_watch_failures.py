@@ -102,10 +102,14 @@ PIECES = (
             "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
+<<<<<<< 23888b62a35252532bd8762a2321f2bc4b14e5bd
     *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
     "monitor.collector:SiteReduction",
+=======
+    *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteSums")),
+>>>>>>> 1d588a4235ff5a36a089135b8dc698b673b81800
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
-    *(f"monitor.head_sums:SiteReduction.{name}" for name in ("__init__", "add")),
+    *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
         for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
@@ -126,8 +130,8 @@ PIECES = (
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
     *(f"sites.package_functions:{name}" for name in ("_replace", "_place", "report")),
     *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
-    *(f"sites.tap:{name}" for name in ("_site", "_options", "_run")),
-    *(f"sites.tap_buffers:{name}" for name in ("settle", "capturing", "lift", "lifted", "lower")),
+    *(f"sites.tap:{name}" for name in ("_site", "_Arguments.call", "_run")),
+    *(f"sites.tap_buffers:{name}" for name in ("deliver", "is_capturing", "raise_flag", "is_raised", "lower_flag")),
 )  # fmt: skip
 
 
