@@ -102,12 +102,8 @@ PIECES = (
             "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
-<<<<<<< 23888b62a35252532bd8762a2321f2bc4b14e5bd
     *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
-    "monitor.collector:SiteReduction",
-=======
-    *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteSums")),
->>>>>>> 1d588a4235ff5a36a089135b8dc698b673b81800
+    "monitor.collector:SiteSums",
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
     *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(

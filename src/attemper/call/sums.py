@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-<<<<<<< 23888b62a35252532bd8762a2321f2bc4b14e5bd
 from attemper.backends.contract import Problem, letters_of
-from attemper.backends.sums import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
-=======
-from attemper.backends.sums import BINNED
->>>>>>> 1d588a4235ff5a36a089135b8dc698b673b81800
+from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
 from attemper.call.formulas import statistics_of
 from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
