@@ -13,17 +13,16 @@ from attemper.backends.contract import Gradients, Problem, Upstream
 
 
 def empty_gradients(problem: Problem, needs: tuple[bool, ...]) -> Gradients:
-    """Zeros for the tensors that ``needs`` marks.
+    """Zeros for ``problem.differentiable``, those that ``needs`` marks.
 
     Those that many tiles add to are summed in the compute type and rounded once, by the caller.
     """
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
     return Gradients(
         *(
             tensor.new_zeros(tensor.shape, dtype=tensor.dtype if place < 3 else problem.compute_dtype)
             if needed and tensor is not None
             else None
-            for place, (needed, tensor) in enumerate(zip(needs, tensors, strict=True))
+            for place, (needed, tensor) in enumerate(zip(needs, problem.differentiable, strict=True))
         )
     )
 

@@ -63,7 +63,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
     del output
     grads = empty_gradients(problem, needs)
     above = without_empty_rows(problem, state, upstream)
@@ -173,9 +173,9 @@ def _weights(problem: Problem, scores: Tensor, per_head: Tensor | None) -> Tenso
 
 def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
     """What is given per head, for each row of the tile, [n, R * rows]."""
-    if problem.sink is None:
+    if problem.per_head is None:
         return None
-    values = problem.sink[tile.heads].to(problem.compute_dtype)[None, :, None].expand(tile.shape)
+    values = problem.per_head[tile.heads].to(problem.compute_dtype)[None, :, None].expand(tile.shape)
     return values.reshape(tile.flat)
 
 
@@ -207,9 +207,9 @@ def _score_gradient(rows: _Rows, g: Tensor, above: Upstream, grads: Gradients) -
     if normalizer.wide is not None and normalizer.wide(weights, per_head):
         weights, upstream = weights.to(problem.sum_dtype), g.to(problem.sum_dtype)
     gradient = normalizer.gradient(weights, upstream, 0.0, per_head)
-    if grads.sink is not None and per_head is not None and normalizer.per_head_gradient is not None:
+    if grads.per_head is not None and per_head is not None and normalizer.per_head_gradient is not None:
         each = normalizer.per_head_gradient(rows.weights, g, gradient, per_head)
-        grads.sink[tile.heads] += torch.where(rows.count > 0, each, 0.0).view(tile.shape).sum((0, 2))
+        grads.per_head[tile.heads] += torch.where(rows.count > 0, each, 0.0).view(tile.shape).sum((0, 2))
     gradient = _with_direct(problem, rows, gradient, _upstream(rows, above))
     add_mask_gradient(grads, tile, gradient, *tile.keys)
     softcap = rows.scores.softcap_gradient

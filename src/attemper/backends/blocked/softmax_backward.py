@@ -33,7 +33,7 @@ from attemper.backends.contract import Gradients, Problem, Upstream
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
     grads = empty_gradients(problem, needs)
     above = without_empty_rows(problem, state, upstream)
     dot = (above.output.to(problem.compute_dtype) * output).sum(-1)

@@ -21,46 +21,40 @@ from attemper.backends.triton.sums import SUMMED, add, positions_kernel
 __all__ = ["SUMMED", "accumulate", "backward", "forward", "positions", "winners"]
 
 
-def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q] and an empty tensor (key_mass is for others), as ``blocked.forward``.
 
-    ``chosen``: [R] int on the device, the rows of the query to compute, gathered as they are loaded; None for all.
+    Of ``problem.rows`` [R] on the device alone, where there are any: the kernel gathers them as it loads them.
     """
-    kernels = softmax if problem.normalizer == "softmax" else rowwise
-    return kernels.forward(problem, chosen)
+    kernels = rowwise if problem.rowwise else softmax
+    return kernels.forward(problem)
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks: ``blocked.backward``'s."""
-    if problem.normalizer != "softmax":
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks: ``blocked.backward``'s."""
+    if problem.rowwise:
         return rowwise.backward(problem, state, upstream, needs)
     return softmax.backward(problem, output, state, upstream, needs)
 
 
 def accumulate(
-    problem: Problem,
-    flag: Tensor,
-    sums: Tensor,
-    rows: Tensor | None = None,
-    included: Tensor | None = None,
-    state: Tensor | None = None,
+    problem: Problem, flag: Tensor, sums: Tensor, included: Tensor | None = None, state: Tensor | None = None
 ) -> None:
     """Adds the statistics of a call to ``sums`` (``sums.empty_sums``), unless ``flag`` is down; nothing waits.
 
     Args:
-        problem: queries and keys, with the state columns ``SUMMED`` and no value.
+        problem: queries and keys, with the state columns ``SUMMED`` and no value; of its ``rows`` alone, if it has any.
         flag: [1] int on the device; 0 is down.
-        rows: [R] int on the device: measure only these rows of the query; None for all.
         included: [B, Q] bool, or [B, R] of the measured rows: which count (real tokens); None for all.
         state: [F, B, H, R] float32 for the state of the measured rows; None where nobody wants it.
     """
     batch, heads, queries, _ = problem.query.shape
-    measured = queries if rows is None else rows.shape[0]
+    measured = queries if problem.rows is None else problem.rows.shape[0]
     if 0 in (batch, heads, measured):
         return
     if state is None:
         state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
-    softmax.sweep(problem, state, state, flag=flag, chosen=rows)
+    softmax.sweep(problem, state, state, flag=flag)
     counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
     add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(letters_of(SUMMED)))
 

@@ -16,12 +16,10 @@ from attemper.backends.triton.rowwise.normalizers import CODES
 from attemper.backends.triton.rowwise.state import letters, relative
 
 
-def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``backends.triton.forward`` of a normalizer that needs all keys of a row."""
     query = problem.query
     structure = launch.structure(problem)
-    if chosen is not None:
-        structure = structure._replace(rows=chosen.shape[0], positions=chosen)
     batch, heads, count = *query.shape[:2], structure.rows
     output = query.new_empty((batch, heads, count, launch.width(problem)))
     state = query.new_empty((len(problem.fields), batch, heads, count), dtype=torch.float32)
@@ -37,25 +35,25 @@ def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Te
             heads,
             problem.repeats,
             *call.numbers,
-            GATHER=chosen is not None,
+            GATHER=problem.rows is not None,
             **call.constants,
         )
     return output, state, state.new_empty(0)
 
 
 def backward(problem: Problem, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, per head), those that ``needs`` marks."""
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
-    query, key, value, mask, multiplier, per_head = (
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
+    tensors = problem.differentiable
+    query, key, value, mask, multiplier, _, per_head = (
         needed and tensor is not None for needed, tensor in zip(needs, tensors, strict=True)
     )
     if 0 in problem.query.shape[:3] or problem.key.shape[2] == 0:
         return launch.nothing(tensors, needs)
-    grads = Gradients(None, None, None, None, None, None)
+    grads = Gradients()
     call = _Backward(problem, state, upstream)
     grads.query, by_row, of_head = call.of_rows(query, multiplier, per_head)
     grads.multiplier = None if by_row is None else launch.summed_to(by_row, problem.multiplier.shape)
-    grads.sink = None if of_head is None else of_head.sum((0, 2))
+    grads.per_head = None if of_head is None else of_head.sum((0, 2))
     if key or value:
         grads.key, grads.value = call.of_keys(key, value)
     if mask:
@@ -73,7 +71,7 @@ class _Launch:
         # What is listed last may stand behind the last block that counts.
         places = -(-problem.key.shape[2] // self.config.keys) + 1
         self.listed = torch.empty((self.programs, places), dtype=torch.int32, device=problem.query.device)
-        self.per_head = problem.query if problem.sink is None else problem.sink
+        self.per_head = problem.query if problem.per_head is None else problem.per_head
         self.numbers = (problem.first_tokens, problem.softcap, problem.number, places)
         self.constants = tuning.all_registers() | launch.constants(
             problem,

@@ -23,18 +23,18 @@ from attemper.backends.triton.softmax.state import letters
 from attemper.backends.triton.tuning import Config
 
 
-def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``backends.triton.forward`` of softmax."""
     query = problem.query
     batch, heads, queries, _ = query.shape
-    rows = queries if chosen is None else chosen.shape[0]
+    rows = queries if problem.rows is None else problem.rows.shape[0]
     output = query.new_empty((batch, heads, rows, launch.width(problem)))
     state = query.new_empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
-    splits = tuning.splits(problem) if state.numel() > 0 and chosen is None else min(1, state.numel())
+    splits = tuning.splits(problem) if state.numel() > 0 and problem.rows is None else min(1, state.numel())
     if splits > 1:
         _decode(problem, tuning.decode(problem), output, state, splits)
     elif splits == 1:
-        sweep(problem, output, state, chosen=chosen)
+        sweep(problem, output, state)
     return output, state, state.new_empty(0)
 
 
@@ -52,13 +52,10 @@ def sweep(
     state: Tensor,
     winner: Tensor | None = None,
     flag: Tensor | None = None,
-    chosen: Tensor | None = None,
 ) -> None:
     """The forward kernel: writes ``output`` and ``state``, or ``winner`` alone, unless ``flag`` is down."""
     query, config = problem.query, tuning.forward(problem)
     structure = launch.structure(problem)
-    if chosen is not None:
-        structure = structure._replace(rows=chosen.shape[0], positions=chosen)
     batch, heads, rows = *query.shape[:2], structure.rows
     nothing = {"E": 0, "BLOCK_E": tuning.power_of_two(0)}
     forward_kernel[(batch * heads * -(-rows // config.rows),)](
@@ -72,7 +69,7 @@ def sweep(
         *_numbers(problem),
         WINNER=winner is not None,
         FLAG=flag is not None,
-        GATHER=chosen is not None,
+        GATHER=problem.rows is not None,
         EDGE_STAGES=1 if problem.mask is None else config.stages,
         **launch.constants(problem, config, letters(problem.fields), **({} if winner is None else nothing)),
     )
@@ -124,14 +121,14 @@ def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, spl
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
-    query, key, value, mask, multiplier, sink = (
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
+    tensors = problem.differentiable
+    query, key, value, mask, multiplier, sink, _ = (
         needed and tensor is not None for needed, tensor in zip(needs, tensors, strict=True)
     )
     if 0 in problem.query.shape[:3] or problem.key.shape[2] == 0:
         return launch.nothing(tensors, needs)
-    grads = Gradients(None, None, None, None, None, None)
+    grads = Gradients()
     rows, sink_rows = _row_numbers(problem, output, state, upstream)
     if query or multiplier:
         grads.query, by_row = _query_gradient(problem, upstream, rows, query, multiplier)
