@@ -16,9 +16,6 @@ from attemper.readings.schema import SCHEMA, check_schema, checked, each, loaded
 FEWEST_KEYS = 32
 """How many keys a row must see before its sharpness is judged, by default."""
 
-BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats", "score_variance")
-"""Numbers of a head that are None unless they were asked for."""
-
 
 @dataclass(frozen=True)
 class VisibleKeyBucket:
@@ -76,7 +73,7 @@ class HeadReading:
     judged: bool = False
     """Whether a valid row sees at least ``Reading.fewest_keys`` keys. Without one, no alarm judges its sharpness."""
     support_size: float | None = None
-    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``SHOWN_BY_NAME``."""
     mean_distance: float | None = None
     """Mean distance between a query and its keys under the weights, in positions."""
     entropy_with_sink_nats: float | None = None
@@ -202,12 +199,14 @@ class Reading:
             ("no valid row to judge", silent, ""),
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
-        if self.untrained_heads:
-            near = (
-                f"{self.untrained_heads} of {total} heads {'is' if self.untrained_heads == 1 else 'are'} near uniform"
-            )
-            notes.append(f"the model looks untrained: {near}, and not told one by one until it is not so.")
-        return tuple(notes)
+        return tuple(notes) if self.untrained_note is None else (*notes, self.untrained_note)
+
+    @property
+    def untrained_note(self) -> str | None:
+        """The last of the notes, where the watched model looks untrained; else None."""
+        many = self.untrained_heads
+        near = f"{many} of {len(self.heads)} heads {'is' if many == 1 else 'are'} near uniform"
+        return f"the model looks untrained: {near}, and not told one by one until it is not so." if many else None
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""

@@ -50,7 +50,7 @@ from attemper.sites.observation import (
 )
 from attemper.sites.padding import hidden
 from attemper.sites.tap import in_backward
-from attemper.sites.tensor_axes import FeatureAxes
+from attemper.sites.tensor_axes import FeatureAxes, FunctionCall
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MULTI_HEAD = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
@@ -99,7 +99,7 @@ class AttentionMode(TorchFunctionMode):
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and current() and not in_backward():
-            guarded(current(), self._follow, func, args, kwargs, result)
+            guarded(current(), self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
     def _report(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -107,15 +107,15 @@ class AttentionMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             report(_of_tokens(_readable(reader), self._axes), (), _by_name(names, args, kwargs))
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             try:
-                self._axes.follow(func, args, kwargs, result)
-                self.origins.follow(func, args, kwargs, result)
-                found = self._by_hand.follow(func, args, kwargs, result)
+                self._axes.follow(call)
+                self.origins.follow(call)
+                found = self._by_hand.follow(call)
             except Exception as error:  # whatever it is, it must not end a training run
-                name = getattr(func, "__name__", func)
+                name = getattr(call.func, "__name__", call.func)
                 found = softmax_by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
             if found is not None:
                 report(softmax_by_hand.read, (self._whole(found),), {}, places=found.places)
