@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from attemper.readings.reading import Reading
-from attemper.report.download import as_csv
+from attemper.report.document import as_csv
 from tests.report import readings
 from tests.report.conftest import Open
 from tests.support.contrast import contrast, of_hex
