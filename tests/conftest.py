@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from hypothesis import HealthCheck, settings
 
-from attemper.call import operator
+from attemper.backends import contract
+from attemper.call import options
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
 from tests.support.cover import HELD_BACK, held_back
+from tests.support.identical_training import FEW_STEPS, STEPS
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
@@ -167,6 +168,18 @@ def _no_watch_is_left() -> Iterator[None]:
     assert left == (0, 0), "this test left a watch open"
 
 
+@pytest.fixture
+def full_size(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that has a smaller and a larger size runs the larger: with ``--all``."""
+    return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def steps(full_size: bool) -> int:
+    """How many steps a model is trained with and without a watch."""
+    return STEPS if full_size else FEW_STEPS
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -184,9 +197,8 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
     """``tiled(rows, keys, scores)``: the public functions cut their tiles so, from here to the end of the test."""
 
     def cut(*tile: int) -> None:
-        # The package's attribute of this name is the function, not the module.
-        module = import_module("attemper.functional.attention")
-        monkeypatch.setattr(module, "Arguments", partial(operator.Arguments, tile=tile))
+        sizes = dict(zip(("tile_rows", "tile_keys", "tile_elements"), tile, strict=False))
+        monkeypatch.setattr(options, "Problem", partial(contract.Problem, **sizes))
 
     return cut
 

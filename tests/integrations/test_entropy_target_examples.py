@@ -40,6 +40,7 @@ def reached(name: str, alphas: list[str], backend: str = "torch") -> None:
         assert float(loss) < 0.1
 
 
+@pytest.mark.slow("examples as a user runs them")
 def test_in_torch_a_target_is_reached():
     reached("entropy_target", ["0.2"])
 
@@ -50,6 +51,7 @@ def test_in_torch_every_target_is_reached():
 
 
 @needs_keras
+@pytest.mark.slow("examples as a user runs them")
 def test_in_keras_a_target_is_reached():
     reached("entropy_target_keras", ["0.2"])
 

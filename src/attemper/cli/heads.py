@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of
 from attemper.readings.reading import HeadReading, Reading, SiteReading
+from attemper.statistics import SHOWN
 from attemper.text import columns_that_fit, shown
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _NOT_SORTED_BY = ("head", "layer", "judged", "normalized_entropy_histogram", "by_visible_keys")
 STATISTICS = tuple(part.name for part in fields(HeadReading) if part.name not in _NOT_SORTED_BY)
 """What heads can be sorted by: the numbers of a reading, rows included."""
-_LISTED = ("normalized_entropy", "effective_tokens", "max_logit", "first_token_mass")
+_LISTED = tuple(name for name, one in SHOWN.items() if one.brief)
 """Columns of the table, after the one it is sorted by; those that do not fit are left out."""
 _PLACE = ("site", "layer", "kind", "mode")
 """The first columns of CSV, as in ``Scan.to_pandas``."""

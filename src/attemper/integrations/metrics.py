@@ -19,14 +19,11 @@ from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.result import Scan
 from attemper.readings.alarms import KINDS
-from attemper.readings.reading import BY_NAME
+from attemper.statistics import SHOWN
 
 logger = logging.getLogger("attemper")
 
-STATISTICS = (
-    "entropy_nats", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_std", "mass",
-    "first_token_mass", *BY_NAME,
-)  # fmt: skip
+STATISTICS = tuple(SHOWN)
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
 

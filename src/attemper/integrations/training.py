@@ -18,8 +18,9 @@ from attemper.integrations.sinks import Sinks
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
-from attemper.readings.reading import BY_NAME, Alarm, Reading
+from attemper.readings.reading import Alarm, Reading
 from attemper.sites.names import unwrapped
+from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import shown
 
 logger = logging.getLogger("attemper")
@@ -71,7 +72,7 @@ class Monitor:
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm must be a function of an Alarm, got {type(on_alarm).__name__}.")
         self._on_alarm = on_alarm
-        extra = [name.removesuffix("_nats") for name in self._stats if name in BY_NAME]
+        extra = [STATISTIC_OF[name] for name in self._stats if name in SHOWN_BY_NAME]
         self._options = {"every": every, "rows": rows, "stats": ["all", *extra], **options}
         watch(nn.Identity(), **self._options).close()  # mistakes are raised here, not when training begins
         self._open = ExitStack()

@@ -16,9 +16,6 @@ from attemper.readings.schema import SCHEMA, check_schema, checked, each, loaded
 FEWEST_KEYS = 32
 """How many keys a row must see before its sharpness is judged, by default."""
 
-BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats", "score_variance")
-"""Numbers of a head that are None unless they were asked for."""
-
 
 @dataclass(frozen=True)
 class VisibleKeyBucket:
@@ -76,7 +73,7 @@ class HeadReading:
     judged: bool = False
     """Whether a valid row sees at least ``Reading.fewest_keys`` keys. Without one, no alarm judges its sharpness."""
     support_size: float | None = None
-    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``SHOWN_BY_NAME``."""
     mean_distance: float | None = None
     """Mean distance between a query and its keys under the weights, in positions."""
     entropy_with_sink_nats: float | None = None

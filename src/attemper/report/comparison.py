@@ -13,7 +13,7 @@ from markupsafe import Markup
 from attemper import __version__
 from attemper.files import write_whole
 from attemper.report.page import asset, policy, templates
-from attemper.report.quantities import QUANTITIES
+from attemper.statistics import SHOWN
 from attemper.text import cut, number, shown
 
 MOST_ROWS = 1000
@@ -121,8 +121,7 @@ def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None
 
 def _title(key: str) -> tuple[str, str]:
     """What the page of a scan calls it, and its unit."""
-    known = next((quantity for quantity in QUANTITIES if quantity.key == key), None)
-    return (known.title, known.unit) if known else (key.replace("_", " ").capitalize(), "")
+    return (SHOWN[key].title, SHOWN[key].unit) if key in SHOWN else (key.replace("_", " ").capitalize(), "")
 
 
 def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:

@@ -7,13 +7,13 @@ what can be seen, and empty bins of a histogram are left out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attemper.readings.alarms import KINDS, level_of
-from attemper.readings.reading import BY_NAME, Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.readings.stacks import Stack, stacks
-from attemper.report.quantities import QUANTITIES, Quantity, of_sample
+from attemper.statistics import SHOWN, SHOWN_BY_NAME, Shown
 from attemper.text import cut, rounded, shown
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
@@ -68,13 +68,29 @@ def _letter(place: int) -> str:
     return letters
 
 
-def quantities(reading: Reading) -> tuple[Quantity, ...]:
-    """Those that the reading has: what is measured only if asked for, only if some head has it."""
-    kinds = QUANTITIES if reading.sampled_rows is None else map(of_sample, QUANTITIES)
-    return tuple(
-        kind for kind in kinds
-        if kind.key not in BY_NAME or any(getattr(head, kind.key) is not None for head in reading.heads)
-    )  # fmt: skip
+def quantities(reading: Reading) -> tuple[Shown, ...]:
+    """The numbers of a head that the page shows, normalised entropy first: it colours the maps at the start.
+
+    A number that is measured only if asked for is there if some head has it. Of a sample of the rows, the largest
+    logit is that of the rows that were measured.
+    """
+    heads = reading.heads
+    found = [
+        shown
+        for name, shown in SHOWN.items()
+        if name not in SHOWN_BY_NAME or any(getattr(head, name) is not None for head in heads)
+    ]
+    found.sort(key=lambda shown: shown.name != "normalized_entropy")
+    return tuple(found if reading.sampled_rows is None else map(_of_sample, found))
+
+
+def _of_sample(one: Shown) -> Shown:
+    if one.name != "max_logit":
+        return one
+    meaning = (
+        "The largest score before softmax over the rows that were measured; that of all rows is at least as large."
+    )
+    return replace(one, title="Largest logit, at least", meaning=meaning)
 
 
 def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True) -> dict[str, Any]:
@@ -83,11 +99,16 @@ def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
         "details": details,
-        "quantities": [quantity.to_dict() for quantity in kinds],
+        "quantities": [_quantity(one) for one in kinds],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
         "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in reading.alarms],
     }
+
+
+def _quantity(one: Shown) -> dict[str, Any]:
+    fields = ("title", "unit", "meaning", "low", "high", "logarithmic", "superlative", "ascending")
+    return {"key": one.name} | {name: getattr(one, name) for name in fields}
 
 
 def _stack(tower: Tower) -> dict[str, Any]:
@@ -95,7 +116,7 @@ def _stack(tower: Tower) -> dict[str, Any]:
     return {"letter": tower.letter, "pattern": tower.pattern, "heads": stack.heads, "sites": list(stack.places)}
 
 
-def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:
+def _site(site: SiteReading, label: str, kinds: tuple[Shown, ...], details: bool) -> dict[str, Any]:
     return {
         "name": shown(site.name),
         "label": label,
@@ -106,8 +127,8 @@ def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: b
     }
 
 
-def _head(head: HeadReading, kinds: tuple[Quantity, ...], details: bool) -> list[Any]:
-    values = [rounded(getattr(head, quantity.key)) for quantity in kinds]
+def _head(head: HeadReading, kinds: tuple[Shown, ...], details: bool) -> list[Any]:
+    values = [rounded(getattr(head, one.name)) for one in kinds]
     counts = [head.head, head.rows, head.empty_rows, head.nonfinite_rows]
     return [*counts, values, _histogram(head), _curve(head)] if details else [*counts, values]
 

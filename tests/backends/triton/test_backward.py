@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 import attemper
-from attemper.backends.contract import Packing, Problem
+from attemper.backends.contract import Problem
 from attemper.backends.triton import launch
 from attemper.backends.triton.scores import VISIBLE, intervals
 from attemper.backends.triton.softmax.backward_key import row_blocks
@@ -101,7 +101,12 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True, **BOTTOM_RIGHT}, {"window_size": (2, 1)}], ids=str)
+MORE = pytest.mark.slow("more cases in Triton's interpreter")
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
+)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
     tiled(4, 4)
@@ -118,6 +123,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
 def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):
@@ -247,18 +253,18 @@ def visits(
 def structures() -> list[tuple[str, dict[str, Any], int, int]]:
     cases: list[tuple[str, dict[str, Any], int, int]] = []
     for left, right, offset in itertools.product((0, 3, 1 << 62), (-4, 0, 2, 1 << 62), (-5, 0, 6)):
-        cases.append(("plain", {"left": left, "right": right, "offset": offset}, 13, 17))
+        cases.append(("plain", {"left": left, "right": right, "bottom_right": offset != 0}, 13, 13 + (offset or 4)))
     positions = torch.tensor([0, 1, 4, 9, 10, 11, 20])
     for left, right in itertools.product((2, 1 << 62), (0, 3)):
         cases.append(("positions", {"left": left, "right": right, "positions": positions}, 7, 23))
     for (of_queries, of_keys), bottom in itertools.product(LENGTHS.values(), (False, True)):
-        packing = Packing(
-            torch.tensor((0, *itertools.accumulate(of_queries))),
-            torch.tensor((0, *itertools.accumulate(of_keys))),
-            bottom,
-        )
+        packing = {
+            "cu_seqlens_q": torch.tensor((0, *itertools.accumulate(of_queries))),
+            "cu_seqlens_k": torch.tensor((0, *itertools.accumulate(of_keys))),
+            "bottom_right": bottom,
+        }
         for left, right in ((1 << 62, 1 << 62), (1 << 62, 0), (2, 1)):
-            given = {"left": left, "right": right, "packing": packing}
+            given = {"left": left, "right": right, **packing}
             cases.append(("packed", given, sum(of_queries), sum(of_keys)))
             if not bottom:
                 places = torch.cat([2 * torch.arange(length) for length in of_queries])

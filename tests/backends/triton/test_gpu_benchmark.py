@@ -219,6 +219,7 @@ def test_where_there_is_no_gpu_every_check_of_graphs_is_skipped_by_name(gpu: Any
     assert capsys.readouterr().out.count("skip  graph: ") == len(rows)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_dry_run_of_the_training_step_goes_every_way_and_reports(tmp_path: Path):
     path = tmp_path / "train.json"
     ended = run("--dry-run", "--steps", "1", "--rounds", "1", "--json", str(path), script="gpu_train.py")
