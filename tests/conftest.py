@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from hypothesis import HealthCheck, settings
 
-from attemper.call import operator
+from attemper.backends import contract
+from attemper.call import options
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
     config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
+    config.addinivalue_line("markers", "quick(*words): by default only cases with one of these words in their ids")
     config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
     config.stash[HELD_BACK] = {}
     if not config.getoption("--hypothesis-profile"):
@@ -197,9 +198,8 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
     """``tiled(rows, keys, scores)``: the public functions cut their tiles so, from here to the end of the test."""
 
     def cut(*tile: int) -> None:
-        # The package's attribute of this name is the function, not the module.
-        module = import_module("attemper.functional.attention")
-        monkeypatch.setattr(module, "Arguments", partial(operator.Arguments, tile=tile))
+        sizes = dict(zip(("tile_rows", "tile_keys", "tile_elements"), tile, strict=False))
+        monkeypatch.setattr(options, "Problem", partial(contract.Problem, **sizes))
 
     return cut
 

@@ -89,6 +89,7 @@ GAPS = [5.0, 10.0, 15.0, 20.0, 50.0, 1000.0]
 @pytest.mark.parametrize("block", [1, 32, 2048])
 @pytest.mark.parametrize("place", [0, 500, 1023])
 @pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.grid
 def test_one_key_far_above_the_rest_leaves_a_small_true_entropy(
     gap: float, place: int, block: int, backend: str, tiled
 ):
@@ -218,7 +219,7 @@ def test_settings_are_put_back_after_a_kernel_raised(monkeypatch: pytest.MonkeyP
     def broken(*_):
         raise RuntimeError("kernel broke")
 
-    monkeypatch.setattr("attemper.call.operator.forward", broken)
+    monkeypatch.setattr("attemper.backends.blocked.forward", broken)
     query = torch.randn(1, 1, 2, 4)
     with _precision("medium"):
         before = _settings()

@@ -102,7 +102,8 @@ PIECES = (
             "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
-    *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteSums")),
+    *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
+    "monitor.collector:SiteSums",
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
     *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
@@ -110,7 +111,7 @@ PIECES = (
         for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
                      "_end_pass", "_start")
     ),
-    *(f"monitor.watch:{name}" for name in ("tracked", "observing", "call_of", "registry.pretrained")),
+    *(f"monitor.watch:{name}" for name in ("tracking", "observing", "call_of", "registry.pretrained_models")),
     *(
         f"sites.padding:{name}"
         for name in ("_other_sequence", "_token_mask", "_past", "CallContext.settle", "CallContext.module",
@@ -158,9 +159,9 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:places"),
     ("beside", "sites.transformers:_wrap_lookup"),
     ("beside", "sites.transformers:report"),
-    ("replace", "sites.transformers:executed"),
+    ("replace", "sites.transformers:run"),
     ("replace", "sites.transformers:_replaced"),
-    ("replace", "sites.transformers:switched"),
+    ("replace", "sites.transformers:switching"),
     ("replace", "monitor.collector:Collector.observe"),
     ("replace", "monitor.collector:Collector.key_tokens"),
 )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.call.compiling import constant_in_graphs
-from attemper.call.options import DTYPES
+from attemper.call.options import check_groups, check_types
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.linear_state import (
@@ -203,32 +203,23 @@ def _quotient(found: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> None:
     refuse_nested(_WHERE, {"q": q, "k": k, "v": v, "mask": mask})
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    tensors = {"q": q, "k": k, "v": v}
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.dim() != 4:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InputError(
                 f"{_WHERE}({name}) must be a tensor [batch, heads, tokens, size], got {came}. "
                 "Without heads, q, k and v must all be [batch, tokens, size]."
             )
-        if tensor.dtype not in DTYPES:
-            raise InputError(f"{_WHERE}({name}) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
-        if tensor.dtype != q.dtype or tensor.device != q.device:
-            raise InputError(
-                f"{_WHERE}: q is {q.dtype} on {q.device} but {name} is {tensor.dtype} on {tensor.device}. Bring them "
-                "to one type and device."
-            )
-    batch, heads, _, size = q.shape
-    groups, tokens = k.shape[1:3]
+    check_types(_WHERE, tensors)
+    batch, _, _, size = q.shape
+    tokens = k.shape[2]
     if k.shape[0] != batch or k.shape[3] != size or size == 0 or v.shape[:3] != k.shape[:3]:
         raise InputError(
             f"{_WHERE}: k must be [{batch}, heads, keys, {size}] and v the same but for its last size, to match q "
             f"{list(q.shape)} (at least one feature); got k {list(k.shape)} and v {list(v.shape)}."
         )
-    if heads != groups and (groups == 0 or heads % groups != 0 or not enable_gqa):
-        raise InputError(
-            f"{_WHERE}: q has {heads} heads and k {groups}. Query heads share key heads only if the first is a "
-            "multiple of the second, and if enable_gqa=True says that it is meant."
-        )
+    check_groups(_WHERE, tensors, enable_gqa)
     if mask is not None and (
         not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) != (batch, tokens)
     ):

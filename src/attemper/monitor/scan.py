@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.call.options import checked_backend
+from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
@@ -28,10 +28,17 @@ ADVICE = (
 
 
 def scan(
-    model: nn.Module, batches: Iterable[Any], *, stats: str | Iterable[str] = "all",
-    limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS, backend: str = "auto",
-    name: str | None = None, text: str | None = None, on_batch: Callable[[int], None] | None = None,
-) -> Scan:  # fmt: skip
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    stats: str | Iterable[str] = "all",
+    limits: Mapping[str, float] | None = None,
+    fewest_keys: int = FEWEST_KEYS,
+    backend: str = "auto",
+    name: str | None = None,
+    text: str | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Scan:
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
     Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in.
@@ -66,7 +73,7 @@ def scan(
     _check(model, batches)
     checked, fewest_keys = checked_limits(limits), checked_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
-    checked_backend(backend, device_of(model))
+    check_backend(backend, device_of(model))
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
     with observation(model, collector) as switch:

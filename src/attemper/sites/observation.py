@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.masks import is_plain
-from attemper.call.options import Call, Options, Packing
+from attemper.call.options import Options, Request
+from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats
 from attemper.errors import InputError
 from attemper.sites.identity import Places
@@ -89,8 +90,8 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where only the call's own mask says so."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
-        """Receives the statistics of a call that our kernel computed, by ``plan``."""
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
+        """Receives the statistics of a call that our kernel computed, for ``request``."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
@@ -141,7 +142,7 @@ def reported() -> Iterator[None]:
         _reported.reset(token)
 
 
-def guarded(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
+def guard(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
     """Runs ``action``, which is attemper's own code. An error in it goes to the observers and not into the training
     step; without an observer it is raised.
     """
@@ -182,10 +183,10 @@ def report(
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
-                guarded([observer], _skip, observer, site, reason, places)
+                guard([observer], _skip, observer, site, reason, places)
             return
         for observer in observers:
-            guarded([observer], _see, observer, site, call)
+            guard([observer], _see, observer, site, call)
 
 
 def _skip(observer: Observer, site: nn.Module | None, reason: str, places: Places) -> None:
@@ -235,7 +236,7 @@ def mask_like(module: nn.Module, mask: Tensor, query: Tensor, heads: int, keys: 
     return four_dimensional(mask.expand(*query.shape[:-1], keys), heads)
 
 
-def rounded(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def as_autocast_rounds(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys as a product or SDPA uses them: rounded to autocast's type where autocast is on.
 
     A function mode sees them before that rounding; the weights follow from the rounded ones.

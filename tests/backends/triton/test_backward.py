@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 import attemper
-from attemper.backends.contract import Packing, Problem
+from attemper.backends.contract import Problem
 from attemper.backends.triton import launch
 from attemper.backends.triton.scores import VISIBLE, intervals
 from attemper.backends.triton.softmax.backward_key import row_blocks
@@ -65,6 +65,7 @@ def assert_as_exact_as_blocked(function: Any, call: dict[str, Any], names: tuple
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("entropy", "max", "variance")
 def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled):
     tiled(4, 8)
     call = {"query": 2 * torch.randn(1, 4, 9, 6), "key": torch.randn(1, 2, 19, 6), "enable_gqa": True}
@@ -253,18 +254,18 @@ def visits(
 def structures() -> list[tuple[str, dict[str, Any], int, int]]:
     cases: list[tuple[str, dict[str, Any], int, int]] = []
     for left, right, offset in itertools.product((0, 3, 1 << 62), (-4, 0, 2, 1 << 62), (-5, 0, 6)):
-        cases.append(("plain", {"left": left, "right": right, "offset": offset}, 13, 17))
+        cases.append(("plain", {"left": left, "right": right, "bottom_right": offset != 0}, 13, 13 + (offset or 4)))
     positions = torch.tensor([0, 1, 4, 9, 10, 11, 20])
     for left, right in itertools.product((2, 1 << 62), (0, 3)):
         cases.append(("positions", {"left": left, "right": right, "positions": positions}, 7, 23))
     for (of_queries, of_keys), bottom in itertools.product(LENGTHS.values(), (False, True)):
-        packing = Packing(
-            torch.tensor((0, *itertools.accumulate(of_queries))),
-            torch.tensor((0, *itertools.accumulate(of_keys))),
-            bottom,
-        )
+        packing = {
+            "cu_seqlens_q": torch.tensor((0, *itertools.accumulate(of_queries))),
+            "cu_seqlens_k": torch.tensor((0, *itertools.accumulate(of_keys))),
+            "bottom_right": bottom,
+        }
         for left, right in ((1 << 62, 1 << 62), (1 << 62, 0), (2, 1)):
-            given = {"left": left, "right": right, "packing": packing}
+            given = {"left": left, "right": right, **packing}
             cases.append(("packed", given, sum(of_queries), sum(of_keys)))
             if not bottom:
                 places = torch.cat([2 * torch.arange(length) for length in of_queries])
