@@ -78,7 +78,7 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
         check_backend(backend, device)
     if sort is not None:
-        from attemper.monitor.compare import STATISTICS
+        from attemper.readings.comparison import STATISTICS
 
         with usage_of("--sort"):
             one_of("the statistic", sort, STATISTICS)
