@@ -151,9 +151,12 @@ BACKENDS = (
 """Every backend this version knows; ``"auto"`` takes the first that can."""
 
 
+_BY_NAME = {backend.name: backend for backend in BACKENDS}
+
+
 def named(name: str) -> Backend:
     """The backend of this name, which is known to be one."""
-    return next(backend for backend in BACKENDS if backend.name == name)
+    return _BY_NAME[name]
 
 
 def summing() -> Backend:
