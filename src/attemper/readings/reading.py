@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from attemper.errors import InputError
@@ -40,6 +40,7 @@ class VisibleKeyBucket:
         return loaded(cls, document, where)
 
 
+_LISTS = ("normalized_entropy_histogram", "by_visible_keys")
 _BUCKET_ENDS = {"first": "from", "last": "to"}
 """Fields of a bucket that have another name in documents."""
 
@@ -189,6 +190,11 @@ class Reading:
         return tuple(head for site in self.sites for head in site.heads)
 
     @property
+    def placed_heads(self) -> list[tuple[SiteReading, HeadReading]]:
+        """All heads with their sites, in the order of the model."""
+        return [(site, head) for site in self.sites for head in site.heads]
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the alarms do not cover: heads that were not judged, or raised no alarm of their own, and why."""
         short = {site.name: sum(bool(head.rows) and not head.judged for head in site.heads) for site in self.sites}
@@ -264,12 +270,18 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+HEAD_COLUMNS = (
+    *("site", "layer", "kind", "mode"),
+    *(one.name for one in fields(HeadReading) if one.name not in ("layer", *_LISTS)),
+)
+"""Columns of a table with a row for each head: its place, and every number but histogram and buckets."""
+
+
 def head_rows(heads: Iterable[tuple[SiteReading, HeadReading]]) -> list[dict[str, Any]]:
-    """A table with a row for each head: its site, layer, kind and mode, and every number but histogram and buckets."""
-    lists = ("normalized_entropy_histogram", "by_visible_keys")
+    """A row of ``HEAD_COLUMNS`` for each head, exact; a missing number is None."""
     return [
-        {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
-        | {name: value for name, value in vars(head).items() if name not in ("layer", *lists)}
+        {name: getattr(head, name, None) for name in HEAD_COLUMNS}
+        | {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
         for site, head in heads
     ]
 

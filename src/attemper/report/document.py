@@ -6,12 +6,18 @@ what can be seen, and empty bins of a histogram are left out.
 
 from __future__ import annotations
 
+import base64
+import csv
+import gzip
+import io
+import json
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from attemper.readings.alarms import KINDS, level_of
-from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
 from attemper.readings.stacks import Stack, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Shown
 from attemper.text import cut, rounded, shown
@@ -21,6 +27,8 @@ FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram",
 ``by_visible_keys`` is first, last, rows, entropy in nats and normalised entropy, again and again."""
 
 LONGEST_MESSAGE = 600
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
 
 
 @dataclass(frozen=True)
@@ -192,3 +200,34 @@ def said(alarm: Alarm) -> str:
     """An alarm's message without the place, which is shown beside it."""
     head = "" if alarm.head is None else f" head {alarm.head}"
     return cut(shown(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
+
+
+def archive(reading: Reading, kind: str) -> str:
+    """A file that the page can save ("json" or "csv"), compressed, in base64: so the page stays one file that loads
+    nothing. The same reading gives the same text.
+    """
+    text = as_csv(reading) if kind == "csv" else json.dumps(reading.to_dict(), allow_nan=False)
+    # A lone surrogate, which no encoding holds, is written out.
+    data = gzip.compress(text.encode("utf-8", "backslashreplace"), mtime=0)
+    return base64.b64encode(data).decode("ascii")
+
+
+def as_csv(reading: Reading) -> str:
+    """A line for each head; a missing number is empty. Empty without heads."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    if rows := head_rows(reading.placed_heads):
+        writer.writerow(HEAD_COLUMNS)
+        writer.writerows(map(_cell, row.values()) for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text as text: with a quote before what a spreadsheet would calculate."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def file_name(reading: Reading) -> str:
+    """What the files are called, without their endings: letters, digits, dots and dashes of the model's name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", reading.model)[:60].strip("-.")
+    return f"attemper-{plain}" if plain else "attemper"

@@ -144,25 +144,15 @@ class Row:
 
 def rows(reading: Reading, kinds: tuple[Shown, ...]) -> tuple[Row, ...]:
     """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
-    if sum(len(site.heads) for site in reading.sites) <= MOST_ROWS:
-        return tuple(
-            Row(
-                shown(site.name), _layer(site), shown(site.mode), str(head.head),
-                tuple(number(getattr(head, kind.name)) for kind in kinds), head.rows,
-            )
-            for site in reading.sites for head in site.heads
-        )  # fmt: skip
-    return tuple(
-        Row(
-            shown(site.name), _layer(site), shown(site.mode), f"mean of {len(site.heads)}",
-            tuple(number(_mean(site.heads, kind.name)) for kind in kinds), sum(head.rows for head in site.heads),
-        )
-        for site in reading.sites
-    )  # fmt: skip
+    if len(reading.heads) <= MOST_ROWS:
+        return tuple(_row(site, str(head.head), (head,), kinds) for site, head in reading.placed_heads)
+    return tuple(_row(site, f"mean of {len(site.heads)}", site.heads, kinds) for site in reading.sites)
 
 
-def _layer(site: SiteReading) -> str:
-    return "–" if site.layer is None else str(site.layer)
+def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Shown, ...]) -> Row:
+    layer = "–" if site.layer is None else str(site.layer)
+    values = tuple(number(_mean(heads, kind.name)) for kind in kinds)
+    return Row(shown(site.name), layer, shown(site.mode), name, values, sum(head.rows for head in heads))
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:
