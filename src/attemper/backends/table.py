@@ -164,6 +164,13 @@ def summing() -> Backend:
     return next(backend for backend in BACKENDS if backend.sums)
 
 
+def probe() -> None:
+    """Learns which backends cannot be used after all, by loading their libraries: "auto" takes none of those."""
+    for backend in BACKENDS:
+        if backend.direct and (reason := kernels(backend.name).why_unusable()) is not None:
+            UNUSABLE[backend.name] = reason
+
+
 @cache
 def kernels(name: str) -> ModuleType:
     """The functions of a backend, imported with the first call that wants them: its packages may be extras."""
