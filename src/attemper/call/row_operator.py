@@ -18,6 +18,7 @@ from attemper.backends.native import normalize
 from attemper.backends.native.library import why_unusable
 from attemper.backends.normalizers import NORMALIZERS
 from attemper.backends.normalizers.entmax import alpha_gradient, by_alpha, iterations
+from attemper.backends.normalizers.topk import largest
 from attemper.call import transforms
 from attemper.call.transforms import all_mapped
 
@@ -44,6 +45,11 @@ def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | 
         return _Transformed.apply(scores, alpha, kind, float(number))
     transforms.refuse_in_graph(kind)
     return torch.ops.attemper.row_weights(scores, alpha, kind, float(number))
+
+
+def largest_keys(scores: Tensor, k: int) -> Tensor:
+    """Whether each of ``scores`` [..., n] is among the k largest of its row; of equal ones, those of lower index."""
+    return largest(scores, k)
 
 
 def entmax_iterations(scores: Tensor, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
