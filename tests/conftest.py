@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
     config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
+    config.addinivalue_line("markers", "quick(*words): by default only cases with one of these words in their ids")
     config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
     config.stash[HELD_BACK] = {}
     if not config.getoption("--hypothesis-profile"):

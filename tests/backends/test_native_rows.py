@@ -317,6 +317,7 @@ OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly
 
 @pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
+@pytest.mark.quick("grouped heads", "one row", "bfloat16", "causal-entmax-1.2")
 def test_every_instruction_set_agrees_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
     assert_agreement(case, kind, number, given, tuple(LIBRARIES.values()))
 
@@ -335,6 +336,7 @@ def everything(problem: Problem, threads: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.quick("dtype0-sparsemax", "dtype1-entmax-1.5")
 def test_results_are_bitwise_equal_over_threads_and_repeats(
     kind: str, number: float, given: float | None, dtype: torch.dtype
 ):

@@ -370,6 +370,7 @@ def test_scalable_softmax_counts_within_documents():
 
 
 @pytest.mark.parametrize(**by_map)
+@pytest.mark.quick("entmax per head", "sparsemax", "top 3")
 def test_a_compiled_call_is_one_graph_with_the_same_result(given: Given):
     query, key, value = (torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3))
 

@@ -66,6 +66,7 @@ def test_gradients_of_blocked_pass_gradcheck(keys: int, names: tuple[str, ...], 
     ],
     ids=["softcap", "causal", "bottom-right", "window", "negative scale"],
 )  # fmt: skip
+@pytest.mark.quick("reference-softcap", "native", "blocked-bottom-right", "blocked-negative", "blocked-softcap")
 def test_gradients_with_options_pass_gradcheck(options: dict[str, Any], backend: str, tiled):
     skip_without(backend, "float64")
     tiled(1, 2, 4)
@@ -79,6 +80,7 @@ def test_gradients_of_the_reference_pass_gradcheck(keys: int):
     assert torch.autograd.gradcheck(function(SMOOTH + WHOLE_ROWS, "reference", hidden), tuple(leaves(keys).values()))
 
 
+@pytest.mark.quick("blocked", "native")
 def test_gradients_of_packed_documents_pass_gradcheck(backend: str):
     skip_without(backend, "float64")
     query, key, value = (torch.randn(5, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))

@@ -36,6 +36,7 @@ BEYOND = ("[65504, -65504] in float16", "[1e38, -1e38]")
 
 @pytest.mark.parametrize("through", ["bias", "products"])
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.grid
 def test_gradients_of_every_statistic_of_extreme_rows_are_finite(row: str, through: str, backend: str):
     scores = ROWS[row]
     hidden = torch.isinf(scores)

@@ -17,7 +17,7 @@ PACKAGES = ROOT / "build" / "keras"
 ALL = ["0.05", "0.2", "1.0", f"{math.log(6) - 0.05:.6f}", "schedule"]
 needs_keras = pytest.mark.skipif(
     not (PACKAGES / "keras").is_dir() and find_spec("keras") is None,
-    reason="Keras is not in build/keras: `bash scripts/test.sh` installs it there",
+    reason="Keras is not in build/keras: `bash scripts/test.sh --all` installs it there",
 )
 
 

@@ -111,7 +111,7 @@ PIECES = (
         for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
                      "_end_pass", "_start")
     ),
-    *(f"monitor.watch:{name}" for name in ("tracked", "observing", "call_of", "registry.pretrained")),
+    *(f"monitor.watch:{name}" for name in ("tracking", "observing", "call_of", "registry.pretrained_models")),
     *(
         f"sites.padding:{name}"
         for name in ("_other_sequence", "_token_mask", "_past", "CallContext.settle", "CallContext.module",
@@ -161,7 +161,7 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:run"),
     ("replace", "sites.transformers:_replaced"),
-    ("replace", "sites.transformers:switched"),
+    ("replace", "sites.transformers:switching"),
     ("replace", "monitor.collector:Collector.observe"),
     ("replace", "monitor.collector:Collector.key_tokens"),
 )

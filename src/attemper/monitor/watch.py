@@ -36,7 +36,7 @@ from attemper.sites.names import (
     unwrapped,
 )
 from attemper.sites.observation import observing
-from attemper.sites.padding import CallContext, entered, tracked
+from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
 from attemper.statistics import reading_names
 from attemper.text import shown
@@ -347,7 +347,7 @@ class Watch:
         """Puts in place what a sampled pass needs; taken away again if any of it fails."""
         if self._compiled:
             # No hook inside a compiled model tells masks, or counts the calls of a pass.
-            entered(self._context, unwrapped(self.model), args, kwargs)
+            enter_compiled(self._context, unwrapped(self.model), args, kwargs)
             tokens = self._context.tokens.own
             if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
                 self._collector.tapped.note_padding(tokens, self._collector.period)
@@ -355,13 +355,13 @@ class Watch:
         self._begin_sample()
         self._collector.begin()
         with ExitStack() as stack:
-            models = registry.pretrained(self.model)
+            models = registry.pretrained_models(self.model)
             if self._replace:
-                switch = stack.enter_context(registry.switched(self.model))
+                switch = stack.enter_context(registry.switching(self.model))
                 self._collector.refuse(switch.refused)
             # A wrapper's own arguments have no names: the masks of the model inside it count.
             own = models or [unwrapped(self.model)]
-            stack.enter_context(tracked(self._context, self.model, own, (args, kwargs)))
+            stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
             stack.enter_context(observing(self._collector))
             stack.enter_context(reading(self.model, switched=self._replace))
             self._call = call_of(self.model)

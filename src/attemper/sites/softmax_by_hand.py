@@ -31,9 +31,9 @@ from attemper.sites.tensor_axes import (
     FeatureAxes,
     FunctionCall,
     Product,
-    carried,
     functions,
     is_weight,
+    marked_axes,
     product,
 )
 
@@ -246,7 +246,7 @@ def _views(call: FunctionCall, known: _Weights) -> Iterator[tuple[Tensor, _Weigh
     """Views of weights, each with its scores; skipped by name where a view holds only a part of them."""
     first: Tensor = call.first()
     results = [call.result] if isinstance(call.result, Tensor) else list(call.result)
-    marks = carried(call, frozenset((known.key,)))
+    marks = marked_axes(call, frozenset((known.key,)))
     for part, marked in zip(results, marks, strict=True):
         key = _only(marked) if first.shape[known.key] > 1 else _length_one(first, part, known.key)
         whole = part.numel() == first.numel() and key is not None and part.shape[key] == first.shape[known.key]

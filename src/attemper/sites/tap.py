@@ -28,7 +28,7 @@ from attemper.call.transforms import is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.sites import tap_buffers
-from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guarded, present
+from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guard, present
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
@@ -253,7 +253,7 @@ class _Arguments(NamedTuple):
 @torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
 def _tap(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guarded(_everyone(), _run, _Arguments(*given))
+        guard(_everyone(), _run, _Arguments(*given))
 
 
 def _everyone() -> Iterator[Observer]:
@@ -281,7 +281,7 @@ def _run(tapped: _Arguments) -> None:
         return
     call = tapped.call()
     for observer in observers:
-        guarded([observer], observer.see, site, call)
+        guard([observer], observer.see, site, call)
 
 
 def _warm(tapped: _Arguments) -> None:
@@ -311,7 +311,7 @@ def _fill(tapped: _Arguments) -> None:
 @torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
 def _tap_into(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guarded(_everyone(), _fill, _Arguments(*given))
+        guard(_everyone(), _fill, _Arguments(*given))
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

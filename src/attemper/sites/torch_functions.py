@@ -39,14 +39,14 @@ from attemper.sites.observation import (
     AttentionCall,
     Reader,
     UnsupportedCallError,
+    as_autocast_rounds,
     current,
     four_dimensional,
-    guarded,
+    guard,
     heads_of,
     mask_like,
     report,
     reported,
-    rounded,
 )
 from attemper.sites.padding import hidden
 from attemper.sites.tap import in_backward
@@ -95,11 +95,11 @@ class AttentionMode(TorchFunctionMode):
         if func in _FUNCTIONS and current() and not in_backward():
             with reported():
                 result = func(*args, **kwargs)
-            guarded(current(), self._report, func, args, kwargs)
+            guard(current(), self._report, func, args, kwargs)
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and current() and not in_backward():
-            guarded(current(), self._follow, FunctionCall(func, args, kwargs, result))
+            guard(current(), self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
     def _report(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -172,7 +172,7 @@ def read_sdpa(
         # Leading axes broadcast before they are read as batch and heads.
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         query, key = (part.expand(*lead, *part.shape[-2:]) for part in (query, key))
-    q, k = (four_dimensional(part, heads) for part in rounded(query, key))
+    q, k = (four_dimensional(part, heads) for part in as_autocast_rounds(query, key))
     if is_causal_bias(attn_mask):
         return AttentionCall(q, k, None, _with_causal_bias(module, attn_mask, options, (q.shape[2], k.shape[2])))
     mask = None if attn_mask is None else mask_like(module, attn_mask, query, heads, key.shape[-2])

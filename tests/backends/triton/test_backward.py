@@ -65,6 +65,7 @@ def assert_as_exact_as_blocked(function: Any, call: dict[str, Any], names: tuple
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("entropy", "max", "variance")
 def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled):
     tiled(4, 8)
     call = {"query": 2 * torch.randn(1, 4, 9, 6), "key": torch.randn(1, 2, 19, 6), "enable_gqa": True}
