@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from attemper.backends.normalizers import NORMALIZERS
 from attemper.statistics import Column
 
 LETTERS = dict(zip(Column, "mznxwspahvcftguy", strict=True))
@@ -22,8 +23,8 @@ def letters_of(columns: Iterable[Column]) -> str:
 UNBOUNDED = 1 << 62
 """A window side without a limit."""
 
-ROW_NORMALIZERS = ("sigmoid", "sparsemax", "entmax15", "entmax", "topk", "threshold")
-"""Maps that are computed on whole rows (docs/design/0008), by kernels of their own. Their state begins with "mnx"."""
+ROW_NORMALIZERS = tuple(NORMALIZERS)
+"""Normalizers that need all keys of a row (docs/design/0008). Their state begins with "mnx"."""
 
 
 Size: TypeAlias = int
