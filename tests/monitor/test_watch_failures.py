@@ -98,13 +98,13 @@ PIECES = (
     *(
         f"monitor.collector:Collector.{name}"
         for name in (
-            "name_of", "owns", "begin", "running", "key_tokens", "see", "skip", "commit", "forget", "_see", "_begun",
-            "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
+            "name_of", "owns", "begin", "running", "key_tokens", "see", "skip", "commit", "forget", "_see",
+            "_note_call", "_place", "_is_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
-    *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
+    *(f"monitor.collector:{name}" for name in ("measurement", "measure", "local", "sketch", "places")),
     "monitor.collector:SiteSums",
-    *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
+    *(f"monitor.calls:{name}" for name in ("Pairing.join", "Pairing._one", "partners", "Arguments.difference")),
     *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
