@@ -30,7 +30,7 @@ class _Sample:
     """Of which step, as a number on the device; -1 of none."""
 
 
-class TappedSums:
+class TapSums:
     """The latest sample of every buffer of a watch."""
 
     def __init__(self, stats: tuple[str, ...], backend: str, rows: int | None, fewest_keys: int = FEWEST_KEYS) -> None:
@@ -62,8 +62,8 @@ class TappedSums:
             )
         return None
 
-    def take(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
-        """Takes the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
+    def add(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
+        """Adds the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
         ran = {
             device: torch.stack([part[:, :3].sum() for part in sums.values() if part.device == device]).sum() > 0
             for device in {part.device for part in sums.values()}

@@ -110,7 +110,7 @@ def tap(
 
     The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
     knows only what it is given. In eager code a watch may see the attention anyway: it is one site all the same, with
-    the tap's name and the attention's own numbers, and a tap that was given another scale or flag is told by a warning.
+    the tap's name and the attention's own numbers, with a warning if the tap was given another scale or flag.
 
     Raises:
         InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along
