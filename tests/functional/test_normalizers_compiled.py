@@ -53,7 +53,7 @@ def test_the_gradients_operator_has_a_true_schema_and_fake(kind: str):
     # Not contiguous: from a transposed result.
     grad = torch.randn(2, 5, 3).mT
     result = torch.library.opcheck(
-        torch.ops.attemper.row_slope.default,
+        torch.ops.attemper.row_gradient.default,
         (weights, grad, each, kind, number),
         test_utils=("test_schema", "test_faketensor"),
     )

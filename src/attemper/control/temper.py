@@ -120,7 +120,7 @@ def temper(
 
 
 class Tempered:
-    """What :func:`temper` gave a model: see there."""
+    """Temperatures and normalizers on a model, made by :func:`temper`."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Tempered:
         yield from dict.fromkeys(parameter for part in parts for parameter in part.parameters())
 
     def step(self) -> None:
-        """Goes on by one optimizer step, where temperatures are scheduled: each schedule once, whoever follows it."""
+        """Goes on by one optimizer step, where temperatures are scheduled: each schedule once for all its sites."""
         factors = (factor for part in self.temperatures.values() for factor in part.modules())
         for schedule in dict.fromkeys(factor for factor in factors if isinstance(factor, ScheduledTemperature)):
             schedule.step()

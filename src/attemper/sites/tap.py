@@ -20,15 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call import transforms
-from attemper.call.compiling import constant_in_graphs
 from attemper.call.masks import ADVICE, is_plain, without_causal_bias
 from attemper.call.options import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
 from attemper.call.sums import fits
-from attemper.call.transforms import is_mapped
+from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.sites import tap_buffers
-from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guarded, present
+from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guard, present
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
@@ -111,7 +110,7 @@ def tap(
 
     The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
     knows only what it is given. In eager code a watch may see the attention anyway: it is one site all the same, with
-    the tap's name and the attention's own numbers, and a tap that was given another scale or flag is told by a warning.
+    the tap's name and the attention's own numbers, with a warning if the tap was given another scale or flag.
 
     Raises:
         InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along
@@ -253,7 +252,7 @@ class _Arguments(NamedTuple):
 @torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
 def _tap(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guarded(_everyone(), _run, _Arguments(*given))
+        guard(_everyone(), _run, _Arguments(*given))
 
 
 def _everyone() -> Iterator[Observer]:
@@ -281,7 +280,7 @@ def _run(tapped: _Arguments) -> None:
         return
     call = tapped.call()
     for observer in observers:
-        guarded([observer], observer.see, site, call)
+        guard([observer], observer.see, site, call)
 
 
 def _warm(tapped: _Arguments) -> None:
@@ -311,7 +310,7 @@ def _fill(tapped: _Arguments) -> None:
 @torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
 def _tap_into(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guarded(_everyone(), _fill, _Arguments(*given))
+        guard(_everyone(), _fill, _Arguments(*given))
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

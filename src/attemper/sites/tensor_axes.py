@@ -88,16 +88,16 @@ class FeatureAxes:
         """Notes the features of what a function has made."""
         result = call.result
         if isinstance(result, Tensor):
-            made = _made(call) or self._derived(call)
+            made = _made(call) or self._derive(call)
             if made is not None:
                 self._known[result] = made
         elif self._known and call.func in VIEWS and isinstance(result, (tuple, list)):
             known = self._known.get(call.args[0]) if call.args and isinstance(call.args[0], Tensor) else None
             if known is not None:
-                for part, axes in zip(result, carried(call, known.axes), strict=True):
+                for part, axes in zip(result, marked_axes(call, known.axes), strict=True):
                     self._known[part] = Features(axes, known.direct)
 
-    def _derived(self, call: FunctionCall) -> Features | None:
+    def _derive(self, call: FunctionCall) -> Features | None:
         found = product(call)
         if found is not None:
             return self._of_product(found)
@@ -106,7 +106,7 @@ class FeatureAxes:
         first = call.first()
         known = self._known.get(first) if isinstance(first, Tensor) else None
         if call.func in RESHAPES or call.func in VIEWS:
-            return known and Features(carried(call, known.axes)[0], known.direct)
+            return known and Features(marked_axes(call, known.axes)[0], known.direct)
         same = [part for part in call.args[:2] if isinstance(part, Tensor) and part.shape == call.result.shape]
         parts = [self._known[part] for part in same if part in self._known]
         if not parts:
@@ -149,12 +149,12 @@ def _made(call: FunctionCall) -> Features | None:
     return None
 
 
-def carried(call: FunctionCall, marked: Axes) -> list[Axes]:
+def marked_axes(call: FunctionCall, marked: Axes) -> list[Axes]:
     """Marked axes of the first argument as axes of each result of one of ``RESHAPES`` or ``VIEWS``."""
     func, args, _, result = call
     first: Tensor = call.first()
     if func in RESHAPES:
-        return [regrouped(first.shape, result.shape, marked)]
+        return [axes_after_reshape(first.shape, result.shape, marked)]
     # Marked axes are those that move in memory: every view keeps that, whatever its arguments mean.
     strides = [int(axis in marked) for axis in range(first.dim())]
     shadow = torch.empty_strided(first.shape, strides, device="meta")
@@ -177,7 +177,7 @@ def _moving(view: Tensor) -> Axes:
     return frozenset(axis for axis in range(view.dim()) if view.stride(axis) and view.shape[axis] > 1)
 
 
-def regrouped(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes:
+def axes_after_reshape(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes:
     """Axes of the shape ``after`` that are made of marked axes of ``before`` only, where one is the other reshaped."""
     if 0 in before or 0 in after:
         return frozenset()
@@ -249,9 +249,9 @@ def _einsum(args: tuple[Any, ...]) -> Product | None:
         return None
     operands = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     inputs, arrow, out = equation.replace(" ", "").partition("->")
-    names = tuple(_spelled(part, operand.dim()) for part, operand in zip(inputs.split(","), operands, strict=True))
+    names = tuple(_subscripts(part, operand.dim()) for part, operand in zip(inputs.split(","), operands, strict=True))
     if arrow:
-        left = _spelled(out, max(_count(name) for name in names) + len(out.replace("...", "")))
+        left = _subscripts(out, max(_count(name) for name in names) + len(out.replace("...", "")))
     else:
         every = [letter for part in names for letter in part]
         left = tuple(sorted(letter for letter in set(every) if every.count(letter) == 1 or letter.startswith(".")))
@@ -262,7 +262,7 @@ def _count(names: tuple[str, ...]) -> int:
     return sum(name.startswith(".") for name in names)
 
 
-def _spelled(part: str, dimensions: int) -> tuple[str, ...]:
+def _subscripts(part: str, dimensions: int) -> tuple[str, ...]:
     """Subscripts with a name for each axis that an ellipsis stands for, counted from the right."""
     if "..." not in part:
         return tuple(part)

@@ -325,7 +325,7 @@ def test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_th
         query, key, value, None, torch.ones(1, 1, 1), fields="mnx", normalizer=chosen, number=1.0, tile_rows=4,
         tile_keys=8,
     )  # fmt: skip
-    output, state, _ = launch.forward(problem, None)
+    output, state, _ = launch.forward(problem)
     assert (output == 1.5).all()
     upstream = Upstream(torch.ones_like(output), torch.zeros_like(state), state.new_empty(0))
     call = launch._Backward(problem, state, upstream)
