@@ -26,7 +26,7 @@ Size: TypeAlias = int
 """A number that may be a size: symbolic in a graph that serves many shapes."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: that would triple the time to make one
 class Problem:
     """One call: tensors as [B, H, Q, D], [B, G, K, D], [B, G, K, E]; nothing is copied that a view can show.
 

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call import transforms
-from attemper.call.compiling import constant_in_graphs
 from attemper.call.masks import ADVICE, is_plain, without_causal_bias
 from attemper.call.options import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
 from attemper.call.sums import fits
-from attemper.call.transforms import is_mapped
+from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.sites import tap_buffers
