@@ -120,7 +120,7 @@ PIECES = (
     *(
         f"sites.torch_functions:{name}"
         for name in ("AttentionMode._report", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens",
-                     "_readable", "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
+                     "_readable", "hides", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
@@ -160,7 +160,7 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:_wrap_lookup"),
     ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:run"),
-    ("replace", "sites.transformers:_replaced"),
+    ("replace", "sites.transformers:_attend_here"),
     ("replace", "sites.transformers:switching"),
     ("replace", "monitor.collector:Collector.observe"),
     ("replace", "monitor.collector:Collector.key_tokens"),

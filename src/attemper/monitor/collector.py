@@ -15,7 +15,7 @@ from attemper.call.attention import measurement, run
 from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
-from attemper.call.sums import Accumulated, accumulated, accumulates
+from attemper.call.sums import BACKEND, Accumulated, accumulated, accumulates
 from attemper.errors import BackendError, InputError
 from attemper.monitor.calls import Contribution, Key, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums, fits_buckets
@@ -386,7 +386,7 @@ class Collector:
         # Tokens of a pass that was seen count those of its taps, too.
         tokens = round(float(self._tokens)) if sites else tokens
         if period >= self._read and tapped:
-            backends = list(dict.fromkeys([*backends, "triton"]))
+            backends = list(dict.fromkeys([*backends, BACKEND]))
             for site in tapped:
                 key = (site.name, site.kind, site.mode)
                 sites[key] = site if key not in sites else sites[key].with_sums_of(site)

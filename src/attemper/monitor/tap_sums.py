@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.call.sums import joined
+from attemper.call.sums import BACKEND, joined
 from attemper.monitor.head_sums import SiteSums, fits_buckets
 from attemper.monitor.options import Scope
 from attemper.sites.tap_buffers import TapBuffer
@@ -42,7 +42,7 @@ class TapSums:
         """Why the sums of a buffer are not what this watch measures; None where they are."""
         if buffer.refused is not None:
             return buffer.refused
-        if self._scope.backend not in ("auto", "triton"):
+        if self._scope.backend not in ("auto", BACKEND):
             return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._scope.backend!r}"
         if "gini" in self._scope.stats:
             return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
