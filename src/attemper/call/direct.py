@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 from attemper.backends import table
 from attemper.backends.contract import Problem
 from attemper.backends.native.library import why_unusable
-from attemper.backends.native.statistics import statistics as _native_statistics
-from attemper.backends.native.sums import sums as _native_sums
+from attemper.backends.native.rows import statistics as _native_statistics
+from attemper.backends.native.rows import sums as _native_sums
 from attemper.backends.sums import SUMMED
 from attemper.call import autograd, operator
 from attemper.statistics import Column
