@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.call import direct, reference
+from attemper.call import autograd, reference
 from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
@@ -50,9 +50,10 @@ def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], State]
     )
     if problem.dropout_p > 0:
         problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
-    output, state, key_mass = direct.attention(problem)
+    output, state, key_mass = autograd.attention(problem)
     columns = state_columns(request.names, rowwise=problem.rowwise)
-    rows = state_of(columns, state, table.named(problem.backend).direct and not problem.rowwise)
+    derives = table.named(problem.backend).direct and not problem.rowwise
+    rows = state_of(columns, state, problem.backend if derives else None)
     given = {"key_mass": key_mass} if problem.key_mass else None
     return output, statistics_of(rows, request.names, problem.sink, request.asked, given), rows
 

@@ -8,12 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attemper.backends import table
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.backends.reference import rowwise, softmax
 from attemper.call.formulas import at_most, log_count
 from attemper.call.options import Request
 from attemper.call.result import kept_detached
 from attemper.statistics import Column, state_columns
+
+BACKEND = next(backend.name for backend in table.BACKENDS if backend.plain)
+"""Its name."""
 
 
 def computed(request: Request) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:

@@ -201,7 +201,7 @@ class Regularizer:
         """Whether this call counts (a ``Listener``'s)."""
         return module.training
 
-    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+    def receive(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
         """Ties an attention output to its statistic (a ``Listener``'s)."""
         assert stats is not None
         statistic, values, gradient, valid = self.penalty.rows(stats, self._goal)

@@ -190,7 +190,7 @@ def dense_weights(
     options = Options(
         scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
         causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
-        sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
+        sink_logits=sink_logits, enable_gqa=enable_gqa, backend=reference.BACKEND,
     )  # fmt: skip
     problem = request_of("dense_weights", query, key, None, attn_mask, options).problem
     return reference.applied_weights(problem).to(problem.query.dtype)

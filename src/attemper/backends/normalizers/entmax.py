@@ -202,5 +202,10 @@ def _wide(weights: Tensor, alpha: Tensor | None) -> bool:
 
 
 ENTMAX = Normalizer(
-    _weights, _gradient, lambda weights, grad, of_scores, per_head: alpha_gradient(weights, grad, per_head), _wide
+    _weights,
+    _gradient,
+    lambda weights, grad, of_scores, per_head: alpha_gradient(weights, grad, per_head),
+    _wide,
+    parameter="alpha",
+    module="Entmax(alpha)",
 )

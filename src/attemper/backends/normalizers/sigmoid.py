@@ -25,4 +25,4 @@ def _bias_gradient(weights: Tensor, grad: Tensor, of_scores: Tensor, per_head: T
     return of_scores.sum(-1)
 
 
-SIGMOID = Normalizer(_weights, _gradient, _bias_gradient)
+SIGMOID = Normalizer(_weights, _gradient, _bias_gradient, parameter="bias", default=0.0, module="Sigmoid(bias)")

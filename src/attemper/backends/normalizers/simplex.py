@@ -20,8 +20,25 @@ _BLOCK = 2**18
 """Scores of a block of rows on a CPU: the passes over it stay in cache, and so does what they need besides."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What a normalizer takes besides scores."""
+
+    parameter: str | None = None
+    """Its parameter per head, as messages call it; None for none."""
+    default: float | None = None
+    """The parameter where the name alone is given."""
+    module: str | None = None
+    """The object of ``attemper.nn`` that says more than the name; None if there is no more to say."""
+
+    @property
+    def by_name(self) -> bool:
+        """Whether the name alone says enough."""
+        return self.module is None or self.default is not None
+
+
 @dataclass(frozen=True)
-class Normalizer:
+class Normalizer(Signature):
     """One way from the scores of a row to its weights."""
 
     weights: Callable[[Tensor, float, Tensor | None], Tensor]

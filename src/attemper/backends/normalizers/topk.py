@@ -49,4 +49,5 @@ def _threshold(scores: Tensor, number: float = 0.0, per_head: Tensor | None = No
 
 
 _GRADIENT = gradient_by(lambda weights: weights)
-TOPK, THRESHOLD = Normalizer(_topk, _GRADIENT), Normalizer(_threshold, _GRADIENT)
+TOPK = Normalizer(_topk, _GRADIENT, module="TopK(k)")
+THRESHOLD = Normalizer(_threshold, _GRADIENT, module="Threshold(min_weight)")
