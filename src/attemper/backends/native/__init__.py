@@ -22,8 +22,8 @@ __all__ = ["backward", "forward", "statistics", "sums", "why_unusable"]
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass.
 
-    The output of softmax lies as [B, Q, H, E] in memory, as that of PyTorch's SDPA does: what joins heads next copies
-    nothing.
+    The output of softmax lies as [B, Q, H, E] in memory, as that of PyTorch's SDPA does:
+    what joins heads next copies nothing.
     """
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
