@@ -110,6 +110,7 @@ MORE = pytest.mark.slow("more cases in Triton's interpreter")
     "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
 )
 @pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.quick("longer queries", "empty documents", "queries without keys")
 def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
     tiled(4, 4)
     of_queries, of_keys = LENGTHS[lengths]
@@ -125,7 +126,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
-@pytest.mark.grid
+@pytest.mark.quick("(2, 1, 9)", "(1, 4, 1)")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
 def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):
