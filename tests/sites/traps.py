@@ -52,7 +52,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "a mode may change gradients under activation checkpointing": (
         "sites/test_traps.py::test_gradients_under_activation_checkpointing_are_bit_identical",
         "monitor/test_watch.py::test_training_with_dropout_is_bit_identical",
-        "monitor/test_watch_models.py::test_fifty_training_steps_with_dropout_are_bit_identical",
+        "monitor/test_watch_models.py::test_training_steps_with_dropout_are_bit_identical",
     ),
     "measuring turns off the fast path of nn.TransformerEncoderLayer": (
         "sites/test_traps.py::test_the_fast_path_of_an_encoder_layer_is_left_within_2e_6",
