@@ -139,6 +139,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _whole_run(config: pytest.Config) -> bool:
     chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect")
+    chosen = chosen or config.getoption("collectonly")
     return bool(config.getoption("--all")) and not chosen and config.args == config.getini("testpaths")
 
 

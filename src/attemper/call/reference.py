@@ -100,9 +100,16 @@ def head_weights(call: Problem, sequence: int, head: int) -> Tensor:
     assert multiplier is not None
     assert batch > sequence
     one = replace(
-        call, query=query, key=key, value=None, mask=part(call.mask), multiplier=multiplier, sink=own(call.sink),
-        per_head=own(call.per_head), first_keys=None,
-    )  # fmt: skip
+        call,
+        query=query,
+        key=key,
+        value=None,
+        mask=part(call.mask),
+        multiplier=multiplier,
+        sink=own(call.sink),
+        per_head=own(call.per_head),
+        first_keys=None,
+    )
     return applied_weights(one)[0, 0]
 
 

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Problem
+from attemper.backends.normalizers import CODES
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
 LETTERS = "mznavcft"
 """Letters of the state that one pass gives; gini and key_mass need a second."""
+ROWWISE_LETTERS = "mnxwspahvcft"
+"""The same of a rowwise normalizer, in the order of ``source/row_attention.h``."""
 
 
 class View(ctypes.Structure):
@@ -49,6 +52,8 @@ class Arguments(ctypes.Structure):
 _SIZE = ctypes.sizeof(Arguments)
 _BEFORE = Arguments.softcap.offset // 8
 _PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
+_ROWWISE = struct.Struct(f"@qd{len(ROWWISE_LETTERS)}q")
+"""What follows an ``Arguments`` in a ``RowCall``."""
 _ABSENT = (0,) * 6
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
@@ -78,7 +83,7 @@ def view_strides(tensor: Tensor) -> list[int]:
 def described(
     problem: Problem, output: Tensor, state: Tensor, gradients: Sequence[int] = _NO_GRADIENTS
 ) -> tuple[bytes, tuple[Tensor | None, ...]]:
-    """The call as the bytes of an ``Arguments``, and small tensors made for it that must outlive it.
+    """The call as the bytes of an ``Arguments`` (rowwise: a ``RowCall``), and small tensors that must outlive it.
 
     ``gradients``: the slots from ``grad_output`` on.
     """
@@ -104,4 +109,7 @@ def described(
         *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip
+    if problem.rowwise:
+        columns = [problem.fields.find(letter) for letter in ROWWISE_LETTERS]
+        call += _ROWWISE.pack(CODES[problem.normalizer], problem.number, *columns)
     return call, (multiplier, per_head, positions, first)
