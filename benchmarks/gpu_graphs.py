@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.call.operator import UNBOUNDED, emptied, empty_sums
+from attemper.backends.contract import Problem
+from attemper.call.sums import add, emptied, empty_sums
 from attemper.sites import tap_buffers
 
 Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
@@ -106,9 +107,7 @@ def tap(inputs: Inputs, capture: Capture) -> bool:
         buffer.flag.fill_(1)
         multiplier = torch.full((1, 1, 1), query.shape[3] ** -0.5, device=device)
         sums = empty_sums(heads, device)
-        torch.ops.attemper.accumulate(
-            query, inputs.key, None, multiplier, None, None, None, None, buffer.flag, sums, UNBOUNDED, 0, False, 0.0, 1
-        )
+        add(Problem(query, inputs.key, None, None, multiplier, right=0, backend="triton"), sums, buffer.flag)
         return unchanged and bool(added[:, 0].sum() == query[..., 0].numel()) and torch.equal(added, sums)
 
 

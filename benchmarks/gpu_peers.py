@@ -16,8 +16,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attemper
-from attemper.backends.triton.sums import empty_sums
-from attemper.call.operator import UNBOUNDED
+from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.call.sums import add, empty_sums
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,8 @@ def into_sums(shape: Shape, leaves: list[Tensor], rows: int | None = None, flag:
     if rows is not None:
         chosen = torch.arange(0, shape.tokens, shape.tokens // rows, dtype=torch.int32, device=query.device)
     right = 0 if shape.causal else UNBOUNDED
-    return lambda: torch.ops.attemper.accumulate(
-        query, key, None, multiplier, None, None, None, chosen, up, sums, UNBOUNDED, right, False, 0.0, 1
-    )
+    problem = Problem(query, key, None, None, multiplier, rows=chosen, right=right, backend="triton")
+    return lambda: add(problem, sums, up)
 
 
 def peers(shape: Shape, leaves: list[Tensor], above: Tensor, compiled: bool) -> dict[str, Callable[[], object]]:

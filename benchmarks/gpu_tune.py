@@ -149,7 +149,7 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
     every = "mzn" if kernel in ("plain", "query_gradient", "key_gradient") else letters_of(state_columns(ONE_PASS))
     problem = Problem(
         query, key, None if kernel == "statistics" else value, None,
-        torch.full((1, 1, 1), size**-0.5, device=device), right=0, offset=tokens - rows, fields=every,
+        torch.full((1, 1, 1), size**-0.5, device=device), right=0, bottom_right=True, fields=every,
     )  # fmt: skip
     tuning = _configs()
     if kernel in ("statistics", "forward", "plain", "decode"):
@@ -158,7 +158,7 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
     output, state, _ = kernels.forward(problem)
     upstream = Upstream(above, torch.zeros_like(state), state.new_empty(0))
     own = kernel == "query_gradient"
-    needs = (own, not own, not own, False, False, False)
+    needs = (own, not own, not own, False, False, False, False)
 
     def gradients() -> tuple[Any, ...]:
         found = kernels.backward(problem, output, state, upstream, needs)

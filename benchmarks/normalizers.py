@@ -152,7 +152,7 @@ def problem_of(tensors: tuple[Tensor, ...], one: Map | None, fields: str) -> Pro
         return Problem(query=query, key=key, value=value, mask=None, multiplier=multiplier, fields="mzn")
     given = None if one.given is None else torch.full((query.shape[1],), one.given)
     return Problem(
-        query=query, key=key, value=value, mask=None, multiplier=multiplier, sink=given, fields=fields,
+        query=query, key=key, value=value, mask=None, multiplier=multiplier, per_head=given, fields=fields,
         normalizer=one.kind, number=one.number,
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def problem_of(tensors: tuple[Tensor, ...], one: Map | None, fields: str) -> Pro
 def attention_ways(tensors: tuple[Tensor, ...], one: Map, theirs: Function | None, *, backward: bool) -> dict[str, Way]:
     """Ours, our softmax, and eager attention with the package's map."""
     above = torch.randn_like(tensors[2])
-    needs = (True, True, True, False, False, False)
+    needs = (True, True, True, False, False, False, False)
 
     def by_kernel(problem: Problem) -> Way:
         def call() -> object:

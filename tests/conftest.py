@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from hypothesis import HealthCheck, settings
 
-from attemper.call import operator
+from attemper.backends import contract
+from attemper.call import options
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
@@ -184,9 +184,8 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
     """``tiled(rows, keys, scores)``: the public functions cut their tiles so, from here to the end of the test."""
 
     def cut(*tile: int) -> None:
-        # The package's attribute of this name is the function, not the module.
-        module = import_module("attemper.functional.attention")
-        monkeypatch.setattr(module, "Arguments", partial(operator.Arguments, tile=tile))
+        sizes = dict(zip(("tile_rows", "tile_keys", "tile_elements"), tile, strict=False))
+        monkeypatch.setattr(options, "Problem", partial(contract.Problem, **sizes))
 
     return cut
 

@@ -8,17 +8,16 @@ import torch
 
 import attemper
 from attemper import BackendError, InputError
-from attemper.backends import table
+from attemper.backends import blocked, table
 from attemper.backends.reference import softmax
-from attemper.backends.table import AUTO_TAKES_NATIVE, BACKENDS, FEATURES, Given, resolve
-from attemper.call import operator
+from attemper.backends.table import BACKENDS, FEATURES, Given, resolve
 
 TRITON = ["triton"] if find_spec("triton") else []
 PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
 MISSING = [backend.name for backend in BACKENDS if backend.missing is not None]
 
 
-ON_CPU = "native" if AUTO_TAKES_NATIVE and "native" in PRESENT else "blocked"
+ON_CPU = "native" if "native" in PRESENT else "blocked"
 
 
 def test_auto_takes_the_first_of_the_table_that_can():
@@ -126,8 +125,8 @@ def test_what_a_backend_claims_is_known():
 
 
 def test_explicit_backends_are_never_replaced(monkeypatch: pytest.MonkeyPatch):
-    used, kernel, scores = [], operator.forward, softmax.scores
-    monkeypatch.setattr(operator, "forward", lambda problem: used.append("blocked") or kernel(problem))
+    used, kernel, scores = [], blocked.forward, softmax.scores
+    monkeypatch.setattr(blocked, "forward", lambda problem: used.append("blocked") or kernel(problem))
     monkeypatch.setattr(softmax, "scores", lambda *args: used.append("reference") or scores(*args))
     query = torch.zeros(1, 1, 2, 4)
     for name in ("reference", "blocked", "auto"):

@@ -42,7 +42,7 @@ them a processor rounds the other way is its own affair.
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What went by the operator instead."""
     seen, operator = [], _ops.attention
-    monkeypatch.setattr(_ops, "attention", lambda arguments: seen.append(arguments.kernel) or operator(arguments))
+    monkeypatch.setattr(_ops, "attention", lambda problem: seen.append(problem.backend) or operator(problem))
     return seen
 
 

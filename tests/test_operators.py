@@ -10,20 +10,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper.backends.contract import letters_of
-from attemper.call import operator
-from attemper.call.operator import Arguments
+from attemper.backends.contract import Problem, letters_of
+from attemper.call import operator, sums
 from attemper.statistics import state_columns
 
 ALL_FIELDS = letters_of(state_columns(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance")))
 
 
-def arguments(**changes: Any) -> Arguments:
+def arguments(**changes: Any) -> Problem:
     query, key, value = (torch.randn(2, 4, n, 4, requires_grad=True) for n in (3, 5, 5))
-    base = Arguments(
+    base = Problem(
         query=query, key=key, value=value, mask=None, multiplier=torch.full((1, 1, 1), 0.5), fields=ALL_FIELDS
     )
-    return Arguments(**(vars(base) | changes))
+    return Problem(**(vars(base) | changes))
 
 
 def packed() -> dict[str, Any]:
@@ -101,7 +100,7 @@ def test_gradients_come_in_the_shape_and_type_of_their_tensors_and_only_where_ne
         name: value.detach() if isinstance(value, Tensor) else value for name, value in vars(call).items()
     }
     key = alone["key"].requires_grad_()
-    output, state, key_mass = operator.attention(Arguments(**alone))
+    output, state, key_mass = operator.attention(Problem(**alone))
     (output.sum() + state.masked_fill(~torch.isfinite(state), 0.0).sum() + key_mass.sum()).backward()
     assert call.key.grad is not None
     assert torch.equal(key.grad, call.key.grad)
@@ -121,7 +120,7 @@ class BackwardCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def gradients(call: Arguments, *results: int, zeros: bool = False) -> tuple[list[Tensor | None], dict[str, Any]]:
+def gradients(call: Problem, *results: int, zeros: bool = False) -> tuple[list[Tensor | None], dict[str, Any]]:
     """Gradients of these results of the operator (0: output, 1: state, 2: key_mass), of all with ``zeros`` elsewhere,
     and the call of the backward operator that made them.
     """
@@ -172,7 +171,7 @@ def test_what_has_a_gradient_stays_in_the_backward_pass(results: tuple[int, ...]
 @pytest.mark.parametrize("changes", [{"fields": "mzng"}, {"fields": "mzn", "key_mass": True}], ids=["gini", "key_mass"])
 def test_dropout_is_the_same_in_both_passes_when_tiles_hold_whole_rows(changes: dict[str, Any]):
     """It is drawn tile by tile: a backward pass that cut tiles in another way would drop other weights."""
-    call = arguments(dropout_p=0.5, seed=torch.tensor(7), tile=(2, 2, 16), **changes)
+    call = arguments(dropout_p=0.5, seed=torch.tensor(7), tile_rows=2, tile_keys=2, tile_elements=16, **changes)
     (_, _, from_output, *_), seen = gradients(call, 0)
     assert (seen["fields"], seen["key_mass"]) == (changes["fields"], changes.get("key_mass", False))
     assert from_output is not None
@@ -213,15 +212,12 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
         pass
     assert entered == [torch.device("cuda", 1)] * 2
     monkeypatch.setattr(operator, "_current", current)
-    call, flag = arguments(kernel="triton", fields="mzna"), torch.ones(1, dtype=torch.int32)
+    call, flag = arguments(backend="triton", fields="mzna"), torch.ones(1, dtype=torch.int32)
     for launch in (
         lambda: operator.attention(call),
         lambda: gradients(call, 0),
         lambda: operator.sampled_positions(torch.zeros(1, dtype=torch.float64), 2, 3, flag),
-        lambda: torch.ops.attemper.accumulate(
-            call.query.detach(), call.key.detach(), None, call.multiplier, None, None, None, None, flag,
-            operator.empty_sums(4, torch.device("cpu")), 1 << 62, 1 << 62, False, 0.0, 1,
-        ),
+        lambda: sums.add(call, sums.empty_sums(4, torch.device("cpu")), flag),
     ):  # fmt: skip
         entered.clear()
         launch()
@@ -232,7 +228,7 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
 def test_meta_tensors_give_shapes_beyond_two_to_the_31_elements():
     query = torch.empty(1, 2, 2**20, 2**12, device="meta", dtype=torch.float16)
     output, state, key_mass = operator.attention(
-        Arguments(query, query, query, None, torch.empty(1, 1, 1, device="meta"), fields="mzna", key_mass=True)
+        Problem(query, query, query, None, torch.empty(1, 1, 1, device="meta"), fields="mzna", key_mass=True)
     )
     assert output.shape == query.shape
     assert output.numel() > 2**31

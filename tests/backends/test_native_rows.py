@@ -69,7 +69,7 @@ class Case:
             query=(tensor(self.heads, self.rows, self.size) * self.spread).to(self.dtype), key=key.to(self.dtype),
             value=tensor(self.groups, self.keys, self.width).to(self.dtype) if self.width else None,
             mask=None if self.mask is None else self.mask(self),
-            multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size), sink=per_head, fields=FIELDS,
+            multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size), per_head=per_head, fields=FIELDS,
             normalizer=kind, number=number, maximum_gradient=True, **self.options,
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ CASES = (
     Case("plain"),
     Case("grouped heads", batch=2, heads=4, rows=33, keys=70, size=24, width=40),
     Case("causal", heads=1, groups=1, rows=300, keys=300, options={"right": 0}),
-    Case("causal, bottom right", groups=1, rows=50, keys=80, width=20, options={"right": 0, "offset": 30}),
+    Case("causal, bottom right", groups=1, rows=50, keys=80, width=20, options={"right": 0, "bottom_right": True}),
     Case("window", heads=1, groups=1, rows=300, keys=700, options={"left": 40, "right": 100}),
     Case("positions", rows=20, keys=90, options={"right": 0, "positions": torch.arange(20) * 4}),
     Case("long", heads=1, groups=1, rows=45, keys=1500, size=64, width=64),
@@ -97,7 +97,7 @@ CASES = (
     Case("bias of heads, softcap", keys=300, spread=3.0, options={"softcap": 2.0},
          mask=lambda case: torch.randn(1, case.heads, 1, case.keys)),
     Case("ragged", rows=17, keys=97, size=59, width=3),
-    Case("rows that see nothing", rows=20, keys=10, size=8, width=8, options={"right": 0, "offset": -8}),
+    Case("rows that see nothing", rows=20, keys=12, size=8, width=8, options={"right": 0, "bottom_right": True}),
     Case("no values", rows=20, keys=60, size=8, width=0),
     Case("wide", heads=1, groups=1, rows=20, keys=60, size=200, width=130),
     Case("nearly uniform", keys=600, spread=0.05),
@@ -118,9 +118,9 @@ class Dense:
                 return tensor
             return tensor.detach().double().requires_grad_()
 
-        names = ("query", "key", "value", "mask", "multiplier", "sink")
+        names = ("query", "key", "value", "mask", "multiplier", "per_head")
         self.leaves = {name: leaf(getattr(problem, name)) for name in names}
-        query, key, value, mask, multiplier, sink = (self.leaves[name] for name in names)
+        query, key, value, mask, multiplier, per_head = (self.leaves[name] for name in names)
         assert query is not None
         assert key is not None
         assert multiplier is not None
@@ -137,7 +137,7 @@ class Dense:
         if rounded:
             s = s + self._roundings(problem, s.detach(), seen)
         self.seen, self.scores, self.terms = seen, s, self._terms(problem)
-        w = rowwise.weights(torch.where(seen, s, -math.inf), seen, problem.normalizer, problem.number, sink)
+        w = rowwise.weights(torch.where(seen, s, -math.inf), seen, problem.normalizer, problem.number, per_head)
         self.output = s.new_zeros(*s.shape[:3], 0) if value is None else w @ value.repeat_interleave(repeats, 1)
         self.letters = self._letters(problem, s, w)
 
@@ -277,8 +277,7 @@ def assert_backward(
     problem: Problem, output: Tensor, state: Tensor, above: tuple[Tensor, Tensor], want: dict[str, Tensor],
     yardsticks: list[dict[str, Tensor]],
 ) -> None:  # fmt: skip
-    names = ("query", "key", "value", "mask", "multiplier", "sink")
-    needs = tuple(getattr(problem, name) is not None and getattr(problem, name).dtype != torch.bool for name in names)
+    needs = tuple(tensor is not None and tensor.dtype != torch.bool for tensor in problem.differentiable)
     got = native.backward(problem, output, state, Upstream(*above, state.new_empty(0)), needs)
     for name, gradient in want.items():
         if name == "roundings":
@@ -316,9 +315,7 @@ def everything(problem: Problem, threads: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     above = torch.randn(output.shape, generator=generator).to(output.dtype)
     above_state = torch.randn(state.shape, generator=generator)
-    needs = tuple(
-        getattr(problem, name) is not None for name in ("query", "key", "value", "mask", "multiplier", "sink")
-    )
+    needs = tuple(tensor is not None for tensor in problem.differentiable)
     grads = native.backward(problem, output, state, Upstream(above, above_state, key_mass), needs)
     found = [getattr(grads, name) for name, needed in zip(vars(grads), needs, strict=True) if needed]
     return [output, state, *found]
@@ -379,7 +376,7 @@ def test_bad_rows_are_told_and_touch_no_other(kind: str):
     assert torch.equal(output[0, 0, 5], torch.zeros(16))
     grads = native.backward(
         hurt, output, state, Upstream(torch.ones_like(output), torch.ones_like(state), key_mass),
-        (True, False, False, True, True, given is not None),
+        (True, False, False, True, True, False, given is not None),
     )  # fmt: skip
     assert grads.query is not None
     assert grads.mask is not None
@@ -396,11 +393,11 @@ def test_weights_in_backward_are_those_of_forward_however_large_scores_are(kind:
     problem = Problem(
         query=query, key=key, value=value, mask=None, multiplier=torch.full((1, 1, 1), multiplier), fields="mnx",
         normalizer=kind, number={"topk": 3.0, "threshold": 0.1}.get(kind, 0.0),
-        sink=torch.full((2,), 1.3) if kind == "entmax" else None,
+        per_head=torch.full((2,), 1.3) if kind == "entmax" else None,
     )  # fmt: skip
     output, state, key_mass = native.forward(problem)
     above = Upstream(torch.ones_like(output), torch.zeros_like(state), key_mass)
-    grads = native.backward(problem, output, state, above, (True, True, True, False, True, False))
+    grads = native.backward(problem, output, state, above, (True, True, True, False, True, False, False))
     assert grads.value is not None
     winners = torch.nn.functional.one_hot((query.double() @ key.double().mT).argmax(-1), 9).sum(2).float()
     torch.testing.assert_close(grads.value, winners[..., None].expand_as(value), rtol=0, atol=1e-6)
@@ -418,7 +415,7 @@ def test_scores_far_from_zero_cost_no_digits():
             s = (problem.query * problem.multiplier[..., None]) @ problem.key.mT + problem.mask
             s = s.double()
             want = rowwise.weights(
-                s, torch.ones_like(s, dtype=torch.bool), kind, number, None if given is None else problem.sink
+                s, torch.ones_like(s, dtype=torch.bool), kind, number, None if given is None else problem.per_head
             )
             identity = torch.eye(40)[None, None]
             output = native.forward(replace(problem, value=identity))[0].double()
@@ -452,7 +449,7 @@ def test_a_weight_of_0_is_not_in_the_support(kind: str, number: float):
     key[:, :, 7] = 0.0
     problem = Problem(
         query=torch.ones(1, 1, 3, 4), key=key, value=key, mask=None, multiplier=torch.ones(1, 1, 1), fields="mnxws",
-        normalizer=kind, number=number, sink=torch.zeros(1) if kind == "sigmoid" else None,
+        normalizer=kind, number=number, per_head=torch.zeros(1) if kind == "sigmoid" else None,
     )  # fmt: skip
     assert torch.equal(native.forward(problem)[1][4], torch.ones(1, 1, 3))
 

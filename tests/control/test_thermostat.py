@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options, planned
+from attemper.call.options import Options, request_of
 from attemper.functional.call_slope import slope_of
 from attemper.lab.model import ByteConfig, ByteModel
 from tests.control.models import built, checkpointed
@@ -277,7 +277,7 @@ def test_slopes_of_rows_that_a_kernel_picks_are_those_rows():
     query, key = torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 4)
     bias = torch.randn(1, 1, 9, 9)
     options = Options(is_causal=True, stats=("entropy", "logit_variance"), backend="blocked")
-    whole = planned("test", query, key, None, bias, options)
+    whole = request_of("test", query, key, None, bias, options).problem
     every = slope_of(whole, torch.zeros(2, 2, 9))
     rows = torch.tensor([1, 4, 8])
     found = slope_of(replace(whole, rows=rows), torch.zeros(2, 2, 3))

@@ -12,7 +12,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options, planned
+from attemper.call.options import Options, request_of
 from tests.support.calls import attended
 
 SIZES = {"square": (5, 5), "fewer queries": (3, 6), "more queries": (6, 3)}
@@ -68,7 +68,7 @@ def test_a_causal_bias_gives_the_output_and_statistics_of_its_triangle(
 @sizes
 def test_it_is_read_as_the_options_and_never_written_as_a_tensor(alignment: str, shape: tuple[int, int]):
     q, k, v = tensors(*shape)
-    call = planned("attention", q, k, v, bias_of(alignment, *shape), Options())
+    call = request_of("attention", q, k, v, bias_of(alignment, *shape), Options()).problem
     assert call.mask is None
     assert call.right == 0
     assert call.bottom_right is (alignment == "bottom-right" and shape[0] != shape[1])

@@ -18,9 +18,10 @@ import attemper
 from attemper import InputError
 from attemper.backends import table
 from attemper.call import operator as _ops
-from attemper.call.options import Options, Packing
+from attemper.call.attention import measurement, run
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.call.sums import accumulated
-from attemper.functional.attention import measured, prepared
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -84,7 +85,9 @@ def measured_of(tensors: dict[str, Tensor]) -> Tensor:
     query, key = (tensors[name].transpose(0, 1)[None] for name in ("query", "key"))
     packing = Packing(tensors["cu_seqlens_q"], tensors["cu_seqlens_k"])
     options = Options(stats="all", is_causal=True, backend="triton")
-    return measured(query, key, None, options, packing=packing, rows=5).entropy
+    stats = run(measurement(query, key, None, options, packing=packing, rows=5)).stats
+    assert stats is not None
+    return stats.entropy
 
 
 CALLS: dict[str, Callable[[str], Any]] = {
@@ -108,8 +111,8 @@ CALLS: dict[str, Callable[[str], Any]] = {
     ).output,
     "measured, packed, sampled": lambda device: measured_of(packed(device)),
     "accumulated": lambda device: accumulated(
-        prepared(tensors(device)[0], tensors(device)[1], None, Options(stats="all", backend="triton"), rows=5),
-        torch.ones(2, 5, dtype=torch.bool, device=device), 20,
+        measurement(tensors(device)[0], tensors(device)[1], None, Options(stats="all", backend="triton"), rows=5),
+        torch.ones(2, 5, dtype=torch.bool, device=device),
     ).sums,
 }  # fmt: skip
 
@@ -194,7 +197,7 @@ def test_rows_are_chosen_where_the_query_is(generator: torch.Generator | None) -
     query, key = tensors("meta")
     for rows in (
         attemper.attention_statistics(query, key, rows=5, backend="triton", generator=generator).rows,
-        prepared(query, key, None, Options(stats="all", backend="triton"), rows=5, generator=generator).rows,
+        measurement(query, key, None, Options(stats="all", backend="triton"), rows=5, generator=generator).rows,
     ):
         assert rows is not None
         assert rows.device.type == "meta"

@@ -9,8 +9,9 @@ import torch
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options, Packing
-from attemper.functional.attention import measured
+from attemper.call.attention import measurement, run
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from tests.support.calls import had
 
 Q, K = 23, 29
@@ -159,8 +160,10 @@ def test_sampled_rows_of_packed_documents_read_as_they_do_among_all(name: str, r
     options = Options(
         stats="all", is_causal=True, causal_alignment=alignment, window_size=(4, -1), first_tokens=2, backend=name
     )
-    whole = measured(query, key, None, options, packing=packing)
-    part = measured(query, key, None, options, packing=packing, rows=rows)
+    whole = run(measurement(query, key, None, options, packing=packing)).stats
+    part = run(measurement(query, key, None, options, packing=packing, rows=rows)).stats
+    assert whole is not None
+    assert part is not None
     assert part.rows is not None
     assert len(part.rows) == rows == len(part.rows.unique())
     for statistic in part:

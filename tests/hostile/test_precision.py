@@ -218,7 +218,7 @@ def test_settings_are_put_back_after_a_kernel_raised(monkeypatch: pytest.MonkeyP
     def broken(*_):
         raise RuntimeError("kernel broke")
 
-    monkeypatch.setattr("attemper.call.operator.forward", broken)
+    monkeypatch.setattr("attemper.backends.blocked.forward", broken)
     query = torch.randn(1, 1, 2, 4)
     with _precision("medium"):
         before = _settings()

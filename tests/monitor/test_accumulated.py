@@ -16,9 +16,10 @@ import attemper
 from attemper import BackendError, InputError
 from attemper.backends.sums import BINNED, COLUMNS, column, empty_sums
 from attemper.call import sums as accumulated
-from attemper.call.options import Options, Packing
+from attemper.call.attention import measurement, run
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats, by_head
-from attemper.functional.attention import executed, prepared
 from attemper.monitor import collector
 from attemper.monitor.head_sums import SiteReduction
 from attemper.readings.reading import HeadReading
@@ -176,8 +177,8 @@ def test_row_statistics_of_the_last_call_are_kept(counted: Counting) -> None:
 
 def test_a_sink_that_changes_after_its_pass_does_not_change_what_was_read() -> None:
     query, sink = torch.randn(1, 2, 5, 8), torch.zeros(2)
-    call = prepared(query, query, None, Options(stats="all", sink_logits=sink, backend="triton"))
-    found = accumulated.accumulated(call, None, 5)
+    call = measurement(query, query, None, Options(stats="all", sink_logits=sink, backend="triton"))
+    found = accumulated.accumulated(call, None)
     before = found.statistics().mass
     sink += 3
     assert torch.equal(found.statistics().mass, before)
@@ -251,10 +252,10 @@ def test_packed_documents_are_summed(rows: int | None) -> None:
     packing = Packing(torch.tensor([0, 7, 7, 9, 20]), torch.tensor([0, 9, 10, 14, 24]))
     options = Options(stats="all", is_causal=True, causal_alignment="bottom-right", backend="triton")
     generator = torch.Generator().manual_seed(3)
-    call = prepared(query, key, None, options, packing=packing, rows=rows, generator=generator)
+    call = measurement(query, key, None, options, packing=packing, rows=rows, generator=generator)
     assert accumulated.accumulates(call)
-    got = accumulated.accumulated(call, None, 20)
-    stats = executed(call, 20).stats
+    got = accumulated.accumulated(call, None)
+    stats = run(call).stats
     assert stats is not None
     torch.testing.assert_close(got.sums, sums_of(stats), rtol=2e-6, atol=1e-6)
     assert torch.equal(got.statistics().entropy, stats.entropy)

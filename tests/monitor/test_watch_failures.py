@@ -102,7 +102,8 @@ PIECES = (
             "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
-    *(f"monitor.collector:{name}" for name in ("prepared", "measured", "local", "sketch", "places", "SiteReduction")),
+    *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
+    "monitor.collector:SiteReduction",
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
     *(f"monitor.head_sums:SiteReduction.{name}" for name in ("__init__", "add")),
     *(
@@ -158,7 +159,7 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:places"),
     ("beside", "sites.transformers:_wrap_lookup"),
     ("beside", "sites.transformers:report"),
-    ("replace", "sites.transformers:executed"),
+    ("replace", "sites.transformers:run"),
     ("replace", "sites.transformers:_replaced"),
     ("replace", "sites.transformers:switched"),
     ("replace", "monitor.collector:Collector.observe"),

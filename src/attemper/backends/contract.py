@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,9 +26,16 @@ ROW_NORMALIZERS = ("sigmoid", "sparsemax", "entmax15", "entmax", "topk", "thresh
 """Maps that are computed on whole rows (docs/design/0008), by kernels of their own. Their state begins with "mnx"."""
 
 
+Size: TypeAlias = int
+"""A number that may be a size: symbolic in a graph that serves many shapes."""
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One call: tensors as [B, H, Q, D], [B, G, K, D], [B, G, K, E]; nothing is copied that a view can show."""
+    """One call: tensors as [B, H, Q, D], [B, G, K, D], [B, G, K, E]; nothing is copied that a view can show.
+
+    The operators' schemas are made from these fields, in their order. The first seven are differentiable.
+    """
 
     query: Tensor
     key: Tensor
@@ -37,35 +45,71 @@ class Problem:
     multiplier: Tensor
     """scale / T, [B|1, H|1, Q|1], float32 (float64 for float64)."""
     sink: Tensor | None = None
-    """[H], what is given per head: under softmax one more logit that takes weight and gives no value; the bias of
-    "sigmoid"; alpha of "entmax".
-    """
+    """[H], one more logit of softmax, which takes weight and gives no value."""
+    per_head: Tensor | None = None
+    """[H], the parameter of a rowwise normalizer: the bias of "sigmoid", alpha of "entmax"."""
     positions: Tensor | None = None
     """[Q], ascending: where the rows stand among all queries; None for 0, 1, 2, ... On the CPU for ``blocked``."""
     first_keys: Tensor | None = None
     """[B|1, K] bool: which keys count as first tokens; None for the first ``first_tokens``."""
+    cu_seqlens_q: Tensor | None = None
+    """Of packed documents: where each starts among the queries, [documents + 1] int; ``blocked`` and ``native`` get one
+    document at a time.
+    """
+    cu_seqlens_k: Tensor | None = None
+    """The same among the keys."""
+    seed: Tensor | None = None
+    """Of dropout: one int64 on the CPU."""
+    rows: Tensor | None = None
+    """[R] int: the rows of the query to compute, taken as they are loaded. Only for a backend that gathers rows, and
+    without a gradient.
+    """
     left: int = UNBOUNDED
     right: int = UNBOUNDED
-    offset: int = 0
-    """The key that stands on the diagonal of query 0."""
+    bottom_right: bool = False
+    """Whether the diagonal ends at the last key, in each document; it starts at the first key otherwise."""
     softcap: float = 0.0
     dropout_p: float = 0.0
-    seed: int = 0
-    first_tokens: int = 1
+    first_tokens: Size = 1
     fields: str = "mzn"
     """Letters of the state, in order; "m", "z" and "n" are always among them, "m" first."""
     key_mass: bool = False
     maximum_gradient: bool = False
     """Whether backward must place a gradient on the maximum itself (max_logit, max_weight)."""
-    packing: Packing | None = None
-    """Where documents stand, for kernels that read them on the device; ``blocked`` gets one document at a time."""
-    tile_rows: int | None = None
-    tile_keys: int | None = None
-    tile_elements: int | None = None
+    tile_rows: int = 0
+    """Rows of a tile, for tests; 0 for the kernel's own choice, as in the next two."""
+    tile_keys: int = 0
+    tile_elements: int = 0
+    backend: str = "blocked"
+    """Which backend computes it: a compiled graph keeps the choice that was made for it."""
     normalizer: str = "softmax"
-    """The map from scores to weights: "softmax", or one of ``ROW_NORMALIZERS``."""
+    """From scores to weights: "softmax", or one of ``ROW_NORMALIZERS``."""
     number: float = 0.0
     """k of "topk", the smallest weight of "threshold"."""
+
+    def values(self) -> tuple[Any, ...]:
+        """The fields as the operators take them."""
+        # Not vars(self).values(), through which the compiler of torch 2.11 cannot look.
+        return tuple([getattr(self, name) for name in NAMES])
+
+    @property
+    def differentiable(self) -> tuple[Tensor | None, ...]:
+        return self.query, self.key, self.value, self.mask, self.multiplier, self.sink, self.per_head
+
+    @property
+    def packed(self) -> bool:
+        """Whether the sequence is documents one after another."""
+        return self.cu_seqlens_q is not None
+
+    @property
+    def offset(self) -> int:
+        """The key that stands on the diagonal of query 0."""
+        return self.key.shape[2] - self.query.shape[2] if self.bottom_right else 0
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether a weight needs all keys of its row: the normalizer is not softmax."""
+        return self.normalizer != "softmax"
 
     @property
     def repeats(self) -> int:
@@ -86,33 +130,29 @@ class Problem:
         """Whether a tile must hold all keys of its rows at once (gini sorts them; key_mass needs their sum; a threshold
         is found on them).
         """
-        return self.key_mass or "g" in self.fields or self.normalizer != "softmax"
+        return self.key_mass or "g" in self.fields or self.rowwise
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Documents that stand one after another: offsets [documents + 1], int, on the device."""
-
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    bottom_right: bool = False
-    """Whether the diagonal of each document ends at its last key."""
+NAMES = tuple(Problem.__dataclass_fields__)
 
 
 @dataclass
 class Gradients:
     """Gradients of a call, [shape of the tensor]; None where they were not asked for."""
 
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    mask: Tensor | None
-    multiplier: Tensor | None
-    sink: Tensor | None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    mask: Tensor | None = None
+    multiplier: Tensor | None = None
+    sink: Tensor | None = None
+    per_head: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Upstream:
+DIFFERENTIABLE = tuple(Gradients.__dataclass_fields__)
+
+
+class Upstream(NamedTuple):
     """What comes from above: gradients of the output, of the state, and of key_mass."""
 
     output: Tensor

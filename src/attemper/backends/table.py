@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError
@@ -54,6 +57,18 @@ class Backend:
     """The largest head size it takes."""
     by_name_only: bool = False
     """Whether "auto" leaves it to whoever names it."""
+    plain: bool = False
+    """Whether it is plain operators of PyTorch, which autograd and exporters know: it needs no operator of its own."""
+    waits: bool = True
+    """Whether a call may read numbers off the device, such as where packed documents start."""
+    gathers: bool = False
+    """Whether its kernels take some rows of the query as they load them; without a gradient."""
+    sums: bool = False
+    """Whether it adds statistics to sums per head on the device."""
+    direct: bool = False
+    """Whether it computes from addresses alone: a call may go past PyTorch's dispatcher, and so may its statistics."""
+    joins_heads: bool = False
+    """Whether the output of softmax lies as [B, Q, H, E] in memory, so that joining heads copies nothing."""
 
     def reason(self, needed: frozenset[str], given: Given) -> str | None:
         """Why it cannot serve a call with these features and tensors; None where it can."""
@@ -92,8 +107,6 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
-AUTO_TAKES_NATIVE = True
-"""Whether "auto" takes the native kernels on the CPU for what they can do; False leaves them to whoever names them."""
 _ALL_DTYPES = ("float16", "bfloat16", "float32", "float64")
 BACKENDS = (
     Backend(
@@ -103,7 +116,14 @@ BACKENDS = (
         _ALL_DTYPES,
         "any",
     ),
-    Backend("reference", "dense, float64 inside: the specification", frozenset(FEATURES), _ALL_DTYPES, "any"),
+    Backend(
+        "reference",
+        "dense, float64 inside: the specification",
+        frozenset(FEATURES),
+        _ALL_DTYPES,
+        "any",
+        plain=True,
+    ),
     Backend(
         "native",
         "C++ for CPUs",
@@ -112,7 +132,8 @@ BACKENDS = (
         "cpu",
         _native_missing(),
         256,
-        by_name_only=not AUTO_TAKES_NATIVE,
+        direct=True,
+        joins_heads=True,
     ),
     Backend(
         "triton",
@@ -122,9 +143,28 @@ BACKENDS = (
         "cuda",
         _triton_missing(),
         256,
+        waits=False,
+        gathers=True,
+        sums=True,
     ),
 )
 """Every backend this version knows; ``"auto"`` takes the first that can."""
+
+
+def named(name: str) -> Backend:
+    """The backend of this name, which is known to be one."""
+    return next(backend for backend in BACKENDS if backend.name == name)
+
+
+def summing() -> Backend:
+    """The backend that adds statistics to sums on the device, whether it is here or not."""
+    return next(backend for backend in BACKENDS if backend.sums)
+
+
+@cache
+def kernels(name: str) -> ModuleType:
+    """The functions of a backend, imported with the first call that wants them: its packages may be extras."""
+    return import_module(f"attemper.backends.{name}")
 
 
 def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backend:
@@ -169,7 +209,7 @@ def _first_able(needed: frozenset[str], given: Given) -> Backend | None:
     return None
 
 
-def checked(name: str, device: str | None) -> None:
+def check_backend(name: str, device: str | None) -> None:
     """Refuses a backend that no call on ``device`` can have (None: on any device); what a call needs is not asked.
 
     Raises:
@@ -186,6 +226,11 @@ def checked(name: str, device: str | None) -> None:
 def asynchronous(device: str) -> bool:
     """Whether work on this device runs behind the host, so that reading a number off it waits for all of it."""
     return device not in ("cpu", "meta")
+
+
+def waits(name: str, device: str) -> bool:
+    """Whether a call on the backend of this name may wait for ``device`` to read a number off it."""
+    return named(name).waits or not asynchronous(device)
 
 
 def _seen_by(backend: Backend, given: Given) -> Given:

@@ -15,32 +15,37 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attemper.backends.contract import DIFFERENTIABLE, NAMES, Problem, Upstream
 from attemper.call import batching, operator, transforms
 from attemper.call import tangents as _tangents
-from attemper.call.operator import COUNT, LIBRARY, Arguments
+from attemper.call.operator import COUNT, LIBRARY
 from attemper.call.transforms import FUNCTORCH
 from attemper.errors import BackendError
 
 
-def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``operator.attention``, as transforms can nest it."""
     if transforms.active():
-        return Attention.apply(*arguments.values())
-    return operator.attention(arguments)
+        return Attention.apply(*problem.values())
+    return operator.attention(problem)
 
 
-def gradients(*args: Any) -> list[Tensor]:
+def gradients(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: list[bool]) -> list[Tensor]:
     """The backward operator, as transforms can nest it."""
+    return _backward(*problem.values(), output, state, *upstream, needs)
+
+
+def _backward(*args: Any) -> list[Tensor]:
     if transforms.active():
         return list(AttentionBackward.apply(*args))  # pyright: ignore[reportArgumentType]
     return torch.ops.attemper.attention_backward(*args)
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    arguments = Arguments(*inputs)
-    tensors = [name for name, value in vars(arguments).items() if isinstance(value, Tensor)]
-    ctx.names, ctx.plain = tensors, {k: v for k, v in vars(arguments).items() if k not in tensors}
-    ctx.save_for_backward(*(getattr(arguments, name) for name in tensors), output[0], output[1])
+    named = dict(zip(NAMES, inputs, strict=True))
+    ctx.names = [name for name, value in named.items() if isinstance(value, Tensor)]
+    ctx.plain = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
+    ctx.save_for_backward(*(named[name] for name in ctx.names), output[0], output[1])
     ctx.key_mass_shape = output[2].shape
     # A result that nobody differentiates gets None instead of zeros: see ``_differentiated``.
     ctx.set_materialize_grads(False)
@@ -48,40 +53,40 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 def gradient(
     ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor,
-    run: Callable[..., list[Tensor]] | None = None,
+    run: Callable[..., list[Tensor]] = gradients,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """``run``: the backward pass where it is not to go by the dispatcher (``call/direct.py``)."""
+    """``run``: the backward operator, or the kernels themselves where a call goes past the dispatcher."""
     _refuse_batched(grad_output, grad_state, grad_key_mass)
     *tensors, output, state = ctx.saved_tensors
-    arguments = Arguments(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
-    needs = [bool(need) for need in ctx.needs_input_grad[:6]]
-    arguments = _differentiated(arguments, grad_state is not None, grad_key_mass is not None)
-    state = state[: len(arguments.fields)]
+    whole = Problem(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
+    needs = [bool(need) for need in ctx.needs_input_grad[: len(DIFFERENTIABLE)]]
+    problem = _differentiated(whole, grad_state is not None, grad_key_mass is not None)
+    state = state[: len(problem.fields)]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     if grad_state is None:
         grad_state = torch.zeros_like(state)
     if grad_key_mass is None:
-        grad_key_mass = state.new_zeros(ctx.key_mass_shape if arguments.key_mass else (0,))
-    results = (run or gradients)(*arguments.values(), output, state, grad_output, grad_state, grad_key_mass, needs)
+        grad_key_mass = state.new_zeros(ctx.key_mass_shape if problem.key_mass else (0,))
+    results = run(problem, output, state, Upstream(grad_output, grad_state, grad_key_mass), needs)
     grads = [
         result if need and tensor is not None else None
-        for result, need, tensor in zip(results, needs, arguments.differentiable, strict=True)
+        for result, need, tensor in zip(results, needs, problem.differentiable, strict=True)
     ]
     return (*grads, *[None] * (COUNT - len(grads)))
 
 
-def _differentiated(arguments: Arguments, state: bool, key_mass: bool) -> Arguments:
+def _differentiated(problem: Problem, state: bool, key_mass: bool) -> Problem:
     """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
-    least = "mzn" if arguments.normalizer == "softmax" else "mnx"
-    assert arguments.fields.startswith(least)
-    wanted = arguments if state else replace(arguments, fields=least, maximum_gradient=False)
-    wanted = wanted if key_mass else replace(wanted, key_mass=False)
+    least = "mnx" if problem.rowwise else "mzn"
+    assert problem.fields.startswith(least)
+    key_mass = key_mass or not problem.key_mass
+    if state and key_mass:
+        return problem
+    changes: dict[str, Any] = {} if state else {"fields": least, "maximum_gradient": False}
+    wanted = replace(problem, **changes, key_mass=problem.key_mass and key_mass)
     # Dropout is drawn tile by tile, and tiles that hold whole rows are cut otherwise.
-    whole, needed = (
-        call.key_mass or "g" in call.fields or call.normalizer != "softmax" for call in (arguments, wanted)
-    )
-    return arguments if arguments.dropout_p > 0 and whole != needed else wanted
+    return problem if problem.dropout_p > 0 and problem.whole_rows != wanted.whole_rows else wanted
 
 
 def _refuse_batched(*above: Tensor | None) -> None:
@@ -117,7 +122,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        output, state, key_mass = operator.attention(Arguments(*args))
+        output, state, key_mass = operator.attention(Problem(*args))
         return output.contiguous(), state, key_mass  # a tangent must lie in memory as what it belongs to
 
     @staticmethod
@@ -132,9 +137,9 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         # The saved tensors carry ``tangents`` themselves, once forward mode is on again.
-        arguments = Arguments(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), **ctx.plain)
+        problem = Problem(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), **ctx.plain)
         with forward_ad._set_fwd_grad_enabled(True):
-            return _tangents_of(_tangents.results(arguments))
+            return _tangents_of(_tangents.results(problem))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -165,12 +170,12 @@ class AttentionBackward(torch.autograd.Function):
             args[place] = tensor
         _, _, *above, needs = args[COUNT:]
         with forward_ad._set_fwd_grad_enabled(True):
-            found = _tangents.gradients(Arguments(*args[:COUNT]), tuple(above), needs)
+            found = _tangents.gradients(Problem(*args[:COUNT]), tuple(above), needs)
             return _tangents_of(found)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        results, places = batching.backward(gradients, info.batch_size, in_dims, args)
+        results, places = batching.backward(_backward, info.batch_size, in_dims, args)
         return tuple(results), tuple(places)
 
 

@@ -13,25 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.call.operator import COUNT, DIFFERENTIABLE, NAMES, Arguments
+from attemper.backends.contract import DIFFERENTIABLE, NAMES, Problem
+from attemper.call.operator import COUNT
 from attemper.call.transforms import mapped
 
 _WITH_BATCH = ("query", "key", "value", "mask", "multiplier", "first_keys")
 _SHARED = ("mask", "multiplier", "first_keys")
 """Of these, what may stand for a whole batch with a size of 1."""
+_PER_HEAD = ("sink", "per_head")
+"""Differentiable, and the same for a whole batch."""
 
 Places = Sequence[Any]
 """For each argument, the dimension that is mapped over; None for an argument that all samples share."""
 
 
-def forward(run: Callable[[Arguments], tuple[Tensor, ...]], size: int, in_dims: Places, args: Sequence[Any]) -> Any:
+def forward(run: Callable[[Problem], tuple[Tensor, ...]], size: int, in_dims: Places, args: Sequence[Any]) -> Any:
     """Results of ``attemper::attention`` for ``size`` samples, and where their dimension is, by calls of ``run``."""
     if not _joins_batch(args, in_dims):
-        found = [run(Arguments(*sample)) for sample in _samples(size, in_dims, args)]
+        found = [run(Problem(*sample)) for sample in _samples(size, in_dims, args)]
         return tuple(torch.stack(each) for each in zip(*found, strict=True)), (0, 0, 0)
     batch = _sizes(args, in_dims)
     output, state, key_mass = run(_folded(size, in_dims, args, frozenset()))
-    has_mass = Arguments(*args).key_mass
+    has_mass = Problem(*args).key_mass
     results = (
         output.unflatten(0, (size, batch)),
         state.unflatten(1, (size, batch)),
@@ -44,7 +47,7 @@ def backward(run: Callable[..., Sequence[Tensor]], size: int, in_dims: Places, a
     """The same of ``attemper::attention_backward``; every sample has gradients of its own."""
     needs = args[-1]
     own = frozenset(name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need)
-    if "sink" in own or not _joins_batch(args[:COUNT], in_dims[:COUNT]):
+    if not own.isdisjoint(_PER_HEAD) or not _joins_batch(args[:COUNT], in_dims[:COUNT]):
         found = [run(*sample) for sample in _samples(size, in_dims, args)]
         return [torch.stack(each) for each in zip(*found, strict=True)], [0] * len(DIFFERENTIABLE)
     batch = _sizes(args, in_dims)
@@ -91,9 +94,9 @@ def _sizes(args: Sequence[Any], in_dims: Places) -> int:
     return query.shape[0]
 
 
-def _folded(size: int, in_dims: Places, args: Sequence[Any], own: frozenset[str]) -> Arguments:
+def _folded(size: int, in_dims: Places, args: Sequence[Any], own: frozenset[str]) -> Problem:
     """The call on all samples; what they share stays shared, but for ``own``, which each sample needs for itself."""
-    call = Arguments(*args)
+    call = Problem(*args)
     places = dict(zip(NAMES, in_dims, strict=True))
     batch = _sizes(args, in_dims)
     changes: dict[str, Tensor] = {}

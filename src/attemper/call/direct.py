@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attemper.backends import table
+from attemper.backends.contract import Problem
 from attemper.backends.native.library import why_unusable
 from attemper.backends.native.statistics import statistics as _native_statistics
 from attemper.backends.native.sums import sums as _native_sums
 from attemper.backends.sums import SUMMED
 from attemper.call import autograd, operator
-from attemper.call.operator import Arguments
 from attemper.statistics import Column
 
 # Told to the table before the first call, so that "auto" never takes a library that cannot be loaded.
@@ -27,18 +27,14 @@ if (_reason := why_unusable()) is not None:
     table.UNUSABLE["native"] = _reason
 
 
-def attention(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``operator.attention``, by the shortest way."""
-    if arguments.kernel != "native" or arguments.cu_seqlens_q is not None or not _alone(arguments):
-        return autograd.attention(arguments)
-    tensors = arguments.differentiable
+    if not table.named(problem.backend).direct or problem.packed or not _alone(problem):
+        return autograd.attention(problem)
+    tensors = problem.differentiable
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return _Attention.apply(*arguments.values())
-    return _computed(arguments)
-
-
-def _computed(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    return operator._forward(arguments, operator._whole(arguments))
+        return _Attention.apply(*problem.values())
+    return operator.forward(problem)
 
 
 class _Attention(torch.autograd.Function):
@@ -46,7 +42,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        results = _computed(Arguments(*args))
+        results = operator.forward(Problem(*args))
         autograd.setup_context(ctx, args, results)
         return results
 
@@ -54,17 +50,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
         # create_graph: the backward operator itself says that it has no derivative.
         direct = not torch.is_grad_enabled() and _nobody_listens() and all(map(_stands_in_memory, above))
-        return autograd.gradient(ctx, *above, run=_gradients if direct else None)
-
-
-def _gradients(*args: Any) -> list[Tensor]:
-    """The backward operator: the native kernels have nothing to do with PyTorch's precision settings."""
-    arguments = Arguments(*args[: operator.COUNT])
-    output, state, *above, needs = args[operator.COUNT :]
-    upstream = operator.Upstream(*above)
-    return operator._returned(
-        arguments, operator._gradients(arguments, operator._whole(arguments), output, state, upstream, needs)
-    )
+        return autograd.gradient(ctx, *above, run=operator.backward if direct else autograd.gradients)
 
 
 def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
@@ -83,8 +69,8 @@ def sums(columns: tuple[Column, ...], state: Tensor, included: Tensor | None, fi
     return _native_sums(state.detach(), included, first_tokens)
 
 
-def _alone(arguments: Arguments) -> bool:
-    return _nobody_listens() and all(map(_stands_in_memory, arguments.values()[:_TENSORS]))
+def _alone(problem: Problem) -> bool:
+    return _nobody_listens() and all(map(_stands_in_memory, problem.values()[:_TENSORS]))
 
 
 def _stands_in_memory(tensor: Tensor | None) -> bool:
@@ -95,7 +81,7 @@ def _stands_in_memory(tensor: Tensor | None) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_TENSORS = 8
+_TENSORS = 9
 """The first arguments, as far as a call that is not packed has tensors there."""
 
 

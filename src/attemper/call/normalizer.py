@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attemper.call.operator import ROW_NORMALIZERS
+from attemper.backends.contract import ROW_NORMALIZERS
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
+from attemper.statistics import asked_names, with_kept
 
 NAMES = ("softmax", "softmax_plus_one", "scalable_softmax", "sigmoid", "sparsemax", "entmax15")
 """What needs no number. The rest comes as an object of ``attemper.nn``."""
@@ -30,11 +32,35 @@ class Normalization:
     number: float = 0.0
     per_head: float | Tensor | None = None
 
+    @property
+    def rowwise(self) -> bool:
+        """Whether a weight needs all keys of its row: it is not softmax, with or without a sink or a scale."""
+        return self.kind in ROW_NORMALIZERS
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is softmax itself, without a sink or a scale."""
+        return self.kind == "softmax"
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that computes it: "softmax" also with a sink or a scale, else its own."""
+        return self.kind if self.rowwise else "softmax"
+
+    def statistics(self, where: str, stats: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The statistics that ``stats=`` asks for, and these with what is always kept beside them.
+
+        Raises:
+            InputError: one is unknown, or belongs to softmax alone.
+        """
+        asked = asked_names(where, stats, rowwise=self.kind if self.rowwise else None)
+        return asked, asked if self.rowwise else with_kept(asked)
+
 
 def rowwise_of(given: object) -> str | None:
     """The name of the normalizer that is meant, if it needs all keys of a row; None for softmax in all its forms."""
-    kind = normalization("attention", given).kind
-    return kind if kind in ROW_NORMALIZERS else None
+    chosen = normalization("attention", given)
+    return chosen.kind if chosen.rowwise else None
 
 
 @runtime_checkable

@@ -1,25 +1,26 @@
-"""From the user's arguments to a checked call: the plan of an attention, apart from its execution."""
+"""From the options that a user gives to a checked call: the problem of a backend, and what its result shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attemper.backends import table
+from attemper.backends.contract import UNBOUNDED, Problem, letters_of
 from attemper.call import transforms
 from attemper.call.formulas import divided
 from attemper.call.masks import checked_mask, without_causal_bias
 from attemper.call.normalizer import Normalization, normalization, per_head
-from attemper.call.operator import ROW_NORMALIZERS, UNBOUNDED
-from attemper.call.visible import Structure, structured_visible_keys
+from attemper.call.packing import Packing
+from attemper.call.visible import structured_visible_keys
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
-from attemper.statistics import asked_names, with_kept
+from attemper.statistics import state_columns
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -31,14 +32,6 @@ TEMPERATURE_ADVICE = (
     "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small "
     "temperature such as 0.01; float('inf') gives uniform attention."
 )
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Documents that stand one after another: where each starts, [documents + 1], int."""
-
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
 
 
 @dataclass(frozen=True)
@@ -61,52 +54,34 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A checked call. Tensors are views of what the caller passed."""
+class Request:
+    """A checked call: the problem that a backend solves, and what its result is to show."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor | None
-    mask: Tensor | None
-    """4-D, every dimension full or 1; bool or floating."""
-    multiplier: Tensor
-    """scale / T, 3-D."""
-    sink: Tensor | None
-    left: int
-    right: int
-    bottom_right: bool
-    softcap: float | None
-    dropout_p: float
+    problem: Problem
     asked: tuple[str, ...]
     names: tuple[str, ...]
     """What was asked, and what is always kept with it."""
-    first_tokens: int
-    first_keys: Tensor | None
-    positions: Tensor | None
-    """The key on each measured row's diagonal; None for the rows' own places."""
-    rows: Tensor | None
-    """Which rows are measured: picked already where they have ``positions``, else for the kernel to pick; None for all.
-    """
-    packing: Packing | None
-    backend: str
-    normalizer: str = "softmax"
-    """"softmax", or a map that is computed on whole rows."""
-    kind: str = "softmax"
-    """What was given: also what softmax's kernel computes with a sink or a scale."""
-    number: float = 0.0
-    per_head: Tensor | None = None
-    """[H], bias of "sigmoid" or alpha of "entmax"."""
+    normalizer: str
+    """The name that was given; ``problem.normalizer`` is softmax also with a sink or a scale."""
+    population: int
+    """All query rows of each sequence, of which the problem may hold some."""
+    rows: Tensor | None = None
+    """[R] int: which of them are measured; None for all."""
+
+    def with_problem(self, **changes: Any) -> Request:
+        """The request with other fields of its problem."""
+        return replace(self, problem=replace(self.problem, **changes))
 
 
-def checked_backend(name: str, device: str | None) -> None:
-    """Refuses a backend that no call on ``device`` can have; None where the device is not known."""
-    table.checked(name, device)
-
-
-def planned(
-    where: str, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, options: Options,
+def request_of(
+    where: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    mask: Tensor | None,
+    options: Options,
     packing: Packing | None = None,
-) -> Call:  # fmt: skip
+) -> Request:
     """Checks a call and brings it to one form. ``where`` is the public function, for messages.
 
     Raises:
@@ -117,60 +92,76 @@ def planned(
     refuse_nested(where, given | {"temperature": options.temperature})
     query, key, value = autocast_together(query, key, value)
     _check_tensors(where, query, key, value, options.enable_gqa)
-    shape = (*query.shape[:3], key.shape[2])
-    mask, options = without_causal_bias(where, mask, options, query, shape[3])
+    mask, options = without_causal_bias(where, mask, options, query, key.shape[2])
     chosen = normalization(where, options.normalizer)
-    whole_rows = chosen.kind in ROW_NORMALIZERS
+    structure = _structure(where, options, packing)
+    asked, names = chosen.statistics(where, options.stats)
+    mask = None if mask is None else checked_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
+    numbers = _numbers(where, options)
+    features = _features(options, mask, names, structure) | ({"normalizer"} if chosen.rowwise else set())
+    multiplier = _multiplier(where, query, options)
+    _check_topk(where, chosen, options.temperature)
+    size = max(query.shape[3], 0 if value is None else value.shape[3])
+    given = table.Given(_NAMES[query.dtype], query.device.type, size)
+    problem = Problem(
+        query,
+        key,
+        value,
+        mask,
+        multiplier,
+        backend=table.resolve(options.backend, features, given).name,
+        **structure,
+        **numbers,
+        **_state(mask, asked, names, options.first_tokens, chosen.rowwise),
+        **_parameters(where, query, options, chosen),
+        dropout_p=_dropout(where, options.dropout_p),
+    )
+    return Request(_scaled(where, problem, chosen), asked, names, chosen.kind, query.shape[2])
+
+
+def _structure(where: str, options: Options, packing: Packing | None) -> dict[str, Any]:
+    """Which keys a place sees without a mask, as ``Problem`` has it."""
     alignment = one_of(f"{where}(causal_alignment=...)", options.causal_alignment, ("top-left", "bottom-right"))
-    left, right = _window(where, options)
-    asked = asked_names(where, options.stats, rowwise=chosen.kind if whole_rows else None)
-    names = asked if whole_rows else with_kept(asked)
-    mask = None if mask is None else checked_mask(where, mask, query, shape)
+    left, right = (UNBOUNDED if side == -1 else side for side in checked_window(where, options.window_size))
+    return {
+        "left": left,
+        "right": min(right, 0) if options.is_causal else right,
+        "bottom_right": alignment == "bottom-right",
+        "cu_seqlens_q": None if packing is None else packing.cu_seqlens_q,
+        "cu_seqlens_k": None if packing is None else packing.cu_seqlens_k,
+    }
+
+
+def _numbers(where: str, options: Options) -> dict[str, Any]:
+    """``first_tokens`` and ``softcap``, checked."""
     if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
         raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
     softcap = options.softcap
     if softcap is not None:
         softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
-    features = _features(options, mask, names, packing, left, right)
-    if whole_rows:
-        features |= {"normalizer"}
-    multiplier = _multiplier(where, query, options)
-    if chosen.kind == "topk" and not isinstance(options.temperature, Tensor) and options.temperature == math.inf:
-        raise InputError(
-            f"{where}(temperature=inf) makes all scores equal, so that top-k would take the first keys, not the "
-            "largest. Use a large number such as 1e6, which keeps their order."
-        )
-    bottom_right = alignment == "bottom-right"
-    if chosen.kind == "scalable_softmax":
-        offsets = None if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
-        counts = structured_visible_keys(query, shape[3], mask, Structure(left, right, bottom_right, offsets))
-        multiplier = _scaled(where, multiplier, chosen, counts, query)
-    backend = table.resolve(options.backend, features, _given(query, value))
-    return Call(
-        query=query,
-        key=key,
-        value=value,
-        mask=mask,
-        multiplier=multiplier,
-        sink=_joined_sink(where, query, options.sink_logits, chosen),
-        left=left,
-        right=right,
-        bottom_right=bottom_right,
-        softcap=softcap,
-        dropout_p=_dropout(where, options.dropout_p),
-        asked=asked,
-        names=names,
-        first_tokens=options.first_tokens,
-        first_keys=_first_keys(mask, options.first_tokens) if "first_token_mass" in names else None,
-        positions=None,
-        rows=None,
-        packing=packing,
-        backend=backend.name,
-        normalizer=chosen.kind if whole_rows else "softmax",
-        kind=chosen.kind,
-        number=chosen.number,
-        per_head=_parameter(where, query, chosen) if whole_rows else None,
-    )
+    return {"first_tokens": options.first_tokens, "softcap": softcap or 0.0}
+
+
+def _state(
+    mask: Tensor | None, asked: tuple[str, ...], names: tuple[str, ...], first_tokens: int, rowwise: bool
+) -> dict[str, Any]:
+    """What a backend leaves for these statistics, as ``Problem`` has it."""
+    return {
+        "first_keys": _first_keys(mask, first_tokens) if "first_token_mass" in names else None,
+        "fields": letters_of(state_columns(names, rowwise=rowwise)),
+        "key_mass": "key_mass" in names,
+        "maximum_gradient": "max_weight" in asked or "max_logit" in asked,
+    }
+
+
+def _parameters(where: str, query: Tensor, options: Options, chosen: Normalization) -> dict[str, Any]:
+    """The normalizer with what it takes, as ``Problem`` has it."""
+    return {
+        "normalizer": chosen.kernel,
+        "number": chosen.number,
+        "sink": _joined_sink(where, query, options.sink_logits, chosen),
+        "per_head": _per_head(where, query, chosen) if chosen.rowwise else None,
+    }
 
 
 def autocast_together(query: Any, key: Any, value: Any = None) -> tuple[Any, Any, Any]:
@@ -251,12 +242,6 @@ def checked_window(where: str, window_size: Any) -> tuple[int, int]:
     return left, right
 
 
-def _window(where: str, options: Options) -> tuple[int, int]:
-    left, right = checked_window(where, options.window_size)
-    left, right = (UNBOUNDED if side == -1 else side for side in (left, right))
-    return left, min(right, 0) if options.is_causal else right
-
-
 def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
     """scale / T as a 3-D tensor, float32 at least."""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -275,6 +260,14 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
             f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more."
         )
     return torch.full((1, 1, 1), multiplier, dtype=dtype, device=query.device)
+
+
+def _check_topk(where: str, chosen: Normalization, temperature: float | Tensor) -> None:
+    if chosen.kind == "topk" and not isinstance(temperature, Tensor) and temperature == math.inf:
+        raise InputError(
+            f"{where}(temperature=inf) makes all scores equal, so that top-k would take the first keys, not the "
+            "largest. Use a large number such as 1e6, which keeps their order."
+        )
 
 
 def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
@@ -312,7 +305,7 @@ def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
 def _joined_sink(where: str, query: Tensor, sink: Tensor | None, chosen: Normalization) -> Tensor | None:
     """The logit that takes weight and gives no value: of ``sink_logits``, of the normalizer, or of both together."""
     own = _sink(where, query, sink)
-    if own is not None and chosen.kind in ROW_NORMALIZERS:
+    if own is not None and chosen.rowwise:
         raise InputError(
             f"{where}(sink_logits=...) is a logit of softmax; normalizer={chosen.kind!r} has no sink. Leave it out; "
             "a model that brings one (gpt-oss) takes softmax's own maps only: softmax_plus_one, Sink, scalable_softmax."
@@ -327,18 +320,22 @@ def _joined_sink(where: str, query: Tensor, sink: Tensor | None, chosen: Normali
     return given if own is None else torch.logaddexp(own.to(given.dtype), given)
 
 
-def _parameter(where: str, query: Tensor, chosen: Normalization) -> Tensor | None:
-    """What a map of whole rows has per head, [H]."""
+def _per_head(where: str, query: Tensor, chosen: Normalization) -> Tensor | None:
+    """The parameter of a rowwise normalizer, [H]."""
     if chosen.per_head is None:
         return None
     return per_head(where, "alpha" if chosen.kind == "entmax" else "bias", chosen.per_head, query).contiguous()
 
 
-def _scaled(where: str, multiplier: Tensor, chosen: Normalization, counts: Tensor, query: Tensor) -> Tensor:
-    """Scalable softmax is a row multiplier: s log n, n the visible keys of the row."""
+def _scaled(where: str, problem: Problem, chosen: Normalization) -> Problem:
+    """With the row multiplier that scalable softmax is: s log n, n the visible keys of the row."""
+    if chosen.kind != "scalable_softmax":
+        return problem
     assert chosen.per_head is not None
-    s = per_head(where, "s", chosen.per_head, query)
-    return multiplier * (s[:, None] * counts.clamp(min=1).to(s.dtype).log()).to(multiplier.dtype)
+    s = per_head(where, "s", chosen.per_head, problem.query)
+    counts = structured_visible_keys(problem)
+    factor = (s[:, None] * counts.clamp(min=1).to(s.dtype).log()).to(problem.multiplier.dtype)
+    return replace(problem, multiplier=problem.multiplier * factor)
 
 
 def _dropout(where: str, dropout_p: float) -> float:
@@ -360,14 +357,10 @@ def first_true(tokens: Tensor, count: int) -> Tensor:
     return tokens & (tokens.cumsum(-1) <= count)
 
 
-def _given(query: Tensor, value: Tensor | None) -> table.Given:
-    size = max(query.shape[3], 0 if value is None else value.shape[3])
-    return table.Given(_NAMES[query.dtype], query.device.type, size)
-
-
 def _features(
-    options: Options, mask: Tensor | None, names: tuple[str, ...], packing: Packing | None, left: int, right: int
+    options: Options, mask: Tensor | None, names: tuple[str, ...], structure: dict[str, Any]
 ) -> frozenset[str]:
+    left, right = structure["left"], structure["right"]
     asked = {
         "second_derivative": transforms.second_derivative(),
         "derivative_in_graph": transforms.derivative_in_graph(),
@@ -380,7 +373,7 @@ def _features(
         "sink": options.sink_logits is not None,
         "dropout": options.dropout_p > 0,
         "temperature": isinstance(options.temperature, Tensor),
-        "varlen": packing is not None,
+        "varlen": structure["cu_seqlens_q"] is not None,
         "second_pass": "gini" in names or "key_mass" in names,
         "score_variance": "score_variance" in names,
     }

@@ -8,18 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.backends.reference import rowwise, softmax
 from attemper.call.formulas import at_most, log_count
-from attemper.call.operator import UNBOUNDED
-from attemper.call.options import Call
+from attemper.call.options import Request
 from attemper.call.result import kept_detached
 from attemper.statistics import Column, state_columns
 
 
-def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:
+def computed(request: Request) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:
     """Output, statistics and state of a call; the state follows from the statistics by their definitions."""
-    if call.normalizer != "softmax":
-        return _by_rows(call)
+    call = request.problem
+    if call.rowwise:
+        return _by_rows(request)
     s, visible = scores(call)
     share = _share(call, s, visible)
     p = softmax.weights(s, visible)
@@ -31,17 +32,18 @@ def computed(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor
     seen = visible.any(-1)
     # A score that float64 holds and the call's own precision does not: no backend could tell such a row.
     overflown = seen & ~torch.isfinite(_rounded(measures["lse"](), dtype))
-    values = {name: _marked(name, _rounded(measures[name](), dtype), overflown) for name in call.names}
+    values = {name: _marked(name, _rounded(measures[name](), dtype), overflown) for name in request.names}
     if "entropy" in values:
         values["entropy"] = at_most(values["entropy"], log_count(measures["visible_keys"]().to(dtype)))
     if "normalized_entropy" in values:
         values["normalized_entropy"] = at_most(values["normalized_entropy"], torch.ones((), dtype=dtype))
-    values = kept_detached(values, call.asked)
-    return output, values, {column: value.to(dtype) for column, value in _state(call, measures).items()}
+    values = kept_detached(values, request.asked)
+    return output, values, {column: value.to(dtype) for column, value in _state(request.names, measures).items()}
 
 
-def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:
-    """``computed`` for the maps that are not softmax."""
+def _by_rows(request: Request) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor]]:
+    """``computed`` for rowwise normalizers."""
+    call = request.problem
     s, visible = scores(call)
     w = rowwise.weights(s, visible, call.normalizer, call.number, call.per_head)
     output = call.query.new_empty((*call.query.shape[:3], 0))
@@ -51,7 +53,7 @@ def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor
     smallest = torch.finfo(dtype).tiny
     measures = rowwise.statistics(s, visible, w, _first(call), _distance(call), smallest)
     n = measures["visible_keys"]()
-    values = {name: _rounded(measures[name](), dtype) for name in call.names}
+    values = {name: _rounded(measures[name](), dtype) for name in request.names}
     if "entropy" in values:
         values["entropy"] = at_most(values["entropy"], log_count(n.to(dtype)))
     if "normalized_entropy" in values:
@@ -64,15 +66,15 @@ def _by_rows(call: Call) -> tuple[Tensor, dict[str, Tensor], dict[Column, Tensor
     return output, values, {column: value.to(dtype) for column, value in state.items()}
 
 
-def applied_weights(call: Call) -> Tensor:
+def applied_weights(call: Problem) -> Tensor:
     """mass p [B, H, Q, K] in float64."""
     s, visible = scores(call)
-    if call.normalizer != "softmax":
+    if call.rowwise:
         return rowwise.weights(s, visible, call.normalizer, call.number, call.per_head)
     return softmax.weights(s, visible) * _share(call, s, visible)[..., None]
 
 
-def head_weights(call: Call, sequence: int, head: int) -> Tensor:
+def head_weights(call: Problem, sequence: int, head: int) -> Tensor:
     """``applied_weights`` of one head of one sequence, [Q, K] in float64 on the CPU: of a call of all its rows."""
     batch, heads = call.query.shape[:2]
 
@@ -109,7 +111,7 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == torch.int64 else value.to(dtype)
 
 
-def scores(call: Call) -> tuple[Tensor, Tensor]:
+def scores(call: Problem) -> tuple[Tensor, Tensor]:
     """Scores [B, H, Q, K] in float64, and which keys each row sees."""
     batch, heads, queries, _ = call.query.shape
     shape = (batch, heads, queries, call.key.shape[2])
@@ -118,10 +120,15 @@ def scores(call: Call) -> tuple[Tensor, Tensor]:
     visible = softmax.visible_keys(shape, call.mask, left, right, positions, documents)
     # In float64 before it is spread: its gradient is summed there.
     bias = None if call.mask is None or call.mask.dtype == torch.bool else call.mask.double().expand(shape)
-    return softmax.scores(call.query, call.key, call.multiplier, bias, visible, call.softcap), visible
+    return softmax.scores(call.query, call.key, call.multiplier, bias, visible, call.softcap or None), visible
 
 
-def _share(call: Call, s: Tensor, visible: Tensor) -> Tensor:
+def products(call: Problem, visible: Tensor) -> Tensor:
+    """``scores`` without bias and softcap: scale / T times q.k, -inf where hidden."""
+    return softmax.scores(call.query, call.key, call.multiplier, None, visible, None)
+
+
+def _share(call: Problem, s: Tensor, visible: Tensor) -> Tensor:
     """Weight that the sink leaves to the keys; 1 without one, [B, H, Q]."""
     if call.sink is None:
         return torch.ones(s.shape[:-1], dtype=torch.float64, device=s.device)
@@ -130,16 +137,14 @@ def _share(call: Call, s: Tensor, visible: Tensor) -> Tensor:
     return torch.where(seen, torch.sigmoid(lse - call.sink.double()[:, None]), 0.0)
 
 
-def _positions(call: Call) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+def _positions(call: Problem) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The key on each row's diagonal, counted within its document, and the documents of queries and keys."""
     queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
-    if call.packing is None:
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
         if call.positions is not None:
             return call.positions.to(device), None
-        return torch.arange(queries, device=device) + (keys - queries if call.bottom_right else 0), None
-    starts_q, starts_k = (
-        offsets.to(device, torch.int64) for offsets in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k)
-    )
+        return torch.arange(queries, device=device) + call.offset, None
+    starts_q, starts_k = (offsets.to(device, torch.int64) for offsets in (call.cu_seqlens_q, call.cu_seqlens_k))
     of_query, of_key = _documents(starts_q, queries), _documents(starts_k, keys)
     if call.positions is not None:
         return call.positions.to(device), (of_query, of_key)
@@ -154,26 +159,26 @@ def _documents(starts: Tensor, total: int) -> Tensor:
     return torch.searchsorted(starts, torch.arange(total, device=starts.device), right=True) - 1
 
 
-def _key_places(call: Call) -> Tensor:
+def _key_places(call: Problem) -> Tensor:
     """[K]: the place of each key within its sequence."""
     places = torch.arange(call.key.shape[2], device=call.key.device)
-    if call.packing is None:
+    if call.cu_seqlens_k is None:
         return places
-    starts = call.packing.cu_seqlens_k.to(places.device, torch.int64)
+    starts = call.cu_seqlens_k.to(places.device, torch.int64)
     return places - starts[_documents(starts, len(places))]
 
 
-def _first(call: Call) -> Tensor:
+def _first(call: Problem) -> Tensor:
     if call.first_keys is not None:
         return call.first_keys[:, None, None, :].double()
     return (_key_places(call) < call.first_tokens).double()
 
 
-def _distance(call: Call) -> Tensor:
+def _distance(call: Problem) -> Tensor:
     return (_positions(call)[0][:, None] - _key_places(call)).abs().double()
 
 
-def _state(call: Call, measures: dict) -> dict[Column, Tensor]:
+def _state(names: tuple[str, ...], measures: dict) -> dict[Column, Tensor]:
     maximum, n = measures["max_logit"](), measures["visible_keys"]().double()
     seen = n > 0
 
@@ -193,4 +198,4 @@ def _state(call: Call, measures: dict) -> dict[Column, Tensor]:
         Column.PLAIN_DEPTH: lambda: depth("score_mean"),
         Column.PLAIN_VARIANCE: measures["score_variance"],
     }
-    return {column: known[column]() for column in state_columns(call.names) if column in known}
+    return {column: known[column]() for column in state_columns(names) if column in known}

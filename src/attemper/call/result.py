@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attemper.backends.contract import ROW_NORMALIZERS
 from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.merging import joined_output, merged
-from attemper.call.operator import ROW_NORMALIZERS
 from attemper.call.state import State, detached
 from attemper.errors import InputError
 from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows

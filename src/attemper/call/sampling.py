@@ -8,87 +8,84 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
+from attemper.backends.contract import Problem
 from attemper.call import transforms
-from attemper.call.options import Call, Packing
+from attemper.call.options import Request
 from attemper.errors import InputError
 
 
-def sampled(where: str, call: Call, rows: int, generator: torch.Generator | None) -> Call:
-    """The call on ``rows`` of its queries, evenly strided from a random start; as it is where it has no more than
-    that. Of packed documents, which are one row of queries, each gives its share.
+def sampled(where: str, request: Request, rows: int | None, generator: torch.Generator | None) -> Request:
+    """The request on ``rows`` of its queries, evenly strided from a random start; as it is where it has no more than
+    that, or for None. Of packed documents, which are one row of queries, each gives its share.
     """
+    if rows is None:
+        return request
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise InputError(f"{where}(rows=...) must be an int of at least 1, or None for all rows; got {rows!r}.")
-    if "key_mass" in call.names:
+    if "key_mass" in request.names:
         raise InputError(f"{where}(rows=...) cannot sample key_mass, a sum over all rows: leave it out of stats=.")
-    queries = call.query.shape[2]
-    if rows >= queries:
-        return call
-    positions = _positions(call, rows, generator)
-    if gathers(call):
-        # The kernel takes these rows as it loads them, each at its own place.
-        return replace(call, rows=positions)
-    return picked(call, positions)
+    problem = request.problem
+    if rows >= problem.query.shape[2]:
+        return request
+    chosen = _chosen(problem, rows, generator)
+    # A kernel that gathers takes these rows as it loads them, each at its own place.
+    part = replace(problem, rows=chosen) if gathers(problem) else picked(problem, chosen)
+    return replace(request, problem=part, rows=chosen)
 
 
-def picked(call: Call, positions: Tensor) -> Call:
-    """The call on these rows of its queries, [rows], each at its own place among the keys."""
-    places, packing = _places(call, positions)
+def picked(problem: Problem, rows: Tensor) -> Problem:
+    """The problem of these rows of its queries, [rows], each at its own place among the keys."""
+    places, starts_q, starts_k = _places(problem, rows)
 
-    def chosen(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or tensor.shape[2] == 1:
-            return tensor
-        return tensor.index_select(2, positions.to(tensor.device))
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if tensor.shape[2] == 1 else tensor.index_select(2, rows.to(tensor.device))
 
-    query, multiplier = chosen(call.query), chosen(call.multiplier)
-    assert query is not None
-    assert multiplier is not None
     return replace(
-        call,
-        query=query,
-        mask=chosen(call.mask),
-        multiplier=multiplier,
+        problem,
+        query=chosen(problem.query),
+        mask=None if problem.mask is None else chosen(problem.mask),
+        multiplier=chosen(problem.multiplier),
         positions=places,
-        packing=packing,
-        rows=positions,
+        cu_seqlens_q=starts_q,
+        cu_seqlens_k=starts_k,
+        rows=None,
         bottom_right=False,
     )
 
 
-def gathers(call: Call) -> bool:
-    """Whether the kernel itself picks rows: Triton's, which has no gradient there."""
-    tensors = (call.query, call.key, call.mask, call.multiplier, call.sink, call.per_head)
-    graph = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    return call.backend == "triton" and not graph and not transforms.active()
+def gathers(problem: Problem) -> bool:
+    """Whether the kernel itself takes rows as it loads them, which it can where there is no gradient."""
+    graph = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in problem.differentiable
+    )
+    return table.named(problem.backend).gathers and not graph and not transforms.active()
 
 
-def waits(call: Call, tensor: Tensor) -> bool:
-    """Whether reading ``tensor`` on the host may wait for its device: Triton's calls are launched and left alone."""
-    return not (call.backend == "triton" and table.asynchronous(tensor.device.type))
-
-
-def _positions(call: Call, rows: int, generator: torch.Generator | None) -> Tensor:
+def _chosen(problem: Problem, rows: int, generator: torch.Generator | None) -> Tensor:
     """Which rows: on the CPU, or on the query's device where nothing may wait for it."""
-    device = torch.device("cpu") if waits(call, call.query) else call.query.device
+    device = problem.query.device
+    device = torch.device("cpu") if table.waits(problem.backend, device.type) else device
     drawn = device if generator is None else generator.device
     # A start from the CPU is one number among the arguments of the device's first operation: nothing is copied.
     start = torch.rand((), generator=generator, dtype=torch.float64, device=drawn)
-    queries = call.query.shape[2]
+    queries = problem.query.shape[2]
     strided = (start + torch.arange(rows, dtype=torch.float64, device=device)) * (queries / rows)
     return strided.floor().to(torch.int64).clamp(max=queries - 1)
 
 
-def _places(call: Call, rows: Tensor) -> tuple[Tensor, Packing | None]:
-    """The diagonal key of each of ``rows``, counted within its document, and where documents start among the rows."""
-    if call.packing is None:
-        return rows + (call.key.shape[2] - call.query.shape[2] if call.bottom_right else 0), None
+def _places(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The diagonal key of each of ``rows``, counted within its document, and where documents start among the rows and
+    the keys.
+    """
+    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
+        return rows + problem.offset, None, None
     starts_q, starts_k = (
         starts if rows.device.type == "cpu" else starts.to(rows.device, non_blocking=True)
-        for starts in (call.packing.cu_seqlens_q, call.packing.cu_seqlens_k)
+        for starts in (problem.cu_seqlens_q, problem.cu_seqlens_k)
     )
     rows = rows.to(starts_q)
     document = torch.searchsorted(starts_q, rows, right=True) - 1
     places = rows - starts_q[document]
-    if call.bottom_right:
+    if problem.bottom_right:
         places += (starts_k.to(rows.device).diff() - starts_q.diff())[document]
-    return places.to(torch.int64), Packing(torch.searchsorted(rows, starts_q).to(starts_q), starts_k)
+    return places.to(torch.int64), torch.searchsorted(rows, starts_q).to(starts_q), starts_k

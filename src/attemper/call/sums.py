@@ -6,33 +6,37 @@ The sums hold what readings show. A call that asks for more, or that Triton does
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attemper.backends import table
+from attemper.backends.contract import Problem, letters_of
+from attemper.backends.sums import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
 from attemper.call.formulas import statistics_of
-from attemper.call.operator import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined, sampled_positions
-from attemper.call.options import Call
+from attemper.call.operator import sampled_positions
+from attemper.call.options import Request
 from attemper.call.result import AttentionStats
 from attemper.call.state import LazyState, state_of
-from attemper.statistics import BY_NAME, state_columns
+from attemper.statistics import BY_NAME
 
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""
 
 
-def accumulates(call: Call) -> bool:
-    """Whether ``accumulated`` serves this call: softmax on Triton, with no statistic that the sums lack."""
-    softmax = call.normalizer == "softmax" and set(state_columns(call.names)) <= set(SUMMED)
-    return call.backend == "triton" and softmax and call.positions is None and set(BY_NAME).isdisjoint(call.names)
+def accumulates(request: Request) -> bool:
+    """Whether ``accumulated`` serves this call: softmax, on a backend that sums, with no statistic that sums lack."""
+    problem = request.problem
+    if problem.rowwise or problem.positions is not None or not table.named(problem.backend).sums:
+        return False
+    return set(problem.fields) <= set(letters_of(SUMMED)) and set(BY_NAME).isdisjoint(request.names)
 
 
 def fits(dtype: str, size: int) -> bool:
-    """Whether Triton's kernels take queries of this type and head size, wherever they are, and are there at all."""
-    given = table.Given(dtype.removeprefix("torch."), "cuda", size)
-    return next(backend for backend in table.BACKENDS if backend.name == "triton").reason(frozenset(), given) is None
+    """Whether kernels that sum take queries of this type and head size, wherever they are, and are there at all."""
+    backend = table.summing()
+    return backend.reason(frozenset(), table.Given(dtype.removeprefix("torch."), backend.devices, size)) is None
 
 
 @dataclass(frozen=True)
@@ -62,20 +66,22 @@ class Accumulated:
         return stats if self.included is None else stats.where(self.included[:, None])
 
 
-def accumulated(call: Call, included: Tensor | None, population: int) -> Accumulated:
-    """Runs a call that ``accumulates``. ``included`` [B, Q] bool of its measured rows; ``population``: all its rows."""
-    batch, heads, queries, _ = call.query.shape
-    measured = queries if call.rows is None else call.rows.shape[0]
-    device = call.query.device
+def accumulated(request: Request, included: Tensor | None) -> Accumulated:
+    """Runs a call that ``accumulates``. ``included`` [B, Q] bool of its measured rows."""
+    problem = request.problem
+    batch, heads, queries, _ = problem.query.shape
+    measured = queries if problem.rows is None else problem.rows.shape[0]
+    device = problem.query.device
     if device not in _raised:
         _raised[device] = torch.ones(1, dtype=torch.int32, device=device)
     sums = empty_sums(heads, device)
-    state = call.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
-    add(call, sums, _raised[device], rows=call.rows, included=included, state=state)
+    state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
+    add(problem, sums, _raised[device], included=included, state=state)
     # The owner of the sink may change it before anybody asks.
-    sink = None if call.sink is None else call.sink.detach().clone()
+    sink = None if problem.sink is None else problem.sink.detach().clone()
+    keys = problem.key.shape[2]
     return Accumulated(
-        sums, state, included, call.names, sink, call.first_tokens, call.key.shape[2], call.rows, population
+        sums, state, included, request.names, sink, problem.first_tokens, keys, request.rows, request.population
     )
 
 
@@ -88,17 +94,12 @@ def summed(stats: AttentionStats) -> Tensor | None:
 
 
 def add(
-    call: Call, sums: Tensor, flag: Tensor, *, rows: Tensor | None = None, included: Tensor | None = None,
-    state: Tensor | None = None,
-) -> None:  # fmt: skip
+    problem: Problem, sums: Tensor, flag: Tensor, *, included: Tensor | None = None, state: Tensor | None = None
+) -> None:
     """Adds the statistics of a call to ``sums``, unless ``flag`` [1] int on the device is down."""
-    packing = call.packing
     with torch.no_grad():
-        torch.ops.attemper.accumulate(
-            call.query, call.key, call.mask, call.multiplier, call.sink, call.first_keys, included, rows, flag, sums,
-            call.left, call.right, call.bottom_right, call.softcap or 0.0, call.first_tokens,
-            None if packing is None else packing.cu_seqlens_q, None if packing is None else packing.cu_seqlens_k, state,
-        )  # fmt: skip
+        call = replace(problem, value=None, fields=letters_of(SUMMED))
+        torch.ops.attemper.accumulate(*call.values(), included, flag, sums, state)
 
 
 __all__ = [

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from attemper.backends.blocked.scores import dropout, first_keys
 from attemper.backends.blocked.tiles import Tile, key_blocks, row_positions, tiles
-from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.backends.contract import DIFFERENTIABLE, UNBOUNDED, Problem
 from attemper.backends.reference import rowwise, softmax
 from attemper.call import operator, row_operator
-from attemper.call.operator import DIFFERENTIABLE, ROW_NORMALIZERS, Arguments
 
 Measures = dict[str, Callable[[], Tensor]]
 
@@ -31,30 +30,30 @@ class _Results(NamedTuple):
     key_mass: Tensor | None
 
 
-def results(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+def results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output, state and key_mass as of the operator; nothing is written in place, so any transform may look on."""
-    parts = [_of_problem(arguments, part.problem) for part in operator.documents(arguments)]
+    parts = [_of_document(part.problem) for part in operator.documents(problem)]
     output, state = torch.cat([part.output for part in parts], 2), torch.cat([part.state for part in parts], 3)
     masses = [part.key_mass for part in parts if part.key_mass is not None]
     return output, state, torch.cat(masses, 2) if masses else state.new_zeros(0)
 
 
-def gradients(arguments: Arguments, above: tuple[Tensor, ...], needs: Sequence[bool]) -> list[Tensor]:
+def gradients(problem: Problem, above: tuple[Tensor, ...], needs: Sequence[bool]) -> list[Tensor]:
     """What the backward operator returns, by the same formulas; size 0 where no gradient is needed."""
     names = [
-        name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need and getattr(arguments, name) is not None
+        name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need and getattr(problem, name) is not None
     ]
 
     def of(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return results(replace(arguments, **dict(zip(names, tensors, strict=True))))
+        return results(replace(problem, **dict(zip(names, tensors, strict=True))))
 
-    pulled = torch.func.vjp(of, *(getattr(arguments, name) for name in names))[1]
+    pulled = torch.func.vjp(of, *(getattr(problem, name) for name in names))[1]
     found = dict(zip(names, pulled(above), strict=True))
-    nothing = arguments.query.new_empty(0)
+    nothing = problem.query.new_empty(0)
     return [found.get(name, nothing) for name in DIFFERENTIABLE]
 
 
-def _of_problem(arguments: Arguments, problem: Problem) -> _Results:
+def _of_document(problem: Problem) -> _Results:
     """One document, or all of a call that is not packed. Tiles come batch by batch, then heads, then rows."""
     # Whole rows at once, except where dropout was drawn for other tiles.
     layout = problem if problem.dropout_p > 0 else replace(problem, key_mass=True)
@@ -64,7 +63,7 @@ def _of_problem(arguments: Arguments, problem: Problem) -> _Results:
         heads = found.setdefault(tile.batches.start, {}).setdefault(tile.heads.start, [])
         heads.append(_of_tile(problem, tile, kept))
     if not found:
-        return _empty(arguments, problem)
+        return _empty(problem)
     return _joined([_joined([_rows_joined(rows) for rows in heads.values()], 1) for heads in found.values()], 0)
 
 
@@ -87,9 +86,9 @@ def _rows_joined(parts: list[_Results]) -> _Results:
     )
 
 
-def _empty(arguments: Arguments, problem: Problem) -> _Results:
+def _empty(problem: Problem) -> _Results:
     """Where there is no row, or no key head: nothing moves."""
-    output, state, key_mass = operator.empty_results(replace(arguments, query=problem.query, key=problem.key))
+    output, state, key_mass = operator.empty_results(problem)
     return _Results(
         torch.zeros_like(output), torch.zeros_like(state), torch.zeros_like(key_mass) if problem.key_mass else None
     )
@@ -100,7 +99,7 @@ def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
     first = first_keys(problem, tile, 0, problem.key.shape[2])[:, 0].double()
     places = torch.arange(problem.key.shape[2], device=s.device)
     distance = (row_positions(problem, tile)[:, None] - places).abs().double()
-    if problem.normalizer in ROW_NORMALIZERS:
+    if problem.rowwise:
         w = _row_weights(problem, tile, s)
         smallest = torch.finfo(problem.compute_dtype).tiny
         measures = rowwise.statistics(s, visible, w, first, distance, smallest)
@@ -136,8 +135,8 @@ def _scores(problem: Problem, tile: Tile) -> tuple[Tensor, Tensor]:
 def _row_weights(problem: Problem, tile: Tile, s: Tensor) -> Tensor:
     """The map of whole rows; its operator has a tangent of its own."""
     each = None
-    if problem.sink is not None:
-        each = problem.sink[tile.heads].double()[None, :, None].expand(s.shape[:-1])
+    if problem.per_head is not None:
+        each = problem.per_head[tile.heads].double()[None, :, None].expand(s.shape[:-1])
     if problem.normalizer != "sigmoid":
         return row_operator.row_weights(s, problem.normalizer, problem.number, each)
     assert each is not None
@@ -201,7 +200,7 @@ def _kept(layout: Problem, tile: Tile, index: int) -> Tensor:
     """What dropout multiplied the weights of a tile by: [b, h, rows, K]; 1 beyond the keys that its rows can see."""
     batches, heads, rows = tile.shape
     keys, (low, high) = layout.key.shape[2], tile.keys
-    blocks = [tile.keys] if layout.normalizer != "softmax" else list(key_blocks(layout, tile))
+    blocks = [tile.keys] if layout.rowwise else list(key_blocks(layout, tile))
     ones = torch.ones((*tile.flat, keys), dtype=layout.compute_dtype, device=layout.query.device)
     inside = [dropout(layout, ones[..., start:stop].contiguous(), index, start) for start, stop in blocks]
     whole = torch.cat([ones[..., :low], *inside, ones[..., high:]], -1)

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from attemper.call.operator import UNBOUNDED
-
-
-class Structure(NamedTuple):
-    """Which keys a place sees without a mask: ``left`` and ``right`` of its diagonal, in its document when packed."""
-
-    left: int = UNBOUNDED
-    right: int = UNBOUNDED
-    bottom_right: bool = False
-    offsets: tuple[Tensor, Tensor] | None = None
-    """Where documents start among queries and keys, [documents + 1] each; None for one sequence."""
+from attemper.backends.contract import UNBOUNDED, Problem
 
 
 def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, offset: int = 0) -> Tensor:
@@ -36,28 +24,29 @@ def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, of
     return _counted(mask, keys, None, (places + 1).clamp(0, keys) if causal else None)
 
 
-def structured_visible_keys(query: Tensor, keys: int, mask: Tensor | None, structure: Structure) -> Tensor:
+def structured_visible_keys(problem: Problem) -> Tensor:
     """``visible_keys`` under windows, either alignment and packed documents."""
-    queries, device = query.shape[2], query.device
+    queries, keys, device = problem.query.shape[2], problem.key.shape[2], problem.query.device
+    mask = problem.mask
     places = torch.arange(queries, device=device)
     length: int | Tensor = keys
-    if structure.offsets is not None:
-        starts_q, starts_k = (starts.to(device, torch.int64) for starts in structure.offsets)
+    if problem.cu_seqlens_q is not None and problem.cu_seqlens_k is not None:
+        starts_q, starts_k = (starts.to(device, torch.int64) for starts in (problem.cu_seqlens_q, problem.cu_seqlens_k))
         document = torch.searchsorted(starts_q, places, right=True) - 1
         length = starts_k.diff()[document]
         places = places - starts_q[document]
-        if structure.bottom_right:
+        if problem.bottom_right:
             places = places + (starts_k.diff() - starts_q.diff())[document]
-    elif structure.bottom_right:
-        places = places + (keys - queries)
-    if structure.left >= UNBOUNDED and structure.right >= UNBOUNDED and structure.offsets is None:
+    else:
+        places = places + problem.offset
+    if problem.left >= UNBOUNDED and problem.right >= UNBOUNDED and not problem.packed:
         if mask is None:
             return torch.full((1, 1, queries), keys, device=device)
         return _counted(mask, keys, None, None)
     end = torch.as_tensor(length, device=device).expand(queries)
     zero = torch.zeros_like(end)
-    low = (places - structure.left).clamp(zero, end) if structure.left < UNBOUNDED else zero
-    high = (places + structure.right + 1).clamp(zero, end) if structure.right < UNBOUNDED else end
+    low = (places - problem.left).clamp(zero, end) if problem.left < UNBOUNDED else zero
+    high = (places + problem.right + 1).clamp(zero, end) if problem.right < UNBOUNDED else end
     return _counted(mask, keys, low, torch.maximum(low, high))
 
 

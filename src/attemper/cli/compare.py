@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper.backends.table import checked
+from attemper.backends.table import check_backend
 from attemper.checks import one_of
 from attemper.cli.output import check_files, print_json
 from attemper.cli.scan import (
@@ -89,7 +89,7 @@ def compare(
 
 def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
-        checked(backend, device)
+        check_backend(backend, device)
     if sort is not None:
         from attemper.monitor.compare import STATISTICS
 

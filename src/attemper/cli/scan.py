@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper.backends.table import checked
+from attemper.backends.table import check_backend
 from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
 from attemper.cli.output import check_files, print_json, say, write_csv
 from attemper.cli.usage import usage_of
@@ -97,7 +97,7 @@ def scan(
     """Exact entropy and logit size of every head of MODEL, as a table, a page, CSV or JSON."""
     limits = _limits(limit or [])
     with usage_of("--backend"):
-        checked(backend, device)
+        check_backend(backend, device)
     with usage_of("--sort"):
         order = checked_order(sort, top)
     _check_outputs(as_json, csv, order is not None)

@@ -14,12 +14,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper.call.attention import run
 from attemper.call.normalizer import normalization
-from attemper.call.options import Options, planned
+from attemper.call.options import Options, request_of
 from attemper.call.result import AttentionStats
 from attemper.call.sampling import sampled
 from attemper.errors import InputError
-from attemper.functional.attention import executed
 from attemper.functional.call_slope import is_monotone, slope_of
 from attemper.sites.observation import AttentionCall
 from attemper.sites.tap import LIBRARY, in_backward, token
@@ -74,7 +74,7 @@ class EntropyMeter:
         return module.training
 
     def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
-        if normalization(self.where, call.options.normalizer).kind != "softmax":
+        if not normalization(self.where, call.options.normalizer).plain:
             raise InputError(refusal(self.where, module))
         if call.packing is not None:
             if not in_backward():
@@ -96,19 +96,18 @@ class EntropyMeter:
     def measure(self, call: AttentionCall) -> None:
         options = replace(call.options, stats=("entropy", "logit_variance", "visible_keys"))
         mask = None if call.mask is None else as_visible(call.mask.detach())
-        plan = planned(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)
-        if self.rows is not None:
-            plan = sampled(self.where, plan, self.rows, self.generator)
-        stats = executed(plan, call.query.shape[2]).stats
+        request = request_of(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)
+        request = sampled(self.where, request, self.rows, self.generator)
+        stats = run(request).stats
         assert stats is not None
-        slope, valid = slope_of(plan, stats["logit_variance"]), stats.valid
+        slope, valid = slope_of(request.problem, stats["logit_variance"]), stats.valid
         per = torch.ones_like(slope)
         if self.unit == "normalized":
             visible = stats["visible_keys"]
             valid = valid & (visible > 1)
             per = 1 / torch.where(visible > 1, visible, 2).to(slope.dtype).log()
         parts = [torch.where(valid, part, 0.0).double().sum((0, 2)) for part in (stats["entropy"] * per, slope * per)]
-        found = Sums(torch.stack([*parts, valid.sum((0, 2)).double()]), is_monotone(plan))
+        found = Sums(torch.stack([*parts, valid.sum((0, 2)).double()]), is_monotone(request.problem))
         if self.sums is None or self.sums.total.shape != found.total.shape:
             self.sums = found
         else:

@@ -261,7 +261,7 @@ def _refuse_other_normalizers(sites: list[Site]) -> None:
     for site in sites:
         own = site.module.normalizer if site.way is OWN else None
         attends_by = normalizer_of(site.module) or own
-        if attends_by is not None and normalization("Thermostat", attends_by).kind != "softmax":
+        if attends_by is not None and not normalization("Thermostat", attends_by).plain:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from attemper.backends import table
-from attemper.backends.contract import letters_of
-from attemper.call import reference, transforms
-from attemper.call.direct import attention as operator
-from attemper.call.formulas import statistics_of
-from attemper.call.onnx import refuse_onnx
-from attemper.call.operator import Arguments
-from attemper.call.options import Call, Options, Packing, planned
+from attemper.call import reference
+from attemper.call.attention import run
+from attemper.call.options import Options, request_of
+from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
-from attemper.call.sampling import sampled, waits
-from attemper.call.state import State, state_of
+from attemper.call.sampling import sampled
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
-from attemper.statistics import state_columns
 
 
 def attention(
@@ -96,7 +88,7 @@ def attention(
         sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
         dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
-    return executed(planned("attention", query, key, value, attn_mask, options))
+    return run(request_of("attention", query, key, value, attn_mask, options))
 
 
 def varlen_attention(
@@ -134,17 +126,12 @@ def varlen_attention(
         dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
     tensors = [_unpacked("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
-    packing = _packing("varlen_attention", cu_seqlens_q, cu_seqlens_k)
-    edges = (("cu_seqlens_q", cu_seqlens_q, query.shape[0]), ("cu_seqlens_k", cu_seqlens_k, key.shape[0]))
-    for name, offsets, total in edges:
-        if not table.asynchronous(offsets.device.type):
-            _check_offsets("varlen_attention", name, offsets, total)
-    call = planned("varlen_attention", tensors[0], tensors[1], tensors[2], None, options, packing)
-    for name, offsets, total in edges:
-        if table.asynchronous(offsets.device.type):
-            check = _check_offsets if waits(call, offsets) else _assert_offsets
-            check("varlen_attention", name, offsets, total)
-    result = executed(call)
+    packing = packing_of("varlen_attention", cu_seqlens_q, cu_seqlens_k)
+    totals = (query.shape[0], key.shape[0])
+    check_offsets("varlen_attention", packing, totals)
+    request = request_of("varlen_attention", tensors[0], tensors[1], tensors[2], None, options, packing)
+    check_offsets("varlen_attention", packing, totals, request.problem)
+    result = run(request)
     return AttentionOutput(result.output[0].transpose(0, 1), result.stats)
 
 
@@ -180,11 +167,8 @@ def attention_statistics(
         sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
         enable_gqa=enable_gqa, backend=backend,
     )  # fmt: skip
-    call = planned("attention_statistics", query, key, None, attn_mask, options)
-    population = query.shape[2]
-    if rows is not None:
-        call = sampled("attention_statistics", call, rows, generator)
-    result = executed(call, population)
+    request = request_of("attention_statistics", query, key, None, attn_mask, options)
+    result = run(sampled("attention_statistics", request, rows, generator))
     if result.stats is None:
         raise InputError("attention_statistics(stats=()) asks for nothing: pass 'all' or names.")
     return result.stats
@@ -208,95 +192,8 @@ def dense_weights(
         causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
         sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
     )  # fmt: skip
-    call = planned("dense_weights", query, key, None, attn_mask, options)
-    return reference.applied_weights(call).to(call.query.dtype)
-
-
-def measured(
-    query: Tensor, key: Tensor, mask: Tensor | None, options: Options, *, packing: Packing | None = None,
-    first_keys: Tensor | None = None, rows: int | None = None, generator: torch.Generator | None = None,
-) -> AttentionStats:  # fmt: skip
-    """Statistics of a call that somebody else computes, off the graph. ``first_keys`` [B, K] marks the first
-    real tokens.
-    """
-    with torch.no_grad():
-        call = prepared(
-            query, key, mask, options, packing=packing, first_keys=first_keys, rows=rows, generator=generator
-        )
-        stats = executed(call, query.shape[2]).stats
-    assert stats is not None
-    return stats
-
-
-def prepared(
-    query: Tensor, key: Tensor, mask: Tensor | None, options: Options, *, packing: Packing | None = None,
-    first_keys: Tensor | None = None, rows: int | None = None, generator: torch.Generator | None = None,
-) -> Call:  # fmt: skip
-    """The call that :func:`measured` executes: checked, its backend resolved, its rows chosen."""
-    with torch.no_grad():
-        call = planned("attention", query, key, None, mask, options, packing)
-        if first_keys is not None:
-            call = replace(call, first_keys=first_keys)
-        return call if rows is None else sampled("attention", call, rows, generator)
-
-
-def executed(call: Call, population: int | None = None) -> AttentionOutput:
-    """Runs a checked call on its backend. ``population``: all query rows, when the call holds a sample."""
-    if call.backend == "reference":
-        output, values, state = reference.computed(call)
-    else:
-        output, values, state = _by_operator(call)
-    if not call.names:
-        return AttentionOutput(output, None)
-    stats = AttentionStats(
-        values, state, sink=call.sink, first_tokens=call.first_tokens, asked=call.asked,
-        keys=call.key.shape[2], rows=call.rows,
-        population=population, normalizer=call.kind,
-    )  # fmt: skip
-    return AttentionOutput(output, stats)
-
-
-def _by_operator(call: Call) -> tuple[Tensor, Mapping[str, Tensor], State]:
-    softmax = call.normalizer == "softmax"
-    refuse_onnx(
-        f"attention(normalizer={call.kind!r}, backend={call.backend!r})",
-        'attention(..., backend="reference") is plain operators, which ONNX has; a tempered model needs its softmax '
-        "back: handle.remove().",
-    )
-    columns = state_columns(call.names, rowwise=not softmax)
-    packing = call.packing
-    output, state, key_mass = operator(
-        Arguments(
-            query=call.query,
-            key=call.key,
-            value=call.value,
-            mask=call.mask,
-            multiplier=call.multiplier,
-            sink=call.sink if softmax else call.per_head,
-            positions=call.positions,
-            first_keys=call.first_keys,
-            cu_seqlens_q=None if packing is None else packing.cu_seqlens_q,
-            cu_seqlens_k=None if packing is None else packing.cu_seqlens_k,
-            seed=torch.randint(0, 1 << 62, (), dtype=torch.int64) if call.dropout_p > 0 else None,
-            left=call.left,
-            right=call.right,
-            bottom_right=call.bottom_right,
-            softcap=call.softcap or 0.0,
-            dropout_p=call.dropout_p,
-            first_tokens=call.first_tokens,
-            fields=letters_of(columns),
-            key_mass="key_mass" in call.names,
-            maximum_gradient="max_weight" in call.asked or "max_logit" in call.asked,
-            kernel=call.backend,
-            # Rows that have places of their own were picked before.
-            rows=call.rows if call.positions is None else None,
-            normalizer=call.normalizer,
-            number=call.number,
-        )
-    )
-    rows = state_of(columns, state, call.backend == "native" and softmax)
-    given = {"key_mass": key_mass} if "key_mass" in call.names else None
-    return output, statistics_of(rows, call.names, call.sink, call.asked, given), rows
+    problem = request_of("dense_weights", query, key, None, attn_mask, options).problem
+    return reference.applied_weights(problem).to(problem.query.dtype)
 
 
 def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:
@@ -307,48 +204,4 @@ def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1)[None]
 
 
-def _packing(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Packing:
-    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
-            came = f"{list(offsets.shape)} {offsets.dtype}" if isinstance(offsets, Tensor) else type(offsets).__name__
-            raise InputError(
-                f"{where}({name}=...) must be a one-dimensional int32 or int64 tensor of offsets, got {came}."
-            )
-        if transforms.active() and transforms.is_mapped(offsets):
-            raise InputError(
-                f"{where}({name}=...) must be the same for all that torch.vmap maps over: the host reads where "
-                "documents start. Map over the tokens alone (in_dims=None for offsets), or call once for each sample."
-            )
-    if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.shape[0] < 1:
-        raise InputError(
-            f"{where}: cu_seqlens_q and cu_seqlens_k must both be [documents + 1], got {list(cu_seqlens_q.shape)} and "
-            f"{list(cu_seqlens_k.shape)}."
-        )
-    return Packing(cu_seqlens_q, cu_seqlens_k)
-
-
-def _check_offsets(where: str, name: str, offsets: Tensor, total: int) -> None:
-    if torch.compiler.is_compiling():
-        return
-    edges = offsets.tolist()
-    if edges[0] != 0 or edges[-1] != total or any(b < a for a, b in pairwise(edges)):
-        raise InputError(f"{where}({name}=...) must rise from 0 to {total}, got {edges[:8]}.")
-
-
-def _assert_offsets(where: str, name: str, offsets: Tensor, total: int) -> None:
-    """The same check on the device: nothing waits for it, and what is wrong is told when the device comes to it."""
-    if torch.compiler.is_compiling():
-        return
-    rising = (offsets[0] == 0) & (offsets[-1] == total) & (offsets.diff() >= 0).all()
-    torch.ops.aten._assert_async.msg(rising, f"{where}({name}=...) must rise from 0 to {total}.")
-
-
-__all__ = [
-    "attention",
-    "attention_statistics",
-    "dense_weights",
-    "executed",
-    "measured",
-    "prepared",
-    "varlen_attention",
-]
+__all__ = ["attention", "attention_statistics", "dense_weights", "varlen_attention"]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from attemper.call.attention import measurement, run
 from attemper.call.normalizer import rowwise_of
-from attemper.call.options import Call, first_true
+from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
 from attemper.call.sums import Accumulated, accumulated, accumulates
 from attemper.errors import BackendError, InputError
-from attemper.functional.attention import executed, prepared
 from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
 from attemper.monitor.head_sums import SiteReduction, fits_buckets
 from attemper.monitor.tap_sums import TappedSums
@@ -145,21 +145,21 @@ class Collector:
             first = first_true(tokens, 1)
         try:
             stats = rowwise_names(self.stats) if rowwise_of(call.options.normalizer) else self.stats
-            plan = prepared(
+            request = measurement(
                 call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach(),
                 replace(call.options, stats=stats, backend=self.backend),
                 packing=call.packing, first_keys=first, rows=self.rows, generator=self.generator,
             )  # fmt: skip
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
-            real, reason = self._real(kind, shape, plan.rows, call.tokens)
-            found = None if reason else measured(plan, real, shape[2], sums=fits_buckets(self.fewest_keys))
+            real, reason = self._real(kind, shape, request.rows, call.tokens)
+            found = None if reason else measured(request, real, sums=fits_buckets(self.fewest_keys))
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
-        self._fill(seen, found, place, kind, shape, real, reason, plan)
+        self._fill(seen, found, place, kind, shape, real, reason, request)
 
-    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
         seen = self._begun(module, replace(call, places=places((call.query, call.key))))
         if not self._kept(seen):
             return
@@ -167,7 +167,7 @@ class Collector:
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self._real(kind, shape, stats.rows, None)
         found = stats.detach() if real is None else _where(stats, real).detach()
-        self._fill(seen, found, module, kind, shape, real, reason, plan)
+        self._fill(seen, found, module, kind, shape, real, reason, request)
 
     def take(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
         """Takes what taps have summed in their buffers, by names of sites."""
@@ -247,17 +247,17 @@ class Collector:
 
     def _fill(
         self, seen: SeenCall, found: AttentionStats | Accumulated | None, place: nn.Module, kind: str,
-        shape: tuple[int, ...], real: Tensor | None, reason: str | None, plan: Call,
+        shape: tuple[int, ...], real: Tensor | None, reason: str | None, request: Request,
     ) -> None:  # fmt: skip
         """Gives a call what was measured of it, or why nothing was."""
         if reason is not None or found is None:
             seen.reason = reason or "it could not be measured"
             return
         tokens = shape[0] * shape[2] if real is None else real.sum()
-        seen.taken = Taken((seen.name, kind, seen.mode), found, shape[2], shape[3], tokens, plan.backend)
-        self.note(place, seen.name, kind, plan, real)
+        seen.taken = Taken((seen.name, kind, seen.mode), found, shape[2], shape[3], tokens, request.problem.backend)
+        self.note(place, seen.name, kind, request, real)
 
-    def note(self, module: nn.Module, name: str, kind: str, call: Call, real: Tensor | None) -> None:
+    def note(self, module: nn.Module, name: str, kind: str, request: Request, real: Tensor | None) -> None:
         """Called with every call that is measured, while it is there to look at: a scan wants no more of it.
 
         ``real``: [B, Q] bool, which of its queries are tokens; None for all.
@@ -391,16 +391,16 @@ class Collector:
         return tuple(Skipped(name, reason) for name, reason in found.items())
 
 
-def measured(call: Call, real: Tensor | None, queries: int, *, sums: bool = True) -> AttentionStats | Accumulated:
+def measured(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | Accumulated:
     """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.
 
-    ``real``: [B, Q] bool, which of all its ``queries`` count.
+    ``real``: [B, Q] bool, which of all its queries count.
     """
     with torch.no_grad():
-        if sums and accumulates(call):
-            included = None if real is None else _chosen(real.to(call.query.device), call.rows)
-            return accumulated(call, included, queries)
-        stats = executed(call, queries).stats
+        if sums and accumulates(request):
+            included = None if real is None else _chosen(real.to(request.problem.query.device), request.rows)
+            return accumulated(request, included)
+        stats = run(request).stats
     assert stats is not None
     return (stats if real is None else _where(stats, real)).detach()
 

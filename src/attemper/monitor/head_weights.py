@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import Call
+from attemper.call.options import Request
 from attemper.call.reference import head_weights
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
@@ -63,13 +63,15 @@ class WeightsCollector(Collector):
         self.seen.clear()
         self.kept.clear()
 
-    def note(self, module: nn.Module, name: str, kind: str, call: Call, real: Tensor | None) -> None:
+    def note(self, module: nn.Module, name: str, kind: str, request: Request, real: Tensor | None) -> None:
         """Takes note of a call; computes the weights at once, since a cache may be written to afterwards.
 
         Raises:
             InputError: there is no such sequence, or the weights are more than ``max_weights``.
         """
-        batch, heads, queries, size = call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2]
+        problem = request.problem
+        batch, heads, queries, _ = problem.query.shape
+        size = problem.key.shape[2]
         seen = SeenCall(name, kind, (batch, heads, queries, size))
         self.seen.append(seen)
         if not self._asked(name) or self._head >= heads:
@@ -85,8 +87,8 @@ class WeightsCollector(Collector):
         if keys is None and kind == "self" and queries == size:
             keys = real
         ids = _ids(self.context, kind, seen.shape)
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        weights = head_weights(call, place, self._head).to(dtype)
+        dtype = torch.promote_types(problem.query.dtype, torch.float32)
+        weights = head_weights(problem, place, self._head).to(dtype)
         self.kept.append(Kept(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
 
     def _of_batch(self, batch: int) -> int:

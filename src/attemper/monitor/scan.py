@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.call.options import checked_backend
+from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
@@ -66,7 +66,7 @@ def scan(
     _check(model, batches)
     checked, fewest_keys = checked_limits(limits), checked_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
-    checked_backend(backend, device_of(model))
+    check_backend(backend, device_of(model))
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
     with observation(model, collector) as switch:

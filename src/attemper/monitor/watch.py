@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import checked_backend
+from attemper.backends.table import check_backend
 from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
@@ -115,7 +115,7 @@ class Watch:
         one_of("watch(observe=...)", observe, ("beside", "replace"))
         self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
         self.baseline = Baseline(checked_limits(limits, WATCH_LIMITS), fewest_keys)
-        checked_backend(backend, device_of(model))
+        check_backend(backend, device_of(model))
         names = reading_names("watch", stats)
         self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
         self.title = class_name(unwrapped(model))

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from attemper.call.attention import run
 from attemper.call.normalizer import rowwise_of
-from attemper.call.options import Options, planned
+from attemper.call.options import Options, request_of
 from attemper.call.result import AttentionStats
 from attemper.call.visible import visible_keys
 from attemper.errors import InputError
-from attemper.functional.attention import attention, executed
+from attemper.functional.attention import attention
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.names import named
@@ -307,7 +308,7 @@ def output_and_statistics(
     """Output and statistics of a call by our kernel; without values the statistics alone."""
     options = replace(call.options, stats=names, dropout_p=dropout)
     value = None if value is None else value.to(call.query.dtype)
-    return executed(planned(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
+    return run(request_of(type(module).__name__, call.query, call.key, value, call.mask, options, call.packing))
 
 
 def key_counts(call: AttentionCall) -> Tensor:

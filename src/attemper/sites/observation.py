@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.masks import is_plain
-from attemper.call.options import Call, Options, Packing
+from attemper.call.options import Options, Request
+from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats
 from attemper.errors import InputError
 from attemper.sites.identity import Places
@@ -89,8 +90,8 @@ class Observer(Protocol):
         """[B, K] bool: which keys are real tokens; None where only the call's own mask says so."""
         ...
 
-    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, plan: Call) -> None:
-        """Receives the statistics of a call that our kernel computed, by ``plan``."""
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
+        """Receives the statistics of a call that our kernel computed, for ``request``."""
         ...
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:

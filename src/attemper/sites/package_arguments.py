@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.masks import without_causal_bias
-from attemper.call.options import Options, Packing
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, rounded
 from attemper.sites.transformers_arguments import block_mask_of
 

@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import planned
+from attemper.call.options import request_of
 from attemper.call.sums import WIDTH, add, emptied, sampled_positions
 from attemper.errors import BackendError, InputError
 from attemper.sites.observation import AttentionCall
@@ -218,14 +218,14 @@ def _launched(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Mod
     buffer.models.update(_owners(site).values())
     try:
         options = replace(call.options, stats="all", backend="triton")
-        plan = planned("tap", call.query.detach(), call.key.detach(), None, call.mask, options)
+        request = request_of("tap", call.query.detach(), call.key.detach(), None, call.mask, options)
     except (InputError, BackendError) as error:
         buffer.refused = str(error)
         return False
     queries, rows, chosen = call.query.shape[2], _wanted_rows(site), None
     if rows is not None and rows < queries:
         chosen = sampled_positions(buffer.start, rows, queries, buffer.flag)
-    add(plan, sums, buffer.flag, rows=chosen)
+    add(replace(request.problem, rows=chosen), sums, buffer.flag)
     return True
 
 

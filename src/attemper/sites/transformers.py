@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from attemper.call.options import first_true, planned
+from attemper.call.attention import run
+from attemper.call.options import first_true, request_of
 from attemper.errors import InputError, MissingExtraError
-from attemper.functional.attention import executed
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
 from attemper.sites.act import Actions, ModelCall, attend
@@ -132,14 +132,15 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
 def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
     names = tuple(dict.fromkeys(name for observer in observers for name in observer.stats))
     options = replace(call.options, stats=names, backend=observers[-1].backend)
-    plan = planned(type(module).__name__, call.query, call.key, value, call.mask, options)
+    request = request_of(type(module).__name__, call.query, call.key, value, call.mask, options)
     tokens = observers[-1].key_tokens(module, call.key.shape[2])
     if tokens is not None:
-        plan = replace(plan, first_keys=first_true(tokens, plan.first_tokens))
-    output, stats = executed(plan)
+        first_keys = first_true(tokens, request.problem.first_tokens)
+        request = request.with_problem(first_keys=first_keys)
+    output, stats = run(request)
     for observer in observers:
         if stats is not None:
-            guarded([observer], observer.observe, module, stats, call, plan)
+            guarded([observer], observer.observe, module, stats, call, request)
     return output
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from attemper.call.options import Options, Packing
+from attemper.call.options import Options
+from attemper.call.packing import Packing
 from attemper.sites.observation import AttentionCall, Reader, UnsupportedCallError, rounded
 
 OPTIONS = ("scaling", "is_causal", "softcap", "s_aux", "position_bias")

@@ -35,7 +35,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from attemper.backends import triton as kernels
-from attemper.backends.contract import ROW_NORMALIZERS, Packing, Problem, Upstream, letters_of
+from attemper.backends.contract import ROW_NORMALIZERS, Problem, Upstream, letters_of
 from attemper.backends.triton.sums import empty_sums
 from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS, state_columns
 from tests.backends.triton import kept
@@ -102,7 +102,10 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     yield "softmax: statistics", Problem(query, key, None, None, multiplier, right=0, fields=every)
     yield "softmax: forward", Problem(query, key, key, None, multiplier, right=0, fields=every)
     yield "softmax: forward without statistics", Problem(query, key, key, None, multiplier, right=0)
-    yield "softmax: decode", Problem(query[:, :, :1], key, key, None, multiplier, right=0, offset=4095, fields=every)
+    yield (
+        "softmax: decode",
+        Problem(query[:, :, :1], key, key, None, multiplier, right=0, bottom_right=True, fields=every),
+    )
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     everything: dict[str, Any] = {"sink": torch.zeros(2), "softcap": 20.0, "left": 1000, "fields": every + "t"}
     yield "softmax: every feature, bool mask", Problem(query, key, key, mask, multiplier, **everything)
@@ -115,10 +118,13 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     )
     yield "softmax: one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, fields=every)
     row = mask[:, :, :1].to(dtype)
-    yield "softmax: one query, bias", Problem(query[:, :, :1], key, key, row, multiplier, offset=4095, **everything)
+    yield (
+        "softmax: one query, bias",
+        Problem(query[:, :, :1], key, key, row, multiplier, bottom_right=True, **everything),
+    )
     yield (
         "softmax: packed",
-        Problem(query, key, key, None, multiplier, right=0, packing=Packing(starts, starts), fields=every),
+        Problem(query, key, key, None, multiplier, right=0, cu_seqlens_q=starts, cu_seqlens_k=starts, fields=every),
     )
     yield from row_problems(query, key, multiplier)
 
@@ -131,16 +137,16 @@ def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tenso
     for name in ROW_NORMALIZERS:
         given: dict[str, Any] = {"normalizer": name, "number": 64.0 if name == "topk" else 1e-3, "right": 0}
         if name in ("entmax", "sigmoid"):
-            given["sink"] = torch.zeros(query.shape[1])
+            given["per_head"] = torch.zeros(query.shape[1])
         yield f"{name}: output", Problem(query, key, key, None, multiplier, fields="mnx", **given)
         yield f"{name}: statistics", Problem(query, key, None, None, multiplier, fields=every, **given)
         yield f"{name}: every statistic", Problem(query, key, key, None, multiplier, fields=every, **given)
         given |= {"softcap": 20.0, "left": 1000, "fields": every}
         yield f"{name}: every feature, bias", Problem(query, key, key, mask.to(query.dtype), multiplier, **given)
-        packing = Packing(starts, starts)
-        yield f"{name}: packed, bool mask", Problem(query, key, key, mask, multiplier, packing=packing, **given)
+        packed = given | {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+        yield f"{name}: packed, bool mask", Problem(query, key, key, mask, multiplier, **packed)
         one = query[:, :, :1]
-        yield f"{name}: one query", Problem(one, key, key, None, multiplier, offset=4095, **given)
+        yield f"{name}: one query", Problem(one, key, key, None, multiplier, bottom_right=True, **given)
 
 
 def launch_gradients(problem: Problem) -> None:
@@ -149,8 +155,7 @@ def launch_gradients(problem: Problem) -> None:
     rows = problem.query.shape[:3]
     output = problem.query.new_empty((*rows, 0 if problem.value is None else problem.value.shape[3]))
     state = torch.empty((len(problem.fields), *rows))
-    biased = problem.mask is not None and problem.mask.dtype.is_floating_point
-    needs = (True, True, problem.value is not None, biased, True, problem.sink is not None)
+    needs = tuple(tensor is not None and tensor.dtype.is_floating_point for tensor in problem.differentiable)
     kernels.backward(problem, output, state, Upstream(output, state, state), needs)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attemper
 from attemper.backends import triton as kernels
-from attemper.backends.contract import UNBOUNDED, Problem, letters_of
+from attemper.backends.contract import Problem, letters_of
 from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.call.result import AttentionStats, by_head
 
@@ -130,7 +130,7 @@ def test_chosen_rows_are_measured_at_their_own_places():
     problem, stats = call()
     rows = torch.tensor([0, 5, 6, 20, 33, 69], dtype=torch.int32)
     sums = empty_sums(4, torch.device("cpu"))
-    kernels.accumulate(problem, UP, sums, rows)
+    kernels.accumulate(replace(problem, rows=rows), UP, sums)
     chosen = torch.zeros(70, dtype=torch.bool).index_fill_(0, rows.long(), True)
     torch.testing.assert_close(sums, expected(stats.where(chosen)), rtol=2e-6, atol=1e-6)
 
@@ -144,10 +144,7 @@ def test_rows_that_are_not_tokens_are_left_out():
 
 
 def arguments(problem: Problem, flag: Tensor, sums: Tensor) -> tuple[Any, ...]:
-    return (
-        problem.query, problem.key, problem.mask, problem.multiplier, problem.sink, problem.first_keys, None, None,
-        flag, sums, UNBOUNDED, 0, False, 0.0, 1,
-    )  # fmt: skip
+    return (*replace(problem, backend="triton").values(), None, flag, sums, None)
 
 
 def test_the_operator_passes_opcheck_and_adds_what_the_kernel_adds():

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 import attemper
-from attemper.backends.contract import Packing, Problem
+from attemper.backends.contract import Problem
 from attemper.backends.triton import launch
 from attemper.backends.triton.scores import VISIBLE, intervals
 from attemper.backends.triton.softmax.backward_key import row_blocks
@@ -247,18 +247,18 @@ def visits(
 def structures() -> list[tuple[str, dict[str, Any], int, int]]:
     cases: list[tuple[str, dict[str, Any], int, int]] = []
     for left, right, offset in itertools.product((0, 3, 1 << 62), (-4, 0, 2, 1 << 62), (-5, 0, 6)):
-        cases.append(("plain", {"left": left, "right": right, "offset": offset}, 13, 17))
+        cases.append(("plain", {"left": left, "right": right, "bottom_right": offset != 0}, 13, 13 + (offset or 4)))
     positions = torch.tensor([0, 1, 4, 9, 10, 11, 20])
     for left, right in itertools.product((2, 1 << 62), (0, 3)):
         cases.append(("positions", {"left": left, "right": right, "positions": positions}, 7, 23))
     for (of_queries, of_keys), bottom in itertools.product(LENGTHS.values(), (False, True)):
-        packing = Packing(
-            torch.tensor((0, *itertools.accumulate(of_queries))),
-            torch.tensor((0, *itertools.accumulate(of_keys))),
-            bottom,
-        )
+        packing = {
+            "cu_seqlens_q": torch.tensor((0, *itertools.accumulate(of_queries))),
+            "cu_seqlens_k": torch.tensor((0, *itertools.accumulate(of_keys))),
+            "bottom_right": bottom,
+        }
         for left, right in ((1 << 62, 1 << 62), (1 << 62, 0), (2, 1)):
-            given = {"left": left, "right": right, "packing": packing}
+            given = {"left": left, "right": right, **packing}
             cases.append(("packed", given, sum(of_queries), sum(of_keys)))
             if not bottom:
                 places = torch.cat([2 * torch.arange(length) for length in of_queries])

@@ -15,7 +15,7 @@ from torch import Tensor
 import attemper
 from attemper import AttentionStats
 from attemper.backends import triton as kernels
-from attemper.backends.contract import Packing, Problem
+from attemper.backends.contract import Problem
 from attemper.backends.triton import tuning
 from attemper.backends.triton.softmax.state import log_of
 from attemper.statistics import ONE_PASS
@@ -193,13 +193,10 @@ def test_sampled_rows_of_documents_stand_at_their_own_places():
     begun = torch.tensor([0, *np.cumsum([len(place) for place in places]).tolist()])
     options: dict[str, Any] = {"right": 0, "fields": "mznavcf"}
     multiplier = torch.full((1, 1, 1), 0.5)
-    _, every, _ = kernels.forward(
-        Problem(query, key, None, None, multiplier, packing=Packing(starts, starts), **options)
-    )
-    some = Problem(
-        query[:, :, chosen], key, None, None, multiplier, positions=torch.cat(places),
-        packing=Packing(begun, starts), **options,
-    )  # fmt: skip
+    options |= {"cu_seqlens_k": starts}
+    _, every, _ = kernels.forward(Problem(query, key, None, None, multiplier, cu_seqlens_q=starts, **options))
+    options |= {"cu_seqlens_q": begun, "positions": torch.cat(places)}
+    some = Problem(query[:, :, chosen], key, None, None, multiplier, **options)
     torch.testing.assert_close(kernels.forward(some)[1], every[..., chosen], rtol=2e-6, atol=1e-6)
 
 

@@ -33,7 +33,7 @@ for masked in (False, True):
             mask = torch.ones(2, 1, 1, count, dtype=torch.bool) if masked else None
             first = torch.ones(2, count, dtype=torch.bool) if masked else None
             kernels.forward(Problem(
-                query, key, key, mask, torch.full((1, 1, 1), 0.1), first_keys=first, right=0, offset=count - 1,
+                query, key, key, mask, torch.full((1, 1, 1), 0.1), first_keys=first, right=0, bottom_right=True,
                 fields="mznavcf",
             ))
         print(json.dumps(sorted(name for name, _ in set(compiled))))

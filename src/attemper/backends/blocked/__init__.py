@@ -38,10 +38,10 @@ __all__ = ["backward", "forward"]
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K]; what was not asked has size 0."""
-    return _softmax_forward.forward(problem) if problem.normalizer == "softmax" else _rows.forward(problem)
+    return _rows.forward(problem) if problem.rowwise else _softmax_forward.forward(problem)
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
-    kernel = _softmax_backward if problem.normalizer == "softmax" else _rows
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
+    kernel = _rows if problem.rowwise else _softmax_backward
     return kernel.backward(problem, output, state, upstream, needs)

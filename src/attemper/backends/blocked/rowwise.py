@@ -55,15 +55,14 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
     del output
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
     grads = Gradients(
         *(
             tensor.new_zeros(tensor.shape, dtype=tensor.dtype if place < 3 else problem.compute_dtype)
             if needed and tensor is not None
             else None
-            for place, (needed, tensor) in enumerate(zip(needs, tensors, strict=True))
+            for place, (needed, tensor) in enumerate(zip(needs, problem.differentiable, strict=True))
         )
     )
     above = silence_empty_rows(problem, state, upstream)
@@ -174,9 +173,9 @@ def _weights(problem: Problem, scores: Tensor, per_head: Tensor | None) -> Tenso
 
 def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
     """What is given per head, for each row of the tile, [n, R * rows, 1]."""
-    if problem.sink is None:
+    if problem.per_head is None:
         return None
-    values = problem.sink[tile.heads].to(problem.compute_dtype)[None, :, None].expand(tile.shape)
+    values = problem.per_head[tile.heads].to(problem.compute_dtype)[None, :, None].expand(tile.shape)
     return values.reshape(*tile.flat, 1)
 
 

@@ -88,7 +88,8 @@ def dropout(problem: Problem, values: Tensor, index: int, low: int) -> Tensor:
         return values
     if problem.dropout_p == 1:
         return torch.zeros_like(values)
-    seed = (problem.seed + 1_000_003 * index + 7_919 * low) & (2**63 - 1)
+    assert problem.seed is not None
+    seed = (int(problem.seed) + 1_000_003 * index + 7_919 * low) & (2**63 - 1)
     generator = torch.Generator(values.device).manual_seed(seed)
     kept = torch.empty_like(values).bernoulli_(1 - problem.dropout_p, generator=generator)
     return kept.mul_(values).div_(1 - problem.dropout_p)

@@ -23,15 +23,14 @@ from attemper.backends.contract import Gradients, Problem, Upstream
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks."""
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
     grads = Gradients(
         *(
             # Those that many tiles add to are summed in the compute type and rounded once, by the caller.
             tensor.new_zeros(tensor.shape, dtype=tensor.dtype if place < 3 else problem.compute_dtype)
             if needed and tensor is not None
             else None
-            for place, (needed, tensor) in enumerate(zip(needs, tensors, strict=True))
+            for place, (needed, tensor) in enumerate(zip(needs, problem.differentiable, strict=True))
         )
     )
     above = silence_empty_rows(problem, state, upstream)

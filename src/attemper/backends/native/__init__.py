@@ -24,7 +24,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
     The output lies as [B, Q, H, E] in memory, as that of PyTorch's SDPA does: what joins heads next copies nothing.
     """
-    if problem.normalizer != "softmax":
+    if problem.rowwise:
         return row_maps.forward(problem)
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
@@ -37,19 +37,18 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks; float32, contiguous."""
-    if problem.normalizer != "softmax":
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks; float32, contiguous."""
+    if problem.rowwise:
         return row_maps.backward(problem, output, state, upstream, needs)
     state, grad_state = state.contiguous(), upstream.state.to(torch.float32).contiguous()
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
     rows = problem.query.shape[:3]
-    shapes = (*(None if tensor is None else tensor.shape for tensor in tensors[:4]), rows, rows)
+    shapes = (*(None if tensor is None else tensor.shape for tensor in problem.differentiable[:4]), rows, rows, None)
     grads = [
         torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
-        for tensor, shape, needed in zip(tensors, shapes, needs, strict=True)
+        for tensor, shape, needed in zip(problem.differentiable, shapes, needs, strict=True)
     ]
-    query, key, value, mask, multiplier, sink = grads
-    places = [address(grad) for grad in grads]
+    query, key, value, mask, multiplier, sink, _ = grads
+    places = [address(grad) for grad in grads[:6]]
     mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
     slots = (*view(upstream.output), address(grad_state), *places[:4], *mask_strides, *places[4:])
     call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))

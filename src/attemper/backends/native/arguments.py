@@ -86,14 +86,16 @@ def described(
     batch, heads, queries, depth = query.shape
     groups, keys = key.shape[1:3]
     multiplier = problem.multiplier.to(torch.float32)
-    sink = None if problem.sink is None else problem.sink.detach().to(torch.float32).contiguous()
+    # One slot in C++: the sink of softmax, or what a rowwise normalizer has per head.
+    per_head = problem.per_head if problem.rowwise else problem.sink
+    per_head = None if per_head is None else per_head.detach().to(torch.float32).contiguous()
     positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
     first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
     call = _PACK.pack(
         _SIZE,
         *view(query), *view(key), *view(value), *view(problem.mask),
         address(multiplier), *view_strides(multiplier),
-        address(sink), address(positions),
+        address(per_head), address(positions),
         address(first), *((0, 0) if first is None else view_strides(first)),
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
@@ -102,4 +104,4 @@ def described(
         *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip
-    return call, (multiplier, sink, positions, first)
+    return call, (multiplier, per_head, positions, first)

@@ -30,17 +30,17 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks; float32, contiguous."""
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks; float32, contiguous."""
     state, grad_state = state.contiguous(), upstream.state.to(torch.float32).contiguous()
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
     rows = problem.query.shape[:3]
-    shapes = (*(None if tensor is None else tensor.shape for tensor in tensors[:4]), rows, rows)
+    shapes = (*(None if tensor is None else tensor.shape for tensor in problem.differentiable[:4]), rows, None, rows)
     grads = [
         torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
-        for tensor, shape, needed in zip(tensors, shapes, needs, strict=True)
+        for tensor, shape, needed in zip(problem.differentiable, shapes, needs, strict=True)
     ]
-    query, key, value, mask, multiplier, sink = grads
-    places = [address(grad) for grad in grads]
+    query, key, value, mask, multiplier, _, per_head = grads
+    # In C++ the sink of softmax and what a rowwise normalizer has per head share a slot.
+    places = [address(grad) for grad in (query, key, value, mask, multiplier, per_head)]
     mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
     slots = (*view(upstream.output), address(grad_state), *places[:4], *mask_strides, *places[4:])
     call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))
@@ -49,9 +49,9 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     if multiplier is not None:
         axes = [axis for axis, size in enumerate(problem.multiplier.shape) if size == 1]
         multiplier = multiplier.double().sum(axes, keepdim=True).float() if axes else multiplier
-    if sink is not None:
-        sink = sink.double().sum((0, 2)).float()
-    return Gradients(query, key, value, mask, multiplier, sink)
+    if per_head is not None:
+        per_head = per_head.double().sum((0, 2)).float()
+    return Gradients(query, key, value, mask, multiplier, per_head=per_head)
 
 
 def _more(problem: Problem) -> bytes:

@@ -23,22 +23,22 @@ from attemper.backends.triton.tuning import Config
 __all__ = ["SUMMED", "accumulate", "backward", "forward", "positions", "winners"]
 
 
-def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q] and an empty tensor (key_mass is for others), as ``blocked.forward``.
 
-    ``chosen``: [R] int on the device, the rows of the query to compute, gathered as they are loaded; None for all.
+    Of ``problem.rows`` [R] on the device alone, where there are any: the kernel gathers them as it loads them.
     """
-    if problem.normalizer != "softmax":
-        return row_launch.forward(problem, chosen)
+    if problem.rowwise:
+        return row_launch.forward(problem)
     query = problem.query
     batch, heads, queries, _ = query.shape
-    rows = queries if chosen is None else chosen.shape[0]
+    rows = queries if problem.rows is None else problem.rows.shape[0]
     width = 0 if problem.value is None else problem.value.shape[3]
     output = query.new_empty((batch, heads, rows, width))
     state = query.new_empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
-    if chosen is not None:
+    if problem.rows is not None:
         if state.numel() > 0:
-            _run(problem, tuning.forward(problem), output, state, winner=None, chosen=chosen)
+            _run(problem, tuning.forward(problem), output, state, winner=None)
         return output, state, state.new_empty(0)
     splits = tuning.splits(problem) if state.numel() > 0 else 0
     if splits > 1:
@@ -49,8 +49,8 @@ def forward(problem: Problem, chosen: Tensor | None = None) -> tuple[Tensor, Ten
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks: ``blocked.backward``'s."""
-    if problem.normalizer != "softmax":
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks: ``blocked.backward``'s."""
+    if problem.rowwise:
         return row_launch.backward(problem, state, upstream, needs)
     winner = winners(problem) if problem.maximum_gradient else None
     return gradients(problem, output, state, upstream, needs, winner)
@@ -65,25 +65,23 @@ def winners(problem: Problem) -> Tensor:
 
 
 def accumulate(
-    problem: Problem, flag: Tensor, sums: Tensor, rows: Tensor | None = None, included: Tensor | None = None,
-    state: Tensor | None = None,
-) -> None:  # fmt: skip
+    problem: Problem, flag: Tensor, sums: Tensor, included: Tensor | None = None, state: Tensor | None = None
+) -> None:
     """Adds the statistics of a call to ``sums`` (``sums.empty_sums``), unless ``flag`` is down; nothing waits.
 
     Args:
-        problem: queries and keys, with the state columns ``SUMMED`` and no value.
+        problem: queries and keys, with the state columns ``SUMMED`` and no value; of its ``rows`` alone, if it has any.
         flag: [1] int on the device; 0 is down.
-        rows: [R] int on the device: measure only these rows of the query; None for all.
         included: [B, Q] bool, or [B, R] of the measured rows: which count (real tokens); None for all.
         state: [F, B, H, R] float32 for the state of the measured rows; None where nobody wants it.
     """
     batch, heads, queries, _ = problem.query.shape
-    measured = queries if rows is None else rows.shape[0]
+    measured = queries if problem.rows is None else problem.rows.shape[0]
     if 0 in (batch, heads, measured):
         return
     if state is None:
         state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
-    _run(problem, tuning.forward(problem), state, state, None, flag, rows)
+    _run(problem, tuning.forward(problem), state, state, None, flag)
     counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
     add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(letters_of(SUMMED)))
 
@@ -152,12 +150,9 @@ def _run(
     state: Tensor,
     winner: Tensor | None,
     flag: Tensor | None = None,
-    chosen: Tensor | None = None,
 ) -> None:
     query, value = problem.query, problem.value if winner is None else None
     structure = launch.structure(problem)
-    if chosen is not None:
-        structure = structure._replace(rows=chosen.shape[0], positions=chosen)
     batch, heads, rows = *query.shape[:2], structure.rows
     width = 0 if value is None else value.shape[3]
     mask, _, _ = launch.mask_of(problem)
@@ -181,7 +176,7 @@ def _run(
         SINK=problem.sink is not None,
         WINNER=winner is not None,
         FLAG=flag is not None,
-        GATHER=chosen is not None,
+        GATHER=problem.rows is not None,
         E=width,
         BLOCK_E=tuning.power_of_two(width),
         EDGE_STAGES=1 if problem.mask is None else config.stages,

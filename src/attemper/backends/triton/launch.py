@@ -40,25 +40,25 @@ def wide(tensors: tuple[Tensor | None, ...], block: int) -> bool:
 
 def structure(problem: Problem) -> Structure:
     """Where rows see keys. Pointers that a call does not need point at the query."""
-    packing, query = problem.packing, problem.query
-    documents = 0 if packing is None else packing.cu_seqlens_q.shape[0] - 1
+    query, rows = problem.query, problem.rows
+    documents = 0 if problem.cu_seqlens_q is None else problem.cu_seqlens_q.shape[0] - 1
     positions = query if problem.positions is None else problem.positions.to(query.device, non_blocking=True)
     return Structure(
-        rows=query.shape[2],
+        rows=query.shape[2] if rows is None else rows.shape[0],
         keys=problem.key.shape[2],
         left=min(problem.left, FAR),
         right=max(min(problem.right, FAR), -FAR),
         offset=problem.offset,
-        positions=positions,
-        starts_q=query if packing is None else _offsets(packing.cu_seqlens_q, query),
-        starts_k=query if packing is None else _offsets(packing.cu_seqlens_k, query),
+        positions=positions if rows is None else rows,
+        starts_q=_offsets(problem.cu_seqlens_q, query),
+        starts_k=_offsets(problem.cu_seqlens_k, query),
         documents=documents,
         steps=documents.bit_length(),
     )
 
 
-def _offsets(offsets: Tensor, query: Tensor) -> Tensor:
-    return offsets.to(query.device, non_blocking=True).contiguous()
+def _offsets(offsets: Tensor | None, query: Tensor) -> Tensor:
+    return query if offsets is None else offsets.to(query.device, non_blocking=True).contiguous()
 
 
 def mask_of(problem: Problem) -> tuple[Strided, int, float]:
@@ -93,8 +93,8 @@ def constants(problem: Problem, config: Config) -> dict[str, Any]:
         "FIRST": problem.first_keys is not None,
         "SOFTCAP": problem.softcap > 0,
         "POSITIONS": problem.positions is not None,
-        "PACKED": problem.packing is not None,
-        "BOTTOM_RIGHT": problem.packing is not None and problem.packing.bottom_right,
+        "PACKED": problem.packed,
+        "BOTTOM_RIGHT": problem.packed and problem.bottom_right,
         "D": size,
         "BLOCK_D": power_of_two(size),
         "BLOCK_M": config.rows,

@@ -205,12 +205,12 @@ def decode(problem: Problem) -> Config:
 
 def _as_tested(config: Config, problem: Problem) -> Config:
     """The configuration with the test's own block sizes where it gave any."""
-    if problem.tile_rows is None and problem.tile_keys is None:
+    if not (problem.tile_rows or problem.tile_keys):
         return config
     return replace(config, rows=_own(problem.tile_rows, config.rows), keys=_own(problem.tile_keys, config.keys))
 
 
-def _own(given: int | None, chosen: int) -> int:
+def _own(given: int, chosen: int) -> int:
     """The block size that a test gives, rounded up to one that there is; only the interpreter has ones below 16."""
     if not given:
         return chosen

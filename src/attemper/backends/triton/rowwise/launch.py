@@ -20,12 +20,10 @@ from attemper.backends.triton.softmax.backward import _inputs, _nothing, _summed
 from attemper.backends.triton.tuning import Config
 
 
-def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``backends.triton.forward`` of a map that is found on whole rows."""
     query, value = problem.query, problem.value
     structure = launch.structure(problem)
-    if chosen is not None:
-        structure = structure._replace(rows=chosen.shape[0], positions=chosen)
     batch, heads, count = *query.shape[:2], structure.rows
     width = 0 if value is None else value.shape[3]
     output = query.new_empty((batch, heads, count, width))
@@ -42,7 +40,7 @@ def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Te
         launch.multiplier_of(problem),
         launch.mask_of(problem)[0],
         launch.first_of(problem),
-        query if problem.sink is None else problem.sink,
+        query if problem.per_head is None else problem.per_head,
         output,
         state,
         listed,
@@ -53,7 +51,7 @@ def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Te
         problem.softcap,
         problem.number,
         places,
-        GATHER=chosen is not None,
+        GATHER=problem.rows is not None,
         E=width,
         BLOCK_E=tuning.power_of_two(width),
         **_constants(problem, config),
@@ -62,18 +60,18 @@ def forward(problem: Problem, chosen: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 
 def backward(problem: Problem, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, per head), those that ``needs`` marks."""
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
-    query, key, value, mask, multiplier, per_head = (
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
+    tensors = problem.differentiable
+    query, key, value, mask, multiplier, _, per_head = (
         needed and tensor is not None for needed, tensor in zip(needs, tensors, strict=True)
     )
     if 0 in problem.query.shape[:3] or problem.key.shape[2] == 0:
         return _nothing(tensors, needs)
-    grads = Gradients(None, None, None, None, None, None)
+    grads = Gradients()
     call = _Backward(problem, state, upstream)
     grads.query, by_row, of_head = call.of_rows(query, multiplier, per_head)
     grads.multiplier = None if by_row is None else _summed_to(by_row, problem.multiplier.shape)
-    grads.sink = None if of_head is None else of_head.sum((0, 2))
+    grads.per_head = None if of_head is None else of_head.sum((0, 2))
     if key or value:
         grads.key, grads.value = call.of_keys(key, value)
     if mask:
@@ -99,7 +97,7 @@ class _Backward:
             places=torch.empty((PLACES, *planes), dtype=torch.int32, device=state.device),
             plane=batch * heads * count,
         )
-        per_head = problem.query if problem.sink is None else problem.sink
+        per_head = problem.query if problem.per_head is None else problem.per_head
         self.inputs = (*_inputs(problem, upstream), per_head)
         self.numbers = (problem.first_tokens, problem.softcap, problem.number, self.places)
         block = max(self.config.rows, self.config.keys)

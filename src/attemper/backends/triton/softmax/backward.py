@@ -22,15 +22,15 @@ from attemper.backends.triton.tuning import Config
 def backward(
     problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...], winner: Tensor | None
 ) -> Gradients:
-    """Gradients for (query, key, value, mask, multiplier, sink), those that ``needs`` marks.
+    """Gradients for ``problem.differentiable``, those that ``needs`` marks.
 
     ``winner``: where each row's maximum stands, [B, H, Q] int32, or None where no gradient falls on it alone.
     """
-    tensors = (problem.query, problem.key, problem.value, problem.mask, problem.multiplier, problem.sink)
-    query, key, value, mask, multiplier, sink = (
+    tensors = problem.differentiable
+    query, key, value, mask, multiplier, sink, _ = (
         needed and tensor is not None for needed, tensor in zip(needs, tensors, strict=True)
     )
-    grads = Gradients(None, None, None, None, None, None)
+    grads = Gradients()
     if 0 in problem.query.shape[:3] or problem.key.shape[2] == 0:
         return _nothing(tensors, needs)
     rows, sink_rows = _row_numbers(problem, output, state, upstream, winner)

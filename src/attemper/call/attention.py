@@ -1,0 +1,79 @@
+"""A checked call on its backend: what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attemper.backends import table
+from attemper.call import direct, reference
+from attemper.call.formulas import statistics_of
+from attemper.call.onnx import refuse_onnx
+from attemper.call.options import Options, Request, request_of
+from attemper.call.packing import Packing
+from attemper.call.result import AttentionOutput, AttentionStats
+from attemper.call.sampling import sampled
+from attemper.call.state import State, state_of
+from attemper.statistics import state_columns
+
+
+def run(request: Request) -> AttentionOutput:
+    """Runs a checked call on its backend."""
+    problem = request.problem
+    compute = reference.computed if table.named(problem.backend).plain else _by_operator
+    output, values, state = compute(request)
+    if not request.names:
+        return AttentionOutput(output, None)
+    stats = AttentionStats(
+        values,
+        state,
+        sink=problem.sink,
+        first_tokens=problem.first_tokens,
+        asked=request.asked,
+        keys=problem.key.shape[2],
+        rows=request.rows,
+        population=request.population,
+        normalizer=request.normalizer,
+    )
+    return AttentionOutput(output, stats)
+
+
+def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], State]:
+    problem = request.problem
+    refuse_onnx(
+        f"attention(normalizer={request.normalizer!r}, backend={problem.backend!r})",
+        'attention(..., backend="reference") is plain operators, which ONNX has; a tempered model needs its softmax '
+        "back: handle.remove().",
+    )
+    if problem.dropout_p > 0:
+        problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
+    output, state, key_mass = direct.attention(problem)
+    columns = state_columns(request.names, rowwise=problem.rowwise)
+    rows = state_of(columns, state, table.named(problem.backend).direct and not problem.rowwise)
+    given = {"key_mass": key_mass} if problem.key_mass else None
+    return output, statistics_of(rows, request.names, problem.sink, request.asked, given), rows
+
+
+def measurement(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    options: Options,
+    *,
+    packing: Packing | None = None,
+    first_keys: Tensor | None = None,
+    rows: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Request:
+    """The request for the statistics, off the graph, of a call whose output is computed elsewhere.
+
+    ``first_keys`` [B, K] marks the first real tokens. ``rows``: of so many query rows only.
+    """
+    with torch.no_grad():
+        request = request_of("attention", query, key, None, mask, options, packing)
+        if first_keys is not None:
+            request = request.with_problem(first_keys=first_keys)
+        return sampled("attention", request, rows, generator)
