@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from attemper.statistics import Column
+from attemper.statistics import SOFTMAX_BASE, Column
 
 LETTERS = dict(zip(Column, "mznxwspahvcftguy", strict=True))
 """Column -> its letter in ``fields``."""
 
 
 def letters_of(columns: Iterable[Column]) -> str:
-    return "".join(LETTERS[column] for column in columns)
+    return "".join(LETTERS[Column(column)] for column in columns)
 
 
 UNBOUNDED = 1 << 62
@@ -71,8 +71,8 @@ class Problem:
     softcap: float = 0.0
     dropout_p: float = 0.0
     first_tokens: Size = 1
-    fields: str = "mzn"
-    """Letters of the state, in order; "m", "z" and "n" are always among them, "m" first."""
+    columns: tuple[Column, ...] = SOFTMAX_BASE
+    """State columns to leave, in their order; ``SOFTMAX_BASE`` or ``ROWWISE_BASE`` are the first of them."""
     key_mass: bool = False
     maximum_gradient: bool = False
     """Whether backward must place a gradient on the maximum itself (max_logit, max_weight)."""
@@ -130,7 +130,11 @@ class Problem:
         """Whether a tile must hold all keys of its rows at once (gini sorts them; key_mass needs their sum; a threshold
         is found on them).
         """
-        return self.key_mass or "g" in self.fields or self.rowwise
+        return self.key_mass or Column.GINI in self.columns or self.rowwise
+
+    @property
+    def fields(self) -> str:
+        return letters_of(self.columns)
 
 
 NAMES = tuple(Problem.__dataclass_fields__)

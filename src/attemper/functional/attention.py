@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from attemper.call import reference
 from attemper.call.attention import run
 from attemper.call.options import Options, request_of
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sampled
+from attemper.call.weights import weights
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 
@@ -193,7 +193,7 @@ def dense_weights(
         sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
     )  # fmt: skip
     problem = request_of("dense_weights", query, key, None, attn_mask, options).problem
-    return reference.applied_weights(problem).to(problem.query.dtype)
+    return weights(problem)
 
 
 def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:

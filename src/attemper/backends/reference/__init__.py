@@ -18,7 +18,7 @@ from attemper.backends.reference.state import Rows
 from attemper.statistics import Column
 
 _DIRECT = (Column.LARGEST_WEIGHT, Column.ENTROPY)
-"""Left beside what is asked for: the quantities themselves, by their definitions. Other backends leave parts of them."""
+"""Left beside what is asked for: the quantities themselves, by their definitions, not parts that they follow from."""
 
 
 class Results(NamedTuple):
@@ -28,8 +28,8 @@ class Results(NamedTuple):
     """[B, H, Q, E] in the type of the query."""
     state: dict[Column, Tensor]
     """Column -> [B, H, Q], float64."""
-    key_mass: Tensor | None
-    """[B, H, K], float64; None where it was not asked for."""
+    key_mass: Tensor
+    """[B, H, K], float64; of size 0 where it was not asked for."""
 
 
 def forward(problem: Problem) -> Results:
@@ -47,7 +47,7 @@ def forward(problem: Problem) -> Results:
     state = {column: known[column]() for column in (*problem.columns, *direct)}
     if not problem.rowwise:
         state = _within(state, problem.compute_dtype)
-    return Results(output, state, rows.key_mass() if problem.key_mass else None)
+    return Results(output, state, rows.key_mass() if problem.key_mass else s.new_empty(0))
 
 
 def weights(problem: Problem) -> Tensor:
@@ -57,7 +57,8 @@ def weights(problem: Problem) -> Tensor:
 
 def scores(problem: Problem) -> tuple[Tensor, Tensor]:
     """Scores [B, H, Q, K] in float64, and which keys each row sees."""
-    shape = (*problem.query.shape[:3], problem.key.shape[2])
+    batch, heads, queries, _ = problem.query.shape
+    shape = (batch, heads, queries, problem.key.shape[2])
     positions, documents = _positions(problem)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
     mask = problem.mask

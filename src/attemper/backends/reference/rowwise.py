@@ -7,7 +7,6 @@ there put it on the graph with its first and second derivatives, and change noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
