@@ -1,21 +1,31 @@
 #!/usr/bin/env bash
-# Installs attemper with its development tools into .venv and runs every check: lint, format, types, all tests.
-# Needs Python 3.11 or newer with venv and pip; PYTHON names another interpreter than python3. Options go on to pytest.
+# Installs attemper with its development tools into .venv and runs the checks: lint, format, types and the tests.
+# --all runs what a default run holds back, too, and installs what only that needs. Other options go on to pytest.
+# Needs Python 3.11 or newer with venv and pip; PYTHON names another interpreter than python3.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
+all=
+for option in "$@"; do
+    [[ $option == --all ]] && all=yes
+done
+
 create_environment
+build_native & # imports nothing but the standard library, and compiles while pip waits for the network
+native=$!
+install_chromium &
+browser=$!
 # pyright runs on node: the one on PATH, or else one that pip brings.
 if command -v node >/dev/null; then
     install_attemper dev
 else
     install_attemper dev "pyright[nodejs]"
 fi
-
-build_native
-install_vision
-install_keras
-install_chromium
+wait "$native" "$browser"
+if [[ $all ]]; then
+    install_vision
+    install_keras
+fi
 
 say "ruff check"
 .venv/bin/python -m ruff check .
@@ -23,13 +33,21 @@ say "ruff check"
 say "ruff format --check"
 .venv/bin/python -m ruff format --check .
 
-say "pyright"
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1 # no look-up of a newer pyright
 .venv/bin/python -m pyright --version ||
     fail "TYPES WERE NOT CHECKED: pyright did not start. It needs node: put node on PATH, or .venv/bin/pip install 'pyright[nodejs]'."
-.venv/bin/python -m pyright --pythonpath .venv/bin/python
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+.venv/bin/python -m pyright --pythonpath .venv/bin/python >"$types" 2>&1 & # beside the tests
+pyright=$!
 
-say "pytest --all"
-.venv/bin/python -m pytest --all -n 2 --dist worksteal "$@" # one thread each: tests/conftest.py
+say "pytest ${all:+--all }(pyright runs beside it)"
+failed=
+.venv/bin/python -m pytest -n 2 --dist worksteal "$@" || failed=tests # one thread each: tests/conftest.py
 
+say "pyright"
+wait "$pyright" || failed="${failed:+$failed and }types"
+cat "$types"
+
+[[ ! $failed ]] || fail "FAILED: $failed"
 say "All checks passed."

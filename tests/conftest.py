@@ -27,6 +27,7 @@ from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
 from tests.support.cover import HELD_BACK, held_back
+from tests.support.identical_training import FEW_STEPS, STEPS
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
 torch.set_num_threads(1)
@@ -55,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
     config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
+    config.addinivalue_line("markers", "quick(*words): by default only cases with one of these words in their ids")
     config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
     config.stash[HELD_BACK] = {}
     if not config.getoption("--hypothesis-profile"):
@@ -165,6 +167,18 @@ def _no_watch_is_left() -> Iterator[None]:
     tap_buffers._receivers.clear()
     tap_buffers._up.clear()
     assert left == (0, 0), "this test left a watch open"
+
+
+@pytest.fixture
+def full_size(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that has a smaller and a larger size runs the larger: with ``--all``."""
+    return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def steps(full_size: bool) -> int:
+    """How many steps a model is trained with and without a watch."""
+    return STEPS if full_size else FEW_STEPS
 
 
 @pytest.fixture(params=BACKENDS)

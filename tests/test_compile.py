@@ -13,7 +13,14 @@ from torch.autograd import forward_ad
 import attemper
 from attemper import InputError
 from attemper.nn.bounds import bounded_exponential
-from tests.support.calls import attended, known, packed, skip_without
+from tests.support.calls import PRESENT, attended, known, packed, skip_without
+
+AFTER_THE_REFERENCE = [
+    pytest.param(name, marks=pytest.mark.slow("takes many seconds") if name == "reference" else [])
+    for name in PRESENT
+    if name != "triton"
+]
+"""Its graphs are the longest, and every call of ``CALLS`` makes one."""
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +86,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.quick("blocked", "native", "reference-causal", "reference-gini")
 def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(name: str, backend: str):
     if "gini" in name:
         skip_without(backend, "second_pass")
@@ -100,6 +108,7 @@ def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(na
     assert counter.frame_count == 1, "new data of the same shape was compiled again"
 
 
+@pytest.mark.parametrize("backend", AFTER_THE_REFERENCE)
 @pytest.mark.parametrize("merged", [False, True], ids=["stats object", "merge"])
 def test_a_compiled_function_may_return_the_result_itself(merged: bool, backend: str):
     def call(query: Tensor, key: Tensor, value: Tensor) -> attemper.AttentionOutput:
@@ -130,6 +139,7 @@ def test_compiled_dropout_draws_anew_at_every_call(backend: str):
     assert not torch.equal(compiled(query), compiled(query))
 
 
+@pytest.mark.parametrize("backend", AFTER_THE_REFERENCE)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
 def test_lengths_may_vary_without_a_graph_for_each(dynamic: bool | None, backend: str):
     counter, function = CompileCounterWithBackend("aot_eager"), dense(backend, is_causal=True)

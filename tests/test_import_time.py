@@ -5,6 +5,7 @@ Times are measured by ``benchmarks/import_time.py``; here are only the facts tha
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -17,53 +18,69 @@ HEAVY = {"torch", "numpy", "transformers"}
 COMMAND_LINE = {"typer", "rich", "click"}
 WITHOUT_TORCH = ("errors", "checks", "files", "text", "statistics", "records", "store", "report", "cli")
 
-HELP = """
-import sys
-sys.argv = ["attemper", *{arguments!r}]
-from attemper.cli import main
-try:
-    status = main()
-except SystemExit as stop:
-    status = stop.code
-assert not status, status
+HELP = "import sys; sys.argv = ['attemper', *{arguments!r}]; from attemper.cli import main; raise SystemExit(main())"
+ASK = """
+import contextlib, io, json, sys
+
+for question in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            exec(question, {})
+        except SystemExit as stop:
+            assert not stop.code, (question, stop.code)
+    print(json.dumps([printed.getvalue(), sorted({name.split(".")[0] for name in sys.modules})]))
 """
 
-REPORT = "\nimport json, sys\nprint('\\nloaded:', json.dumps(sorted(sys.modules)))"
 
-
-def run(code: str) -> tuple[str, set[str]]:
-    """What ``code`` prints in a fresh interpreter, and the top-level modules that are loaded when it is done."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code + REPORT], capture_output=True, text=True, check=False
-    )
+@functools.cache
+def asked(*questions: str) -> dict[str, tuple[str, set[str]]]:
+    """What each prints in one fresh interpreter, in which those before it have run, and what is loaded after it."""
+    command = [sys.executable, "-W", "error", "-c", ASK, json.dumps(questions)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    printed, _, modules = done.stdout.rpartition("loaded:")
-    return printed, {name.split(".")[0] for name in json.loads(modules)}
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return {question: (text, set(loaded)) for question, (text, loaded) in zip(questions, answers, strict=True)}
+
+
+ROOT = "import attemper; attemper.__version__; dir(attemper)"
+ERROR = "import attemper; attemper.InputError"
+ATTENTION = "import attemper; attemper.attention; attemper.functional"
+SCAN = "import attemper; attemper.scan"
+LAYERS = [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
+OPTIONS = [["--help"], ["scan", "--help"], ["doctor", "--help"]]
+
+
+def loaded_by_names(question: str) -> set[str]:
+    return asked(ROOT, ERROR, ATTENTION, SCAN)[question][1]
+
+
+def without_torch(question: str) -> tuple[str, set[str]]:
+    """Of the layers, and then of the command line."""
+    layers = (f"import attemper.{layer}" for layer in LAYERS)
+    return asked(*layers, *(HELP.format(arguments=arguments) for arguments in OPTIONS))[question]
 
 
 def test_the_probe_sees_what_is_loaded():
-    assert "numpy" in run("import numpy")[1]
+    assert "numpy" in asked("import numpy")["import numpy"][1]
 
 
 def test_import_attemper_loads_neither_torch_nor_the_command_line():
-    loaded = run("import attemper; attemper.__version__; dir(attemper)")[1]
+    loaded = loaded_by_names(ROOT)
     assert "attemper" in loaded
     assert not loaded & (HEAVY | COMMAND_LINE)
 
 
 def test_a_public_name_loads_its_home_when_it_is_used():
-    loaded = run("import attemper; attemper.InputError")[1]
-    assert not loaded & HEAVY
-    assert "torch" in run("import attemper; attemper.attention")[1]
+    assert not loaded_by_names(ERROR) & HEAVY
+    assert "torch" in loaded_by_names(ATTENTION)
 
 
 def test_attention_loads_without_transformers_and_without_the_command_line():
-    loaded = run("import attemper; attemper.attention; attemper.functional")[1]
-    assert not loaded & (COMMAND_LINE | {"transformers"})
+    assert not loaded_by_names(ATTENTION) & (COMMAND_LINE | {"transformers"})
 
 
 def test_scan_loads_without_transformers():
-    assert "transformers" not in run("import attemper; attemper.scan")[1]
+    assert "transformers" not in loaded_by_names(SCAN)
 
 
 def test_nothing_loads_the_compiler_of_torch_before_somebody_compiles():
@@ -103,18 +120,16 @@ with attemper.temper(plain, temperature=2.0):
     penalty.attach(plain(x, x, x)[0].sum()).backward()
 compiler_is_absent("temper and regularize")
 """
-    run(code)
+    asked(code)
 
 
-@pytest.mark.parametrize(
-    "layer", [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
-)
-def test_a_layer_without_torch_loads_without_it(layer):
-    assert not run(f"import attemper.{layer}")[1] & HEAVY
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_without_torch_loads_without_it(layer: str):
+    assert not without_torch(f"import attemper.{layer}")[1] & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["scan", "--help"], ["doctor", "--help"]], ids=" ".join)
-def test_help_loads_no_torch(arguments):
-    printed, loaded = run(HELP.format(arguments=arguments))
+@pytest.mark.parametrize("arguments", OPTIONS, ids=" ".join)
+def test_help_loads_no_torch(arguments: list[str]):
+    printed, loaded = without_torch(HELP.format(arguments=arguments))
     assert "Usage" in printed
     assert not loaded & HEAVY

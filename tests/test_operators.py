@@ -167,7 +167,11 @@ def test_what_has_a_gradient_stays_in_the_backward_pass(
     call = arguments(columns=state_columns(("entropy",)), key_mass=True, maximum_gradient=True)
     whole, full = gradients(call, *results, zeros=True)
     some, seen = gradients(call, *results)
-    assert (tuple(full["columns"]), full["key_mass"], full["maximum_gradient"]) == (state_columns(("entropy",)), True, True)
+    assert (tuple(full["columns"]), full["key_mass"], full["maximum_gradient"]) == (
+        state_columns(("entropy",)),
+        True,
+        True,
+    )
     assert (tuple(seen["columns"]), seen["key_mass"], seen["maximum_gradient"]) == (columns, key_mass, 1 in results)
     for one, two in zip(some, whole, strict=True):
         torch.testing.assert_close(

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from attemper.call.result import AttentionStats
 from attemper.readings.reading import HeadReading
@@ -25,6 +26,7 @@ from attemper.statistics import (
     state_columns,
     with_kept,
 )
+from tests.support.calls import attended
 
 MATHS = Path(__file__).parents[1] / "docs" / "maths.md"
 
@@ -90,3 +92,16 @@ def test_softmax_keeps_what_merging_needs():
     assert with_kept(("entropy",)) == ("lse", "entropy", "max_logit")
     assert with_kept(ONE_PASS) is ONE_PASS
     assert with_kept(()) == ()
+
+
+def test_a_spread_beside_a_large_logit_says_that_it_is_under_the_weights():
+    assert SHOWN["logit_std"].title == "Logit spread under the weights"
+    assert "0 where one key takes all" in SHOWN["logit_std"].meaning
+    # The reading that the name must not mislead about: a largest logit of 77, all the weight on its key.
+    scores = torch.randn(1, 1, 1, 64)
+    scores[..., 7] = 77.25
+    query, key = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 64, 1)
+    stats = attended("blocked", query, key, key, scores, stats=("logit_variance", "score_variance")).stats
+    assert stats.max_logit.item() == 77.25
+    assert stats.logit_variance.sqrt().item() < 1e-6
+    assert stats.score_variance.sqrt().item() > 9

@@ -1,4 +1,4 @@
-"""How a temperature, or any positive target, changes over training and over layers: pure functions, never 0.
+"""How a temperature, or any positive target, changes over training and over layers: pure functions above 0.
 
 A schedule is called with ``(step, total_steps)`` and gives a number above 0. It depends on nothing else, so a resumed
 run goes on with the same bits. Steps before the first count as the first, steps from ``total_steps`` on as the end.
@@ -89,7 +89,7 @@ def piecewise(points: Sequence[tuple[float, float]], *, interpolation: str = "li
     shares = [share for share, _ in pairs]
     if not pairs or any(b <= a for a, b in pairwise(shares)) or not 0 <= shares[0] <= shares[-1] <= 1:
         raise InputError(f"piecewise(points) must rise by share of the steps within 0 to 1, got {list(points)!r}.")
-    return _Piecewise(tuple(pairs), interpolation == "linear")
+    return _Piecewise(tuple(pairs), interpolation)
 
 
 def layerwise(num_layers: int, low: float, high: float, shape: str = "linear") -> list[float]:
@@ -171,7 +171,7 @@ class _WarmupAnneal:
 @dataclass(frozen=True)
 class _Piecewise:
     points: tuple[tuple[float, float], ...]
-    linear: bool
+    interpolation: str
 
     def __call__(self, step: int, total_steps: int) -> float:
         done = _share(step, total_steps)
@@ -179,23 +179,27 @@ class _Piecewise:
         after = [point for point in self.points if point[0] > done]
         if not before:
             return after[0][1]
-        if not after or not self.linear:
+        if not after or self.interpolation == "constant":
             return before[-1][1]
         (start, value), (end, next_value) = before[-1], after[0]
         return value + (next_value - value) * (done - start) / (end - start)
 
 
-_FORMS = {"constant": (_Constant, constant), "warmup_anneal": (_WarmupAnneal, warmup_anneal)}
+_FORMS: dict[str, tuple[type, Callable[..., Schedule]]] = {
+    "constant": (_Constant, constant),
+    "warmup_anneal": (_WarmupAnneal, warmup_anneal),
+    "piecewise": (_Piecewise, piecewise),
+}
+"""Name in a file -> the class whose fields are written, and the function that takes them back."""
 
 
 def schedule_form(schedule: Schedule) -> dict[str, Any] | None:
     """A schedule of this module as JSON's types, for a file; None for a function of the user's own."""
     for name, (kind, _) in _FORMS.items():
         if isinstance(schedule, kind):
-            return {"name": name, **vars(schedule)}
-    if isinstance(schedule, _Piecewise):
-        points = [list(point) for point in schedule.points]
-        return {"name": "piecewise", "points": points, "interpolation": "linear" if schedule.linear else "constant"}
+            fields = vars(schedule)
+            points = {"points": [list(point) for point in fields["points"]]} if "points" in fields else {}
+            return {"name": name, **fields, **points}
     return None
 
 
@@ -203,14 +207,13 @@ def schedule_of(form: object) -> Schedule:
     """The schedule of a form that ``schedule_form`` gave.
 
     Raises:
-        InputError: it is none.
+        InputError: the form is of no schedule.
     """
-    makers = {name: make for name, (_, make) in _FORMS.items()} | {"piecewise": piecewise}
     given = dict(form) if isinstance(form, dict) else {}
     name = given.pop("name", None)
-    if not isinstance(name, str) or name not in makers:
-        raise InputError(f"{name!r:.80} is no schedule of attemper.schedules; known are {', '.join(makers)}.")
+    if not isinstance(name, str) or name not in _FORMS:
+        raise InputError(f"{name!r:.80} is no schedule of attemper.schedules; known are {', '.join(_FORMS)}.")
     try:
-        return makers[name](**given)
+        return _FORMS[name][1](**given)
     except TypeError as error:
         raise InputError(f"the schedule {name} cannot be made of {given!r:.200}: {error}.") from error

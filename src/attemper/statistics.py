@@ -108,9 +108,11 @@ class Shown:
     brief: bool = False
     """Whether it is among the few that short tables and comparisons always have."""
     column: str = ""
-    """Title of a narrow column."""
+    """Title of its column in the table of a scan; empty: it has none."""
     digits: int = 1
-    """Digits behind the point in a narrow column."""
+    """Digits behind the point in that column."""
+    compared: str = ""
+    """Title of its column in the table of a comparison, if that is another."""
     percent: bool = False
     """Whether a comparison shows it in percent."""
     reduction: Reduction = Reduction.MEAN
@@ -166,7 +168,8 @@ TABLE = (
         shown=Shown(
             "normalized_entropy", "Normalised entropy", "of log n",
             "Entropy divided by the entropy of equal weights: 0 is one-hot, 1 is uniform.",
-            low=0.0, high=1.0, superlative="sharpest", ascending=True, brief=True, column="entropy", percent=True,
+            low=0.0, high=1.0, superlative="sharpest", ascending=True, brief=True, compared="entropy, % of log n",
+            percent=True,
         ),
     ),
     Statistic(
@@ -223,7 +226,7 @@ TABLE = (
         defined=Rows.BEYOND_FIRST,
         shown=Shown(
             "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
-            low=0.0, high=1.0, brief=True, column="first token", percent=True,
+            low=0.0, high=1.0, brief=True, compared="first token, %", percent=True,
         ),
     ),
     Statistic(
@@ -233,6 +236,7 @@ TABLE = (
             "support_size", "Support", "keys",
             "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
             low=1.0, logarithmic=True, superlative="fewest", ascending=True, column="support",
+            compared="support size",
         ),
     ),
     Statistic(
@@ -241,7 +245,7 @@ TABLE = (
         shown=Shown(
             "mean_distance", "Mean distance", "positions",
             "How far away the keys are that get the weight, mean under the weights: near 0 is local.",
-            low=0.0, column="distance",
+            low=0.0, column="distance", compared="mean distance",
         ),
     ),
     Statistic(
@@ -249,7 +253,7 @@ TABLE = (
         softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False, column=Column.GINI,
         shown=Shown(
             "gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.",
-            low=0.0, high=1.0, column="gini", digits=3, percent=True,
+            low=0.0, high=1.0, column="gini", digits=3, compared="gini, %", percent=True,
         ),
     ),
     Statistic(
@@ -260,6 +264,7 @@ TABLE = (
             "entropy_with_sink_nats", "Entropy with the sink", "nats",
             "Entropy of the weights where the learned sink counts as one more key.",
             low=0.0, superlative="lowest", ascending=True, column="H with sink", digits=2,
+            compared="entropy with sink",
         ),
     ),
     Statistic("key_mass", "per key: the sum of p over all valid queries", "queries", by_name=True, mergeable=False),
@@ -291,8 +296,12 @@ BY_NAME = tuple(row.name for row in TABLE if row.name not in ONE_PASS)
 """
 OF_SOFTMAX = tuple(row.name for row in TABLE if row.rowwise is None)
 """What no other normalizer has."""
-SHOWN = {row.shown.name: row for row in TABLE if row.shown is not None}
-"""Field of ``HeadReading`` -> the row of the statistic that it shows."""
+SHOWN = {row.shown.name: row.shown for row in TABLE if row.shown is not None}
+"""Field of ``HeadReading`` -> how it is shown."""
+STATISTIC_OF = {row.shown.name: row.name for row in TABLE if row.shown is not None}
+"""Field of ``HeadReading`` -> the statistic that it shows."""
+SHOWN_BY_NAME = tuple(field for field, name in STATISTIC_OF.items() if name in BY_NAME)
+"""Fields of ``HeadReading`` that are None unless their statistic was asked for."""
 # Plain tuples, which a compiler may hold as they are.
 _KEPT = tuple(row.name for row in TABLE if row.kept)
 _COLUMNS = {row.name: row.softmax for row in TABLE}

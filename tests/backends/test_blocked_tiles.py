@@ -60,7 +60,7 @@ def test_chunks_of_batch_and_heads_change_nothing(name: str, elements: int, tile
     agreement.assert_agreement(replace(case, names=cases.MERGED), "blocked")
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
+@pytest.mark.parametrize("masked", [pytest.param(False, id="causal", marks=FULL), pytest.param(True, id="masked")])
 def test_tiles_of_the_kernels_own_choice_agree_on_rows_that_need_several(masked: bool):
     options = (
         {"attn_mask": torch.arange(1100) >= 600} if masked else {"is_causal": True, "causal_alignment": "bottom-right"}

@@ -67,7 +67,14 @@ LONG = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*TAKEN, *TALL, *LONG], ids=lambda case: case.name)
+LARGER = {case.name for case in TALL[1::2]} | {"blocks and chunks", "blocks, causal", "K=1023, D=111, E=111"}
+FULL = pytest.mark.slow("the full size of what runs smaller by default")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=FULL if case.name in LARGER else []) for case in (*TAKEN, *TALL, *LONG)],
+)
 def test_native_agrees_with_the_oracle(case: cases.Case):
     agreement.assert_agreement(replace(case, names=cases.MERGED), "native")
 

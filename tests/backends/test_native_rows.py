@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -306,8 +307,19 @@ def assert_backward(
         assert_near(f"d{name}", found, gradient, others, 1e-5)
 
 
-@pytest.mark.parametrize(("kind", "number", "given"), MAPS, ids=NAMES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def everywhere() -> Iterator[Any]:
+    """Every case with every normalizer; by default with one number of each, another in every case."""
+    of_kind: dict[str, list[str]] = {}
+    for name, (kind, *_) in zip(NAMES, MAPS, strict=True):
+        of_kind.setdefault(kind, []).append(name)
+    for place, case in enumerate(CASES):
+        kept = {names[place % len(names)] for names in of_kind.values()}
+        for name, given in zip(NAMES, MAPS, strict=True):
+            marks = [] if name in kept else pytest.mark.slow("the full size of what runs smaller by default")
+            yield pytest.param(case, *given, id=f"{case.name}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("case", "kind", "number", "given"), list(everywhere()))
 def test_rows_agree_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
     assert_agreement(case, kind, number, given)
 
@@ -321,6 +333,7 @@ OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly
 
 @pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
+@pytest.mark.quick("grouped heads", "one row", "bfloat16", "causal-entmax-1.2")
 def test_every_instruction_set_agrees_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
     assert_agreement(case, kind, number, given, tuple(LIBRARIES.values()))
 
@@ -339,6 +352,7 @@ def everything(problem: Problem, threads: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.quick("dtype0-sparsemax", "dtype1-entmax-1.5")
 def test_results_are_bitwise_equal_over_threads_and_repeats(
     kind: str, number: float, given: float | None, dtype: torch.dtype
 ):

@@ -183,6 +183,7 @@ def test_normalizers_have_their_numbers_as_json(command):
     assert support["top-64"] == 1, "no more than 64 keys are there"
 
 
+@pytest.mark.slow("takes many seconds")
 def test_memory_and_watch_are_told(command):
     memory = command("--what", "memory", "--shape", "1,2,64,16", "--mode", "full")
     assert memory.code == 0, memory.err

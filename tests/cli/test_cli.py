@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attemper import cli
-from attemper.cli.scan import TEXT
+from attemper.cli.options import TEXT
 from tests.support import encoder
 
 tf = pytest.importorskip("transformers")

@@ -36,6 +36,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("name", ["scaling", "saturation", "entropy"])
+@pytest.mark.quick("saturation-80", "entropy-120")
 def test_tables_fit_the_terminal_and_lose_no_digit(command, name: str, columns: int):
     ended = command(name, columns=columns)
     assert ended.code == 0, ended.err

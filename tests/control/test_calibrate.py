@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import Calibration, InputError, calibrate
-from attemper.cli.scan import TEXT
+from attemper.cli.options import TEXT
 from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
@@ -141,6 +141,7 @@ def test_scores_scaled_by_a_factor_want_that_factor_more_temperature():
     assert sharp.tells
 
 
+@pytest.mark.slow("takes many seconds")
 def test_gradient_and_grid_agree_on_the_shipped_model():
     windows, model = text(), shipped(1.7)
     ways = [calibrate(model, windows, loss, method=method) for method in ("gradient", "grid")]
@@ -157,6 +158,7 @@ def test_gradient_and_grid_agree_per_layer_on_the_shipped_model():
         assert value == pytest.approx(two.temperatures[site], rel=1e-2)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_temperatures_per_head_lower_the_held_out_loss():
     sharp = calibrate(shipped(1.7), text(), loss, per="head", steps=12)
     assert [len(found) for found in sharp.temperatures.values()] == [4] * 4

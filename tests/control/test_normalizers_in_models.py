@@ -104,7 +104,7 @@ def test_sinks_of_a_model_take_the_maps_of_softmax_only() -> None:
     with (
         attemper.temper(model, normalizer="sparsemax"),
         pytest.raises(
-            InputError, match=r"has no sink.*a model that brings one \(gpt-oss\) takes softmax's own maps only"
+            InputError, match=r"has no sink.*a model that brings one \(gpt-oss\) takes forms of softmax only"
         ),
     ):
         model(**batch)

@@ -45,6 +45,7 @@ def in_two_parts(name: str, mask: Tensor, causal: bool) -> Callable[..., Tensor]
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", MAPS)
+@pytest.mark.quick("False", "exp by levels-True")
 def test_first_and_second_derivatives(name: str, causal: bool):
     function = in_two_parts(name, torch.tensor([[True, False, True, True, True]]), causal)
     inputs = leaves(5)

@@ -33,6 +33,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.grid
 def test_the_operator_passes_opcheck(kind: str, dtype: torch.dtype):
     number, alpha = KINDS[kind]
     scores = torch.randn(2, 3, 5, dtype=dtype)
@@ -60,6 +61,7 @@ def test_the_gradients_operator_has_a_true_schema_and_fake(kind: str):
 
 
 @pytest.mark.parametrize("name", MAPS)
+@pytest.mark.quick("plus_one", "scalable 0.4", "entmax 1.5", "topk 3", "sigmoid", "threshold")
 def test_a_compiled_graph_is_whole_and_has_the_numbers_of_eager(name: str):
     scores = torch.randn(2, 3, 7).masked_fill(torch.rand(2, 3, 7) < 0.2, -math.inf).requires_grad_()
     above = torch.randn(2, 3, 7)

@@ -94,7 +94,12 @@ def test_the_bounds_of_a_learned_temperature_are_exported_with_it(monkeypatch: p
     assert torch.equal(module.value(), expected)
 
 
-@pytest.mark.parametrize("name", [*WITHOUT_A_FORM, *WITH_ONE])
+SLOW = {"learned entmax by reference": pytest.mark.slow("takes many seconds")}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW.get(name, [])) for name in [*WITHOUT_A_FORM, *WITH_ONE]]
+)
 def test_torch_export_takes_it_and_gives_the_same(name: str):
     model = WITHOUT_A_FORM[name][0]() if name in WITHOUT_A_FORM else WITH_ONE[name]()
     exported = torch.export.export(model, (X,)).module()

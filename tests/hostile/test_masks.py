@@ -38,6 +38,7 @@ ROW_MASKS = {
 
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["", "softcap"])
 @pytest.mark.parametrize("kind", ROW_MASKS)
+@pytest.mark.grid
 def test_a_row_with_no_visible_key_has_zero_output_and_zero_gradient(kind: str, softcap: float | None, backend: str):
     row = 2
     seen = torch.rand(1, 1, Q, K) < 0.7
@@ -97,6 +98,7 @@ if "triton" in PRESENT:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("hidden", ["left padding", "additive left padding", "window"])
 @pytest.mark.parametrize(("backend", "block"), MERGE_BLOCKS, ids=[f"{b}-{k or 'dense'}" for b, k in MERGE_BLOCKS])
+@pytest.mark.grid
 def test_masked_first_blocks_leave_the_entropy_of_the_rest(
     hidden: str, dtype: torch.dtype, backend: str, block: int, tiled, interpreted
 ):
@@ -126,6 +128,7 @@ BIASES = {
 
 @pytest.mark.parametrize("softcap", [None, 15.0], ids=["", "softcap"])
 @pytest.mark.parametrize("name", BIASES)
+@pytest.mark.grid
 def test_finfo_min_is_a_mask_and_minus_1e4_is_a_bias(name: str, softcap: float | None, backend: str):
     number, hides = BIASES[name]
     query, key, value = tensors()
@@ -158,6 +161,7 @@ HIDING = {
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("how", HIDING)
 @pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.grid
 def test_what_stands_at_a_masked_key_or_value_reaches_no_statistic(where: str, how: str, number: float, backend: str):
     options, rows = HIDING[how]
     query, key, value = tensors()

@@ -89,6 +89,7 @@ GAPS = [5.0, 10.0, 15.0, 20.0, 50.0, 1000.0]
 @pytest.mark.parametrize("block", [1, 32, 2048])
 @pytest.mark.parametrize("place", [0, 500, 1023])
 @pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.grid
 def test_one_key_far_above_the_rest_leaves_a_small_true_entropy(
     gap: float, place: int, block: int, backend: str, tiled
 ):

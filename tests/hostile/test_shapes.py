@@ -117,6 +117,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.quick("reference", "blocked", "native", "triton-transposed", "triton-expanded", "triton-size 1")
 def test_a_memory_layout_changes_neither_results_nor_gradients(layout: str, backend: str, tiled):
     tiled(2, 4, 40)
     make, (batch, heads) = LAYOUTS[layout]
@@ -137,6 +138,7 @@ def test_a_memory_layout_changes_neither_results_nor_gradients(layout: str, back
 
 @pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
 @pytest.mark.parametrize("stats", ["all", ("entropy", "gini", "key_mass", "mean_distance")], ids=["all", "by name"])
+@pytest.mark.quick("reference", "blocked", "native", "triton-by name-bottom-right")
 def test_packed_documents_equal_a_loop_over_documents(alignment: str, stats, backend: str):
     stats = stats if stats == "all" else had(backend, stats)
     lengths_q, lengths_k = (76, 34, 146, 0, 1), (70, 40, 146, 0, 3)
@@ -235,6 +237,7 @@ SCORE_CHANGES = {
 
 
 @pytest.mark.parametrize("what", SCORE_CHANGES)
+@pytest.mark.quick("reference", "blocked", "native", "triton-relative bias, softcap 15", "triton-sinks")
 def test_scores_change_in_the_order_of_the_definitions(what: str, backend: str, tiled):
     tiled(3, 4, 60)
     options, make = SCORE_CHANGES[what]

@@ -45,6 +45,7 @@ def of_rounded_output(given: list[Tensor], mask: Tensor, result: Tensor, above: 
 )
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.grid
 def test_the_gradient_of_a_half_mask_is_summed_before_it_is_rounded(
     dtype: torch.dtype, shape: str, name: str, normalizer: str, backend: str
 ):

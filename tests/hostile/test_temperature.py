@@ -52,12 +52,21 @@ def test_a_temperature_that_is_not_above_zero_is_refused_by_the_measures(measure
         getattr(F, measure)(torch.randn(3), temperature=temperature)
 
 
+QUICK = (
+    "reference",
+    "blocked",
+    "native",
+    "triton-1e-30-number-masked",
+    "triton-1e+38-tensor per",
+    "triton-inf-tensor-m",
+)
 EXTREMES = [1e-30, 1e38, math.inf]
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("how", ["number", "tensor", "tensor per head"])
 @pytest.mark.parametrize("temperature", EXTREMES, ids=str)
+@pytest.mark.quick(*QUICK)
 def test_extreme_temperatures_give_one_hot_and_uniform_rows_and_finite_gradients(
     temperature: float, how: str, masked: bool, backend: str
 ):

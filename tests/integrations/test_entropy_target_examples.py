@@ -17,7 +17,7 @@ PACKAGES = ROOT / "build" / "keras"
 ALL = ["0.05", "0.2", "1.0", f"{math.log(6) - 0.05:.6f}", "schedule"]
 needs_keras = pytest.mark.skipif(
     not (PACKAGES / "keras").is_dir() and find_spec("keras") is None,
-    reason="Keras is not in build/keras: `bash scripts/test.sh` installs it there",
+    reason="Keras is not in build/keras: `bash scripts/test.sh --all` installs it there",
 )
 
 
@@ -40,6 +40,7 @@ def reached(name: str, alphas: list[str], backend: str = "torch") -> None:
         assert float(loss) < 0.1
 
 
+@pytest.mark.slow("examples as a user runs them")
 def test_in_torch_a_target_is_reached():
     reached("entropy_target", ["0.2"])
 
@@ -50,6 +51,7 @@ def test_in_torch_every_target_is_reached():
 
 
 @needs_keras
+@pytest.mark.slow("examples as a user runs them")
 def test_in_keras_a_target_is_reached():
     reached("entropy_target_keras", ["0.2"])
 

@@ -249,7 +249,7 @@ def test_a_fresh_model_is_one_line_of_log_and_no_alarm(tmp_path: Path, caplog: p
         trainer(tmp_path, callbacks=[callback]).train()
     assert alarms == []
     (line,) = [record.getMessage() for record in caplog.records if record.name == "attemper"]
-    assert line.startswith("step 1: 8 of 8 heads are near uniform, as in a model that is not trained yet.")
+    assert line.startswith("step 1: the model looks untrained: 8 of 8 heads are near uniform")
 
 
 def test_what_on_alarm_raises_ends_training(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def result():
     return information.information()
 
 
+@pytest.mark.slow("takes many seconds")
 def test_two_runs_give_the_same_records_and_another_seed_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(information, "MODEL_TEMPERATURES", (0.25, 1.0))
     monkeypatch.setattr(information, "WINDOWS", 2)

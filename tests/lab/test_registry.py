@@ -14,6 +14,9 @@ from attemper.lab import EXPERIMENTS, run
 from attemper.lab.experiment import Experiment
 
 OF_NUMBERS = ("scaling", "saturation", "temperature", "entropy")
+QUICK = ("temperature", "entropy")
+SLOW = pytest.mark.slow("takes many seconds")
+AGAIN = [pytest.param(name, marks=[] if name in QUICK else SLOW) for name in OF_NUMBERS]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def test_every_name_is_a_file_with_a_function_of_that_name_and_a_seed(name: str)
     assert parameters["seed"].default == 0
 
 
-@pytest.mark.parametrize("name", OF_NUMBERS)
+@pytest.mark.parametrize("name", AGAIN)
 def test_a_second_run_gives_the_same_records_bit_for_bit(name: str, first: dict[str, Experiment]):
     assert run(name, seed=0).to_dict() == first[name].to_dict()
 
@@ -51,7 +54,7 @@ def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was(name: str):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", OF_NUMBERS)
+@pytest.mark.parametrize("name", AGAIN)
 def test_another_seed_draws_other_numbers(name: str, first: dict[str, Experiment]):
     other = run(name, seed=1)
     assert other.seed == 1

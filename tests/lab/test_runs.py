@@ -74,6 +74,7 @@ def test_a_half_written_file_is_not_taken_for_a_run(tmp_path: Path):
     assert len(CALLS) == 2
 
 
+@pytest.mark.slow("takes many seconds")
 def test_two_processes_give_the_digits_of_one(tmp_path: Path):
     asked = [small(seed=0), small(seed=1)]
     one = records(asked, tmp_path / "one", workers=1, corpus=corpus())

@@ -21,7 +21,7 @@ from attemper.call.options import Options
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats, by_head
 from attemper.monitor import collector
-from attemper.monitor.head_sums import SiteReduction
+from attemper.monitor.head_sums import SiteSums
 from attemper.readings.reading import HeadReading
 from tests.sites.own_models import Own
 
@@ -78,7 +78,7 @@ def calls() -> list[AttentionStats]:
 
 
 def test_sums_give_the_reading_that_their_statistics_give() -> None:
-    plain, summed, both = (SiteReduction("site", "self", "eval", heads=3) for _ in range(3))
+    plain, summed, both = (SiteSums("site", "self", "eval", heads=3) for _ in range(3))
     for place, stats in enumerate(calls()):
         plain.add(stats, 20, 40)
         summed.add_sums(sums_of(stats), 20, 40)

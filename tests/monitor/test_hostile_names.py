@@ -72,11 +72,11 @@ def test_a_printed_scan_and_comparison_are_escaped_too():
 
 
 def test_a_file_that_is_no_scan_is_told_by_its_shown_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    from attemper.cli.ending import ended
+    from attemper.cli.output import exit_code
 
     path = tmp_path / "a\x1b[2J\u202e.json"
     path.write_text("[]")
-    assert ended(lambda: compare(path, path)) == 1
+    assert exit_code(lambda: compare(path, path)) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "\x1b" not in err

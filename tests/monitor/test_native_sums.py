@@ -34,7 +34,7 @@ def statistics(seed: int = 0, spoiled: bool = False, flat: bool = False, **optio
 
 
 def reading(stats: AttentionStats) -> SiteReading:
-    site = head_sums.SiteReduction("site", "self", "eval", HEADS)
+    site = head_sums.SiteSums("site", "self", "eval", HEADS)
     site.add(stats, ROWS, ROWS)
     return site.reading()
 

@@ -18,9 +18,8 @@ from attemper import InputError, report
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare
-from attemper.readings.reading import BY_NAME as FIELDS
 from attemper.readings.reading import HeadReading, Reading
-from attemper.statistics import BY_NAME, NAMES
+from attemper.statistics import BY_NAME, NAMES, SHOWN_BY_NAME
 from tests.conftest import NATIVE
 from tests.sites.own_models import Own
 
@@ -84,7 +83,7 @@ def test_a_reading_is_the_mean_over_the_rows_of_all_batches(name: str, backend: 
 
 
 def test_the_names_of_records_are_those_of_statistics() -> None:
-    assert set(FIELDS) == set(FIELDS_OF.values())
+    assert set(SHOWN_BY_NAME) == set(FIELDS_OF.values())
 
 
 @pytest.mark.parametrize("name", REPORTED)

@@ -14,7 +14,7 @@ import attemper
 from tests.monitor.test_scan_encoder import TEXTS
 from tests.monitor.tiny_models import eager_entropies, largest_error
 from tests.support import encoder
-from tests.support.identical_training import STEPS, assert_identical_training
+from tests.support.identical_training import assert_identical_training
 
 TITLE = "MiniLM, pretrained"
 
@@ -54,10 +54,9 @@ def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weight
     seen("transformers", TITLE, f"registry, {way}", error_nats=worst)
 
 
-@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_fifty_training_steps_of_a_pretrained_encoder_are_bit_identical(
-    implementation: str, seen: Callable[..., None]
+def test_training_steps_of_a_pretrained_encoder_are_bit_identical(
+    implementation: str, steps: int, seen: Callable[..., None]
 ) -> None:
     batch = texts(2)
     batch = {name: part[:, :16] for name, part in batch.items()}
@@ -67,5 +66,5 @@ def test_fifty_training_steps_of_a_pretrained_encoder_are_bit_identical(
         assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.1
         return model, lambda root: (root(**batch).last_hidden_state - 1).square().mean()
 
-    assert_identical_training(made)
-    seen("transformers", TITLE, f"registry, {implementation}", identical_steps=STEPS)
+    assert_identical_training(made, steps)
+    seen("transformers", TITLE, f"registry, {implementation}", identical_steps=steps)

@@ -103,15 +103,15 @@ PIECES = (
         )
     ),
     *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
-    "monitor.collector:SiteReduction",
+    "monitor.collector:SiteSums",
     *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
-    *(f"monitor.head_sums:SiteReduction.{name}" for name in ("__init__", "add")),
+    *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
         for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
                      "_end_pass", "_start")
     ),
-    *(f"monitor.watch:{name}" for name in ("tracked", "observing", "call_of", "registry.pretrained")),
+    *(f"monitor.watch:{name}" for name in ("tracking", "observing", "call_of", "registry.pretrained_models")),
     *(
         f"sites.padding:{name}"
         for name in ("_other_sequence", "_token_mask", "_past", "CallContext.settle", "CallContext.module",
@@ -126,8 +126,8 @@ PIECES = (
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
     *(f"sites.package_functions:{name}" for name in ("_replace", "_place", "report")),
     *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
-    *(f"sites.tap:{name}" for name in ("_site", "_options", "_run")),
-    *(f"sites.tap_buffers:{name}" for name in ("settle", "capturing", "lift", "lifted", "lower")),
+    *(f"sites.tap:{name}" for name in ("_site", "_Arguments.call", "_run")),
+    *(f"sites.tap_buffers:{name}" for name in ("deliver", "is_capturing", "raise_flag", "is_raised", "lower_flag")),
 )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:run"),
     ("replace", "sites.transformers:_replaced"),
-    ("replace", "sites.transformers:switched"),
+    ("replace", "sites.transformers:switching"),
     ("replace", "monitor.collector:Collector.observe"),
     ("replace", "monitor.collector:Collector.key_tokens"),
 )

@@ -18,9 +18,8 @@ import pytest
 
 from attemper import report
 from attemper.readings.reading import Reading
-from attemper.report import vendored
-from attemper.report.document import towers
-from attemper.report.download import as_csv, file_name
+from attemper.report.document import as_csv, file_name, towers
+from attemper.report.page import ECHARTS, ECHARTS_SHA256
 from attemper.text import script_json, shown
 from tests.report import readings
 from tests.support.contrast import contrast, of_hex
@@ -36,11 +35,11 @@ def data_of(html: str) -> dict:
 
 
 def test_the_vendored_library_is_the_file_that_its_authors_published() -> None:
-    assert hashlib.sha256(vendored.FILE.read_bytes()).hexdigest() == vendored.SHA256
+    assert hashlib.sha256(ECHARTS.read_bytes()).hexdigest() == ECHARTS_SHA256
     for licence in ("LICENSE", "NOTICE", "LICENSE-d3"):
-        assert (vendored.FILE.parent / licence).stat().st_size > 100
-    assert "</script" not in vendored.echarts().lower()
-    assert "<!--" not in vendored.echarts()
+        assert (ECHARTS.parent / licence).stat().st_size > 100
+    assert "</script" not in ECHARTS.read_text(encoding="utf-8").lower()
+    assert "<!--" not in ECHARTS.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["minilm", "encoder_decoder", "hostile", "huge"])
@@ -73,7 +72,7 @@ def test_what_cannot_be_seen_is_written_out() -> None:
 
 def test_hostile_names_are_escaped_in_the_markup() -> None:
     html = report.page(readings.hostile())
-    own = html.replace(vendored.echarts(), "")
+    own = html.replace(ECHARTS.read_text(encoding="utf-8"), "")
     assert "<script>alert" not in own
     assert "<svg" not in own
     assert "<img" not in own
@@ -100,7 +99,7 @@ def test_the_policy_allows_these_scripts_and_this_style_and_nothing_else() -> No
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
     assert "http" not in policy
-    own = html.replace(vendored.echarts(), "")
+    own = html.replace(ECHARTS.read_text(encoding="utf-8"), "")
     assert " style=" not in own
     assert not re.search(r'\b(src|href)="(?!#|data:,)', own)
 
@@ -169,7 +168,7 @@ def test_advice_stands_once_and_what_was_skipped_has_its_reason() -> None:
 def test_a_page_of_sampled_rows_says_that_its_largest_logit_is_a_bound() -> None:
     whole = readings.minilm()
     for reading, sampled in ((whole, False), (replace(whole, sampled_rows=128), True)):
-        own = report.page(reading).replace(vendored.echarts(), "")
+        own = report.page(reading).replace(ECHARTS.read_text(encoding="utf-8"), "")
         titles = {quantity["key"]: quantity["title"] for quantity in data_of(own)["quantities"]}
         assert titles["max_logit"] == ("Largest logit, at least" if sampled else "Largest logit")
         assert ('<span class="name">Largest logit, at least</span>' in own) == sampled

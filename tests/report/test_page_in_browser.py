@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from attemper.readings.reading import Reading
-from attemper.report.download import as_csv
+from attemper.report.document import as_csv
 from tests.report import readings
 from tests.report.conftest import Open
 from tests.support.contrast import contrast, of_hex
@@ -176,6 +176,7 @@ def test_the_theme_follows_the_system_until_the_button_is_pressed(open_page: Ope
 
 @pytest.mark.parametrize("reading", ["minilm", "encoder_decoder", "hostile", "huge"])
 @pytest.mark.parametrize("width", [390, 768, 1440])
+@pytest.mark.quick("390-huge", "768-hostile", "1440-minilm")
 def test_nothing_is_wider_than_the_screen(open_page: Open, reading: str, width: int) -> None:
     page = open_page(getattr(readings, reading)(), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError
-from attemper.sites.tensor_axes import regrouped
+from attemper.sites.tensor_axes import axes_after_reshape
 from tests.sites.hand_attention import (
     NOT_SEEN,
     SEEN,
@@ -221,7 +221,7 @@ def test_a_softmax_that_cannot_be_followed_does_not_end_the_forward_pass(monkeyp
 def test_marked_axes_through_a_change_of_shape(
     before: tuple[int, ...], after: tuple[int, ...], marked: set[int], found: set[int]
 ) -> None:
-    assert regrouped(before, after, frozenset(marked)) == found
+    assert axes_after_reshape(before, after, frozenset(marked)) == found
 
 
 class TwoSites(nn.Module):

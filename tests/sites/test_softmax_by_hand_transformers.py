@@ -206,12 +206,13 @@ def test_longformer_is_skipped_by_name_in_every_layer(names: tuple[int, ...], se
 
 
 @pytest.mark.parametrize("name", ["GPT-J", "Falcon", "Falcon sdpa", "Falcon alibi", "Bloom", "DeBERTa-v2"])
-def test_training_with_dropout_is_bit_identical_over_fifty_steps(name: str, seen: Callable[..., None]) -> None:
+def test_training_with_dropout_is_bit_identical(name: str, steps: int, seen: Callable[..., None]) -> None:
+    steps = STEPS if name == "GPT-J" else steps
     build, title, way = MODELS[name]
 
     def made() -> tuple[tf.PreTrainedModel, Callable[[Any], Tensor]]:
         model, batch = build(), inputs("decoder", "right", tokens=12, batch=2)
         return model, lambda root: root(**batch)[0].square().mean()
 
-    assert_identical_training(made)
-    seen("transformers", title, way, identical_steps=STEPS)
+    assert_identical_training(made, steps)
+    seen("transformers", title, way, identical_steps=steps)

@@ -143,7 +143,7 @@ def test_a_watch_that_is_dropped_unclosed_goes_with_its_model() -> None:
     gc.collect()
     assert (unclosed(), of_model()) == (None, None)
     assert not tap._listeners
-    assert not tap_buffers.watched()
+    assert not tap_buffers.has_receivers()
 
 
 def test_a_clip_that_is_dropped_unclosed_goes_with_its_model() -> None:

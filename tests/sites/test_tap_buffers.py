@@ -44,8 +44,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         stand_in.launched += 1
         add(*arguments, **options)
 
-    monkeypatch.setattr(tap_buffers, "graphed", lambda device: True)
-    monkeypatch.setattr(tap_buffers, "capturing", lambda device: stand_in.capturing)
+    monkeypatch.setattr(tap_buffers, "has_graphs", lambda device: True)
+    monkeypatch.setattr(tap_buffers, "is_capturing", lambda device: stand_in.capturing)
     monkeypatch.setattr(tap_buffers, "add", counted)
     yield stand_in
     tap_buffers._buffers.clear()
@@ -376,7 +376,7 @@ def test_float64_stays_with_the_tap_that_asks_python() -> None:
 def test_a_buffer_of_a_module_that_is_gone_is_nobodys() -> None:
     site = nn.Identity()
     tap.remember(site)
-    buffer = tap_buffers.registered("", id(site), "cpu", 2)
+    buffer = tap_buffers.buffer_of("", id(site), "cpu", 2)
     assert tap.site_of(buffer) is site
     del site
     gc.collect()

@@ -10,6 +10,7 @@ import pytest
 
 Row = tuple[Hashable, ...]
 GRID = "beyond the pairwise cover of its parameters"
+FEW = "more of what a few cases show by default"
 HELD_BACK = pytest.StashKey[dict[str, int]]()
 """How many cases a run holds back, by reason."""
 
@@ -40,7 +41,7 @@ def chosen(rows: Sequence[Row]) -> list[int]:
 
 def _pairs(row: Row) -> set[Row]:
     """Pairs of values with their axes; a row of one value is all that it has to show."""
-    places = combinations(enumerate(row), 2) if len(row) > 1 else [((0, row[0]),)]
+    places = combinations(enumerate(row), 2) if len(row) > 1 else [((0, part),) for part in row]
     return set(places)
 
 
@@ -52,12 +53,19 @@ def held_back(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
         slow = item.get_closest_marker("slow")
         if slow:
             reasons[item] = slow.args[0] if slow.args else "for no reason given"
+        elif (quick := item.get_closest_marker("quick")) and not _is_one_of(item, quick.args):
+            reasons[item] = FEW
         elif isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
             grids[item.nodeid.partition("[")[0]].append(item)
     for grid in grids.values():
         kept = {grid[place] for place in chosen([_row(item) for item in grid])}
         reasons |= {item: GRID for item in grid if item not in kept}
     return reasons
+
+
+def _is_one_of(item: pytest.Item, words: Iterable[str]) -> bool:
+    case = item.name.partition("[")[2]
+    return any(word in case for word in words)
 
 
 def _row(item: pytest.Function) -> Row:

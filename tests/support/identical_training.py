@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 import attemper
 
-STEPS = 50
+STEPS, FEW_STEPS = 50, 8
+"""With ``--all`` and for one model of each library, and by default for the others."""
 
 Made = Callable[[], tuple[nn.Module, Callable[[Any], Tensor]]]
 """A new model, and the loss of its forward pass; called under the same seed twice."""
 
 
-def trained(made: Made, watched: bool) -> list[Tensor]:
+def trained(made: Made, watched: bool, steps: int) -> list[Tensor]:
     """Every loss, the parameters and buffers afterwards, and the state of the random numbers."""
     torch.manual_seed(7)
     model, loss_of = made()
@@ -24,7 +25,7 @@ def trained(made: Made, watched: bool) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watch = attemper.watch(model, every=2, rows=3) if watched else None
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model)
         loss.backward()
@@ -33,16 +34,16 @@ def trained(made: Made, watched: bool) -> list[Tensor]:
         if watch is not None:
             watch.step()
     if watch is not None:
-        assert (watch.sampled, watch.failures) == (STEPS // 2, 0)
+        assert (watch.sampled, watch.failures) == (steps // 2, 0)
         assert watch.table().sites
         watch.close()
     return [*found, *(part.detach() for part in model.state_dict().values()), torch.get_rng_state()]
 
 
-def assert_identical_training(made: Made) -> None:
+def assert_identical_training(made: Made, steps: int = STEPS) -> None:
     """Losses, parameters and random numbers are those of the unwatched model, and training went on."""
-    plain, watched = trained(made, False), trained(made, True)
+    plain, watched = trained(made, False, steps), trained(made, True, steps)
     assert len(plain) == len(watched)
     assert all(torch.equal(one, other) for one, other in zip(plain, watched, strict=True))
-    assert torch.isfinite(plain[STEPS - 1])
-    assert not torch.equal(plain[0], plain[STEPS - 1])
+    assert torch.isfinite(plain[steps - 1])
+    assert not torch.equal(plain[0], plain[steps - 1])

@@ -1,7 +1,7 @@
 """Image models of timm and diffusers, which know nothing of transformers' registry: seen exactly, or skipped by name.
 
 They run in a process of their own (tests/vision/zoo.py): timm needs torchvision, whose build for another torch breaks
-whoever imports it beside a CPU torch. ``scripts/test.sh`` installs what they need into build/vision.
+whoever imports it beside a CPU torch. ``scripts/test.sh --all`` installs what they need into build/vision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow("needs what scripts/test.sh installs with --all"),
     pytest.mark.skipif(
         not (PACKAGES / "timm").is_dir() or not (PACKAGES / "diffusers").is_dir(),
-        reason="timm and diffusers are not in build/vision: `bash scripts/test.sh` installs them there",
+        reason="timm and diffusers are not in build/vision: `bash scripts/test.sh --all` installs them there",
     ),
 ]
 HAND, SDPA = "softmax by hand", "F.scaled_dot_product_attention"

@@ -124,7 +124,7 @@ class Shape:
                 f"a shape must be B,H,N,D (batch, heads, tokens, head size) or B,H,G,Q,K,D (G key heads, a divisor of "
                 f"H; Q queries, K keys), whole numbers above 0; got {text!r}. For example 1,8,2048,64."
             )
-        return Shape(*sizes, causal, dtype, backward)
+        return Shape(*sizes, causal=causal, dtype=dtype, backward=backward)
 
 
 @dataclass(frozen=True, kw_only=True)

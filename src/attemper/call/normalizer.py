@@ -1,4 +1,4 @@
-"""What ``normalizer=`` says: its names, its objects, and what the kernels are told."""
+"""The normalizers: what ``normalizer=`` may be, what each one takes, and what it is to the kernels."""
 
 from __future__ import annotations
 
@@ -10,42 +10,69 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import ROW_NORMALIZERS
+from attemper.backends.contract import ROW_NORMALIZERS, Problem
+from attemper.call.visible import structured_visible_keys
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.statistics import asked_names, with_kept
 
-NAMES = ("softmax", "softmax_plus_one", "scalable_softmax", "sigmoid", "sparsemax", "entmax15")
-"""What needs no number. The rest comes as an object of ``attemper.nn``."""
+
+@dataclass(frozen=True)
+class Entry:
+    """What a normalizer takes besides scores."""
+
+    parameter: str | None = None
+    """Its parameter per head, as messages call it; None for none."""
+    default: float | None = None
+    """The parameter where the name alone is given."""
+    module: str | None = None
+    """The object of ``attemper.nn`` that says more than the name; None if there is no more to say."""
+
+
+TABLE = {
+    "softmax": Entry(),
+    "softmax_plus_one": Entry(),
+    "scalable_softmax": Entry("s", 1.0, "ScalableSoftmax(s)"),
+    "sigmoid": Entry("bias", 0.0, "Sigmoid(bias)"),
+    "sparsemax": Entry(),
+    "entmax15": Entry(),
+    "entmax": Entry("alpha", module="Entmax(alpha)"),
+    "topk": Entry(module="TopK(k)"),
+    "threshold": Entry(module="Threshold(min_weight)"),
+    "sink": Entry("the sink's logit", module="Sink(num_heads)"),
+}
+"""Every normalizer. Those of ``ROW_NORMALIZERS`` have kernels of their own; the others are softmax with a sink or with
+another multiplier.
+"""
+NAMES = tuple(name for name, entry in TABLE.items() if entry.module is None or entry.default is not None)
+"""Those that a name says. The others are objects of ``attemper.nn``."""
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """How scores become weights, with the numbers it takes.
+    """How scores become weights, with the numbers it takes."""
 
-    ``kind`` is a name of ``NAMES``, or "sink", "topk", "threshold", "entmax". ``number``: k or the smallest weight.
-    ``per_head``: sink logits, bias (sigmoid), s (scalable softmax) or alpha (entmax): a number, or a tensor [heads] or
-    with one element, differentiated.
-    """
-
-    kind: str
+    name: str
+    """One of ``TABLE``."""
     number: float = 0.0
+    """k of "topk", the smallest weight of "threshold"."""
     per_head: float | Tensor | None = None
+    """The parameter: a number, or a tensor [heads] or with one element, differentiated."""
 
     @property
     def rowwise(self) -> bool:
         """Whether a weight needs all keys of its row: it is not softmax, with or without a sink or a scale."""
-        return self.kind in ROW_NORMALIZERS
+        return self.name in ROW_NORMALIZERS
 
     @property
     def plain(self) -> bool:
         """Whether it is softmax itself, without a sink or a scale."""
-        return self.kind == "softmax"
+        return self.name == "softmax"
 
     @property
     def kernel(self) -> str:
         """The kernel that computes it: "softmax" also with a sink or a scale, else its own."""
-        return self.kind if self.rowwise else "softmax"
+        return self.name if self.rowwise else "softmax"
 
     def statistics(self, where: str, stats: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The statistics that ``stats=`` asks for, and these with what is always kept beside them.
@@ -53,14 +80,70 @@ class Normalization:
         Raises:
             InputError: one is unknown, or belongs to softmax alone.
         """
-        asked = asked_names(where, stats, rowwise=self.kind if self.rowwise else None)
+        asked = asked_names(where, stats, rowwise=self.name if self.rowwise else None)
         return asked, asked if self.rowwise else with_kept(asked)
+
+    def parameter(self, where: str, query: Tensor) -> Tensor | None:
+        """The parameter as [H], float32 at least.
+
+        Raises:
+            InputError: a tensor that is neither [heads] nor one element, or not floating.
+        """
+        value, heads = self.per_head, query.shape[1]
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        if value is None:
+            return None
+        if not isinstance(value, Tensor):
+            return torch.full((heads,), value, dtype=dtype, device=query.device)
+        if not value.dtype.is_floating_point or not (value.numel() == 1 or value.shape == (heads,)):
+            raise InputError(
+                f"{where}(normalizer=...): {TABLE[self.name].parameter} must be a number, or a floating tensor [heads] "
+                f"= [{heads}] or of one element, got {value.dtype} {list(value.shape)}."
+            )
+        return value.reshape(-1).to(dtype).expand(heads)
+
+    def sink(self, where: str, query: Tensor, given: Tensor | None) -> Tensor | None:
+        """The logit [H] that takes weight and gives no value: its own, ``given`` (sink_logits), or both together.
+
+        Raises:
+            InputError: it is rowwise, and so has no sink, but one is given.
+        """
+        if given is not None and self.rowwise:
+            raise InputError(
+                f"{where}(sink_logits=...) is a logit of softmax; normalizer={self.name!r} has no sink. Leave it out; "
+                "a model that brings one (gpt-oss) takes forms of softmax only: softmax_plus_one, Sink, "
+                "scalable_softmax."
+            )
+        if self.name == "softmax_plus_one":
+            own = query.new_zeros(query.shape[1], dtype=torch.promote_types(query.dtype, torch.float32))
+        elif self.name == "sink":
+            own = self.parameter(where, query)
+        else:
+            return given
+        return own if given is None or own is None else torch.logaddexp(given.to(own.dtype), own)
+
+    def multiplier(self, where: str, problem: Problem) -> Tensor:
+        """The multiplier of each row; for scalable softmax times s log n, n the visible keys of the row."""
+        if self.name != "scalable_softmax":
+            return problem.multiplier
+        s, counts = self.parameter(where, problem.query), structured_visible_keys(problem)
+        assert s is not None
+        factor = s[:, None] * counts.clamp(min=1).to(s.dtype).log()
+        return problem.multiplier * factor.to(problem.multiplier.dtype)
+
+    def check_temperature(self, where: str, temperature: float | Tensor) -> None:
+        """``InputError`` for an infinite temperature, under which top-k would lose the order of the scores."""
+        if self.name == "topk" and not isinstance(temperature, Tensor) and temperature == math.inf:
+            raise InputError(
+                f"{where}(temperature=inf) makes all scores equal, so that top-k would take the first keys, not the "
+                "largest. Use a large number such as 1e6, which keeps their order."
+            )
 
 
 def rowwise_of(given: object) -> str | None:
     """The name of the normalizer that is meant, if it needs all keys of a row; None for softmax in all its forms."""
     chosen = normalization("attention", given)
-    return chosen.kind if chosen.rowwise else None
+    return chosen.name if chosen.rowwise else None
 
 
 @runtime_checkable
@@ -79,18 +162,19 @@ def normalization(where: str, given: object) -> Normalization:
     if isinstance(given, Normalization):
         return given
     if isinstance(given, str) and given in NAMES:
-        return Normalization(given, per_head={"sigmoid": 0.0, "scalable_softmax": 1.0}.get(given))
+        return Normalization(given, per_head=TABLE[given].default)
     if isinstance(given, Normalizer) and not isinstance(given, type):
         return given.normalization()
+    names = ", ".join(map(repr, NAMES))
+    objects = ", ".join(entry.module for entry in TABLE.values() if entry.module)
     raise InputError(
-        f"{where}(normalizer=...) must be one of {', '.join(map(repr, NAMES))}, or an object of attemper.nn: TopK(k), "
-        f"Threshold(min_weight), Entmax(alpha), Sigmoid(bias), Sink(num_heads), ScalableSoftmax(s); got {given!r}."
+        f"{where}(normalizer=...) must be one of {names}, or an object of attemper.nn: {objects}; got {given!r}."
         f"{did_you_mean(given, NAMES)}"
     )
 
 
 def topk(k: Any, where: str = "TopK") -> Normalization:
-    """Softmax over the k largest scores. ``where``: who was given ``k``.
+    """Softmax over the k largest scores. ``where``: what was called with ``k``.
 
     Raises:
         InputError: k is not an int of at least 1.
@@ -104,7 +188,7 @@ def topk(k: Any, where: str = "TopK") -> Normalization:
 
 
 def threshold(min_weight: Any, where: str = "Threshold") -> Normalization:
-    """Softmax over the keys that have at least this weight. ``where``: who was given it.
+    """Softmax over the keys that have at least this weight. ``where``: what was called with it.
 
     Raises:
         InputError: it is not a number from 0 to below 1.
@@ -134,21 +218,3 @@ def entmax(alpha: float | Tensor) -> Normalization:
         return Normalization("entmax", per_head=alpha)
     named = {1.0: "softmax", 1.5: "entmax15", 2.0: "sparsemax"}.get(float(alpha))
     return Normalization(named) if named else Normalization("entmax", per_head=float(alpha))
-
-
-def per_head(where: str, name: str, given: float | Tensor, query: Tensor) -> Tensor:
-    """A number or tensor of the normalizer as [H], float32 at least.
-
-    Raises:
-        InputError: a tensor that is neither [heads] nor one element, or not floating.
-    """
-    heads = query.shape[1]
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    if not isinstance(given, Tensor):
-        return torch.full((heads,), given, dtype=dtype, device=query.device)
-    if not given.dtype.is_floating_point or not (given.numel() == 1 or given.shape == (heads,)):
-        raise InputError(
-            f"{where}(normalizer=...): {name} must be a number, or a floating tensor [heads] = [{heads}] or of one "
-            f"element, got {given.dtype} {list(given.shape)}."
-        )
-    return given.reshape(-1).to(dtype).expand(heads)

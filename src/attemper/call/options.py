@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,8 @@ from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
 from attemper.call.formulas import divided
 from attemper.call.masks import checked_mask, without_causal_bias
-from attemper.call.normalizer import Normalization, normalization, per_head
+from attemper.call.normalizer import Normalization, normalization
 from attemper.call.packing import Packing
-from attemper.call.visible import structured_visible_keys
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.statistics import state_columns
@@ -100,7 +99,7 @@ def request_of(
     numbers = _numbers(where, options)
     features = _features(options, mask, names, structure) | ({"normalizer"} if chosen.rowwise else set())
     multiplier = _multiplier(where, query, options)
-    _check_topk(where, chosen, options.temperature)
+    chosen.check_temperature(where, options.temperature)
     size = max(query.shape[3], 0 if value is None else value.shape[3])
     given = table.Given(_NAMES[query.dtype], query.device.type, size)
     problem = Problem(
@@ -116,7 +115,9 @@ def request_of(
         **_parameters(where, query, options, chosen),
         dropout_p=_dropout(where, options.dropout_p),
     )
-    return Request(_scaled(where, problem, chosen), asked, names, chosen.kind, query.shape[2])
+    if (scaled := chosen.multiplier(where, problem)) is not multiplier:
+        problem = replace(problem, multiplier=scaled)
+    return Request(problem, asked, names, chosen.name, query.shape[2])
 
 
 def _structure(where: str, options: Options, packing: Packing | None) -> dict[str, Any]:
@@ -156,11 +157,12 @@ def _state(
 
 def _parameters(where: str, query: Tensor, options: Options, chosen: Normalization) -> dict[str, Any]:
     """The normalizer with what it takes, as ``Problem`` has it."""
+    parameter = chosen.parameter(where, query) if chosen.rowwise else None
     return {
         "normalizer": chosen.kernel,
         "number": chosen.number,
-        "sink": _joined_sink(where, query, options.sink_logits, chosen),
-        "per_head": _per_head(where, query, chosen) if chosen.rowwise else None,
+        "sink": chosen.sink(where, query, _sink(where, query, options.sink_logits)),
+        "per_head": None if parameter is None else parameter.contiguous(),
     }
 
 
@@ -192,14 +194,8 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
                 f"{where}({name}=...) must have 4 dimensions [batch, heads, tokens, size], got {list(tensor.shape)}. "
                 "Add the missing ones with unsqueeze, e.g. query[None, None] for one head of one sequence."
             )
-        if tensor.dtype not in DTYPES:
-            raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
-        if tensor.dtype != query.dtype or tensor.device != query.device:
-            raise InputError(
-                f"{where}: query is {query.dtype} on {query.device} but {name} is {tensor.dtype} on {tensor.device}. "
-                "Bring them to one type and device."
-            )
-    batch, heads, _, size = query.shape
+    check_types(where, tensors)
+    batch, _, _, size = query.shape
     if key.shape[0] != batch or key.shape[3] != size:
         raise InputError(
             f"{where}: key must be [{batch}, heads, keys, {size}] to match query {list(query.shape)}, got "
@@ -210,15 +206,33 @@ def _check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None,
             f"{where}: value must be [{', '.join(map(str, key.shape[:3]))}, size] to match key, got "
             f"{list(value.shape)}."
         )
-    groups = key.shape[1]
+    check_groups(where, tensors, enable_gqa)
+
+
+def check_types(where: str, tensors: Mapping[str, Tensor]) -> None:
+    """``InputError`` unless every tensor has one of ``DTYPES``, and the type and device of the first."""
+    given, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise InputError(f"{where}({name}=...) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
+        if tensor.dtype != first.dtype or tensor.device != first.device:
+            raise InputError(
+                f"{where}: {given} is {first.dtype} on {first.device} but {name} is {tensor.dtype} on {tensor.device}. "
+                "Bring them to one type and device."
+            )
+
+
+def check_groups(where: str, tensors: Mapping[str, Tensor], enable_gqa: bool) -> None:
+    """``InputError`` unless the heads of the first tensor can share those of the second."""
+    (query, heads), (key, groups) = [(name, tensor.shape[1]) for name, tensor in tensors.items()][:2]
     if heads != groups and (groups == 0 or heads % groups != 0):
         raise InputError(
             f"{where}: {heads} query heads cannot share {groups} key heads: the first must be a multiple of the second."
         )
     if heads != groups and not enable_gqa:
         raise InputError(
-            f"{where}: query has {heads} heads and key {groups}. If {heads // groups} query heads share each key head "
-            "(grouped-query attention), pass enable_gqa=True."
+            f"{where}: {query} has {heads} heads and {key} {groups}. If {heads // groups} query heads share each key "
+            "head (grouped-query attention), pass enable_gqa=True."
         )
 
 
@@ -262,14 +276,6 @@ def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
     return torch.full((1, 1, 1), multiplier, dtype=dtype, device=query.device)
 
 
-def _check_topk(where: str, chosen: Normalization, temperature: float | Tensor) -> None:
-    if chosen.kind == "topk" and not isinstance(temperature, Tensor) and temperature == math.inf:
-        raise InputError(
-            f"{where}(temperature=inf) makes all scores equal, so that top-k would take the first keys, not the "
-            "largest. Use a large number such as 1e6, which keeps their order."
-        )
-
-
 def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
     shape = query.shape[:3]
     if not temperature.dtype.is_floating_point:
@@ -300,42 +306,6 @@ def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
             f"{where}(sink_logits=...) must be a floating tensor [heads] = [{query.shape[1]}], got {came}."
         )
     return sink
-
-
-def _joined_sink(where: str, query: Tensor, sink: Tensor | None, chosen: Normalization) -> Tensor | None:
-    """The logit that takes weight and gives no value: of ``sink_logits``, of the normalizer, or of both together."""
-    own = _sink(where, query, sink)
-    if own is not None and chosen.rowwise:
-        raise InputError(
-            f"{where}(sink_logits=...) is a logit of softmax; normalizer={chosen.kind!r} has no sink. Leave it out; "
-            "a model that brings one (gpt-oss) takes softmax's own maps only: softmax_plus_one, Sink, scalable_softmax."
-        )
-    if chosen.kind == "softmax_plus_one":
-        given = query.new_zeros(query.shape[1], dtype=torch.promote_types(query.dtype, torch.float32))
-    elif chosen.kind == "sink":
-        assert chosen.per_head is not None
-        given = per_head(where, "the sink's logit", chosen.per_head, query)
-    else:
-        return own
-    return given if own is None else torch.logaddexp(own.to(given.dtype), given)
-
-
-def _per_head(where: str, query: Tensor, chosen: Normalization) -> Tensor | None:
-    """The parameter of a rowwise normalizer, [H]."""
-    if chosen.per_head is None:
-        return None
-    return per_head(where, "alpha" if chosen.kind == "entmax" else "bias", chosen.per_head, query).contiguous()
-
-
-def _scaled(where: str, problem: Problem, chosen: Normalization) -> Problem:
-    """With the row multiplier that scalable softmax is: s log n, n the visible keys of the row."""
-    if chosen.kind != "scalable_softmax":
-        return problem
-    assert chosen.per_head is not None
-    s = per_head(where, "s", chosen.per_head, problem.query)
-    counts = structured_visible_keys(problem)
-    factor = (s[:, None] * counts.clamp(min=1).to(s.dtype).log()).to(problem.multiplier.dtype)
-    return replace(problem, multiplier=problem.multiplier * factor)
 
 
 def _dropout(where: str, dropout_p: float) -> float:

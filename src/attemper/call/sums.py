@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.backends.sums import COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
+from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
 from attemper.call.formulas import statistics_of
 from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
@@ -103,6 +103,7 @@ def add(
 
 
 __all__ = [
+    "BINNED",
     "COLUMNS",
     "WIDTH",
     "Accumulated",

@@ -15,10 +15,9 @@ from attemper.cli.bench import bench
 from attemper.cli.calibrate import calibrate
 from attemper.cli.compare import compare
 from attemper.cli.doctor import doctor
-from attemper.cli.ending import ended
 from attemper.cli.lab import lab
+from attemper.cli.output import Verbs, exit_code
 from attemper.cli.scan import scan
-from attemper.cli.usage import Verbs
 
 app = typer.Typer(
     cls=Verbs,
@@ -52,4 +51,4 @@ def about(
 
 def main() -> None:
     """The ``attemper`` command: an error of the user's is one line on stderr, not a traceback."""
-    raise SystemExit(ended(lambda: app(prog_name="attemper", standalone_mode=False)))
+    raise SystemExit(exit_code(lambda: app(prog_name="attemper", standalone_mode=False)))

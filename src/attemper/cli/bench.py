@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.backends.table import resolve
-from attemper.cli.output import say
-from attemper.cli.usage import usage_of
+from attemper.cli.output import say, usage_of
 
 if TYPE_CHECKING:
     from attemper.bench.attention import Shape

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attemper.cli.options import Device, Dtype, Weights, read_text, shipped_model
 from attemper.cli.output import say
-from attemper.cli.scan import Dtype, read_text
 from attemper.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def calibrate(
     ] = None,
     validation: Annotated[float, typer.Option(help="Share of the batches that is held out to judge by.")] = 0.3,
     seed: Annotated[int, typer.Option(help="Of which batches are held out, and of the interval.")] = 0,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
+    device: Device = "cpu",
+    dtype: Weights = Dtype.float32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
     """Temperatures that minimise the loss of MODEL on a text, and the held-out loss before and after."""
@@ -113,7 +113,7 @@ def calibrate(
     loaded: Any
     if model is None:
         known = None
-        loaded, windows = _shipped(words, max_length, text is None, device, dtype.value)
+        loaded, windows = _shipped(words, max_length, text is None, device, dtype)
     else:
         known, windows = _pretrained(model, words, max_length, device, dtype.value)
         loaded = known.model
@@ -125,10 +125,8 @@ def calibrate(
     batches = batches[:-1] if len(batches) > 1 and len(batches[-1]) < size else batches
     say(f"{len(batches)} batches of {size} windows of {windows.shape[1]} {_unit(model)}s")
     with _progress(round(validation * len(batches)), method) as on_batch:
-        found = attemper.calibrate(
-            loaded, batches, _loss, per=per.value, method=method.value, validation=validation, seed=seed,
-            on_batch=on_batch,
-        )  # fmt: skip
+        options: dict[str, Any] = {"per": per.value, "method": method.value, "validation": validation, "seed": seed}
+        found = attemper.calibrate(loaded, batches, _loss, on_batch=on_batch, **options)
     if out is not None:
         say(f"wrote the temperatures to {found.save(out)}")
     refused = fold is not None and not force and found.doubt is not None
@@ -196,20 +194,13 @@ def _loss(model: Any, ids: Any) -> Any:
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
-def _shipped(words: str, max_length: int | None, short: bool, device: str, dtype: str) -> tuple[Any, Any]:
+def _shipped(words: str, max_length: int | None, short: bool, device: str, dtype: Dtype) -> tuple[Any, Any]:
     """The byte-level model that ships, and whole windows [w, n] of the text's bytes."""
-    import torch
-
-    from attemper.integrations.pretrained import moved
+    model = shipped_model(max_length, device, dtype)
     from attemper.lab import model as lab
 
-    model = lab.load()
-    context = model.config.context
-    if max_length is not None and max_length > context:
-        raise InputError(f"max_length is {max_length} but the model that ships reads at most {context} bytes.")
-    moved(model, device).to(getattr(torch, dtype))
     ids = lab.encode(words).to(device)
-    return model, lab.windows(ids, max_length or (_SHIPPED_WINDOW if short else context))
+    return model, lab.windows(ids, max_length or (_SHIPPED_WINDOW if short else model.config.context))
 
 
 def _pretrained(source: str, words: str, max_length: int | None, device: str, dtype: str) -> tuple[Pretrained, Any]:

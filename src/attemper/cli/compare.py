@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attemper.backends.table import check_backend
 from attemper.checks import one_of
-from attemper.cli.output import check_files, print_json
-from attemper.cli.scan import (
-    BackendName,
-    BatchSize,
-    Device,
-    Dtype,
-    MaxLength,
-    Text,
-    Weights,
-    read_text,
-    scan_of,
-)
-from attemper.cli.usage import usage_of
+from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text
+from attemper.cli.output import check_files, print_json, usage_of
+from attemper.cli.scan import scan_of
 from attemper.errors import InputError
 from attemper.text import named
 
@@ -65,12 +55,9 @@ def compare(
     words = "" if all(files) else read_text(text)
     import attemper
 
-    options: dict[str, Any] = {
-        "text": text, "max_length": max_length, "batch_size": batch_size, "device": device, "dtype": dtype,
-        "backend": backend,
-    }  # fmt: skip
+    given = Input(text, max_length, batch_size, device, dtype)
     readings = [
-        _stored(side) if file else scan_of(side, words, **options).reading
+        _stored(side) if file else scan_of(side, words, given, backend=backend).reading
         for side, file in zip((a, b), files, strict=True)
     ]
     found = attemper.compare(*readings, names=_names(a, b, readings))
@@ -91,7 +78,7 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
         check_backend(backend, device)
     if sort is not None:
-        from attemper.monitor.compare import STATISTICS
+        from attemper.readings.comparison import STATISTICS
 
         with usage_of("--sort"):
             one_of("the statistic", sort, STATISTICS)

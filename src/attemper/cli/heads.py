@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of
-from attemper.readings.reading import HeadReading, Reading, SiteReading
+from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, head_rows
+from attemper.statistics import SHOWN
 from attemper.text import columns_that_fit, shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-_NOT_SORTED_BY = ("head", "layer", "judged", "normalized_entropy_histogram", "by_visible_keys")
-STATISTICS = tuple(part.name for part in fields(HeadReading) if part.name not in _NOT_SORTED_BY)
+_NOT_SORTED_BY = ("site", "layer", "kind", "mode", "head", "judged")
+STATISTICS = tuple(name for name in HEAD_COLUMNS if name not in _NOT_SORTED_BY)
 """What heads can be sorted by: the numbers of a reading, rows included."""
-_LISTED = ("normalized_entropy", "effective_tokens", "max_logit", "first_token_mass")
+_LISTED = tuple(name for name, one in SHOWN.items() if one.brief)
 """Columns of the table, after the one it is sorted by; those that do not fit are left out."""
-_PLACE = ("site", "layer", "kind", "mode")
-"""The first columns of CSV, as in ``Scan.to_pandas``."""
-_WITHOUT_CELL = ("layer", "normalized_entropy_histogram", "by_visible_keys")
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,7 @@ class Order:
 
     def heads(self, reading: Reading) -> list[tuple[SiteReading, HeadReading]]:
         """Sites and heads in this order, those without a number last; of equal ones the first of the model first."""
-        pairs = [(site, head) for site in reading.sites for head in site.heads]
-        return sorted(pairs, key=lambda pair: self._key(pair[1]))[: self.top]
+        return sorted(reading.placed_heads, key=lambda pair: self._key(pair[1]))[: self.top]
 
     def _key(self, head: HeadReading) -> tuple[bool, float]:
         value = getattr(head, self.statistic)
@@ -62,13 +59,10 @@ def complete_statistic(incomplete: str) -> list[str]:
 
 def heads_csv(reading: Reading, order: Order | None) -> str:
     """A row for each head, exact; a number that is missing is an empty cell."""
-    heads = [(site, head) for site in reading.sites for head in site.heads] if order is None else order.heads(reading)
-    names = [part.name for part in fields(HeadReading) if part.name not in _WITHOUT_CELL]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_PLACE, *names])
-    for site, head in heads:
-        writer.writerow([site.name, site.layer, site.kind, site.mode, *(getattr(head, name) for name in names)])
+    writer = csv.DictWriter(text, HEAD_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(head_rows(reading.placed_heads if order is None else order.heads(reading)))
     return text.getvalue()
 
 

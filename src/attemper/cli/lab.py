@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.checks import did_you_mean
-from attemper.cli.ending import INTERRUPTED, failed
-from attemper.cli.output import print_json, say
+from attemper.cli.output import INTERRUPTED, failure, print_json, say
 from attemper.text import named
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def lab(
     try:
         result = _trained(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
     except KeyboardInterrupt:
-        raise SystemExit(failed(_how_to_go_on(experiment, training), INTERRUPTED)) from None
+        raise SystemExit(failure(_how_to_go_on(experiment, training), INTERRUPTED)) from None
     if png is not None:
         from attemper.lab.draw import draw
 

@@ -1,12 +1,32 @@
-"""What a verb puts out beside its table: lines on stderr, a JSON document on stdout, files whole or not at all."""
+"""What a command puts out: lines on stderr, a JSON document on stdout, whole files. What it says of bad usage, and the
+exit code with which it ends.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TextIO
 
+import typer
+from typer.core import TyperGroup
+
+from attemper.checks import did_you_mean
+from attemper.errors import BackendError, InputError, MissingExtraError
 from attemper.text import shown
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Of the click that typer stands on: the package, or typer's own copy of it."""
+INTERRUPTED = 130
+"""Exit code that shells give a command that ended by Ctrl-C: 128 and the number of the signal."""
+_OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
+"""Errors of writing to stdout, which name no file."""
 
 
 def say(line: str) -> None:
@@ -21,13 +41,12 @@ def print_json(document: str) -> None:
 
 
 def check_files(html: Path | None, csv: str | None) -> None:
-    """What takes long must not end in a file that cannot be written: told before it, not after.
+    """Checks, before work that takes long, that its files can be written.
 
     Raises:
         InputError: the folder is missing or write-protected, the path is something other than a file, or a page is to
             go to stdout.
     """
-    from attemper.errors import InputError
     from attemper.files import checked_target
 
     if html is not None:
@@ -46,3 +65,93 @@ def write_csv(csv: str, rows: str) -> None:
         print(rows, end="")
     else:
         write_whole(csv, rows, "table")
+
+
+class Verbs(TyperGroup):
+    """The verbs of the command line; one that does not exist is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        verb = args[0] if args else ""
+        if verb in self.commands or verb.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        return ctx.fail(f"there is no command {verb!r}.{did_you_mean(verb, self.commands)}")
+
+
+@contextmanager
+def usage_of(option: str) -> Iterator[None]:
+    """Turns an error of the library about an option's value into bad usage, before anything is loaded."""
+    try:
+        yield
+    except (InputError, BackendError) as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def print_usage_error(error: Any) -> int:
+    """Prints what was wrong, how the verb is used, and the nearest name; the exit code."""
+    option = getattr(error, "option_name", None)
+    choice = re.fullmatch(r"(?:Value error, )?('(.*?)' is not one of (.*))", error.message)
+    if option is not None and getattr(error, "possibilities", None) is not None:
+        error.message = f"there is no option {option!r}.{did_you_mean(option, error.possibilities)}"
+        error.possibilities = None
+    elif choice:
+        error.message = choice[1] + did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[3]))
+    error.message = shown(error.message)
+    error.show()
+    return int(error.exit_code)
+
+
+def exit_code(command: Callable[[], Any]) -> int:
+    """Runs ``command`` and writes out everything it printed. Where it failed, one line on stderr says why."""
+    if sys.stderr is None:  # closed by the caller, `2>&-`: print() would take stdout instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        return failure("standard output is closed: there is nowhere to print to.")
+    _take_any_text(sys.stdout)
+    try:
+        code = command()
+        sys.stdout.flush()
+    except UsageError as error:
+        return print_usage_error(error)
+    except (InputError, BackendError, MissingExtraError) as error:
+        return failure(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except OSError as error:
+        return _not_written(error)
+    if code == INTERRUPTED:
+        return failure("interrupted.", INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def failure(message: str, code: int = 1) -> int:
+    """Prints the one line; the exit code."""
+    say(f"attemper: {message}")
+    return code
+
+
+def _take_any_text(stream: TextIO) -> None:
+    """Letters that the terminal's encoding lacks are written as their numbers, not as a traceback."""
+    if reconfigure := getattr(stream, "reconfigure", None):
+        reconfigure(errors="backslashreplace")
+
+
+def _not_written(error: OSError) -> int:
+    """Silent where the reader went away (``| head``), which is its right; a full disk is reported."""
+    _drop_output()
+    if isinstance(error, BrokenPipeError):
+        return 1
+    reason = error.strerror or str(error)
+    if error.filename is not None:
+        return failure(f"{os.fsdecode(error.filename)}: {reason}.")
+    return failure(f"the output cannot be written: {reason}." if error.errno in _OF_OUTPUT else f"{reason}.")
+
+
+def _drop_output() -> None:
+    """Drops what is still buffered: Python would try to write it again at its end, and print a traceback."""
+    try:
+        place = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # no file, in a test or a notebook
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, place)
+    os.close(nowhere)

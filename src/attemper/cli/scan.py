@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,42 +10,30 @@ import typer
 
 from attemper.backends.table import check_backend
 from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
-from attemper.cli.output import check_files, print_json, say, write_csv
-from attemper.cli.usage import usage_of
+from attemper.cli.options import (
+    BackendName,
+    BatchSize,
+    Device,
+    Dtype,
+    Input,
+    MaxLength,
+    Text,
+    Weights,
+    read_text,
+    shipped_model,
+    text_name,
+    title_of,
+)
+from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
 from attemper.errors import InputError
 from attemper.readings.alarms import LIMITS, checked_limits
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.text import named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from attemper.monitor.result import Scan
 
-
-class Dtype(StrEnum):
-    """Types that weights can be loaded in."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float64 = "float64"
-
-
-TEXT = Path(__file__).parent.parent / "lab" / "text.txt"
-"""The text that ships."""
-
-Text = Annotated[
-    str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
-]
-MaxLength = Annotated[
-    int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
-]
 _ALARMS = " or ".join(", ".join(LIMITS).rsplit(", ", 1))
-BatchSize = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
-Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
-Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
-BackendName = Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")]
 
 
 def scan(
@@ -103,10 +90,8 @@ def scan(
     _check_outputs(as_json, csv, order is not None)
     words = read_text(text)
     check_files(html, csv)
-    result = scan_of(
-        model, words, text=text, max_length=max_length, batch_size=batch_size, device=device, dtype=dtype,
-        backend=backend, limits=limits, fewest_keys=fewest_keys,
-    )  # fmt: skip
+    given = Input(text, max_length, batch_size, device, dtype)
+    result = scan_of(model, words, given, backend=backend, limits=limits, fewest_keys=fewest_keys)
     if html is not None:
         result.to_html(html)
     if csv is not None:
@@ -132,53 +117,45 @@ def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:
         )
 
 
-def scan_of(
-    model: str | None, words: str, *, text: str | None, max_length: int | None, batch_size: int, device: str,
-    dtype: Dtype, backend: str, limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
-) -> Scan:  # fmt: skip
-    """Scans a pretrained model, or the one that ships (None), over a text, with a bar of progress on stderr."""
+def scan_of(model: str | None, words: str, given: Input, **options: Any) -> Scan:
+    """Scans a pretrained model, or the one that ships (None), over a text, with a bar of progress on stderr.
+
+    Args:
+        options: of ``attemper.scan``: backend, limits, fewest_keys.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     import attemper
 
     if model is None:
-        loaded, batches = _shipped(words, max_length, batch_size, device, dtype.value)
+        loaded, batches = _shipped(words, given)
     else:
         from attemper.integrations import pretrained
         from attemper.integrations.hub import on_hub
 
         if sys.stderr.isatty() and on_hub(model):
             say(f"{named(model)} is no folder here: looking for it on the Hugging Face hub")
-        known = pretrained.load(model, device=device, dtype=dtype.value)
+        known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
         loaded = known.model
-        batches = pretrained.windows(known, words, max_length=max_length, batch_size=batch_size)
+        batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
+    options |= {"name": title_of(model), "text": text_name(given.text)}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
-        return attemper.scan(
-            loaded, batches, limits=limits, fewest_keys=fewest_keys, backend=backend, name=title_of(model),
-            text=text_name(text), on_batch=lambda done: progress.update(task, completed=done),
-        )  # fmt: skip
+        return attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
 
 
-def _shipped(words: str, max_length: int | None, batch_size: int, device: str, dtype: str) -> tuple[Any, list[Any]]:
+def _shipped(words: str, given: Input) -> tuple[Any, list[Any]]:
     """The byte-level model that ships, and the text as batches of windows of bytes, the rest as one of its own."""
-    import torch
-
-    from attemper.integrations.pretrained import moved
-    from attemper.lab import model as lab
-
     if not words.strip():
         raise InputError("the text is empty: there is nothing to scan. Pass a file with text, or leave --text out.")
-    model = lab.load()
-    context = model.config.context
-    if max_length is not None and max_length > context:
-        raise InputError(f"max_length is {max_length} but the model that ships reads at most {context} bytes.")
-    moved(model, device).to(getattr(torch, dtype))
-    ids = lab.encode(words).to(device)
-    full = lab.windows(ids, max_length or context)
+    model = shipped_model(given.max_length, given.device, given.dtype)
+    from attemper.lab import model as lab
+
+    ids = lab.encode(words).to(given.device)
+    full = lab.windows(ids, given.max_length or model.config.context)
     rest = ids[full.numel() :]
-    return model, [*(full.split(batch_size) if len(full) else ()), *([rest[None]] if len(rest) else ())]
+    return model, [*(full.split(given.batch_size) if len(full) else ()), *([rest[None]] if len(rest) else ())]
 
 
 def _limits(options: list[str]) -> dict[str, float]:
@@ -195,40 +172,3 @@ def _limits(options: list[str]) -> dict[str, float]:
     with usage_of("--limit"):
         checked_limits(limits)
     return limits
-
-
-def read_text(text: str | None) -> str:
-    """The text of a ``--text`` option.
-
-    Raises:
-        InputError: the file is missing, is not text, or cannot be read.
-    """
-    path = TEXT if text is None else Path("standard input" if text == "-" else text)
-    if text == "-" and sys.stdin is None:
-        raise InputError("standard input is closed: there is no text to read.")
-    if text == "-" and sys.stdin.isatty():
-        say("reading the text from the terminal, to its end: Ctrl-D")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8") if text == "-" else path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
-    except OSError as error:
-        raise InputError(f"the text {named(path)} cannot be read: {error.strerror or error}.") from error
-
-
-def text_name(text: str | None) -> str:
-    """What a ``--text`` option reads, by a name: a file without its folder."""
-    if text is None:
-        return "the text that ships"
-    return "standard input" if text == "-" else Path(text).name
-
-
-def title_of(model: str | None) -> str:
-    """A folder by its name, not by where this machine keeps it."""
-    if model is None:
-        return "attemper's byte-level model"
-    path = Path(model)
-    if not path.is_dir():
-        return model
-    resolved = path.resolve()
-    return f"{resolved.parent.name}/{resolved.name}"

@@ -7,7 +7,7 @@ from the tensors, which cannot claim more memory than the file has bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,14 @@ Tensors = Mapping[str, Tensor]
 _DEEPEST = 8
 """Products within products."""
 
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "FixedTemperature": (),
-    "LearnedTemperature": ("floor", "ceiling"),
-    "ConditionalTemperature": ("pool", "floor", "ceiling"),
-    "LengthTemperature": ("reference", "law"),
-    "ScheduledTemperature": ("total_steps", "schedule"),
-    "ProductTemperature": ("factors",),
-    **{kind.__name__: kind.options for kind in MODULES},
-}
-"""What each kind is made with: names of its attributes. A tensor among them is none of the form's."""
-NAMED = tuple(_OPTIONS)
+
+class Kind(NamedTuple):
+    """How a temperature or normalizer of one class is written and made again."""
+
+    options: tuple[str, ...]
+    """Names of the attributes that it was made with. A tensor among them is not part of the form."""
+    build: Callable[[Form, Tensors, int], Temperature | Normalizer]
+    """From options, tensors and the depth of products around it."""
 
 
 def form_of(part: nn.Module) -> Form | None:
@@ -44,7 +41,7 @@ def form_of(part: nn.Module) -> Form | None:
     if isinstance(part, ProductTemperature):
         factors = [form_of(factor) for factor in part.factors]
         return None if None in factors else {"kind": "ProductTemperature", "factors": factors}
-    given = {option: getattr(part, option) for option in _OPTIONS[name]}
+    given = {option: getattr(part, option) for option in KINDS[name].options}
     if "schedule" in given:
         given["schedule"] = schedule_form(given["schedule"])
     return {"kind": name, **{option: value for option, value in given.items() if not isinstance(value, Tensor)}}
@@ -60,14 +57,14 @@ def part_of(form: object, tensors: Tensors, depth: int = 0) -> Temperature | Nor
     Raises:
         InputError: the form is of no known kind or has other options, or the tensors are not those of its kind.
     """
-    if not isinstance(form, dict) or not isinstance(form.get("kind"), str) or form["kind"] not in _OPTIONS:
+    if not isinstance(form, dict) or not isinstance(form.get("kind"), str) or form["kind"] not in KINDS:
         kind = form.get("kind") if isinstance(form, dict) else form
-        raise InputError(f"{kind!r:.80} is no temperature or normalizer of attemper; known are {', '.join(NAMED)}.")
+        raise InputError(f"{kind!r:.80} is no temperature or normalizer of attemper; known are {', '.join(KINDS)}.")
     name, options = form["kind"], {option: value for option, value in form.items() if option != "kind"}
-    if not set(options) <= set(_OPTIONS[name]) or depth > _DEEPEST:
+    if not set(options) <= set(KINDS[name].options) or depth > _DEEPEST:
         raise InputError(f"a {name} with the options {sorted(options)!r:.200} is not known.")
     try:
-        part = _BUILD[name](options, tensors) if name != "ProductTemperature" else _product(options, tensors, depth)
+        part = KINDS[name].build(options, tensors, depth)
         if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
             part.double()
         part.load_state_dict(dict(tensors))
@@ -85,27 +82,33 @@ def _product(options: Form, tensors: Tensors, depth: int) -> Temperature:
     return ProductTemperature(factors)
 
 
-def _scheduled(options: Form, _: Tensors) -> Temperature:
-    return kinds.ScheduledTemperature(schedule_of(options["schedule"]), options["total_steps"])
-
-
-def _learned(options: Form, tensors: Tensors) -> Temperature:
+def _learned(options: Form, tensors: Tensors, _: int) -> Temperature:
     return kinds.LearnedTemperature(len(tensors["log_temperature"]), initial=options["floor"], **options)
 
 
-def _conditional(options: Form, tensors: Tensors) -> Temperature:
+def _conditional(options: Form, tensors: Tensors, _: int) -> Temperature:
     heads, dim = tensors["projection.weight"].shape
     return kinds.ConditionalTemperature(dim, heads, initial=options["floor"], **options)
 
 
-_BUILD: dict[str, Callable[[Form, Tensors], Temperature | Normalizer]] = {
-    "FixedTemperature": lambda _, tensors: kinds.FixedTemperature(tensors["value"]),
-    "LearnedTemperature": _learned,
-    "ConditionalTemperature": _conditional,
-    "LengthTemperature": lambda options, _: kinds.LengthTemperature(**options),
-    "ScheduledTemperature": _scheduled,
-    **{kind.__name__: kind.from_form for kind in MODULES},
+def _scheduled(options: Form, *_: Any) -> Temperature:
+    return kinds.ScheduledTemperature(schedule_of(options["schedule"]), options["total_steps"])
+
+
+def _normalizer(kind: type[Normalizer]) -> Kind:
+    return Kind(kind.options, lambda options, tensors, _: kind.from_form(options, tensors))
+
+
+KINDS = {
+    "FixedTemperature": Kind((), lambda _, tensors, __: kinds.FixedTemperature(tensors["value"])),
+    "LearnedTemperature": Kind(("floor", "ceiling"), _learned),
+    "ConditionalTemperature": Kind(("pool", "floor", "ceiling"), _conditional),
+    "LengthTemperature": Kind(("reference", "law"), lambda options, *_: kinds.LengthTemperature(**options)),
+    "ScheduledTemperature": Kind(("total_steps", "schedule"), _scheduled),
+    "ProductTemperature": Kind(("factors",), _product),
+    **{kind.__name__: _normalizer(kind) for kind in MODULES},
 }
+"""Every temperature and normalizer that a file may name."""
 
 
 def _shapes(tensors: Tensors) -> str:

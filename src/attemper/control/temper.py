@@ -263,7 +263,7 @@ def _normalizer(given: Any) -> Normalizer:
     """
     if isinstance(given, Normalizer):
         return given
-    meant = normalization("temper", given if isinstance(given, str) else repr(given)).kind
+    meant = normalization("temper", given if isinstance(given, str) else repr(given)).name
     return next(module for module in MODULES if module.name == meant)()
 
 

@@ -9,7 +9,8 @@ from attemper.functional.information import (
     pac_bayes_bound,
     rate_distortion,
 )
-from attemper.functional.linear import LinearOutput, LinearState, linear_attention
+from attemper.functional.linear import LinearOutput, linear_attention
+from attemper.functional.linear_state import LinearState
 from attemper.functional.losses import entropy_bonus, entropy_diversity, entropy_target, z_loss
 from attemper.functional.measures import (
     effective_tokens,

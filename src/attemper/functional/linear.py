@@ -11,49 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.call.compiling import constant_in_graphs
-from attemper.call.options import DTYPES
+from attemper.call.options import check_groups, check_types
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.linear_state import (
     CHUNK,
     FeatureMap,
+    LinearState,
     Sums,
     causal,
     checked_map,
     features,
     given_features,
     over_all,
+    state_of,
+    sums_of,
 )
 
 _WHERE = "linear_attention"
 _PART_ROWS = 8192
 """Rows of a part of a causal call: 2 MB of float32 for each tensor of 64 features."""
-
-
-class _Sums(NamedTuple):
-    values: Tensor
-    """[B, G, F, E]: the sum of phi(k) v over the keys, times e^-shift."""
-    keys: Tensor
-    """[B, G, F]: the sum of phi(k), times e^-shift."""
-    shift: Tensor
-    """[B, G, F]: for the map "exp" the largest k of each feature (-inf before the first key), 0 for the others."""
-
-
-class LinearState(_Sums):
-    """All that later queries need of earlier keys, whatever their number: ``(values, keys, shift)``. G key heads, F
-    features; float32 or float64.
-
-    A subset or another order of sequences: ``LinearState(*(part[picked] for part in state))``; to cut the gradient,
-    ``LinearState(*(part.detach() for part in state))``.
-    """
-
-    feature_map: str | None
-    """The map that it belongs to, which the next call is held to; None where it was made by hand."""
-
-    def __new__(cls, values: Tensor, keys: Tensor, shift: Tensor, feature_map: str | None = None) -> LinearState:
-        made = super().__new__(cls, values, keys, shift)
-        made.feature_map = feature_map
-        return made
 
 
 class _Pair(NamedTuple):
@@ -147,7 +124,7 @@ def linear_attention(
     hidden = None if mask is None else ~mask[:, None, :, None]
     rows, keys = (q, k) if isinstance(feature_map, str) else _given_features(q, k, feature_map, hidden, dtype)
     name = feature_map if isinstance(feature_map, str) else None
-    sums = _before(state, keys, v.shape[3], name, dtype)
+    sums = sums_of(_WHERE, state, keys, v.shape[3], name, dtype)
     chunk = chunk_size or CHUNK if is_causal and q.shape[2] > 1 else None
     outputs: list[Tensor] = []
     valids: list[Tensor] = []
@@ -158,7 +135,7 @@ def linear_attention(
             outputs.append(output.to(q.dtype))
             valids.append(valid)
     output, valid = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in (outputs, valids))
-    return LinearOutput(output, _state(sums, name), valid)
+    return LinearOutput(output, state_of(sums, name), valid)
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
@@ -205,7 +182,7 @@ def _of_part(
 def _given_features(
     q: Tensor, k: Tensor, feature_map: Callable[[Tensor], Tensor], hidden: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """What the caller's function makes of rows and keys. In place of a hidden key it is given 0."""
+    """Features of rows and keys by the caller's function, which sees 0 in place of a hidden key."""
     rows = given_features(_WHERE, feature_map, q, dtype)
     keys = given_features(_WHERE, feature_map, k if hidden is None else k.masked_fill(hidden, 0), dtype)
     if rows.shape[3] != keys.shape[3] or not rows.shape[3]:
@@ -214,42 +191,6 @@ def _given_features(
             "need the same number, at least 1."
         )
     return rows, keys
-
-
-def _before(state: LinearState | None, keys: Tensor, size: int, name: str | None, dtype: torch.dtype) -> Sums:
-    """The state that the call starts from."""
-    batch, groups, _, count = keys.shape
-    if state is None:
-        shift = keys.new_full((batch, groups, count), -torch.inf if name == "exp" else 0.0, dtype=dtype)
-        return Sums(keys.new_zeros(batch, groups, count, size + 1, dtype=dtype), shift)
-    shapes = ((batch, groups, count, size), (batch, groups, count), (batch, groups, count))
-    if not isinstance(state, tuple) or len(state) != 3 or not all(isinstance(part, Tensor) for part in state):
-        raise InputError(
-            f"{_WHERE}(state=...) must be the state that the call before returned, a LinearState; got "
-            f"{type(state).__name__}."
-        )
-    made = getattr(state, "feature_map", None)
-    if made not in (None, name or "a function"):
-        raise InputError(
-            f"{_WHERE}(state=...) was made with the feature map {made!r}, and this call has {name or 'a function'!r}: "
-            "sums of other features mean nothing here."
-        )
-    for name, part, shape in zip(LinearState._fields, state, shapes, strict=True):
-        if tuple(part.shape) != shape or part.dtype != dtype or part.device != keys.device:
-            raise InputError(
-                f"{_WHERE}(state=...): {name} must be {list(shape)}, {dtype}, on {keys.device}, got "
-                f"{list(part.shape)}, {part.dtype}, on {part.device}. A state goes on with the batch, the key heads, "
-                "the sizes, the type and the feature map that it was made with."
-            )
-    state = LinearState(*state)
-    return Sums(torch.cat((state.values, state.keys[..., None]), -1), state.shift.detach())
-
-
-def _state(after: Sums, name: str | None) -> LinearState:
-    """Copies: a state must not keep the sums of every chunk alive."""
-    parts = (after.sums[..., :-1], after.sums[..., -1], after.shift)
-    values, keys, shift = (part.clone(memory_format=torch.contiguous_format) for part in parts)
-    return LinearState(values, keys, shift, name or "a function")
 
 
 def _quotient(found: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,32 +203,23 @@ def _quotient(found: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> None:
     refuse_nested(_WHERE, {"q": q, "k": k, "v": v, "mask": mask})
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    tensors = {"q": q, "k": k, "v": v}
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.dim() != 4:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InputError(
                 f"{_WHERE}({name}) must be a tensor [batch, heads, tokens, size], got {came}. "
                 "Without heads, q, k and v must all be [batch, tokens, size]."
             )
-        if tensor.dtype not in DTYPES:
-            raise InputError(f"{_WHERE}({name}) must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
-        if tensor.dtype != q.dtype or tensor.device != q.device:
-            raise InputError(
-                f"{_WHERE}: q is {q.dtype} on {q.device} but {name} is {tensor.dtype} on {tensor.device}. Bring them "
-                "to one type and device."
-            )
-    batch, heads, _, size = q.shape
-    groups, tokens = k.shape[1:3]
+    check_types(_WHERE, tensors)
+    batch, _, _, size = q.shape
+    tokens = k.shape[2]
     if k.shape[0] != batch or k.shape[3] != size or size == 0 or v.shape[:3] != k.shape[:3]:
         raise InputError(
             f"{_WHERE}: k must be [{batch}, heads, keys, {size}] and v the same but for its last size, to match q "
             f"{list(q.shape)} (at least one feature); got k {list(k.shape)} and v {list(v.shape)}."
         )
-    if heads != groups and (groups == 0 or heads % groups != 0 or not enable_gqa):
-        raise InputError(
-            f"{_WHERE}: q has {heads} heads and k {groups}. Query heads share key heads only if the first is a "
-            "multiple of the second, and if enable_gqa=True says that it is meant."
-        )
+    check_groups(_WHERE, tensors, enable_gqa)
     if mask is not None and (
         not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) != (batch, tokens)
     ):

@@ -49,6 +49,32 @@ STEADY = 20.0
 e^-67 of it, and exponents of 20 round by 1e-6."""
 
 
+class _Parts(NamedTuple):
+    values: Tensor
+    """[B, G, F, E]: the sum of phi(k) v over the keys, times e^-shift."""
+    keys: Tensor
+    """[B, G, F]: the sum of phi(k), times e^-shift."""
+    shift: Tensor
+    """[B, G, F]: for the map "exp" the largest k of each feature (-inf before the first key), 0 for the others."""
+
+
+class LinearState(_Parts):
+    """All that later queries need of earlier keys, whatever their number: ``(values, keys, shift)``, float32 or
+    float64; G key heads, F features.
+
+    A subset or another order of sequences: ``LinearState(*(part[picked] for part in state))``; to cut the gradient,
+    ``LinearState(*(part.detach() for part in state))``.
+    """
+
+    feature_map: str | None
+    """The map that it belongs to: the next call must have the same. None where it was made by hand."""
+
+    def __new__(cls, values: Tensor, keys: Tensor, shift: Tensor, feature_map: str | None = None) -> LinearState:
+        made = super().__new__(cls, values, keys, shift)
+        made.feature_map = feature_map
+        return made
+
+
 class Sums(NamedTuple):
     """``e^shift * sums`` is the sum of phi(k) v over some keys."""
 
@@ -123,6 +149,48 @@ def readable(tensor: Tensor) -> bool:
     """Whether reading a number costs nothing: it waits for no device and breaks no graph."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     return tensor.device.type == "cpu" and not (transformed or torch.compiler.is_compiling())
+
+
+def sums_of(
+    where: str, state: LinearState | None, keys: Tensor, size: int, name: str | None, dtype: torch.dtype
+) -> Sums:
+    """The sums that a call starts from: those of ``state``, or of no key. ``size`` of a value, ``name`` of the map.
+
+    Raises:
+        InputError: the state is none, or does not fit the call.
+    """
+    batch, groups, _, count = keys.shape
+    if state is None:
+        shift = keys.new_full((batch, groups, count), -torch.inf if name == "exp" else 0.0, dtype=dtype)
+        return Sums(keys.new_zeros(batch, groups, count, size + 1, dtype=dtype), shift)
+    shapes = ((batch, groups, count, size), (batch, groups, count), (batch, groups, count))
+    if not isinstance(state, tuple) or len(state) != 3 or not all(isinstance(part, Tensor) for part in state):
+        raise InputError(
+            f"{where}(state=...) must be the state that the call before returned, a LinearState; got "
+            f"{type(state).__name__}."
+        )
+    made = getattr(state, "feature_map", None)
+    if made not in (None, name or "a function"):
+        raise InputError(
+            f"{where}(state=...) was made with the feature map {made!r}, and this call has {name or 'a function'!r}: "
+            "sums of other features mean nothing here."
+        )
+    for name, part, shape in zip(LinearState._fields, state, shapes, strict=True):
+        if tuple(part.shape) != shape or part.dtype != dtype or part.device != keys.device:
+            raise InputError(
+                f"{where}(state=...): {name} must be {list(shape)}, {dtype}, on {keys.device}, got "
+                f"{list(part.shape)}, {part.dtype}, on {part.device}. A state goes on with the batch, the key heads, "
+                "the sizes, the type and the feature map that it was made with."
+            )
+    state = LinearState(*state)
+    return Sums(torch.cat((state.values, state.keys[..., None]), -1), state.shift.detach())
+
+
+def state_of(sums: Sums, name: str | None) -> LinearState:
+    """The state of a call's sums. Copies: it must not keep the sums of every chunk alive."""
+    parts = (sums.sums[..., :-1], sums.sums[..., -1], sums.shift)
+    values, keys, shift = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return LinearState(values, keys, shift, name or "a function")
 
 
 def over_all(q: Tensor, k: Tensor, v: Tensor, before: Sums, name: str | None) -> tuple[Tensor, Sums]:

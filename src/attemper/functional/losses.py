@@ -1,7 +1,7 @@
-"""Losses on the statistics of attention, through whichever kernel reported them: no weights are needed.
+"""Losses on the statistics of attention; gradients flow through the kernel that gave them, without any weights.
 
-Each takes a tensor [B, H, Q], or an ``AttentionStats`` that has the statistic: then only its valid rows count, those
-that see a key and have finite scores. Of a tensor every entry counts, unless ``valid`` says otherwise.
+Each takes a tensor [B, H, Q] or an ``AttentionStats`` with the statistic. Of ``AttentionStats`` only the valid rows
+count, those that see a key and have finite scores; of a tensor every entry counts, unless ``valid`` says otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rows = Tensor | AttentionStats
 
 
 def entropy_bonus(entropy: Rows, coef: float = 0.01, *, valid: Tensor | None = None) -> Tensor:
-    """``-coef * mean H``: less when attention is spread. Add it to a loss to keep heads from collapsing.
+    """``-coef * mean H``: lower when attention is spread. Add it to a loss to keep heads from collapsing.
 
     Args:
         entropy: [B, H, Q] nats, or statistics with it.

@@ -229,7 +229,7 @@ def keys_last(where: str, tensor: Tensor, dim: int, name: str = "scores") -> Ten
 
 
 def of_each_row(where: str, temperature: Tensor, x: Tensor) -> Tensor:
-    """``temperature`` in the type of ``x``, whose keys are last: one for each row, [..., 1]."""
+    """``temperature`` for each row of ``x`` [..., n], in the type of ``x``: [..., 1]."""
     try:
         return temperature.to(x.dtype).expand(x.shape[:-1])[..., None]
     except RuntimeError as error:
@@ -240,7 +240,7 @@ def of_each_row(where: str, temperature: Tensor, x: Tensor) -> Tensor:
 
 
 class ScoreRow:
-    """Scores along the last dimension, relative to their maximum: everything that the measures share."""
+    """Scores along the last dimension relative to their maximum, and what measures and normalizers need of them."""
 
     def __init__(self, x: Tensor, temperature: Tensor | float) -> None:
         visible = x != -math.inf

@@ -1,7 +1,7 @@
-"""Maps from scores to weights that give every visible key a share: with a sink, scaled by log n, and sigmoid.
+"""Normalizers that give every visible key a share: softmax with a sink or scaled by log n, and sigmoid.
 
-The sparse ones are in ``entmax.py`` and ``truncated.py``. All of them, as ``softmax`` in ``measures.py``: a row with
-nothing visible is all 0, a row with a visible NaN or +inf is NaN, and every one is twice differentiable.
+``softmax`` itself stands in ``measures.py``, those that give a weight of exactly 0 in ``sparse.py``. For all of them a
+row with nothing visible is all 0, and a row with a visible NaN or +inf is NaN. All are twice differentiable.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def softmax_plus_one(
 
     .. math:: w_j = \frac{e^{z_j}}{1 + \sum_k e^{z_k}}, \quad z = x / T
 
-    Not the same at every offset of the scores: far above 0 it is softmax, far below it is 0.
+    An offset of the scores matters: far above 0 the weights are those of softmax, far below they are 0.
 
     Args:
         scores: x, floating; ``-inf`` hides a key.
@@ -140,7 +140,7 @@ def sigmoid(
     temperature: float | Tensor = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Each key weighed for itself, against no other: a row may sum to anything from 0 to n.
+    r"""Each key is weighed by itself, not against the others: a row may sum to anything from 0 to n.
 
     .. math:: w_j = \sigma(x_j / T + b) = \frac{1}{1 + e^{-x_j / T - b}}
 
@@ -203,8 +203,8 @@ def over_temperature(where: str, x: Tensor, temperature: float | Tensor) -> Tens
 def tempered(where: str, x: Tensor, temperature: float | Tensor, *, shifted: bool = False) -> Tensor:
     """``x / temperature`` for ``x`` [..., n], -inf where hidden, up to a constant of each row.
 
-    ``shifted``: relative to the row's maximum for certain. Else, at a temperature of 1, it is ``x``: the kernels of the
-    maps subtract the maximum themselves.
+    With ``shifted`` it is always relative to the row's maximum. Without, it is ``x`` itself at a temperature of 1: the
+    kernels of the normalizers subtract the maximum themselves.
     """
     one = not isinstance(temperature, Tensor) and temperature == 1 and not isinstance(temperature, bool)
     if one and not shifted:

@@ -1,4 +1,4 @@
-"""Sparse relatives of softmax: sparsemax, entmax of alpha 1.5 and of any alpha, fixed or learned."""
+"""Normalizers with weights of exactly 0: sparsemax, entmax, and softmax over the largest scores or weights alone."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def sparsemax(
             tensor of them does not fit.
 
     Source:
-        Martins and Astudillo 2016, "From Softmax to Sparsemax"; the iteration on tau is that of Michelot 1986.
+        Martins and Astudillo 2016, "From Softmax to Sparsemax"; tau is found by the iteration of Michelot 1986.
 
     Example:
         >>> sparsemax(torch.tensor([1.0, 0.5, -1.0]))
         tensor([0.7500, 0.2500, 0.0000])
     """
-    return _mapped("sparsemax", "sparsemax", scores, dim, temperature, dtype)
+    z = tempered("sparsemax", keys_last("sparsemax", scores, dim), temperature)
+    return _weights("sparsemax", "sparsemax", z, dim, dtype or scores.dtype)
 
 
 def entmax15(
@@ -68,7 +69,8 @@ def entmax15(
         >>> entmax15(torch.tensor([1.0, 1.0, -1.0]))
         tensor([0.5000, 0.5000, 0.0000])
     """
-    return _mapped("entmax15", "entmax15", scores, dim, temperature, dtype)
+    z = tempered("entmax15", keys_last("entmax15", scores, dim), temperature)
+    return _weights("entmax15", "entmax15", z, dim, dtype or scores.dtype)
 
 
 def entmax(
@@ -111,10 +113,11 @@ def entmax(
     """
     x = keys_last("entmax", scores, dim)
     each = _alphas("entmax", alpha, x)
+    z = tempered("entmax", x, temperature)
     if not isinstance(each, Tensor) and each == 1:
-        return softmax(tempered("entmax", x, temperature)).movedim(-1, dim).to(dtype or scores.dtype)
-    kind = "entmax" if isinstance(each, Tensor) else _NAMED.get(each, "entmax")
-    return _mapped("entmax", kind, scores, dim, temperature, dtype, each)
+        return softmax(z).movedim(-1, dim).to(dtype or scores.dtype)
+    normalizer = "entmax" if isinstance(each, Tensor) else _NAMED.get(each, "entmax")
+    return _weights("entmax", normalizer, z, dim, dtype or scores.dtype, each)
 
 
 def entmax_iterations(
@@ -122,8 +125,8 @@ def entmax_iterations(
 ) -> Tensor:
     """How often the iteration for any alpha adds up the weights of each row before they sum to 1.
 
-    Of the iteration in PyTorch: sparsemax and entmax15 have their own, and so have the native kernels. 0 where there is
-    nothing to search: alpha = 1, nothing visible, a score that is not finite.
+    This is the iteration in PyTorch. Sparsemax and entmax15 have another, and so have the native kernels. 0 where there
+    is nothing to search: alpha = 1, nothing visible, a score that is not finite.
 
     Args and errors as :func:`entmax`.
 
@@ -146,8 +149,8 @@ def topk_softmax(
 
     .. math:: w_j = \frac{e^{z_j} \, [j \in K]}{\sum_{i \in K} e^{z_i}}, \quad z = x / T, \ |K| = \min(k, n)
 
-    Among equal scores at the border the lower index is in. Temperature changes no order: K is that of the scores, even
-    where it is infinite. The gradient takes K as it is: no score outside of it has one.
+    Among equal scores at the border those of lower index are in K. K follows from the scores before they are divided,
+    so an infinite temperature does not change it. Scores outside K have no gradient.
 
     Args:
         scores: x, floating; ``-inf`` hides a key.
@@ -176,9 +179,7 @@ def topk_softmax(
     z = tempered("topk_softmax", x, temperature)
     if z is not x:  # two scores may have become one
         z = torch.where(row_operator.largest(x.detach(), k), z, -math.inf)
-    refuse_onnx("topk_softmax", SOFTMAX_INSTEAD)
-    weights = row_operator.row_weights(z, "topk", k)
-    return weights.movedim(-1, dim).to(dtype or scores.dtype)
+    return _weights("topk_softmax", "topk", z, dim, dtype or scores.dtype, k)
 
 
 def threshold_softmax(
@@ -194,8 +195,8 @@ def threshold_softmax(
     .. math:: w_j = \frac{p_j \, [j \in K]}{\sum_{i \in K} p_i}, \quad p = \mathrm{softmax}(x / T),
         \ K = \{j : p_j \ge \mathrm{min\_weight}\} \cup \arg\max p
 
-    The keys of the largest weight stay, however small it is: a row that sees anything sums to 1. The gradient takes K
-    as it is: no score outside of it has one.
+    The keys of the largest weight stay, however small it is: a row that sees anything sums to 1. Scores outside K have
+    no gradient.
 
     Args:
         scores: x, floating; ``-inf`` hides a key.
@@ -216,10 +217,8 @@ def threshold_softmax(
         tensor([0.5000, 0.5000, 0.0000])
     """
     threshold(min_weight, "threshold_softmax")
-    x = keys_last("threshold_softmax", scores, dim)
-    refuse_onnx("threshold_softmax", SOFTMAX_INSTEAD)
-    weights = row_operator.row_weights(tempered("threshold_softmax", x, temperature), "threshold", min_weight)
-    return weights.movedim(-1, dim).to(dtype or scores.dtype)
+    z = tempered("threshold_softmax", keys_last("threshold_softmax", scores, dim), temperature)
+    return _weights("threshold_softmax", "threshold", z, dim, dtype or scores.dtype, min_weight)
 
 
 def _alphas(where: str, alpha: float | Tensor, x: Tensor) -> float | Tensor:
@@ -233,15 +232,9 @@ def _number_or_tensor(alpha: float | Tensor) -> tuple[float, Tensor | None]:
     return (0.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
 
 
-def _mapped(
-    where: str,
-    kind: str,
-    scores: Tensor,
-    dim: int,
-    temperature: float | Tensor,
-    dtype: torch.dtype | None,
-    alpha: float | Tensor = 0.0,
+def _weights(
+    where: str, normalizer: str, z: Tensor, dim: int, dtype: torch.dtype, parameter: float | Tensor = 0.0
 ) -> Tensor:
+    """Weights of scores ``z`` [..., n] in ``dtype``, with the dimension of the keys at ``dim`` again."""
     refuse_onnx(where, SOFTMAX_INSTEAD)
-    z = tempered(where, keys_last(where, scores, dim), temperature)
-    return row_operator.row_weights(z, kind, *_number_or_tensor(alpha)).movedim(-1, dim).to(dtype or scores.dtype)
+    return row_operator.row_weights(z, normalizer, *_number_or_tensor(parameter)).movedim(-1, dim).to(dtype)

@@ -231,9 +231,16 @@ class CrossAttention(keras.layers.Layer):
     """
 
     def __init__(
-        self, num_heads: int, key_dim: int, *, entropy_regularizer: EntropyTarget | float | None = None,
-        temperature: float = 1.0, dropout: float = 0.0, use_bias: bool = True, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_heads: int,
+        key_dim: int,
+        *,
+        entropy_regularizer: EntropyTarget | float | None = None,
+        temperature: float = 1.0,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         for name, value in (("num_heads", num_heads), ("key_dim", key_dim)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -258,10 +265,9 @@ class CrossAttention(keras.layers.Layer):
 
     def build(self, query_shape: Sequence[int | None], context_shape: Sequence[int | None]) -> None:
         size = self.num_heads * self.key_dim
-        for name, features, shape in (
-            ("query", size, query_shape), ("key", size, context_shape), ("value", size, context_shape),
-            ("output", query_shape[-1], (*query_shape[:-1], size)),
-        ):  # fmt: skip
+        inputs = {"query": query_shape, "key": context_shape, "value": context_shape}
+        for name, shape in (inputs | {"output": (*query_shape[:-1], size)}).items():
+            features = query_shape[-1] if name == "output" else size
             dense = keras.layers.Dense(features, use_bias=self.use_bias, dtype=self.dtype_policy, name=name)
             dense.build(shape)
             setattr(self, f"{name}_dense", dense)
@@ -273,9 +279,15 @@ class CrossAttention(keras.layers.Layer):
             )
 
     def call(
-        self, query: Any, context: Any, query_mask: Any = None, context_mask: Any = None, attention_mask: Any = None,
-        return_attention_scores: bool = False, training: bool | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        query: Any,
+        context: Any,
+        query_mask: Any = None,
+        context_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
         """
         Args:
             query: [B, Q, features].

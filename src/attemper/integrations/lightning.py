@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attemper.errors import MissingExtraError
-from attemper.integrations.metrics import Keep
-from attemper.integrations.training import DEFAULT_STATS, Monitor
-from attemper.monitor.result import Scan
-from attemper.monitor.watch import Watch
-from attemper.readings.reading import Alarm
+from attemper.integrations.training import Monitor
 from attemper.sites.names import Wrapper
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ else:
         raise MissingExtraError("AttemperCallback", "lightning", "lightning") from error
 
 
-class AttemperCallback(Callback):
+class AttemperCallback(Monitor, Callback):
     """Watches attention while a Lightning Trainer fits, without changing a bit of what it computes.
 
     One optimizer step in ``every`` is sampled: everything that ``training_step`` calls, all accumulated batches
@@ -63,35 +59,7 @@ class AttemperCallback(Callback):
         BackendError: the named backend is missing.
     """
 
-    def __init__(
-        self, every: int = 50, rows: int | None = 128, stats: str | Iterable[str] = DEFAULT_STATS,
-        trackers: Iterable[Any] | None = None, max_keys: int | None = None,
-        filter: Keep | str | Iterable[str] | None = None,
-        on_alarm: Callable[[Alarm], Any] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._monitor = Monitor(
-            every=every, rows=rows, stats=stats, trackers=trackers, max_keys=max_keys, filter=filter,
-            on_alarm=on_alarm, **options,
-        )  # fmt: skip
-        self._global_step = 0
-
-    @property
-    def watch(self) -> Watch | None:
-        return self._monitor.watch
-
-    @property
-    def last(self) -> Scan | None:
-        return self._monitor.last
-
-    @property
-    def failures(self) -> int:
-        """Calls of trackers that raised."""
-        return self._monitor.failures
-
-    def close(self) -> None:
-        """Takes every hook off the model. What was read stays readable."""
-        self._monitor.close()
+    _global_step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
@@ -100,14 +68,14 @@ class AttemperCallback(Callback):
             return
         compiled = getattr(pl_module, "_compiler_ctx", None) is not None
         step = _TrainingStep(pl_module)
-        step.put(self._monitor.begin(step, compiled=compiled, trackers=trainer.loggers))
+        step.put(self.begin(step, compiled=compiled, trackers=trainer.loggers))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self._global_step:
             return  # gradients accumulate
         self._global_step = trainer.global_step
         # Where the rows of self.log are: global_step is one ahead here. Lightning's own callbacks read it there, too.
-        self._monitor.step(trainer.fit_loop.epoch_loop._batches_that_stepped)
+        self.step(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.close()

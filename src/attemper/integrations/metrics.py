@@ -19,14 +19,11 @@ from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.result import Scan
 from attemper.readings.alarms import KINDS
-from attemper.readings.reading import BY_NAME
+from attemper.statistics import SHOWN
 
 logger = logging.getLogger("attemper")
 
-STATISTICS = (
-    "entropy_nats", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_std", "mass",
-    "first_token_mass", *BY_NAME,
-)  # fmt: skip
+STATISTICS = tuple(SHOWN)
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
 
@@ -94,7 +91,7 @@ class Budget:
     keep: Keep
     heads: bool = True
     """Whether somebody asked for heads: by a number of names, or by a filter."""
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def chosen(self, levels: dict[str, dict[str, float]]) -> dict[str, float]:
         """Name -> value of what is sent."""
@@ -104,15 +101,15 @@ class Budget:
             del wanted["head"]
         for place, (level, values) in enumerate(wanted.items()):
             if self.max_keys is not None and len(sent) + len(values) > self.max_keys:
-                self._tell(level, sum(len(wanted[later]) for later in list(wanted)[place:]))
+                self._warn(level, sum(len(wanted[later]) for later in list(wanted)[place:]))
                 break
             sent |= values
         return sent
 
-    def _tell(self, level: str, count: int) -> None:
-        if level in self._told:
+    def _warn(self, level: str, count: int) -> None:
+        if level in self._warned:
             return
-        self._told.add(level)
+        self._warned.add(level)
         left_out = " and ".join(LEVELS[LEVELS.index(level) :])
         logger.warning(
             f"{count} scalars by {left_out} are not sent to trackers: with them there would be more than "

@@ -7,8 +7,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from torch import nn
 
@@ -18,8 +18,9 @@ from attemper.integrations.sinks import Sinks
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
-from attemper.readings.reading import BY_NAME, Alarm
+from attemper.readings.reading import Alarm, Reading
 from attemper.sites.names import unwrapped
+from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import shown
 
 logger = logging.getLogger("attemper")
@@ -42,8 +43,8 @@ class TrainingWatch(Watch):
 
 
 class Monitor:
-    """Watches a model through one run of training after another: ``begin``, a ``step`` for each optimizer
-    step, ``close``.
+    """Base of the callbacks. It watches a model through one run of training after another: ``begin``, a ``step`` for
+    each optimizer step, ``close``. The arguments are those of every callback.
 
     Attributes:
         watch: the running watch, or the last one; None before the first step and in processes that do not watch.
@@ -51,26 +52,33 @@ class Monitor:
     """
 
     def __init__(
-        self, *, every: int, rows: int | None, stats: str | Iterable[str], trackers: Iterable[Any] | None,
-        max_keys: int | None, filter: Keep | str | Iterable[str] | None, on_alarm: Callable[[Alarm], Any] | None,
+        self,
+        every: int = 50,
+        rows: int | None = 128,
+        stats: str | Iterable[str] = DEFAULT_STATS,
+        trackers: Iterable[Any] | None = None,
+        max_keys: int | None = None,
+        filter: Keep | str | Iterable[str] | None = None,
+        on_alarm: Callable[[Alarm], Any] | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        super().__init__()
         self._stats = checked_statistics(stats)
         self._budget = budget(max_keys, filter)
         if trackers is not None and not isinstance(trackers, list | tuple):
             raise InputError(f"trackers must be a list, got {type(trackers).__name__}.")
-        self._trackers = list(trackers or ())
+        self._trackers = self._own_trackers(list(trackers or ()))
         self._sinks = Sinks(self._trackers)
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm must be a function of an Alarm, got {type(on_alarm).__name__}.")
         self._on_alarm = on_alarm
-        extra = [name.removesuffix("_nats") for name in self._stats if name in BY_NAME]
+        extra = [STATISTIC_OF[name] for name in self._stats if name in SHOWN_BY_NAME]
         self._options = {"every": every, "rows": rows, "stats": ["all", *extra], **options}
-        watch(nn.Identity(), **self._options).close()  # mistakes are told here, not when training begins
+        watch(nn.Identity(), **self._options).close()  # mistakes are raised here, not when training begins
         self._open = ExitStack()
         self._seen: set[tuple[str, str, int | None]] = set()
         self._sampled = 0
-        self._told_nothing = self._told_untrained = self._told_notes = False
+        self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
         self.watch: Watch | None = None
         self.last: Scan | None = None
 
@@ -94,19 +102,31 @@ class Monitor:
         self._sinks = Sinks([*self._trackers, *trackers])
         running = TrainingWatch(model, compiled=compiled, **(options | self._options))
         self.watch, self.last, self._sampled = running, None, 0
-        self._told_nothing = self._told_untrained = self._told_notes = False
+        self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
         self._seen.clear()
         self._open.callback(running.close)
-        # No framework tells every callback that training raised: whoever drops the callback drops the hooks.
+        # No framework calls every callback when training raises: the hooks go when the callback is garbage-collected.
         forgotten = weakref.finalize(self, self._open.close)
         forgotten.atexit = False
         self._open.callback(forgotten.detach)
         return self._open
 
     def close(self) -> None:
-        """Takes every hook off the model. What was read stays readable; trackers stay open."""
+        """Takes every hook off the model, also after training that raised. What was read stays; trackers stay open."""
         self._open.close()
         self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _own_trackers(self, trackers: list[Any]) -> list[Any]:
+        """The trackers that are sent to directly; a framework's callback may leave some out."""
+        return trackers
 
     def step(self, step: int) -> dict[str, float]:
         """Ends an optimizer step. Of a sampled one, scalars go to the trackers under ``step``, new alarms to the log.
@@ -124,43 +144,37 @@ class Monitor:
             self.last = self.watch.table()
             levels = scalars(self.last, self._stats)
         except InputError as error:
-            self._tell_nothing(error)
+            self._warn_of_nothing(error)
             return {}
         except Exception as error:  # whatever it is, it must not end somebody's training run
             self.watch.report(self.watch.title, error)
             return {}
         self._sinks.write(self._budget.chosen(levels), step)
-        # That a model looks untrained is no warning: it has a line of its own, below.
-        self._tell_notes(replace(self.last.reading, untrained_heads=None).notes, step)
-        self._tell_alarms(self.last.alarms, step)
-        self._tell_untrained(step)
+        self._log_notes(self.last.reading, step)
+        self._report_alarms(self.last.alarms, step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
 
-    def _tell_nothing(self, error: InputError) -> None:
-        """A model without attention that can be seen must not end training; it must be told, once."""
-        if not self._told_nothing:
-            self._told_nothing = True
+    def _warn_of_nothing(self, error: InputError) -> None:
+        """Warns once that no attention is seen: that must not end training."""
+        if not self._warned_of_nothing:
+            self._warned_of_nothing = True
             warnings.warn(f"attemper: nothing is logged. {shown(error)}", stacklevel=3)
 
-    def _tell_untrained(self, step: int) -> None:
-        """One line in the place of an alarm for each head."""
-        assert self.watch is not None
-        baseline = self.watch.baseline
-        if baseline.untrained and baseline.near_uniform and not self._told_untrained:
-            self._told_untrained = True
-            logger.info(
-                f"step {step}: {baseline.near_uniform} of {baseline.judged} heads are near uniform, as in a model that "
-                "is not trained yet. They are told one by one once it is not so."
-            )
+    def _log_notes(self, reading: Reading, step: int) -> None:
+        """Logs once what is not judged: without it, no alarm would look like a healthy model. That a model looks
+        untrained is no warning, and stands in the place of an alarm for each head.
+        """
+        untrained = reading.untrained_note
+        for note in () if self._logged_notes else reading.notes:
+            if note != untrained:
+                self._logged_notes = True
+                logger.warning(f"step {step}: {shown(note)}")
+        if untrained is not None and not self._logged_untrained:
+            self._logged_untrained = True
+            logger.info(f"step {step}: {untrained}")
 
-    def _tell_notes(self, notes: Iterable[str], step: int) -> None:
-        """Tells once what is not judged: without it, no alarm would look like a healthy model."""
-        for note in () if self._told_notes else notes:
-            self._told_notes = True
-            logger.warning(f"step {step}: {shown(note)}")
-
-    def _tell_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
-        """Tells each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""
+    def _report_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
+        """Reports each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""
         new = [alarm for alarm in alarms if (alarm.kind, alarm.site, alarm.head) not in self._seen]
         self._seen |= {(alarm.kind, alarm.site, alarm.head) for alarm in new}
         for kind in dict.fromkeys(alarm.kind for alarm in new):

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attemper.errors import MissingExtraError
-from attemper.integrations.metrics import Keep
-from attemper.integrations.training import DEFAULT_STATS, Monitor
-from attemper.monitor.result import Scan
-from attemper.monitor.watch import Watch
-from attemper.readings.reading import Alarm
+from attemper.integrations.training import Monitor
 from attemper.sites.transformers import NAME, register
 
 register()
@@ -35,7 +31,7 @@ except ImportError as error:
 logger = logging.getLogger("attemper")
 
 
-class AttemperCallback(TrainerCallback):
+class AttemperCallback(Monitor, TrainerCallback):
     """Watches attention while a transformers Trainer trains, without changing a bit of what it computes.
 
     One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is never read. Only the main
@@ -73,47 +69,12 @@ class AttemperCallback(TrainerCallback):
         BackendError: the named backend is missing.
     """
 
-    def __init__(
-        self, every: int = 50, rows: int | None = 128, stats: str | Iterable[str] = DEFAULT_STATS,
-        trackers: Iterable[Any] | None = None, max_keys: int | None = None,
-        filter: Keep | str | Iterable[str] | None = None,
-        on_alarm: Callable[[Alarm], Any] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        self._trainers: list[Any] = []
-        if isinstance(trackers, list | tuple):
-            self._trainers = [tracker for tracker in trackers if _is_trainer(tracker)]
-            trackers = [tracker for tracker in trackers if not _is_trainer(tracker)]
-        self._silent = not self._trainers and not trackers
-        self._monitor = Monitor(
-            every=every, rows=rows, stats=stats, trackers=trackers, max_keys=max_keys, filter=filter,
-            on_alarm=on_alarm, **options,
-        )  # fmt: skip
-        self._unprinted: dict[str, float] = {}
+    _unprinted: Mapping[str, float] = MappingProxyType({})
+    """Scalars that are not in a printed line of log yet."""
 
-    @property
-    def watch(self) -> Watch | None:
-        return self._monitor.watch
-
-    @property
-    def last(self) -> Scan | None:
-        return self._monitor.last
-
-    @property
-    def failures(self) -> int:
-        """Calls of trackers that raised."""
-        return self._monitor.failures
-
-    def close(self) -> None:
-        """Takes every hook off the model; for training that raised. What was read stays readable."""
-        self._monitor.close()
-
-    def __enter__(self) -> AttemperCallback:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _own_trackers(self, trackers: list[Any]) -> list[Any]:
+        self._trainers, self._silent = [tracker for tracker in trackers if _is_trainer(tracker)], not trackers
+        return [tracker for tracker in trackers if not _is_trainer(tracker)]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
         self.close()
@@ -126,14 +87,14 @@ class AttemperCallback(TrainerCallback):
                 "with trainer.add_callback(AttemperCallback(..., trackers=[trainer]))."
             )
         lent = [tracker for trainer in self._trainers for tracker in _integrations(trainer)]
-        self._monitor.begin(model, compiled=args.torch_compile, trackers=lent)
+        self.begin(model, compiled=args.torch_compile, trackers=lent)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.watch is not None:
             self.watch.end_pass()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        found = self._monitor.step(state.global_step)
+        found = self.step(state.global_step)
         if found:
             state.log_history.append({**found, "epoch": state.epoch, "step": state.global_step})
             self._unprinted = found

@@ -18,7 +18,7 @@ from attemper.call.result import AttentionStats
 from attemper.call.sums import Accumulated, accumulated, accumulates
 from attemper.errors import BackendError, InputError
 from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
-from attemper.monitor.head_sums import SiteReduction, fits_buckets
+from attemper.monitor.head_sums import SiteSums, fits_buckets
 from attemper.monitor.tap_sums import TappedSums
 from attemper.readings.reading import FEWEST_KEYS, SiteReading, Skipped
 from attemper.sites.find import projects
@@ -62,8 +62,8 @@ class Collector:
         if quiet is not None:
             context.fail = self.fail
         self.rows, self.wanted, self._quiet = rows, wanted, quiet
-        self.sites: dict[Key, SiteReduction] = {}
-        self._first: dict[Key, SiteReduction] | None = {}
+        self.sites: dict[Key, SiteSums] = {}
+        self._first: dict[Key, SiteSums] | None = {}
         """The sites of the first sample once there is another; None once they were asked for."""
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats | Accumulated] = {}
@@ -311,10 +311,10 @@ class Collector:
             site.add_sums(found.sums, taken.queries, taken.keys)
         self.last[key[0]] = found
 
-    def _site(self, key: Key, heads: int, device: torch.device) -> SiteReduction | None:
+    def _site(self, key: Key, heads: int, device: torch.device) -> SiteSums | None:
         """The site of a call with so many heads; None where it had another number of them before."""
         if key not in self.sites:
-            self.sites[key] = SiteReduction(*key, heads=heads, device=device, fewest_keys=self.fewest_keys)
+            self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.fewest_keys)
         site = self.sites[key]
         if site.heads == heads:
             return site
@@ -357,7 +357,7 @@ class Collector:
         """The latest sample. Sites in the order of the model's modules, calls of one module in their order."""
         order = {name: place for place, name in enumerate(self._names.values())}
 
-        def place(site: SiteReduction) -> tuple[int, int]:
+        def place(site: SiteSums) -> tuple[int, int]:
             module, _, call = self.module_of(site.name).partition("#")
             # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
             return order.get(module, len(order)), int(call or 1) if module in order else 0

@@ -6,27 +6,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attemper.monitor.compare import Comparison, HeadChange
+from attemper.monitor.compare import Comparison
+from attemper.readings.comparison import HeadChange
+from attemper.statistics import SHOWN
 from attemper.text import columns_that_fit, shown
 
-SHOWN = 20
+MOST_HEADS = 20
 """Heads in a table that is not told how many."""
-_TITLES = {
-    "normalized_entropy": "entropy, % of log n",
-    "effective_tokens": "tokens",
-    "max_logit": "max logit",
-    "first_token_mass": "first token, %",
-    "support_size": "support size",
-    "mean_distance": "mean distance",
-    "gini": "gini, %",
-    "entropy_with_sink_nats": "entropy with sink",
-    "score_variance": "score variance",
-}
-_SHARES = ("normalized_entropy", "first_token_mass", "gini")
-"""Shown in percent."""
 
 
-def table(comparison: Comparison, width: int, *, statistic: str | None = None, top: int = SHOWN) -> RenderableType:
+def table(comparison: Comparison, width: int, *, statistic: str | None = None, top: int = MOST_HEADS) -> RenderableType:
     """A line on everything, the ``top`` heads that changed most, and the sites that only one of the two has.
 
     Args:
@@ -50,7 +39,7 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
     sites = [f"{shown(head.site)} ({shown(head.mode)})" if len(modes) > 1 else shown(head.site) for head in heads]
     columns: dict[str, list[str]] = {"change": ["change", *(_change(head, first) for head in heads)]}
     for name in dict.fromkeys((first, *comparison.statistics)):
-        columns[name] = [_TITLES[name], *(_pair(head, name) for head in heads)]
+        columns[name] = [SHOWN[name].compared or SHOWN[name].column, *(_pair(head, name) for head in heads)]
     # The change is told beside its statistic; both have room in 60 columns.
     order = {first: columns[first], **columns}
     room = width - min(max(map(len, sites), default=4), width // 3) - len("  layer  head  ")
@@ -67,8 +56,8 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
 
 def _pair(head: HeadChange, statistic: str) -> str:
     """``before -> after``, one digit behind the point."""
-    factor = 100.0 if statistic in _SHARES else 1.0
-    before, after = ("-" if value is None else f"{value * factor:.1f}" for value in getattr(head, statistic))
+    factor = 100.0 if SHOWN[statistic].percent else 1.0
+    before, after = ("-" if value is None else f"{value * factor:.1f}" for value in head.pairs[statistic])
     return f"{before} -> {after}"
 
 
@@ -77,7 +66,7 @@ def _change(head: HeadChange, statistic: str) -> str:
     change = head.change(statistic)
     if change is None:
         return "-"
-    return f"{change * (100.0 if statistic in _SHARES else 1.0):+.4g}" if change else "0"
+    return f"{change * (100.0 if SHOWN[statistic].percent else 1.0):+.4g}" if change else "0"
 
 
 def _dimmed(cell: str) -> Text:

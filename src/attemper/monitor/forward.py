@@ -15,7 +15,7 @@ from attemper.sites import package_functions
 from attemper.sites import transformers as registry
 from attemper.sites.names import SCRIPTED, compiled_parts, is_compiled, named
 from attemper.sites.observation import UnsupportedCallError, observing
-from attemper.sites.padding import tracked
+from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
 
 
@@ -25,8 +25,8 @@ def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Swi
     was written.
     """
     with ExitStack() as stack:
-        switch = stack.enter_context(registry.switched(model))
-        stack.enter_context(tracked(collector.context, model, registry.pretrained(model)))
+        switch = stack.enter_context(registry.switching(model))
+        stack.enter_context(tracking(collector.context, model, registry.pretrained_models(model)))
         # Python modules are searched for attention functions once, not for each batch.
         stack.enter_context(package_functions.reading(model))
         if any(map(is_compiled, model.modules())):

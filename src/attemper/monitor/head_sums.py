@@ -1,4 +1,13 @@
-"""Streaming reduction: per-row statistics of many batches into one reading per head, in float64 sums."""
+"""Statistics of many calls as sums per head, in float64, and one reading of each head from them.
+
+The sums of a site are one tensor [heads, columns]. It begins with the columns of ``backends/sums.py``, which kernels
+can fill; what only ``AttentionStats`` have follows::
+
+    [ WIDTH columns of kernels | rows without weight | by-name sums | their rows | curves of rows that see enough keys ]
+
+The last part is there only if ``fewest_keys`` is no power of two, so that one bucket by visible keys holds rows that
+are judged and rows that are not. Two such tensors add up, but for the largest logit.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +17,104 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from attemper.call.result import BUCKETS, HISTOGRAM_BINS, AttentionStats, by_head
-from attemper.call.sums import COLUMNS, column, joined, summed
+from attemper.call.result import BUCKETS, AttentionStats, by_head
+from attemper.call.sums import BINNED, COLUMNS, summed
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, number
+from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows
 
-_MEANS = (
-    "entropy", "normalized_entropy", "effective_tokens", "max_weight", "logit_variance", "mass", "first_token_mass",
-    "gini", "support_size", "mean_distance", "entropy_with_sink", "score_variance",
-)  # fmt: skip
-"""Statistics of which a reading shows the mean."""
+MEASURED = frozenset(STATISTIC_OF.values())
+"""Statistics that a reading shows."""
+IN_KERNELS = MEASURED.intersection(COLUMNS)
+LARGEST = COLUMNS.index("max_logit")
+MEANS = tuple(STATISTIC_OF[field] for field, shown in SHOWN.items() if shown.reduction is not Reduction.LARGEST)
+"""Statistics of which a reading shows the mean, or follows from it."""
+OTHERS = tuple(name for name in MEANS if name not in COLUMNS)
+"""Those of them that kernels do not sum."""
+CURVES = tuple(name for name in BINNED if name.startswith("curve_"))
+ENOUGH_KEYS = tuple(f"judged_{name}" for name in CURVES)
+"""The curves of rows that see enough keys, where a bucket would hold others, too."""
+NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS))
+"""What stands in the tensor, in this order; ``ENOUGH_KEYS`` follow where they are needed."""
 
-_IN_SUMS = tuple(name for name in _MEANS if name in COLUMNS)
-_SHOWN = {*_IN_SUMS, "max_logit"}
-"""What ``backends/sums.py`` has. Statistics that hold all of it, and nothing else a reading shows, come as sums."""
 
-_CURVE = ("entropy", "normalized_entropy", "first_token_mass")
-
-
-class SiteReduction:
+class SiteSums:
     """Sums over all rows that one site has shown so far: batches in any order give the same reading."""
 
     def __init__(
-        self, name: str, kind: str, mode: str, heads: int, device: torch.device | None = None,
+        self,
+        name: str,
+        kind: str,
+        mode: str,
+        heads: int,
+        device: torch.device | None = None,
         fewest_keys: int = FEWEST_KEYS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.kind, self.mode = name, kind, mode
         self.fewest_keys = fewest_keys
         self.queries = self.keys = 0
         self.heads = heads
-        self.normalizer = "softmax"
+        self.normalizer = SiteReading.normalizer
         self.spoiled = False
         """Whether its numbers cannot be trusted: then it is not shown."""
+        self._names = NUMBERS if fits_buckets(fewest_keys) else (*NUMBERS, *ENOUGH_KEYS)
+        width = sum(map(_width, self._names))
         # Sums stay where float64 is: nothing waits for the device until a reading is asked for.
         device = torch.device("cpu") if device is None or device.type == "mps" else device
         # Made in inference mode they could not be added to outside of it.
         with torch.inference_mode(False):
-            zeros = torch.zeros(heads, dtype=torch.float64, device=device)
-            self._sums = {statistic: zeros.clone() for statistic in _MEANS}
-            self._counts = {statistic: zeros.clone() for statistic in _MEANS}
-            self._max_logit = torch.full_like(zeros, -math.inf)
-            self._rows, self._empty, self._nonfinite = zeros.clone(), zeros.clone(), zeros.clone()
-            self._histogram = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=device)
-            parts = 1 if fits_buckets(fewest_keys) else 2
-            self._bucket_rows = torch.zeros((parts, heads, BUCKETS), dtype=torch.float64, device=device)
-        self._bucket_sums: dict[str, Tensor] = {}
-        self._added: Tensor | None = None
-        """Sums of ``add_sums`` that are not among the others yet."""
+            self._sums = torch.zeros((heads, width), dtype=torch.float64, device=device)
+            self._sums[:, LARGEST] = -math.inf
 
     def add(self, stats: AttentionStats, queries: int, keys: int) -> None:
-        """Takes in one call's rows, without waiting for the device."""
+        """Adds the rows of one call, without waiting for the device."""
         if 0 in stats.shape:
             return
-        self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
         self.normalizer = stats.normalizer
-        if self._has_sums(stats) and (sums := summed(stats)) is not None:
-            self.add_sums(sums, queries, keys)
-            return
-        self._add_means(stats)
-        rows, empty, nonfinite = (by_head(part).sum(1) for part in (stats.valid, stats.empty, stats.nonfinite))
-        largest = by_head(stats.max_logit.masked_fill(~stats.valid, -math.inf)).amax(1)
-        self._max_logit = torch.maximum(self._max_logit, largest.to(self._max_logit))
-        self._rows += rows.to(self._rows.device)
-        self._empty += empty.to(self._rows.device)
-        self._nonfinite += nonfinite.to(self._rows.device)
-        self._histogram += stats.histogram().to(self._histogram.device)
-        curves = [part.by_visible_keys() for part in self._parted(stats)]
-        self._add_binned(
-            torch.stack([curve.rows for curve in curves]),
-            {statistic: torch.stack([curve.sums[statistic] for curve in curves]) for statistic in curves[0].sums},
-        )
+        sums = summed(stats) if self._has_sums(stats) else None
+        self.add_sums(self._sums_of(stats) if sums is None else sums, queries, keys)
+
+    def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:
+        """Adds sums [H, WIDTH] of a kernel, or [H, columns] of all that is here."""
+        self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
+        sums, own = sums.to(self._sums.device), self._sums[:, : sums.shape[1]]
+        largest = torch.maximum(own[:, LARGEST], sums[:, LARGEST])
+        own.add_(sums)[:, LARGEST] = largest
+
+    def with_sums_of(self, other: SiteSums) -> SiteSums:
+        """A copy with the rows of ``other`` as well, which has as many heads."""
+        both = deepcopy(self)
+        both.add_sums(other._sums, other.queries, other.keys)
+        return both
 
     def _has_sums(self, stats: AttentionStats) -> bool:
-        """Whether sums of a kernel hold all that a reading shows of these statistics."""
-        by_name = {*_MEANS} - {*_IN_SUMS}
-        return _SHOWN.issubset(stats.names) and by_name.isdisjoint(stats.names) and fits_buckets(self.fewest_keys)
+        """Whether the sums of a kernel hold all that a reading shows of these statistics."""
+        return MEASURED.intersection(stats.names) == IN_KERNELS and fits_buckets(self.fewest_keys)
+
+    def _sums_of(self, stats: AttentionStats) -> Tensor:
+        """The rows of one call as sums [H, columns]."""
+        parts = {name: by_head(getattr(stats, name)).sum(1) for name in ("empty", "nonfinite")}
+        valid = stats.valid
+        parts["rows"] = by_head(valid).sum(1)
+        parts["max_logit"] = by_head(stats.max_logit.masked_fill(~valid, -math.inf)).amax(1)
+        parts |= self._means(stats)
+        parts["rows_without_weight"] = parts["rows"].to(self._sums.device) - parts["rows_of_entropy"]
+        parts["histogram"] = stats.histogram()
+        for names, rows in zip((CURVES, ENOUGH_KEYS), self._parted(stats), strict=False):
+            curve = rows.by_visible_keys()
+            sums = {"curve_rows": curve.rows} | {f"curve_{name}": part for name, part in curve.sums.items()}
+            parts |= {name: sums[of] for name, of in zip(names, CURVES, strict=True)}
+        empty = self._sums.new_zeros(self.heads)
+        return torch.cat([parts.get(name, empty).to(self._sums).view(self.heads, -1) for name in self._names], 1)
+
+    def _means(self, stats: AttentionStats) -> dict[str, Tensor]:
+        """Sums and rows of every mean from one stacked tensor: a sampled training step waits for this."""
+        names = [name for name in MEANS if name in stats]
+        values = torch.stack([stats[name] for name in names]).to(self._sums.device)
+        defined = torch.stack([stats.defined(name) for name in names]).to(self._sums.device)
+        sums = torch.where(defined, values, 0.0).sum((1, 3), dtype=torch.float64)
+        rows = {f"rows_of_{name}": part for name, part in zip(names, defined.sum((1, 3)), strict=True)}
+        return dict(zip(names, sums, strict=True)) | rows
 
     def _parted(self, stats: AttentionStats) -> tuple[AttentionStats, ...]:
         """Rows that see too few keys to be judged and the others, where one bucket would hold both."""
@@ -91,114 +123,73 @@ class SiteReduction:
         enough = stats.visible_keys >= self.fewest_keys
         return stats.where(~enough), stats.where(enough)
 
-    def _add_means(self, stats: AttentionStats) -> None:
-        """Sums and counts of every mean as one stacked tensor: a sampled training step waits for this."""
-        names = [name for name in _MEANS if name in stats]
-        values = torch.stack([stats[name] for name in names]).to(self._rows.device)
-        defined = torch.stack([stats.defined(name) for name in names]).to(self._rows.device)
-        sums = torch.where(defined, values, 0.0).sum((1, 3), dtype=torch.float64)
-        for statistic, total, count in zip(names, sums, defined.sum((1, 3)), strict=True):
-            self._sums[statistic] += total
-            self._counts[statistic] += count
-
-    def _add_binned(self, rows: Tensor, sums: dict[str, Tensor]) -> None:
-        self._bucket_rows += rows
-        for statistic, added in sums.items():
-            self._bucket_sums[statistic] = self._bucket_sums.get(statistic, 0.0) + added
-
-    def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:
-        """Takes in calls that a kernel has summed (``backends/sums.py``), [H, WIDTH]: two operations."""
-        self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
-        self._added = sums if self._added is None else joined(self._added, sums)
-
-    def _take_in(self) -> None:
-        """Brings what ``add_sums`` got to where ``add`` adds."""
-        if self._added is None:
-            return
-        sums, self._added = self._added.to(self._rows.device), None
-        rows = column(sums, "rows")
-        for statistic in _IN_SUMS:
-            own = f"rows_of_{statistic}"
-            self._sums[statistic] += column(sums, statistic)
-            self._counts[statistic] += column(sums, own) if own in COLUMNS else rows
-        self._max_logit = torch.maximum(self._max_logit, column(sums, "max_logit"))
-        self._rows += rows
-        self._empty += column(sums, "empty")
-        self._nonfinite += column(sums, "nonfinite")
-        self._histogram += column(sums, "histogram").to(self._histogram.dtype)
-        curve = {statistic: column(sums, f"curve_{statistic}")[None] for statistic in _CURVE}
-        self._add_binned(column(sums, "curve_rows")[None], curve)
-
-    def with_sums_of(self, other: SiteReduction) -> SiteReduction:
-        """A copy with the rows of ``other`` as well, which has as many heads, and holds nothing but sums."""
-        both = deepcopy(self)
-        assert other._added is not None
-        both.add_sums(other._added, other.queries, other.keys)
-        return both
-
     def reading(self) -> SiteReading:
-        """Means over everything added so far."""
-        self._take_in()
+        """Means over everything added so far. Waits for the device."""
         layer = layer_of(self.name)
-        heads = tuple(self._head(head, layer) for head in range(self.heads))
+        heads = tuple(self._head(head, numbers, layer) for head, numbers in enumerate(self._sums.tolist()))
         return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer, layer)
 
-    def _mean(self, statistic: str, head: int) -> float | None:
-        count = float(self._counts[statistic][head])
-        return number(float(self._sums[statistic][head]) / count) if count else None
-
-    def _head(self, head: int, layer: int | None) -> HeadReading:
-        buckets = self._buckets(head)
-        variance = self._mean("logit_variance", head)
+    def _head(self, head: int, numbers: list[float], layer: int | None) -> HeadReading:
+        sums = _named(self._names, numbers)
+        buckets = self._buckets(sums)
         return HeadReading(
             head=head,
-            entropy_nats=self._mean("entropy", head),
-            normalized_entropy=self._mean("normalized_entropy", head),
-            effective_tokens=self._mean("effective_tokens", head),
-            max_weight=self._mean("max_weight", head),
-            max_logit=number(float(self._max_logit[head])),
-            logit_std=None if variance is None else math.sqrt(variance),
-            mass=self._mean("mass", head),
-            first_token_mass=self._mean("first_token_mass", head),
-            gini=self._mean("gini", head),
-            normalized_entropy_histogram=tuple(self._histogram[head].tolist()),
+            normalized_entropy_histogram=tuple(map(int, sums["histogram"])),
             by_visible_keys=buckets,
-            rows=int(self._rows[head]),
-            empty_rows=int(self._empty[head]),
-            nonfinite_rows=int(self._nonfinite[head]),
+            rows=int(sums["rows"][0]),
+            empty_rows=int(sums["empty"][0]),
+            nonfinite_rows=int(sums["nonfinite"][0]),
             layer=layer,
-            support_size=self._mean("support_size", head),
-            mean_distance=self._mean("mean_distance", head),
-            entropy_with_sink_nats=self._mean("entropy_with_sink", head),
-            score_variance=self._mean("score_variance", head),
             judged=any(bucket.first >= self.fewest_keys for bucket in buckets),
+            **{field: _number(STATISTIC_OF[field], shown.reduction, sums) for field, shown in SHOWN.items()},
         )
 
-    def _buckets(self, head: int) -> tuple[VisibleKeyBucket, ...]:
-        found = self._bucket_rows[:, head].T.tolist()
-        return tuple(
-            self._bucket(head, index, part, int(rows))
-            for index, parts in enumerate(found)
-            for part, rows in enumerate(parts)
-            if rows
-        )
-
-    def _bucket(self, head: int, index: int, part: int, rows: int) -> VisibleKeyBucket:
-        first, last = 1 << index, (2 << index) - 1
-        if first < self.fewest_keys <= last:
-            first, last = (self.fewest_keys, last) if part else (first, self.fewest_keys - 1)
-        means = {name: float(sums[part, head, index]) / rows for name, sums in self._bucket_sums.items()}
-        return VisibleKeyBucket(
-            first=first,
-            last=last,
-            rows=rows,
-            entropy_nats=means.get("entropy"),
-            # A row with one key has no normalised entropy, and no key beside the first.
-            normalized_entropy=means.get("normalized_entropy") if index else None,
-            first_token_mass=means.get("first_token_mass") if index else None,
-        )
+    def _buckets(self, sums: dict[str, list[float]]) -> tuple[VisibleKeyBucket, ...]:
+        """Rows by powers of two of their keys, parted at ``fewest_keys``."""
+        buckets = []
+        for index in range(BUCKETS):
+            first, last = 1 << index, (2 << index) - 1
+            parted = first < self.fewest_keys <= last
+            ends = ((first, self.fewest_keys - 1), (self.fewest_keys, last)) if parted else ((first, last),) * 2
+            for (low, high), names in zip(ends, (CURVES, ENOUGH_KEYS), strict=True):
+                if names[0] in sums and (rows := int(sums[names[0]][index])):
+                    entropy, normalized, first_token = (sums[name][index] / rows for name in names[1:])
+                    # A row with one key has no normalised entropy, and no key beside the first.
+                    others = (normalized, first_token) if index else (None, None)
+                    buckets.append(VisibleKeyBucket(low, high, rows, entropy, *others))
+        return tuple(buckets)
 
 
 def fits_buckets(fewest_keys: int) -> bool:
     """Whether an edge of the buckets by visible keys, which are powers of two, is at ``fewest_keys``."""
     return fewest_keys & (fewest_keys - 1) == 0
+
+
+def _width(name: str) -> int:
+    return BUCKETS if name in BINNED or name in ENOUGH_KEYS else 1
+
+
+def _named(names: tuple[str, ...], numbers: list[float]) -> dict[str, list[float]]:
+    """The numbers of one head by the names of their columns."""
+    parts, start = {}, 0
+    for name in names:
+        parts[name] = numbers[start : start + _width(name)]
+        start += _width(name)
+    return parts
+
+
+def _number(name: str, reduction: Reduction, sums: dict[str, list[float]]) -> float | None:
+    """The number of a reading that shows a statistic; None where no row defines it."""
+    if reduction is Reduction.LARGEST:
+        return number(sums[name][0])
+    rows = _rows_of(name, sums)
+    mean = number(sums[name][0] / rows) if rows else None
+    return math.sqrt(mean) if mean is not None and reduction is Reduction.ROOT_OF_MEAN else mean
+
+
+def _rows_of(name: str, sums: dict[str, list[float]]) -> float:
+    """How many rows a mean is over."""
+    if f"rows_of_{name}" in sums:
+        return sums[f"rows_of_{name}"][0]
+    weightless = 0.0 if STATISTICS[name].defined is Rows.ALL else sums["rows_without_weight"][0]
+    return sums["rows"][0] - weightless

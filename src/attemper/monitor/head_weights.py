@@ -49,9 +49,15 @@ class WeightsCollector(Collector):
     """
 
     def __init__(
-        self, model: nn.Module, context: CallContext, *, asked: Callable[[str], bool], head: int,
-        sequence: int | None, max_weights: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        context: CallContext,
+        *,
+        asked: Callable[[str], bool],
+        head: int,
+        sequence: int | None,
+        max_weights: int,
+    ) -> None:
         super().__init__(model, ONE_PASS, "auto", context, replace=True)
         self._asked, self._head, self._sequence, self._max_weights = asked, head, sequence, max_weights
         self.seen: list[SeenCall] = []

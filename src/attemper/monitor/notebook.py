@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from attemper.monitor.heat_map import ink_on, viridis
 from attemper.readings.alarms import by_kind
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.readings.stacks import Stack, stacks
+from attemper.readings.stacks import Stack, over_heads, stacks
+from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import cut, shown
 
 if TYPE_CHECKING:
-    from attemper.monitor.compare import Comparison, HeadChange
+    from attemper.monitor.compare import Comparison
+    from attemper.readings.comparison import HeadChange
 
 MOST_LINES = 48
 """Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
@@ -27,6 +29,8 @@ _LEFT = _PLAIN.replace("right", "left")
 _MUTED = "color:inherit;opacity:0.75"
 _TABLE = "border-collapse:collapse;font-size:12px;line-height:16px;color:inherit;margin:4px 0 10px"
 _MISSING = "–"
+_SUMMED = tuple(name for name, one in SHOWN.items() if one.column and name not in SHOWN_BY_NAME)
+"""Numbers of a head of which a line of a scan shows the mean, or the largest."""
 
 
 def scan_html(reading: Reading) -> str:
@@ -48,7 +52,7 @@ def comparison_html(comparison: Comparison, statistics: Sequence[str]) -> str:
     """The heads that changed most, before and after, and the sites that only one of the two has."""
     heads = comparison.heads
     title = f"{cut(comparison.before, LONGEST_NAME)} → {cut(comparison.after, LONGEST_NAME)}"
-    known = [name for name in statistics if any(getattr(head, name) != (None, None) for head in heads)]
+    known = [name for name in statistics if any(head.pairs[name] != (None, None) for head in heads)]
     parts = [_headline(title, f"{len(heads)} heads"), _changes(heads, known)]
     if len(heads) > MOST_LINES:
         parts.append(_line(f"and {len(heads) - MOST_LINES} heads that changed less"))
@@ -95,14 +99,14 @@ def _stack(stack: Stack) -> str:
     """One table of like sites: a line for each, a coloured cell for each head."""
     size = f"up to {stack.queries:,} queries x {stack.keys:,} keys"
     what = f"{stack.pattern}: {stack.kind} attention, {stack.mode}, {size}"
-    columns = [stack.column, *map(str, range(stack.heads)), "entropy, nats", "effective tokens", "max logit"]
+    columns = [stack.column, *map(str, range(stack.heads)), *map(_title, _SUMMED)]
     lines = [
         _row(
             [
                 _cell(label),
                 *map(_entropy, site.heads),
                 *(_cell("") for _ in range(stack.heads - len(site.heads))),
-                *map(_cell, _summary(site.heads)),
+                *(_cell(_summary(site.heads, name)) for name in _SUMMED),
             ]
         )
         for site, label in zip(stack.sites[:MOST_LINES], stack.labels, strict=False)
@@ -127,18 +131,14 @@ def _entropy(head: HeadReading) -> str:
     return f'<td style="{style}">{value * 100:.0f}</td>'
 
 
-def _summary(heads: tuple[HeadReading, ...]) -> tuple[str, str, str]:
-    """Mean entropy and effective tokens over heads, and the largest logit."""
+def _title(name: str) -> str:
+    words = STATISTIC_OF[name].replace("_", " ")
+    return words if name == STATISTIC_OF[name] else f"{words}, {SHOWN[name].unit}"
 
-    def known(name: str) -> list[float]:
-        return [value for head in heads if (value := getattr(head, name)) is not None]
 
-    def mean(name: str) -> str:
-        values = known(name)
-        return f"{sum(values) / len(values):.4g}" if values else _MISSING
-
-    logits = known("max_logit")
-    return mean("entropy_nats"), mean("effective_tokens"), f"{max(logits):.4g}" if logits else _MISSING
+def _summary(heads: tuple[HeadReading, ...], name: str) -> str:
+    value = over_heads(heads, name)
+    return _MISSING if value is None else f"{value:.4g}"
 
 
 def _alarms(alarms: tuple[Alarm, ...]) -> str:
@@ -168,7 +168,7 @@ def _changes(heads: tuple[HeadChange, ...], statistics: Sequence[str]) -> str:
             [
                 _cell(f"{head.site} ({head.mode})" if len(modes) > 1 else head.site, _LEFT),
                 _cell(head.head),
-                *(_cell(_change(*getattr(head, name))) for name in statistics),
+                *(_cell(_change(*head.pairs[name])) for name in statistics),
             ]
         )
         for head in heads[:MOST_LINES]

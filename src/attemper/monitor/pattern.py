@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.monitor.forward import observation, run
 from attemper.monitor.head_weights import Kept, WeightsCollector
-from attemper.monitor.labels import checked_labels, given_labels, labels
 from attemper.monitor.scan import ADVICE
 from attemper.readings.labels import layer_of
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
@@ -87,10 +86,18 @@ class Pattern:
 
 
 def pattern(
-    model: nn.Module, batch: Any, *, site: str | None = None, layer: int | None = None, head: int,
-    sequence: int | None = None, call: int | None = None, tokenizer: Any = None, tokens: Sequence[str] | None = None,
+    model: nn.Module,
+    batch: Any,
+    *,
+    site: str | None = None,
+    layer: int | None = None,
+    head: int,
+    sequence: int | None = None,
+    call: int | None = None,
+    tokenizer: Any = None,
+    tokens: Sequence[str] | None = None,
     max_weights: int = 2048 * 2048,
-) -> Pattern:  # fmt: skip
+) -> Pattern:
     """The exact attention weights of one head for one text, with its tokens: to look at a head that a scan found.
 
     The batch runs through the model once, without gradients, as in :func:`attemper.scan`; every site that a scan sees
@@ -121,7 +128,7 @@ def pattern(
             measured; or there are more than ``max_weights`` weights.
     """
     _check(model, batch, site=site, layer=layer, head=head, sequence=sequence, call=call, max_weights=max_weights)
-    checked_labels(tokens, tokenizer)
+    _check_labels(tokens, tokenizer)
     asked = partial(_is_asked, site, layer)
     collector = WeightsCollector(
         model, CallContext(), asked=asked, head=head, sequence=sequence, max_weights=max_weights
@@ -211,16 +218,82 @@ def _labelled(kept: Kept, name: str, head: int, tokens: Sequence[str] | None, to
     """The weights without padding, and what their rows and columns are called."""
     queries, keys = kept.weights.shape
     same = kept.call.kind == "self" and queries == keys
-    key_labels = labels(kept.key_ids, keys, tokenizer) if tokens is None else given_labels(tokens, kept.keys, keys)
-    query_labels = key_labels if same else labels(kept.query_ids, queries, tokenizer)
+    key_labels = _labels(kept.key_ids, keys, tokenizer) if tokens is None else _given_labels(tokens, kept.keys, keys)
+    query_labels = key_labels if same else _labels(kept.query_ids, queries, tokenizer)
     rows = torch.arange(queries) if kept.queries is None else kept.queries.nonzero().view(-1)
     weights = kept.weights[rows]
     columns = torch.arange(keys)
     if kept.keys is not None:
         # A key of padding that some row gives weight to is part of the pattern.
         columns = (kept.keys | (weights != 0).any(0)).nonzero().view(-1)
-    return Pattern(
-        weights[:, columns], tuple(query_labels[row] for row in rows.tolist()), name, head,
-        tuple(key_labels[column] for column in columns.tolist()), kept.call.kind,
-        (queries - len(rows), keys - len(columns)),
-    )  # fmt: skip
+    row_labels = tuple(query_labels[row] for row in rows.tolist())
+    column_labels = tuple(key_labels[column] for column in columns.tolist())
+    padding = (queries - len(rows), keys - len(columns))
+    return Pattern(weights[:, columns], row_labels, name, head, column_labels, kept.call.kind, padding)
+
+
+def _check_labels(tokens: Any, tokenizer: Any) -> None:
+    """Refuses what names no tokens.
+
+    Raises:
+        InputError: both are given, ``tokens`` is no sequence of strings, or ``tokenizer`` cannot name an id.
+    """
+    if tokens is not None and tokenizer is not None:
+        raise InputError("pattern(tokens=..., tokenizer=...): give one of the two; tokens are named already.")
+    listed = isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(t, str) for t in tokens)
+    if tokens is not None and not listed:
+        raise InputError(
+            f"pattern(tokens=...) must be a sequence of strings, one for each key, got {type(tokens).__name__}."
+        )
+    if tokenizer is not None and _naming(tokenizer) is None:
+        raise InputError(
+            "pattern(tokenizer=...) must have convert_ids_to_tokens or decode, or be a function from a list of ids to "
+            f"strings; got {type(tokenizer).__name__}."
+        )
+
+
+def _labels(ids: Tensor | None, length: int, tokenizer: Any) -> tuple[str, ...]:
+    """A string for each of ``length`` tokens: of its id, or ``#place`` where the id is not known."""
+    if ids is None:
+        return tuple(f"#{place}" for place in range(length))
+    numbers = [int(number) for number in ids.tolist()]
+    naming = None if tokenizer is None else _naming(tokenizer)
+    known = [number for number in numbers if number >= 0]
+    named = [str(number) for number in known] if naming is None else naming(known)
+    following = iter(named)
+    return tuple(next(following) if number >= 0 else f"#{place}" for place, number in enumerate(numbers))
+
+
+def _given_labels(tokens: Sequence[str], real: Tensor | None, length: int) -> tuple[str, ...]:
+    """``tokens`` for each of ``length`` keys: given for all of them, or for those that are no padding.
+
+    Raises:
+        InputError: there are more or fewer.
+    """
+    places = torch.arange(length) if real is None else real.nonzero().view(-1)
+    if len(tokens) == length:
+        return tuple(tokens)
+    if len(tokens) != len(places):
+        padding = "" if real is None else f" ({len(places)} without padding)"
+        raise InputError(f"pattern(tokens=...) has {len(tokens)} strings, and the site has {length} keys{padding}.")
+    named = dict(zip(places.tolist(), tokens, strict=True))
+    return tuple(named.get(place, "") for place in range(length))
+
+
+def _naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
+    """How a tokenizer names ids, one by one."""
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        return lambda ids: _or_ids(tokenizer.convert_ids_to_tokens(ids), ids)
+    if hasattr(tokenizer, "decode"):
+        return lambda ids: [str(tokenizer.decode([number])) for number in ids]
+    if not callable(tokenizer):
+        return None
+    function: Callable[[list[int]], Any] = tokenizer
+    return lambda ids: _or_ids(function(ids), ids)
+
+
+def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
+    """Tokens; the id for one that is not in the vocabulary."""
+    if len(tokens) != len(ids):
+        raise InputError(f"pattern(tokenizer=...) gave {len(tokens)} strings for {len(ids)} ids: one for each, please.")
+    return [str(number) if token is None else str(token) for token, number in zip(tokens, ids, strict=True)]

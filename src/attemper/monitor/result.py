@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.call.result import AttentionStats
 from attemper.call.sums import Accumulated
 from attemper.errors import InputError, MissingExtraError
-from attemper.readings.reading import Alarm, Reading, SiteReading, Skipped
+from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -105,13 +105,7 @@ class Scan:
             import pandas
         except ImportError as error:
             raise MissingExtraError("Scan.to_pandas", "pandas", "pandas") from error
-        left_out = ("normalized_entropy_histogram", "by_visible_keys")
-        frame = pandas.DataFrame(
-            {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
-            | {name: value for name, value in head.to_dict().items() if name not in left_out}
-            for site in self.sites
-            for head in site.heads
-        )
+        frame = pandas.DataFrame(head_rows(self.reading.placed_heads), columns=pandas.Index(HEAD_COLUMNS))
         return frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
 
     def row_statistics(self, site: str) -> AttentionStats:

@@ -28,10 +28,17 @@ ADVICE = (
 
 
 def scan(
-    model: nn.Module, batches: Iterable[Any], *, stats: str | Iterable[str] = "all",
-    limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS, backend: str = "auto",
-    name: str | None = None, text: str | None = None, on_batch: Callable[[int], None] | None = None,
-) -> Scan:  # fmt: skip
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    stats: str | Iterable[str] = "all",
+    limits: Mapping[str, float] | None = None,
+    fewest_keys: int = FEWEST_KEYS,
+    backend: str = "auto",
+    name: str | None = None,
+    text: str | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Scan:
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
     Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in.

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.readings.stacks import Stack, stacks
+from attemper.readings.stacks import Stack, over_heads, stacks
+from attemper.statistics import SHOWN, SHOWN_BY_NAME, Shown
 from attemper.text import shown
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
@@ -19,14 +20,6 @@ _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#
 _STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
 _OTHER_COLUMNS = 31
 """Width of what stands beside the heads."""
-_BY_NAME = {
-    "support_size": ("support", 1),
-    "mean_distance": ("distance", 1),
-    "gini": ("gini", 3),
-    "entropy_with_sink_nats": ("H with sink", 2),
-    "score_variance": ("score variance", 2),
-}
-"""Title and digits of a column that stands there if some head of the group has its number."""
 
 
 def table(reading: Reading, width: int) -> RenderableType:
@@ -49,19 +42,20 @@ def _headline(reading: Reading) -> Text:
 
 def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
     heads = [head for site in stack.sites for head in site.heads]
-    extra = [name for name in _BY_NAME if any(getattr(head, name) is not None for head in heads)]
-    titles = ["H nats", "tokens", "max logit", *(_BY_NAME[name][0] for name in extra)]
-    heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(title) + 1 for title in titles[3:])) // 4)
+    columns = {name: one for name, one in SHOWN.items() if one.column and name not in SHOWN_BY_NAME}
+    extra = [name for name in SHOWN_BY_NAME if any(getattr(head, name) is not None for head in heads)]
+    columns |= {name: SHOWN[name] for name in extra}
+    heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(SHOWN[name].column) + 1 for name in extra)) // 4)
     size = f"up to {stack.queries} queries x {stack.keys} keys"
     what = f"  {shown(stack.kind)} attention, {shown(stack.mode)}, {size}"
     yield Text.assemble("\n", (shown(stack.pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column(stack.column, justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
-    for title in titles:
-        grid.add_column(title, justify="right")
+    for one in columns.values():
+        grid.add_column(one.column, justify="right")
     for site, label in zip(stack.sites, stack.labels, strict=True):
-        grid.add_row(label, _cells(site.heads, heads_a_line), *_summary(site.heads, extra))
+        grid.add_row(label, _cells(site.heads, heads_a_line), *(_summary(site.heads, one) for one in columns.values()))
     yield grid
 
 
@@ -85,20 +79,9 @@ def _cell(head: HeadReading) -> tuple[str, str]:
     return f"{value * 100:3.0f}", f"{'black' if value > 0.5 else 'white'} on {colour}"
 
 
-def _summary(heads: tuple[HeadReading, ...], extra: list[str]) -> list[str]:
-    """Mean entropy and effective tokens over heads, the largest logit, and means of what was asked for by name."""
-
-    def known(name: str) -> list[float]:
-        return [value for head in heads if (value := getattr(head, name)) is not None]
-
-    def mean(name: str, digits: int) -> str:
-        values = known(name)
-        return f"{sum(values) / len(values):.{digits}f}" if values else "-"
-
-    logits = known("max_logit")
-    largest = f"{max(logits):.1f}" if logits else "-"
-    rest = [mean(name, _BY_NAME[name][1]) for name in extra]
-    return [mean("entropy_nats", 2), mean("effective_tokens", 1), largest, *rest]
+def _summary(heads: tuple[HeadReading, ...], one: Shown) -> str:
+    value = over_heads(heads, one.name)
+    return "-" if value is None else f"{value:.{one.digits}f}"
 
 
 def _alarms(reading: Reading) -> Iterator[RenderableType]:

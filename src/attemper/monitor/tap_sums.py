@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attemper.call.sums import joined
-from attemper.monitor.head_sums import SiteReduction, fits_buckets
+from attemper.monitor.head_sums import SiteSums, fits_buckets
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import BY_NAME
@@ -85,7 +85,7 @@ class TappedSums:
         before = self._padded.get(tokens.device)
         self._padded[tokens.device] = last if before is None else torch.maximum(before, last)
 
-    def latest(self) -> tuple[int, list[SiteReduction], int, dict[str, str]]:
+    def latest(self) -> tuple[int, list[SiteSums], int, dict[str, str]]:
         """The number of the latest step, its sites, its tokens, and what is not shown of it. Waits for the devices."""
         samples = {buffer: (sample, int(sample.period)) for buffer, sample in self._samples.items()}
         latest = max((period for _, period in samples.values()), default=-1)
@@ -104,8 +104,8 @@ class TappedSums:
         return latest, sites, tokens, {}
 
 
-def _site(buffer: TapBuffer, sample: _Sample, fewest_keys: int) -> SiteReduction:
+def _site(buffer: TapBuffer, sample: _Sample, fewest_keys: int) -> SiteSums:
     heads, device = sample.sums.shape[0], sample.sums.device
-    site = SiteReduction(sample.name, "self", buffer.mode, heads=heads, device=device, fewest_keys=fewest_keys)
+    site = SiteSums(sample.name, "self", buffer.mode, heads=heads, device=device, fewest_keys=fewest_keys)
     site.add_sums(sample.sums, buffer.queries, buffer.keys)
     return site

@@ -39,7 +39,7 @@ from attemper.sites.names import (
     unwrapped,
 )
 from attemper.sites.observation import observing
-from attemper.sites.padding import CallContext, entered, tracked
+from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
 from attemper.statistics import reading_names
 from attemper.text import shown
@@ -155,10 +155,10 @@ class Watch:
         self._open.callback(before.remove)
         self._open.callback(after.remove)
         for taps in (tap, tap_buffers):
-            taps.join(self)
-            self._open.callback(taps.leave, self)
+            taps.subscribe(self)
+            self._open.callback(taps.unsubscribe, self)
         # The first step is sampled, whatever decides on those that follow.
-        tap_buffers.lift(self, self._start())
+        tap_buffers.raise_flag(self, self._start())
 
     def __enter__(self) -> Watch:
         return self
@@ -197,7 +197,7 @@ class Watch:
         self.steps, self._number = self.steps + 1, number + 1
         self._drop_interrupted()
         self._collector.commit()
-        tap_buffers.settle()
+        tap_buffers.deliver()
         self._tapped = self._tapped and not told
         self._begin_step(number)
         self.end_pass()
@@ -266,12 +266,10 @@ class Watch:
         return self._collector.owns(site)
 
     @quietly
-    def take(self, taken: list[tuple[tap_buffers.TapBuffer, Tensor]]) -> None:
-        """Gets what taps have summed on their devices, in this step or pass so far."""
-        sites = {buffer: (tap.site_of(buffer), sums) for buffer, sums in taken}
-        found = {
-            buffer: (self._collector.name_of(site), sums) for buffer, (site, sums) in sites.items() if site is not None
-        }
+    def receive(self, sums: list[tuple[tap_buffers.TapBuffer, Tensor]]) -> None:
+        """Receives what taps have summed on their devices, in this step or pass so far."""
+        sites = ((buffer, tap.site_of(buffer), part) for buffer, part in sums)
+        found = {buffer: (self._collector.name_of(site), part) for buffer, site, part in sites if site is not None}
         self._collector.take(found)
         self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)
 
@@ -288,9 +286,9 @@ class Watch:
     def _switch_taps(self) -> None:
         """Raises or lowers the flag that taps ask on their device, for the step or pass that comes."""
         if self.sampling:
-            tap_buffers.lift(self, self._start())
+            tap_buffers.raise_flag(self, self._start())
         else:
-            tap_buffers.lower(self)
+            tap_buffers.lower_flag(self)
 
     def _start(self) -> float:
         """Where the rows that taps sample on their device start, in [0, 1)."""
@@ -311,7 +309,7 @@ class Watch:
         if tap.in_backward() or module is not self.model:
             return
         # What is captured into a CUDA graph is not a pass: taps inside are seen when it is replayed.
-        if tap_buffers.capturing(self._device):
+        if tap_buffers.is_capturing(self._device):
             self._inside = True
             return
         self._drop_interrupted()
@@ -319,7 +317,7 @@ class Watch:
             self._nested += 1
             return
         self._inside, self._raising = True, sys.exc_info()[1]
-        if tap_buffers.lifted(self) != self.sampling:
+        if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()
         if not self._compiled and not self.sampling:
             return
@@ -329,21 +327,21 @@ class Watch:
         """Puts in place what a sampled pass needs; taken away again if any of it fails."""
         if self._compiled:
             # No hook inside a compiled model tells masks, or counts the calls of a pass.
-            entered(self._context, unwrapped(self.model), args, kwargs)
+            enter_compiled(self._context, unwrapped(self.model), args, kwargs)
             tokens = self._context.tokens.own
-            if tokens is not None and self.sampling and tap_buffers.graphed(tokens.device):
+            if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
                 self._collector.tapped.note_padding(tokens, self._collector.period)
             return
         self._begin_sample()
         self._collector.begin()
         with ExitStack() as stack:
-            models = registry.pretrained(self.model)
+            models = registry.pretrained_models(self.model)
             if self._replace:
-                switch = stack.enter_context(registry.switched(self.model))
+                switch = stack.enter_context(registry.switching(self.model))
                 self._collector.refuse(switch.refused)
             # A wrapper's own arguments have no names: the masks of the model inside it count.
             own = models or [unwrapped(self.model)]
-            stack.enter_context(tracked(self._context, self.model, own, (args, kwargs)))
+            stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
             stack.enter_context(observing(self._collector))
             stack.enter_context(reading(self.model, switched=self._replace))
             self._call = call_of(self.model)
@@ -353,7 +351,7 @@ class Watch:
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is not self.model:
             return
-        if tap_buffers.capturing(self._device):
+        if tap_buffers.is_capturing(self._device):
             self._inside = False
             return
         if self._nested:
@@ -364,7 +362,7 @@ class Watch:
         self._end_pass(commit=raised is None or raised is self._raising)
         if self._inside or not tap.in_backward():
             self._inside = False
-            tap_buffers.settle()
+            tap_buffers.deliver()
             self.passes += 1
             if not self._stepping:
                 self._begin_step(self._number)
@@ -400,7 +398,7 @@ class Watch:
             InputError: nothing was sampled, or no attention was seen.
         """
         self._drop_interrupted()
-        tap_buffers.settle()
+        tap_buffers.deliver()
         self._collector.commit()
         found = self._collector.found()
         if self._compiled:

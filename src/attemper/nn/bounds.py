@@ -14,11 +14,11 @@ from attemper.call.onnx import exports_to_onnx
 
 
 def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
-    r""":math:`\min(\max(e^{raw}, low), high)`, whose parameter cannot be lost.
+    r""":math:`\min(\max(e^{raw}, low), high)`, with a gradient that leads back from beyond a bound.
 
-    Beyond a bound the gradient is 0 in the direction that leads further out and exp's at the bound in the other, so an
-    optimizer that overshot comes back, where a plain clamp would hold it for ever. A gradient that is not finite counts
-    as 0: an infinite step would take the parameter where no later step could fetch it.
+    Beyond a bound the gradient is 0 in the direction that leads further out, and that of exp at the bound in the other.
+    So a parameter that overshot comes back; under a plain clamp it would stay outside for ever. A gradient that is not
+    finite counts as 0: after an infinite step no later step could bring the parameter back.
 
     Args:
         raw: floating, any value; NaN is treated as 0, which gives 1 where that is within the bounds.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from attemper.functional.linear import LinearOutput, LinearState, linear_attention
-from attemper.functional.linear_state import FeatureMap, checked_map
+from attemper.functional.linear import LinearOutput, linear_attention
+from attemper.functional.linear_state import FeatureMap, LinearState, checked_map
 
 
 class LinearAttention(nn.Module):

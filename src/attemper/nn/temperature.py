@@ -1,8 +1,7 @@
 """Temperatures as modules: fixed, learned, conditional on the input, following the length, scheduled; and products.
 
-Every one gives a float32 tensor (float64 in a float64 model) that broadcasts to [B, H, Q], which is what
-``attention(temperature=...)`` takes on any backend: a temperature is a multiplier of each row of scores, and all its
-forms are one thing to a kernel.
+Every one gives a float32 tensor (float64 in a float64 model) that broadcasts to [B, H, Q], as
+``attention(temperature=...)`` takes it on any backend: to a kernel, each of them is one multiplier per row of scores.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from attemper.nn.bounds import bounded_exponential
 from attemper.schedules import Schedule, schedule_form
 
 ADDED = "attemper_temperature"
-"""Name, or its beginning, of a temperature that an attention module was given later."""
+"""Name, or its beginning, of a temperature that was added to an attention module."""
 ACTIONS = "_attemper_actions"
-"""Attribute of an attention module: what is done to its attention, if anything."""
+"""Attribute of an attention module that holds what acts on its attention."""
 FLOOR, CEILING = 0.01, 100.0
-"""Bounds of what is learned: below, a float16 softmax is a step; above, every key has the same weight."""
+"""Bounds of a learned temperature: below, a float16 softmax is a step; above, every key has the same weight."""
 
 
 class Temperature(nn.Module):
@@ -36,9 +35,9 @@ class Temperature(nn.Module):
     """
 
     follows_length = False
-    """Whether it must be told how many keys each query sees."""
+    """Whether ``visible_keys`` must be given."""
     follows_input = False
-    """Whether it must be given the layer's input."""
+    """Whether ``hidden``, the layer's input, must be given."""
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
@@ -56,7 +55,7 @@ class Temperature(nn.Module):
         return any(getattr(part, what, False) for part in self.modules())
 
     def saved_as(self) -> Temperature:
-        """What stands for it in a model that is saved: itself, or what it was then, if what moves it is not saved."""
+        """The temperature to save with a model: itself, or its present value if what moves it cannot be saved."""
         return self
 
     def __mul__(self, other: Temperature | float | Tensor) -> ProductTemperature:
@@ -246,7 +245,7 @@ class LengthTemperature(Temperature):
 class ScheduledTemperature(Temperature):
     """A temperature that follows a schedule of :mod:`attemper.schedules`; call :meth:`step` after each optimizer step.
 
-    Step and value are buffers: a checkpoint resumes where it was, and a compiled model is not compiled again.
+    Step and value are buffers: training resumes from a checkpoint where it was, and no step compiles a model again.
 
     Args:
         schedule: ``(step, total_steps) -> T``.
@@ -269,7 +268,7 @@ class ScheduledTemperature(Temperature):
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
-        # Sites that share one may lie on several devices.
+        # Attention modules that share one may lie on several devices.
         return wide(self.value).to(query.device)[None, None, None]
 
     def step(self, step: int | None = None) -> None:
@@ -344,7 +343,7 @@ class ProductTemperature(Temperature):
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """In float32, or float64 if it is: the type that a temperature has whatever the model's is."""
+    """In float32, or float64 if it is: the type of a temperature, whatever the model's type is."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -356,7 +355,7 @@ def times(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _per_head(where: str, value: float | Tensor | Iterable[float]) -> Tensor:
-    """[heads]: a tensor's own numbers, or those that were given in float64."""
+    """[heads]: the tensor in its own type, or numbers in float64."""
     if isinstance(value, Tensor):
         tensor = value.detach().clone()
     else:

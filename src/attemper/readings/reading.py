@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from attemper.errors import InputError
@@ -15,9 +15,6 @@ from attemper.readings.schema import SCHEMA, check_schema, checked, each, loaded
 
 FEWEST_KEYS = 32
 """How many keys a row must see before its sharpness is judged, by default."""
-
-BY_NAME = ("support_size", "mean_distance", "gini", "entropy_with_sink_nats", "score_variance")
-"""Numbers of a head that are None unless they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class VisibleKeyBucket:
         return loaded(cls, document, where)
 
 
+_LISTS = ("normalized_entropy_histogram", "by_visible_keys")
 _BUCKET_ENDS = {"first": "from", "last": "to"}
 """Fields of a bucket that have another name in documents."""
 
@@ -76,7 +74,7 @@ class HeadReading:
     judged: bool = False
     """Whether a valid row sees at least ``Reading.fewest_keys`` keys. Without one, no alarm judges its sharpness."""
     support_size: float | None = None
-    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``BY_NAME``."""
+    """Keys whose weight is not 0. Under softmax only if asked for by ``stats=``, as the others of ``SHOWN_BY_NAME``."""
     mean_distance: float | None = None
     """Mean distance between a query and its keys under the weights, in positions."""
     entropy_with_sink_nats: float | None = None
@@ -192,6 +190,11 @@ class Reading:
         return tuple(head for site in self.sites for head in site.heads)
 
     @property
+    def placed_heads(self) -> list[tuple[SiteReading, HeadReading]]:
+        """All heads with their sites, in the order of the model."""
+        return [(site, head) for site in self.sites for head in site.heads]
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the alarms do not cover: heads that were not judged, or raised no alarm of their own, and why."""
         short = {site.name: sum(bool(head.rows) and not head.judged for head in site.heads) for site in self.sites}
@@ -202,12 +205,14 @@ class Reading:
             ("no valid row to judge", silent, ""),
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
-        if self.untrained_heads:
-            near = (
-                f"{self.untrained_heads} of {total} heads {'is' if self.untrained_heads == 1 else 'are'} near uniform"
-            )
-            notes.append(f"the model looks untrained: {near}, and not told one by one until it is not so.")
-        return tuple(notes)
+        return tuple(notes) if self.untrained_note is None else (*notes, self.untrained_note)
+
+    @property
+    def untrained_note(self) -> str | None:
+        """The last of the notes, where the watched model looks untrained; else None."""
+        many = self.untrained_heads
+        near = f"{many} of {len(self.heads)} heads {'is' if many == 1 else 'are'} near uniform"
+        return f"the model looks untrained: {near}, and not told one by one until it is not so." if many else None
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""
@@ -265,12 +270,18 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+HEAD_COLUMNS = (
+    *("site", "layer", "kind", "mode"),
+    *(one.name for one in fields(HeadReading) if one.name not in ("layer", *_LISTS)),
+)
+"""Columns of a table with a row for each head: its place, and every number but histogram and buckets."""
+
+
 def head_rows(heads: Iterable[tuple[SiteReading, HeadReading]]) -> list[dict[str, Any]]:
-    """A table with a row for each head: its site, layer, kind and mode, and every number but histogram and buckets."""
-    lists = ("normalized_entropy_histogram", "by_visible_keys")
+    """A row of ``HEAD_COLUMNS`` for each head, exact; a missing number is None."""
     return [
-        {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
-        | {name: value for name, value in vars(head).items() if name not in ("layer", *lists)}
+        {name: getattr(head, name, None) for name in HEAD_COLUMNS}
+        | {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
         for site, head in heads
     ]
 

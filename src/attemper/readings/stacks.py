@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attemper.readings.labels import label_of, pattern_of
-from attemper.readings.reading import SiteReading
+from attemper.readings.reading import HeadReading, SiteReading
+from attemper.statistics import SHOWN, Reduction
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,11 @@ def stacks(sites: tuple[SiteReading, ...], *, equal_heads: bool = False) -> tupl
         Stack(pattern, kind, mode, tuple(sites[place] for place in places), tuple(places))
         for (pattern, kind, mode, _), places in gathered.items()
     )
+
+
+def over_heads(heads: tuple[HeadReading, ...], name: str) -> float | None:
+    """The mean of a number over heads; the largest if it is a largest itself. None if no head has it."""
+    values = [value for head in heads if (value := getattr(head, name)) is not None]
+    if not values:
+        return None
+    return max(values) if SHOWN[name].reduction is Reduction.LARGEST else sum(values) / len(values)

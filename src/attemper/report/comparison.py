@@ -13,7 +13,7 @@ from markupsafe import Markup
 from attemper import __version__
 from attemper.files import write_whole
 from attemper.report.page import asset, policy, templates
-from attemper.report.quantities import QUANTITIES
+from attemper.statistics import SHOWN
 from attemper.text import cut, number, shown
 
 MOST_ROWS = 1000
@@ -86,7 +86,8 @@ def comparison_page(document: Mapping[str, Any], summary: str) -> str:
     keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in document["heads"])]
     style = asset("page.css") + asset("comparison.css")
     script = f'(() => {{\n"use strict";\n{asset("comparison.js")}\n{asset("theme.js")}\nstart();\n}})();\n'
-    return templates().get_template("comparison.html.j2").render(
+    template = templates().get_template("comparison.html.j2")
+    return template.render(
         before=shown(document["before"]),
         after=shown(document["after"]),
         tokens=document["tokens"],
@@ -103,7 +104,7 @@ def comparison_page(document: Mapping[str, Any], summary: str) -> str:
         style=Markup(style),
         script=Markup(script),
         version=__version__,
-    )  # fmt: skip
+    )
 
 
 def write_comparison(document: Mapping[str, Any], summary: str, path: str | os.PathLike[str]) -> Path:
@@ -121,8 +122,7 @@ def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None
 
 def _title(key: str) -> tuple[str, str]:
     """What the page of a scan calls it, and its unit."""
-    known = next((quantity for quantity in QUANTITIES if quantity.key == key), None)
-    return (known.title, known.unit) if known else (key.replace("_", " ").capitalize(), "")
+    return (SHOWN[key].title, SHOWN[key].unit) if key in SHOWN else (key.replace("_", " ").capitalize(), "")
 
 
 def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
@@ -141,10 +141,9 @@ def _cell(value: Mapping[str, float | None]) -> Cell:
     before, after, change = value["before"], value["after"], value["change"]
     size = abs(change) if change is not None else 0.0 if before is after else None
     sign = "+" if change is not None and change > 0 else ""
-    return Cell(
-        _exact(before), _exact(after), _exact(change), number(before), number(after), sign + number(change),
-        "Infinity" if size is None else repr(size),
-    )  # fmt: skip
+    exact = map(_exact, (before, after, change))
+    largest_first = "Infinity" if size is None else repr(size)
+    return Cell(*exact, number(before), number(after), sign + number(change), largest_first)
 
 
 def _exact(value: float | None) -> str:
@@ -161,11 +160,9 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
     def at(value: float | None) -> float:
         return _MARGIN + ((value or 0.0) - low) / room * (SIDE - 2 * _MARGIN)
 
-    dots = tuple(
-        Dot(
-            f"{at(before):.2f}", f"{SIDE - at(after):.2f}", before != after,
-            f"{cut(shown(head['site']), 200)} head {head['head']}: {number(before)} → {number(after)}",
-        )
-        for head, before, after in reversed(known)
-    )  # fmt: skip
+    def dot(head: Mapping[str, Any], before: float | None, after: float | None) -> Dot:
+        title = f"{cut(shown(head['site']), 200)} head {head['head']}: {number(before)} → {number(after)}"
+        return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", before != after, title)
+
+    dots = tuple(dot(*one) for one in reversed(known))
     return Picture(_title(key)[0], number(low, 3), number(high, 3), dots)

@@ -6,14 +6,20 @@ what can be seen, and empty bins of a histogram are left out.
 
 from __future__ import annotations
 
+import base64
+import csv
+import gzip
+import io
+import json
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attemper.readings.alarms import KINDS, level_of
-from attemper.readings.reading import BY_NAME, Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
 from attemper.readings.stacks import Stack, stacks
-from attemper.report.quantities import QUANTITIES, Quantity, of_sample
+from attemper.statistics import SHOWN, SHOWN_BY_NAME, Shown
 from attemper.text import cut, rounded, shown
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
@@ -21,6 +27,8 @@ FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram",
 ``by_visible_keys`` is first, last, rows, entropy in nats and normalised entropy, again and again."""
 
 LONGEST_MESSAGE = 600
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +76,29 @@ def _letter(place: int) -> str:
     return letters
 
 
-def quantities(reading: Reading) -> tuple[Quantity, ...]:
-    """Those that the reading has: what is measured only if asked for, only if some head has it."""
-    kinds = QUANTITIES if reading.sampled_rows is None else map(of_sample, QUANTITIES)
-    return tuple(
-        kind for kind in kinds
-        if kind.key not in BY_NAME or any(getattr(head, kind.key) is not None for head in reading.heads)
-    )  # fmt: skip
+def quantities(reading: Reading) -> tuple[Shown, ...]:
+    """The numbers of a head that the page shows, normalised entropy first: it colours the maps at the start.
+
+    A number that is measured only if asked for is there if some head has it. Of a sample of the rows, the largest
+    logit is that of the rows that were measured.
+    """
+    heads = reading.heads
+    found = [
+        shown
+        for name, shown in SHOWN.items()
+        if name not in SHOWN_BY_NAME or any(getattr(head, name) is not None for head in heads)
+    ]
+    found.sort(key=lambda shown: shown.name != "normalized_entropy")
+    return tuple(found if reading.sampled_rows is None else map(_of_sample, found))
+
+
+def _of_sample(one: Shown) -> Shown:
+    if one.name != "max_logit":
+        return one
+    meaning = (
+        "The largest score before softmax over the rows that were measured; that of all rows is at least as large."
+    )
+    return replace(one, title="Largest logit, at least", meaning=meaning)
 
 
 def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True) -> dict[str, Any]:
@@ -83,11 +107,16 @@ def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
         "details": details,
-        "quantities": [quantity.to_dict() for quantity in kinds],
+        "quantities": [_quantity(one) for one in kinds],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
         "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in reading.alarms],
     }
+
+
+def _quantity(one: Shown) -> dict[str, Any]:
+    fields = ("title", "unit", "meaning", "low", "high", "logarithmic", "superlative", "ascending")
+    return {"key": one.name} | {name: getattr(one, name) for name in fields}
 
 
 def _stack(tower: Tower) -> dict[str, Any]:
@@ -95,7 +124,7 @@ def _stack(tower: Tower) -> dict[str, Any]:
     return {"letter": tower.letter, "pattern": tower.pattern, "heads": stack.heads, "sites": list(stack.places)}
 
 
-def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:
+def _site(site: SiteReading, label: str, kinds: tuple[Shown, ...], details: bool) -> dict[str, Any]:
     return {
         "name": shown(site.name),
         "label": label,
@@ -106,8 +135,8 @@ def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: b
     }
 
 
-def _head(head: HeadReading, kinds: tuple[Quantity, ...], details: bool) -> list[Any]:
-    values = [rounded(getattr(head, quantity.key)) for quantity in kinds]
+def _head(head: HeadReading, kinds: tuple[Shown, ...], details: bool) -> list[Any]:
+    values = [rounded(getattr(head, one.name)) for one in kinds]
     counts = [head.head, head.rows, head.empty_rows, head.nonfinite_rows]
     return [*counts, values, _histogram(head), _curve(head)] if details else [*counts, values]
 
@@ -171,3 +200,34 @@ def said(alarm: Alarm) -> str:
     """An alarm's message without the place, which is shown beside it."""
     head = "" if alarm.head is None else f" head {alarm.head}"
     return cut(shown(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
+
+
+def archive(reading: Reading, kind: str) -> str:
+    """A file that the page can save ("json" or "csv"), compressed, in base64: so the page stays one file that loads
+    nothing. The same reading gives the same text.
+    """
+    text = as_csv(reading) if kind == "csv" else json.dumps(reading.to_dict(), allow_nan=False)
+    # A lone surrogate, which no encoding holds, is written out.
+    data = gzip.compress(text.encode("utf-8", "backslashreplace"), mtime=0)
+    return base64.b64encode(data).decode("ascii")
+
+
+def as_csv(reading: Reading) -> str:
+    """A line for each head; a missing number is empty. Empty without heads."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    if rows := head_rows(reading.placed_heads):
+        writer.writerow(HEAD_COLUMNS)
+        writer.writerows(map(_cell, row.values()) for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text as text: with a quote before what a spreadsheet would calculate."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def file_name(reading: Reading) -> str:
+    """What the files are called, without their endings: letters, digits, dots and dashes of the model's name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", reading.model)[:60].strip("-.")
+    return f"attemper-{plain}" if plain else "attemper"

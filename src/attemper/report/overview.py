@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from attemper.readings.alarms import KINDS, by_kind, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Tower, by_name, said, site_of, spoken_labels
-from attemper.report.quantities import Quantity
+from attemper.statistics import Shown
 from attemper.text import cut, number, shown
 
 MOST_PLACES = 60
@@ -142,27 +142,17 @@ class Row:
     rows: int
 
 
-def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:
+def rows(reading: Reading, kinds: tuple[Shown, ...]) -> tuple[Row, ...]:
     """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
-    if sum(len(site.heads) for site in reading.sites) <= MOST_ROWS:
-        return tuple(
-            Row(
-                shown(site.name), _layer(site), shown(site.mode), str(head.head),
-                tuple(number(getattr(head, kind.key)) for kind in kinds), head.rows,
-            )
-            for site in reading.sites for head in site.heads
-        )  # fmt: skip
-    return tuple(
-        Row(
-            shown(site.name), _layer(site), shown(site.mode), f"mean of {len(site.heads)}",
-            tuple(number(_mean(site.heads, kind.key)) for kind in kinds), sum(head.rows for head in site.heads),
-        )
-        for site in reading.sites
-    )  # fmt: skip
+    if len(reading.heads) <= MOST_ROWS:
+        return tuple(_row(site, str(head.head), (head,), kinds) for site, head in reading.placed_heads)
+    return tuple(_row(site, f"mean of {len(site.heads)}", site.heads, kinds) for site in reading.sites)
 
 
-def _layer(site: SiteReading) -> str:
-    return "–" if site.layer is None else str(site.layer)
+def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Shown, ...]) -> Row:
+    layer = "–" if site.layer is None else str(site.layer)
+    values = tuple(number(_mean(heads, kind.name)) for kind in kinds)
+    return Row(shown(site.name), layer, shown(site.mode), name, values, sum(head.rows for head in heads))
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:

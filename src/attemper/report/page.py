@@ -14,10 +14,8 @@ from markupsafe import Markup
 from attemper import __version__
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
-from attemper.report.document import document, quantities, towers
-from attemper.report.download import archive, file_name
+from attemper.report.document import archive, document, file_name, quantities, towers
 from attemper.report.overview import figures, groups, origin, rows
-from attemper.report.vendored import VERSION, echarts
 from attemper.report.verdict import verdict
 from attemper.text import script_json, shown
 
@@ -27,10 +25,14 @@ _LEVELS = ((True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False,
 """Whether histograms and curves are in it, and which files it can save; the first that is small enough is taken."""
 
 _HERE = Path(__file__).parent
-_SCRIPTS = (
-    "numbers.js", "colours.js", "theme.js", "maps.js", "charts.js", "panel.js", "table.js", "download.js", "main.js",
-)  # fmt: skip
+_SCRIPTS = ("numbers", "colours", "theme", "maps", "charts", "panel", "table", "download", "main")
 """Put together in this order, inside one function: they share names, and add none to the window."""
+
+ECHARTS = _HERE / "vendor" / "echarts" / "echarts.common.min.js"
+"""The one file of others that a page carries: lines, bars and scatter plots on a canvas, Apache-2.0."""
+ECHARTS_VERSION = "6.1.0"
+ECHARTS_SHA256 = "61f13280aba3161f77fc801bf5f9c786f55f10432153a0683fc5cc0700b013d5"
+"""Of the file as it lies in the npm package ``echarts``; the test of it keeps anyone from editing the copy."""
 
 
 def page(reading: Reading) -> str:
@@ -59,8 +61,9 @@ def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
 
 def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
     drawn, kinds = towers(reading.sites), quantities(reading)
-    style, script, library = asset("page.css"), _script(), echarts()
-    return templates().get_template("page.html.j2").render(
+    style, script, library = asset("page.css"), _script(), ECHARTS.read_text(encoding="utf-8")
+    template = templates().get_template("page.html.j2")
+    return template.render(
         title=shown(reading.model),
         tokens=reading.tokens,
         backend=shown(reading.backend),
@@ -85,8 +88,8 @@ def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> s
         script=Markup(script),
         data=Markup(script_json(document(reading, drawn, details=details))),
         version=__version__,
-        echarts_version=VERSION,
-    )  # fmt: skip
+        echarts_version=ECHARTS_VERSION,
+    )
 
 
 def templates() -> Environment:
@@ -105,7 +108,7 @@ def asset(name: str) -> str:
 
 
 def _script() -> str:
-    parts = "\n".join(asset(name) for name in _SCRIPTS)
+    parts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 

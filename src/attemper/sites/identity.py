@@ -7,30 +7,25 @@ and no address is mistaken for another's after it was freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attemper.sites.tensor_axes import RESHAPES, product
+from attemper.sites.tensor_axes import PRODUCTS, RESHAPES, FunctionCall, functions, product
 
-_COPIES = {
-    Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double,
-    Tensor.contiguous, Tensor.clone, torch.clone, Tensor.cuda, Tensor.cpu, Tensor.clamp, torch.clamp,
-    Tensor.repeat_interleave, torch.repeat_interleave, *RESHAPES,
-}  # fmt: skip
+_COPIES = RESHAPES | {
+    *functions("clone", "clamp", "repeat_interleave"),
+    *attrgetter("to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "cuda", "cpu")(Tensor),
+}
 """Functions whose result holds what their first argument holds, in memory of its own."""
-_FACTORS = {
-    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply, torch.div, Tensor.div,
-    Tensor.__truediv__, torch.true_divide, Tensor.true_divide, torch.divide, Tensor.divide,
-}  # fmt: skip
-_JOINED = {torch.cat, torch.concat, torch.concatenate}
+_JOINED = functions("cat", "concat", "concatenate")
 """Functions by which keys join those of a cache, which may be empty."""
 
 
@@ -62,33 +57,34 @@ class Origins:
         """The place that this one is a copy of, or itself."""
         return self._copies.get(place.storage, place)
 
-    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Takes note of what ``func`` has made."""
+    def follow(self, call: FunctionCall) -> None:
+        """Notes where the result of a function comes from."""
+        result = call.result
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return
-        found = product(func, args, dict(kwargs))
+        found = product(call)
         if found is not None:
             self._scores[result] = places(found.operands)
             return
-        if func in _COPIES or func in _FACTORS:
-            self._note_copy([part for part in args if isinstance(part, Tensor) and not _is_factor(part)], result)
-        elif func in _JOINED:
-            self._note_copy([part for part in _tensors(args) if part.numel()], result)
-        self._pass_on(args, kwargs, result)
+        if call.func in _COPIES or call.func in PRODUCTS:
+            self._note_copy([part for part in call.args if isinstance(part, Tensor) and not _is_factor(part)], result)
+        elif call.func in _JOINED:
+            self._note_copy([part for part in call._replace(kwargs={}).tensors() if part.numel()], result)
+        self._pass_on(call)
 
     def _note_copy(self, tensors: list[Tensor], result: Tensor) -> None:
         before, after = place(tensors[0]) if len(tensors) == 1 else None, _memory(result)
         if before is not None and after is not None and before.storage != after.storage:
             self._copies.setdefault(after.storage, before)
 
-    def _pass_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
+    def _pass_on(self, call: FunctionCall) -> None:
         """Scores stay scores of their product through masks, factors, views and all that makes no fewer of them."""
         if not self._scores:
             return
-        for part in _tensors((*args, *kwargs.values())):
+        for part in call.tensors():
             known = self._scores.get(part)
-            if known is not None and result.numel() >= part.numel():
-                self._scores[result] = known
+            if known is not None and call.result.numel() >= part.numel():
+                self._scores[call.result] = known
                 return
 
 
@@ -128,14 +124,6 @@ def _memory(tensor: Tensor) -> Place | None:
 def _is_factor(tensor: Tensor) -> bool:
     """Whether a tensor can only be a factor that all features share."""
     return tensor.dim() == 0 or tensor.shape[-1] == 1
-
-
-def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
-    for part in given:
-        if isinstance(part, Tensor):
-            yield part
-        elif isinstance(part, (tuple, list)):
-            yield from (one for one in part if isinstance(one, Tensor))
 
 
 @dataclass(frozen=True)

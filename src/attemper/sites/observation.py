@@ -142,7 +142,7 @@ def reported() -> Iterator[None]:
         _reported.reset(token)
 
 
-def guarded(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
+def guard(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
     """Runs ``action``, which is attemper's own code. An error in it goes to the observers and not into the training
     step; without an observer it is raised.
     """
@@ -183,10 +183,10 @@ def report(
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
-                guarded([observer], _skip, observer, site, reason, places)
+                guard([observer], _skip, observer, site, reason, places)
             return
         for observer in observers:
-            guarded([observer], _see, observer, site, call)
+            guard([observer], _see, observer, site, call)
 
 
 def _skip(observer: Observer, site: nn.Module | None, reason: str, places: Places) -> None:
@@ -236,7 +236,7 @@ def mask_like(module: nn.Module, mask: Tensor, query: Tensor, heads: int, keys: 
     return four_dimensional(mask.expand(*query.shape[:-1], keys), heads)
 
 
-def rounded(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def as_autocast_rounds(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys as a product or SDPA uses them: rounded to autocast's type where autocast is on.
 
     A function mode sees them before that rounding; the weights follow from the rounded ones.

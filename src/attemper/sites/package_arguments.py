@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attemper.call.masks import without_causal_bias
 from attemper.call.options import Options
 from attemper.call.packing import Packing
-from attemper.sites.observation import AttentionCall, UnsupportedCallError, rounded
+from attemper.sites.observation import AttentionCall, UnsupportedCallError, as_autocast_rounds
 from attemper.sites.transformers_arguments import block_mask_of
 
 TAP = "put attemper.tap beside it"
@@ -182,7 +182,7 @@ def flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *options:
     block_mask = given.get("block_mask")
     mask = None if block_mask is None else block_mask_of(module, block_mask, query, key)
     kept = Options(scale=given.get("scale"), enable_gqa=given.get("enable_gqa", False))
-    return AttentionCall(*rounded(query, key), mask, kept)
+    return AttentionCall(*as_autocast_rounds(query, key), mask, kept)
 
 
 _CACHES = ("seqused_k", "block_table")

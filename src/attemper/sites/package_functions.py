@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from attemper.sites import package_arguments
-from attemper.sites.observation import AttentionCall, current, guarded, report, reported
+from attemper.sites.observation import AttentionCall, current, guard, report, reported
 from attemper.sites.package_arguments import NamedArguments
 from attemper.sites.tap import in_backward
 
@@ -132,7 +132,7 @@ def _reporting(function: Callable[..., Any], reader: FunctionReader) -> Callable
             return function(*args, **kwargs)
         with reported():
             result = function(*args, **kwargs)
-        guarded(current(), report, partial(reader, function), args, kwargs)
+        guard(current(), report, partial(reader, function), args, kwargs)
         return result
 
     return wrapper

@@ -1,7 +1,7 @@
-"""Which tokens of a transformers model are real, told by the 2-D masks that its models are called with.
+"""Which tokens of a model are real and not padding, from the 2-D masks that its models are called with.
 
-The innermost model decides: an encoder and a decoder each get their own mask, a vision tower gets none. A 4-D mask
-does not tell: right-padded rows see keys there.
+The innermost model decides: an encoder and a decoder each get their own mask, a vision tower gets none. A 4-D mask does
+not say which: right-padded rows see keys there.
 
 In a model that is not transformers' a bool ``attention_mask`` may mean either (True = real, or True = hidden): there it
 counts only once a call's own mask hides the same keys, or if it is the same everywhere.
@@ -25,8 +25,9 @@ from attemper.sites.names import is_script
 CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments whose presence makes a module's attention cross attention."""
 OTHER_SEQUENCES = (
-    "context", "memory", "encoder_states", "encoder_output", "encoder_out", "enc_output", "enc_out", "cross_states",
-)  # fmt: skip
+    *("context", "memory", "cross_states", "encoder_states"),
+    *("encoder_output", "encoder_out", "enc_output", "enc_out"),
+)
 """Names that people give to another sequence: attention over as many keys as it has tokens is over it."""
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
@@ -40,7 +41,7 @@ _PADDING = {
     nn.TransformerEncoderLayer: ("src_key_padding_mask",),
     nn.TransformerDecoderLayer: ("tgt_key_padding_mask",),
 }
-"""Layers of torch that are told their padding by other names, in which True hides."""
+"""Layers of torch whose padding masks have other names, and in which True hides."""
 _LAYERS = tuple(_PADDING)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -49,14 +50,14 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Real tokens as [B, tokens] bool: those that ask, and those that a cross attention is asked about."""
+    """Real tokens, [B, tokens] bool: of a model's own sequence, and of the one that its cross attention reads."""
 
     own: Tensor | None
     encoder: Tensor | None
     past: int | Tensor | None = None
     """Tokens that a cache held when the model was called; None without a cache."""
     sided: bool = False
-    """Whether they may be of either side of an encoder-decoder: then nothing can be told of a call's queries."""
+    """Whether ``own`` may be of either side of an encoder-decoder: which queries are real is then not known."""
     unclear: bool = False
     """Whether True in ``own`` may mean hidden: ``CallContext.settle`` decides."""
     ids: Mapping[str, Tensor] | None = None
@@ -65,7 +66,7 @@ class Tokens:
     """
 
     def of_queries(self, queries: int, keys: int, *, cross: bool) -> Tensor | None:
-        """[B, queries] bool: which queries are real; None where the mask does not tell.
+        """[B, queries] bool: which queries are real; None where the mask does not say.
 
         A cache holds other keys than the mask has tokens where its window slides or its length is fixed: the place of
         the queries follows from what it held.
@@ -86,13 +87,13 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Given:
-    """Tokens of a module's own sequence and of another one that it was given."""
+class OtherSequence:
+    """Numbers of tokens of a module's own sequence and of another one among its arguments."""
 
     own: int
     other: int
     name: str | None
-    """The argument's, if it tells that this is another sequence."""
+    """The name of the argument, if it says that this is another sequence."""
 
     def is_cross(self, keys: int) -> bool:
         """Whether so many keys are the other sequence's."""
@@ -108,18 +109,18 @@ class CallContext:
     """What surrounds the attention call that is running."""
 
     stack: list[Tokens] = field(default_factory=list)
-    others: dict[nn.Module, Given] = field(default_factory=dict)
-    """What modules were given of another sequence."""
+    others: dict[nn.Module, OtherSequence] = field(default_factory=dict)
+    """The other sequence that a module was given."""
     calls: dict[nn.Module, int] = field(default_factory=dict)
     """Attention calls of a module since its forward began."""
 
     running: list[nn.Module] = field(default_factory=list)
     """Modules whose forward is running, outermost first."""
     fail: Callable[[Exception], None] | None = None
-    """Takes what goes wrong in a hook of ours, which must not end somebody's training run; None to let it through."""
+    """Receives errors in attemper's own hooks, which must not end a training run; None to raise them."""
 
-    def guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """``hook`` for a module, which never raises where somebody takes what goes wrong."""
+    def guard(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """``hook`` for a module, with its errors given to ``fail``."""
 
         def safe(*arguments: Any) -> None:
             try:
@@ -147,7 +148,7 @@ class CallContext:
         return given is not None and given.is_cross(keys)
 
     def settle(self, mask: Tensor | None) -> None:
-        """Takes from a call's mask, [B, H, Q, K], what True means in a bool ``attention_mask`` that may mean either."""
+        """Learns from a call's mask, [B, H, Q, K], what True means in a bool ``attention_mask`` that is unclear."""
         tokens = self.tokens
         if not tokens.unclear or tokens.own is None or mask is None or mask.dim() != 4:
             return
@@ -162,45 +163,47 @@ class CallContext:
 
 
 @contextmanager
-def tracked(
-    context: CallContext, model: nn.Module, models: list[nn.Module], entered: Call | None = None
+def tracking(
+    context: CallContext, model: nn.Module, models: list[nn.Module], begun: Call | None = None
 ) -> Iterator[CallContext]:
-    """Follows masks and cross attention through ``model``'s forward passes by hooks, which are all gone afterwards.
+    """Follows masks and cross attention through ``model``'s forward passes, by hooks that are removed afterwards.
 
-    ``models``: the modules whose masks count (transformers' ``PreTrainedModel``); without any, ``model`` itself.
-    Layers of nn.Transformer tell padding too. ``entered``: the arguments of a forward of ``model`` that has begun.
+    Args:
+        models: the modules whose masks count (transformers' ``PreTrainedModel``); if empty, ``model`` itself. The
+            padding masks of nn.Transformer's layers count as well.
+        begun: the arguments of a forward of ``model`` that has begun already.
     """
     counted = {id(module) for module in (models or [model])}
     with ExitStack() as hooks:
         for module in model.modules():
-            if entered is not None and module is model:
+            if begun is not None and module is model:
                 continue  # its hooks run already, and must not change while they do
             if is_script(module) or (not _may_attend(module) and id(module) not in counted):
                 continue
             names = _parameters(module)
-            before = context.guarded(_enter_module(context, names))
+            before = context.guard(_enter_module(context, names))
             handle = module.register_forward_pre_hook(before, with_kwargs=True)
             hooks.callback(handle.remove)
-            after = module.register_forward_hook(context.guarded(_leave_module(context)), always_call=True)
+            after = module.register_forward_hook(context.guard(_leave_module(context)), always_call=True)
             hooks.callback(after.remove)
             if id(module) in counted or isinstance(module, _LAYERS):
-                entering = context.guarded(_enter_model(context, names))
+                entering = context.guard(_enter_model(context, names))
                 before = module.register_forward_pre_hook(entering, with_kwargs=True)
-                after = module.register_forward_hook(context.guarded(_leave_model(context)), always_call=True)
+                after = module.register_forward_hook(context.guard(_leave_model(context)), always_call=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
-        if entered is not None:
+        if begun is not None:
             names = _parameters(model)
-            _enter_module(context, names)(model, *entered)
+            _enter_module(context, names)(model, *begun)
             if id(model) in counted:
-                _enter_model(context, names)(model, *entered)
+                _enter_model(context, names)(model, *begun)
         yield context
 
 
-def entered(context: CallContext, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Takes note of a forward of ``model`` inside which no hook can run (it is compiled): its own mask is all there is.
+def enter_compiled(context: CallContext, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Notes the mask of a forward of ``model`` that is compiled, so that no hook can run inside.
 
-    The two sides of an encoder-decoder have masks of their own, which its call does not assign: they stay untold.
+    The two sides of an encoder-decoder have a mask each, and its call does not say which queries belong to which.
     """
     context.reset()
     _enter_model(context, _parameters(model))(model, args, kwargs)
@@ -253,7 +256,7 @@ def _enter_module(context: CallContext, names: list[str]) -> Any:
     return hook
 
 
-def _other_sequence(arguments: dict[str, Any]) -> Given | None:
+def _other_sequence(arguments: dict[str, Any]) -> OtherSequence | None:
     """The other sequence among a module's arguments: by its name, or else any that is shorter than the first."""
     sequences = {name: part for name, part in arguments.items() if _tokens(part)}
     if not sequences:
@@ -263,9 +266,9 @@ def _other_sequence(arguments: dict[str, Any]) -> Given | None:
     for name in (*CROSS_ARGUMENTS, *OTHER_SEQUENCES):
         other = sequences.get(name)
         if other is not None and other is not own:
-            return Given(_tokens(own), _tokens(other), name)
+            return OtherSequence(_tokens(own), _tokens(other), name)
     shorter = [_tokens(part) for part in sequences.values() if part.dim() > 2 and _tokens(part) < _tokens(own)]
-    return Given(_tokens(own), shorter[0], None) if shorter else None
+    return OtherSequence(_tokens(own), shorter[0], None) if shorter else None
 
 
 def _tokens(sequence: Any) -> int:
@@ -297,10 +300,8 @@ def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor
     """Arguments that are token ids, [B, tokens]: by their names in transformers, any whole numbers elsewhere."""
     if isinstance(module, _LAYERS):
         return {}
-    found = {
-        name: part for name, part in arguments.items()
-        if isinstance(part, Tensor) and part.dim() == 2 and part.dtype in _INTEGERS and "mask" not in name
-    }  # fmt: skip
+    matrices = {name: part for name, part in arguments.items() if isinstance(part, Tensor) and part.dim() == 2}
+    found = {name: part for name, part in matrices.items() if part.dtype in _INTEGERS and "mask" not in name}
     named = {name: part for name, part in found.items() if name.endswith(_IDS)}
     library = sys.modules.get("transformers.modeling_utils")
     if library is None or not isinstance(module, library.PreTrainedModel):
@@ -325,7 +326,7 @@ def _leave_module(context: CallContext) -> Any:
 
 
 def _past(cache: Any) -> int | Tensor | None:
-    """Tokens that a cache of transformers holds; None where there is none, or it does not tell."""
+    """Tokens that a cache of transformers holds; None where there is none, or it does not say."""
     length = getattr(cache, "get_seq_length", None)
     if length is None:
         return None

@@ -1,9 +1,9 @@
 """Attention that a model computes itself: a softmax is followed to the product in which its weights meet values.
 
-The reading is of the softmax's scores, so it is right only if the weights that meet the values are the softmax's own.
+The softmax's scores are read, so the reading is right only if the weights that meet the values are the softmax's own.
 Allowed in between are views, changes of type, dropout, and factors that are the same for all keys of a row (a head
 mask, p / sum p). Whatever else changes the weights makes the site skipped by name. So does a product that sums over
-another axis than the softmax's, and a softmax over features instead of tokens (``axes``).
+another axis than the softmax's, and a softmax over features instead of tokens (``tensor_axes``).
 
 Not seen: weights that are normalised without a softmax (exp and a division), and weights that are multiplied with
 values element by element and then summed.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,7 +24,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attemper.call.options import Options
 from attemper.sites.identity import Origins, Places
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, four_dimensional, heads_of
-from attemper.sites.tensor_axes import RESHAPES, VIEWS, FeatureAxes, Product, carried, is_weight, product
+from attemper.sites.tensor_axes import (
+    PRODUCTS,
+    RESHAPES,
+    VIEWS,
+    FeatureAxes,
+    FunctionCall,
+    Product,
+    functions,
+    is_weight,
+    marked_axes,
+    product,
+)
 
 ROUTER = (
     "its softmax runs over the outputs of a linear layer (a router's experts, classes), not over tokens; if these are "
@@ -53,32 +65,28 @@ PARTLY = (
     "another softmax of this module cannot be read, and may be a part of the same attention; put attemper.tap beside it"
 )
 
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
-_LOG_SOFTMAX = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax}
+_SOFTMAX = functions("softmax") | {F.softmax, torch.special.softmax}
+_LOG_SOFTMAX = functions("log_softmax") | {F.log_softmax, torch.special.log_softmax}
 _OTHER_SOFTMAX = {F.gumbel_softmax, F.softmin}
-_EXP = {torch.exp, Tensor.exp, Tensor.exp_}
+_EXP = functions("exp") | {Tensor.exp_}
 _SAME = {
-    F.dropout, torch.dropout, torch.dropout_, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half,
-    Tensor.bfloat16, Tensor.double, Tensor.contiguous, Tensor.clone, torch.clone, Tensor.nan_to_num, torch.nan_to_num,
-    Tensor.nan_to_num_, torch.nan_to_num_, Tensor.cuda, Tensor.cpu, Tensor.detach, Tensor.requires_grad_,
-    Tensor.__pos__,
-}  # fmt: skip
+    *(F.dropout, torch.dropout, torch.dropout_),
+    *functions("clone", "nan_to_num", "nan_to_num_"),
+    *attrgetter("to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "cuda", "cpu")(Tensor),
+    *attrgetter("detach", "requires_grad_", "__pos__")(Tensor),
+}
 """What leaves weights what they are: a change of type or place, dropout, zeros for rows without a key."""
-_FACTORS = {
-    torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__, torch.multiply,
-    Tensor.multiply, torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide,
-    Tensor.true_divide, torch.divide, Tensor.divide,
-}  # fmt: skip
-_FILLS = {torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_}
+_FACTORS = PRODUCTS | {Tensor.mul_, Tensor.__imul__, Tensor.div_, Tensor.__itruediv__}
+_FILLS = functions("masked_fill") | {Tensor.masked_fill_}
 _NO_CHANGE = {F.linear, F.embedding, F.embedding_bag}
-"""Functions whose result is no longer weights, even if it happens to have their shape."""
+"""Functions whose result is not weights any more, even if it happens to have their shape."""
 _PARTS = {torch.cat, torch.concat, torch.concatenate, F.pad}
 """Functions after which weights are still weights, of other keys."""
 
 
 @dataclass
 class _Softmax:
-    """One softmax: told of, or skipped, at most once."""
+    """One softmax, which is reported or skipped at most once."""
 
     scores: Tensor | None
     version: int | None
@@ -126,28 +134,29 @@ class ByHand:
         self._weights = WeakTensorKeyDictionary()
         self._axes, self._origins = axes, origins
 
-    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Found | None:
-        """Takes note of a call that has run; what it has found if this was where weights met values."""
-        if func in _SOFTMAX or func in _LOG_SOFTMAX or func in _OTHER_SOFTMAX:
-            self._begin(func, args, kwargs, result)
+    def follow(self, call: FunctionCall) -> Found | None:
+        """Notes a call that has run; returns what was found if this was where weights met values."""
+        if call.func in _SOFTMAX or call.func in _LOG_SOFTMAX or call.func in _OTHER_SOFTMAX:
+            self._begin(call)
             return None
         if not self._weights:
             return None
-        weights = [part for part in _tensors(args, kwargs) if part in self._weights]
-        if not weights:
+        weights = next((part for part in call.tensors() if part in self._weights), None)
+        if weights is None:
             return None
-        known = self._weights[weights[0]]
-        found = product(func, args, kwargs)
+        known = self._weights[weights]
+        found = product(call)
         if found is not None and len(found.operands) > 1:
-            return self._met(weights[0], known, found)
-        for tensor, trace in self._passed(func, args, kwargs, weights[0], known, result):
+            return self._met(weights, known, found)
+        for tensor, trace in _passed_on(call, weights, known):
             self._weights[tensor] = trace
-            if tensor is weights[0] and trace.reason is not None:
+            if tensor is weights and trace.reason is not None:
                 trace.softmax.overwritten = True
         return None
 
-    def _begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        scores = args[0] if args else kwargs.get("input")
+    def _begin(self, call: FunctionCall) -> None:
+        func, args, kwargs, result = call
+        scores = call.first()
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if func is F.gumbel_softmax:
             dim = kwargs.get("dim", args[4] if len(args) > 4 else -1)
@@ -157,55 +166,13 @@ class ByHand:
         if result.data_ptr() == scores.data_ptr():
             reason = OVERWRITTEN
         learned, places, scores = is_weight(scores), self._origins.of_scores(scores), scores.detach()
-        # Without a version counter nobody would notice that scores were overwritten.
+        # Without a version counter nothing would show that scores were overwritten.
         scores = scores.clone() if scores.is_inference() else scores
         softmax = _Softmax(scores, _version(scores), learned, places=places)
         key = dim % scores.dim()
         self._weights[result] = _Weights(
             softmax, scores, scores, key, _version(result), logarithm=func in _LOG_SOFTMAX, reason=reason
         )
-
-    def _passed(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Tensor, known: _Weights, result: Any
-    ) -> list[tuple[Tensor, _Weights]]:  # fmt: skip
-        """What becomes of weights in a function that is no product: each tensor that still holds them."""
-        if func is Tensor.__setitem__ and args[0] is weights:
-            return [(weights, replace(known, reason=CHANGED.format("an assignment")))]
-        if func in RESHAPES or func in VIEWS:
-            return list(self._viewed(func, args, kwargs, known, result))
-        if not isinstance(result, Tensor) or (func in _NO_CHANGE and known.key == weights.dim() - 1):
-            return []
-        if not result.is_floating_point() or (result.shape != weights.shape and func not in _PARTS):
-            return []
-        here = replace(known, version=_version(result))
-        if known.logarithm and func in _EXP:
-            return [(result, replace(here, logarithm=False))]
-        if func in _SAME or _one_factor_per_row(func, args, kwargs, weights, known):
-            return [(result, here)]
-        return [(result, replace(here, reason=known.reason or CHANGED.format(_name(func))))]
-
-    def _viewed(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: _Weights, result: Any
-    ) -> Iterator[tuple[Tensor, _Weights]]:  # fmt: skip
-        first: Tensor = args[0] if args else kwargs["input"]
-        results = [result] if isinstance(result, Tensor) else list(result)
-        marks = carried(func, args, kwargs, result, frozenset((known.key,)))
-        for part, marked in zip(results, marks, strict=True):
-            key = _only(marked) if first.shape[known.key] > 1 else _length_one(first, part, known.key)
-            whole = part.numel() == first.numel() and key is not None and part.shape[key] == first.shape[known.key]
-            if known.reason is not None or not whole:
-                reason = known.reason or CHANGED.format(_name(func))
-                yield part, replace(known, key=key or 0, version=_version(part), reason=reason)
-                continue
-            assert key is not None
-            if func in RESHAPES:
-                scores = known.scores.reshape(part.shape)
-                merged = part.dim() < known.scores.dim() and part.shape[-2:] == known.scores.shape[-2:]
-                unfolded = known.unfolded if merged else None
-            else:
-                scores = func(known.scores, *args[1:], **{n: given for n, given in kwargs.items() if n != "input"})
-                unfolded = None
-            yield part, replace(known, scores=scores, unfolded=unfolded, key=key, version=_version(part))
 
     def _met(self, weights: Tensor, known: _Weights, found: Product) -> Found | None:
         """What the product of weights with something else says."""
@@ -256,12 +223,46 @@ def read(module: nn.Module, found: Found) -> AttentionCall:
     return AttentionCall(query, key, grid, Options(scale=1.0))
 
 
-def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    for given in (*args, *kwargs.values()):
-        if isinstance(given, Tensor):
-            yield given
-        elif isinstance(given, (tuple, list)):
-            yield from (part for part in given if isinstance(part, Tensor))
+def _passed_on(call: FunctionCall, weights: Tensor, known: _Weights) -> list[tuple[Tensor, _Weights]]:
+    """What becomes of weights in a function that is no product: each tensor that still holds them."""
+    func, result = call.func, call.result
+    if func is Tensor.__setitem__ and call.args[0] is weights:
+        return [(weights, replace(known, reason=CHANGED.format("an assignment")))]
+    if func in RESHAPES or func in VIEWS:
+        return list(_views(call, known))
+    if not isinstance(result, Tensor) or (func in _NO_CHANGE and known.key == weights.dim() - 1):
+        return []
+    if not result.is_floating_point() or (result.shape != weights.shape and func not in _PARTS):
+        return []
+    here = replace(known, version=_version(result))
+    if known.logarithm and func in _EXP:
+        return [(result, replace(here, logarithm=False))]
+    if func in _SAME or _one_factor_per_row(call, weights, known):
+        return [(result, here)]
+    return [(result, replace(here, reason=known.reason or CHANGED.format(_name(func))))]
+
+
+def _views(call: FunctionCall, known: _Weights) -> Iterator[tuple[Tensor, _Weights]]:
+    """Views of weights, each with its scores; skipped by name where a view holds only a part of them."""
+    first: Tensor = call.first()
+    results = [call.result] if isinstance(call.result, Tensor) else list(call.result)
+    marks = marked_axes(call, frozenset((known.key,)))
+    for part, marked in zip(results, marks, strict=True):
+        key = _only(marked) if first.shape[known.key] > 1 else _length_one(first, part, known.key)
+        whole = part.numel() == first.numel() and key is not None and part.shape[key] == first.shape[known.key]
+        if known.reason is not None or not whole:
+            reason = known.reason or CHANGED.format(_name(call.func))
+            yield part, replace(known, key=key or 0, version=_version(part), reason=reason)
+            continue
+        assert key is not None
+        if call.func in RESHAPES:
+            scores = known.scores.reshape(part.shape)
+            merged = part.dim() < known.scores.dim() and part.shape[-2:] == known.scores.shape[-2:]
+            unfolded = known.unfolded if merged else None
+        else:
+            scores = call.func(known.scores, *call.args[1:], **call.options())
+            unfolded = None
+        yield part, replace(known, scores=scores, unfolded=unfolded, key=key, version=_version(part))
 
 
 def _name(func: Any) -> str:
@@ -296,8 +297,9 @@ def _with_single_key(known: _Weights, found: Product, place: int) -> _Weights:
     return replace(known, key=summed[-1]) if summed else known
 
 
-def _one_factor_per_row(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Tensor, known: Any) -> bool:
-    """Whether this multiplies each row as a whole: what it does to a row's output, and not to its distribution."""
+def _one_factor_per_row(call: FunctionCall, weights: Tensor, known: _Weights) -> bool:
+    """Whether this multiplies each row as a whole, which changes the row's output and not its distribution."""
+    func, args, kwargs, _ = call
     if func in _FILLS:
         mask, value = (*args[1:], *(kwargs[name] for name in ("mask", "value") if name in kwargs))[:2]
         return args[:1] == (weights,) and value == 0 and _same_for_all_keys(mask, weights, known.key)

@@ -1,7 +1,7 @@
 """Sums that taps fill on the device: for CUDA graphs, which replay a tap's kernels and ask nobody.
 
 A tap in code that may be captured launches its kernels always, into a buffer of its site, guarded by one flag per
-device. A watch raises the flag for sampled steps and lowers it after them (a fill, no wait), and takes the sums out.
+device. A watch raises the flag for sampled steps and lowers it after them (a fill, no wait), and receives the sums.
 Buffers live as long as the process, and none is made while a graph is captured: its memory would be the graph's.
 """
 
@@ -22,26 +22,26 @@ from attemper.sites.observation import AttentionCall
 
 
 class Receiver(Protocol):
-    """A watch, as buffers know it."""
+    """A watch whose taps add to buffers."""
 
     rows: int | None
     """Query rows of each sequence to measure."""
 
     @property
     def running(self) -> bool:
-        """Whether its model is seen to run now."""
+        """Whether a forward of its model runs now."""
         ...
 
     def receives(self, buffer: TapBuffer) -> bool | None:
-        """Whether this buffer is of its model."""
+        """Whether this buffer is of a tap in its model."""
         ...
 
     def runs(self, site: nn.Module) -> nn.Module | None:
-        """Its model, if that is what a tap that runs now belongs to."""
+        """Its model, if the tap of ``site`` that runs now is in it."""
         ...
 
-    def take(self, taken: list[tuple[TapBuffer, Tensor]]) -> None:
-        """Gets what each of its buffers has added up since the last time; it may be nothing."""
+    def receive(self, sums: list[tuple[TapBuffer, Tensor]]) -> None:
+        """Receives what was added to each of its buffers since the last time; it may be nothing."""
         ...
 
 
@@ -54,7 +54,7 @@ class TapBuffer:
     sums: Tensor
     """[heads, WIDTH] float64."""
     flag: Tensor
-    """[1] int32, of the device: whether anybody samples."""
+    """[1] int32, of the device: whether any watch samples."""
     start: Tensor
     """[1] float64 in [0, 1), of the device: where the rows of a sample start."""
     queries: int = 0
@@ -65,41 +65,41 @@ class TapBuffer:
     refused: str | None = None
     """Why it cannot be measured."""
     ran: bool = False
-    """Whether Python launched its kernels since its sums were taken."""
+    """Whether Python launched its kernels since its sums were delivered."""
     captured: bool = False
     """Whether a graph holds its kernels: then they may run without Python."""
     models: WeakSet[nn.Module] = field(default_factory=WeakSet)
-    """Whose tap it is, as far as a watch was there to tell."""
+    """The watched models in which its tap was seen to run."""
     warmed: set[object] = field(default_factory=set)
     """Kinds of calls whose kernels are loaded: a graph that is captured must not load any."""
 
     @property
     def may_have_run(self) -> bool:
-        """Whether rows may have been added since its sums were taken; the device knows."""
+        """Whether rows may have been added since its sums were delivered; only the device knows."""
         return self.ran or self.captured
 
 
 Watching = TypeVar("Watching")
 _buffers: dict[tuple[str, int, torch.device, int], TapBuffer] = {}
 _switches: dict[torch.device, tuple[Tensor, Tensor]] = {}
-# Both are weak: a watch that is dropped unclosed goes with its model.
+# Both are weak: a watch that is garbage-collected without ``close()`` receives nothing more.
 _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 _up: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 _lock = threading.RLock()
 
 
-def graphed(device: torch.device) -> bool:
+def has_graphs(device: torch.device) -> bool:
     """Whether compiled code on this device may be captured into graphs that replay without Python."""
     return device.type == "cuda"
 
 
-def capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
     """Whether what is launched on this device now is captured into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def registered(name: str, module: int, device: str, heads: int) -> TapBuffer:
-    """The buffer of a site, made with the first question. It allocates; nothing is launched unless a watch samples."""
+def buffer_of(name: str, module: int, device: str, heads: int) -> TapBuffer:
+    """The buffer of a site, made when it is first asked for. Nothing is launched unless a watch samples."""
     place = torch.device(device)
     key = (name, module, place, heads)
     # What a model makes in inference mode could not be written to outside of it.
@@ -112,7 +112,7 @@ def registered(name: str, module: int, device: str, heads: int) -> TapBuffer:
         return _buffers[key]
 
 
-def existing(name: str, module: int, device: torch.device, heads: int) -> TapBuffer | None:
+def existing_buffer(name: str, module: int, device: torch.device, heads: int) -> TapBuffer | None:
     """The buffer of a site if it has been made."""
     return _buffers.get((name, module, device, heads))
 
@@ -122,32 +122,32 @@ def _switch(device: torch.device) -> tuple[Tensor, Tensor]:
     return flag, torch.full((1,), 0.5, dtype=torch.float64, device=device)
 
 
-def alive(watches: WeakValueDictionary[int, Watching]) -> list[Watching]:
-    """Those that are there now, whatever other threads do meanwhile: ``values()`` would walk the dictionary itself."""
+def living(watches: WeakValueDictionary[int, Watching]) -> list[Watching]:
+    """The watches that exist now. Other threads may change the dictionary meanwhile, so ``values()`` is no way."""
     return [watch for reference in watches.valuerefs() if (watch := reference()) is not None]
 
 
-def join(receiver: Receiver) -> None:
-    """Lets ``receiver`` take the sums of its taps, until it leaves or is garbage."""
+def subscribe(receiver: Receiver) -> None:
+    """Delivers the sums of its taps to ``receiver``, until ``unsubscribe`` or until it is garbage-collected."""
     _receivers[id(receiver)] = receiver
 
 
-def leave(receiver: Receiver) -> None:
-    """Ends ``join``; the flag is down afterwards."""
-    lower(receiver)
+def unsubscribe(receiver: Receiver) -> None:
+    """Ends ``subscribe``; the flag is down afterwards."""
+    lower_flag(receiver)
     _receivers.pop(id(receiver), None)
 
 
-def watched() -> bool:
-    """Whether any watch is there: without one, taps outside of compiled code prepare nothing."""
+def has_receivers() -> bool:
+    """Whether any watch exists: without one, taps outside of compiled code prepare nothing."""
     return bool(_receivers)
 
 
-def lift(receiver: Receiver, start: float) -> None:
+def raise_flag(receiver: Receiver, start: float) -> None:
     """Raises the flag of every device for ``receiver``; sampled rows start at ``start`` in [0, 1)."""
     with _lock:
         if _up:
-            settle()
+            deliver()
         else:
             for buffer in _buffers.values():
                 emptied(buffer.sums)
@@ -158,46 +158,46 @@ def lift(receiver: Receiver, start: float) -> None:
             place.fill_(start)
 
 
-def lifted(receiver: Receiver) -> bool:
+def is_raised(receiver: Receiver) -> bool:
     """Whether the flag is up for ``receiver``."""
     return id(receiver) in _up
 
 
-def lower(receiver: Receiver) -> None:
-    """Lowers the flag, unless another watch samples, once the receiver has got what there is."""
+def lower_flag(receiver: Receiver) -> None:
+    """Lowers the flag, unless another watch samples, after the receiver's sums are delivered."""
     with _lock:
-        if lifted(receiver):
-            settle()
+        if is_raised(receiver):
+            deliver()
             _up.pop(id(receiver), None)
-        # Nobody lowered the flag of a watch that was dropped unclosed.
+        # The flag of a watch that was garbage-collected without ``close()`` is still up.
         if not _up:
             for flag, _ in _switches.values():
                 flag.fill_(0)
 
 
-def settle() -> None:
-    """Gives to those that sample what taps have added since the last time, and empties the buffers."""
+def deliver() -> None:
+    """Gives each sampling watch what its taps have added since the last time, and empties the buffers."""
     with _lock:
         if not _up:
             return
         used = [buffer for buffer in _buffers.values() if buffer.measured or buffer.refused]
-        taken = [(buffer, buffer.sums.clone()) for buffer in used]
+        sums = [(buffer, buffer.sums.clone()) for buffer in used]
         for buffer in used:
             emptied(buffer.sums)
-        for receiver in alive(_up):
-            own = [pair for pair in taken if receiver.receives(pair[0])]
+        for receiver in living(_up):
+            own = [pair for pair in sums if receiver.receives(pair[0])]
             if own:
-                receiver.take(own)
+                receiver.receive(own)
         for buffer in used:
             buffer.ran = False
 
 
 def fill(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
-    """Launches the kernels of a tap; outside of a capture only if somebody samples, or to load them once."""
-    if not _up and not capturing(call.query.device):
+    """Launches the kernels of a tap; outside of a capture only if a watch samples, or to load them once."""
+    if not _up and not is_capturing(call.query.device):
         warm(buffer, call, site)
-    elif _launched(buffer, buffer.sums, call, site):
-        buffer.captured = buffer.captured or capturing(call.query.device)
+    elif _launch(buffer, buffer.sums, call, site):
+        buffer.captured = buffer.captured or is_capturing(call.query.device)
         buffer.ran = True
         buffer.warmed.add(_kind(call))
         buffer.measured.add(_wanted_rows(site))
@@ -210,10 +210,10 @@ def warm(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
     kind = _kind(call)
     if kind not in buffer.warmed:
         buffer.warmed.add(kind)
-        _launched(buffer, torch.empty_like(buffer.sums), call, site)
+        _launch(buffer, torch.empty_like(buffer.sums), call, site)
 
 
-def _launched(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Module) -> bool:
+def _launch(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Module) -> bool:
     """Whether the kernels of this call were launched, guarded by the flag; if not, ``buffer.refused`` tells why."""
     buffer.models.update(_owners(site).values())
     try:
@@ -237,7 +237,7 @@ def _trains(site: nn.Module) -> bool:
 
 def _owners(site: nn.Module) -> dict[Receiver, nn.Module]:
     """The watches to which a tap that runs now belongs, and their models; those whose model is seen to run, if any."""
-    owners = {receiver: model for receiver in alive(_receivers) if (model := receiver.runs(site)) is not None}
+    owners = {receiver: model for receiver in living(_receivers) if (model := receiver.runs(site)) is not None}
     return {receiver: model for receiver, model in owners.items() if receiver.running} or owners
 
 

@@ -8,10 +8,10 @@ counts as features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,26 +20,53 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 Axes = frozenset[int]
 
-RESHAPES = {
-    Tensor.view, Tensor.view_as, Tensor.reshape, Tensor.reshape_as, Tensor.flatten, Tensor.unflatten, torch.reshape,
-    torch.flatten, torch.unflatten, Tensor.ravel, torch.ravel,
-}  # fmt: skip
+
+def functions(*names: str) -> set[Any]:
+    """Torch's functions and the methods of tensors that have one of these names."""
+    return {getattr(home, name) for home in (torch, Tensor) for name in names if hasattr(home, name)}
+
+
+RESHAPES = functions("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel")
 """Functions whose result follows from the old and the new shape."""
 VIEWS = {
-    Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.swapaxes, torch.swapaxes, Tensor.swapdims,
-    torch.swapdims, Tensor.movedim, torch.movedim, Tensor.moveaxis, torch.moveaxis, Tensor.t, torch.t,
-    Tensor.adjoint, torch.adjoint, Tensor.unsqueeze, torch.unsqueeze, Tensor.squeeze, torch.squeeze, Tensor.expand,
-    Tensor.expand_as, Tensor.unbind, torch.unbind, Tensor.chunk, torch.chunk, Tensor.split, torch.split,
-    Tensor.tensor_split, torch.tensor_split, Tensor.narrow, torch.narrow, Tensor.select, torch.select,
-    Tensor.__getitem__, *attrgetter("T.__get__", "mT.__get__", "H.__get__", "mH.__get__")(Tensor),
-}  # fmt: skip
+    *functions("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "adjoint", "unsqueeze"),
+    *functions("squeeze", "expand", "expand_as", "unbind", "chunk", "split", "tensor_split", "narrow", "select"),
+    *attrgetter("__getitem__", "T.__get__", "mT.__get__", "H.__get__", "mH.__get__")(Tensor),
+}
 """Functions that give views of their first argument, one or several."""
+PRODUCTS = functions("mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__", "true_divide", "divide")
+"""Functions that multiply or divide element by element, into a new tensor."""
 _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3, torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+
+class FunctionCall(NamedTuple):
+    """A torch function that has run, as a function mode sees it."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def first(self) -> Any:
+        """The first argument, by place or as ``input``."""
+        return self.args[0] if self.args else self.kwargs.get("input")
+
+    def options(self) -> dict[str, Any]:
+        """Arguments by keyword without the first one."""
+        return {name: given for name, given in self.kwargs.items() if name != "input"}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Tensors among the arguments, and in tuples and lists among them."""
+        for given in (*self.args, *self.kwargs.values()):
+            if isinstance(given, Tensor):
+                yield given
+            elif isinstance(given, (tuple, list)):
+                yield from (part for part in given if isinstance(part, Tensor))
 
 
 @dataclass(frozen=True)
 class Features:
-    """What is known of a tensor."""
+    """Which axes of a tensor are features."""
 
     axes: Axes
     direct: bool
@@ -53,33 +80,34 @@ class FeatureAxes:
         self._known = WeakTensorKeyDictionary()
 
     def of(self, tensor: Tensor) -> Features:
-        """What is known of a tensor; of an unknown one, that no axis is known to be features."""
+        """The features of a tensor; none for one that was not followed."""
         found = self._known.get(tensor)
         return _UNKNOWN if found is None else found
 
-    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Takes note of what ``func`` has made."""
+    def follow(self, call: FunctionCall) -> None:
+        """Notes the features of what a function has made."""
+        result = call.result
         if isinstance(result, Tensor):
-            made = _made(func, args, result) or self._derived(func, args, kwargs, result)
+            made = _made(call) or self._derived(call)
             if made is not None:
                 self._known[result] = made
-        elif self._known and func in VIEWS and isinstance(result, (tuple, list)):
-            known = self._known.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        elif self._known and call.func in VIEWS and isinstance(result, (tuple, list)):
+            known = self._known.get(call.args[0]) if call.args and isinstance(call.args[0], Tensor) else None
             if known is not None:
-                for part, axes in zip(result, carried(func, args, kwargs, result, known.axes), strict=True):
+                for part, axes in zip(result, marked_axes(call, known.axes), strict=True):
                     self._known[part] = Features(axes, known.direct)
 
-    def _derived(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Features | None:
-        found = product(func, args, kwargs)
+    def _derived(self, call: FunctionCall) -> Features | None:
+        found = product(call)
         if found is not None:
             return self._of_product(found)
         if not self._known:
             return None
-        first = args[0] if args else kwargs.get("input")
+        first = call.first()
         known = self._known.get(first) if isinstance(first, Tensor) else None
-        if func in RESHAPES or func in VIEWS:
-            return known and Features(carried(func, args, kwargs, result, known.axes)[0], known.direct)
-        same = [part for part in args[:2] if isinstance(part, Tensor) and part.shape == result.shape]
+        if call.func in RESHAPES or call.func in VIEWS:
+            return known and Features(marked_axes(call, known.axes)[0], known.direct)
+        same = [part for part in call.args[:2] if isinstance(part, Tensor) and part.shape == call.result.shape]
         parts = [self._known[part] for part in same if part in self._known]
         if not parts:
             return None
@@ -109,21 +137,24 @@ def is_weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
-def _made(func: Any, args: tuple[Any, ...], result: Tensor) -> Features | None:
-    if func is F.linear:
-        return Features(frozenset((result.dim() - 1,)), True)
-    if func in _CONVOLUTIONS:
-        return Features(frozenset((result.dim() - 1 - _CONVOLUTIONS[func],)), True)
-    if func in (torch.addmm, Tensor.addmm) and len(args) > 2 and is_weight(args[2]):
+def _made(call: FunctionCall) -> Features | None:
+    """The features of a layer's own output."""
+    dimensions = call.result.dim()
+    if call.func is F.linear:
+        return Features(frozenset((dimensions - 1,)), True)
+    if call.func in _CONVOLUTIONS:
+        return Features(frozenset((dimensions - 1 - _CONVOLUTIONS[call.func],)), True)
+    if call.func in _ADDMM and len(call.args) > 2 and is_weight(call.args[2]):
         return Features(frozenset((1,)), True)
     return None
 
 
-def carried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, marked: Axes) -> list[Axes]:
+def marked_axes(call: FunctionCall, marked: Axes) -> list[Axes]:
     """Marked axes of the first argument as axes of each result of one of ``RESHAPES`` or ``VIEWS``."""
-    first: Tensor = args[0] if args else kwargs["input"]
+    func, args, _, result = call
+    first: Tensor = call.first()
     if func in RESHAPES:
-        return [regrouped(first.shape, result.shape, marked)]
+        return [axes_after_reshape(first.shape, result.shape, marked)]
     # Marked axes are those that move in memory: every view keeps that, whatever its arguments mean.
     strides = [int(axis in marked) for axis in range(first.dim())]
     shadow = torch.empty_strided(first.shape, strides, device="meta")
@@ -132,7 +163,7 @@ def carried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     )
     if func is Tensor.__getitem__ and not _is_basic(rest[0]):
         return [frozenset()]
-    views = func(shadow, *rest, **{name: given for name, given in kwargs.items() if name != "input"})
+    views = func(shadow, *rest, **call.options())
     return [_moving(view) for view in ([views] if isinstance(views, Tensor) else views)]
 
 
@@ -146,7 +177,7 @@ def _moving(view: Tensor) -> Axes:
     return frozenset(axis for axis in range(view.dim()) if view.stride(axis) and view.shape[axis] > 1)
 
 
-def regrouped(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes:
+def axes_after_reshape(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes:
     """Axes of the shape ``after`` that are made of marked axes of ``before`` only, where one is the other reshaped."""
     if 0 in before or 0 in after:
         return frozenset()
@@ -172,7 +203,7 @@ def regrouped(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes
 
 @dataclass(frozen=True)
 class Product:
-    """A sum of products over every name that is not in ``out``."""
+    """A product of tensors: the sum over every named axis that is not in ``out``."""
 
     operands: tuple[Tensor, ...]
     names: tuple[tuple[str, ...], ...]
@@ -180,15 +211,15 @@ class Product:
     out: tuple[str, ...]
 
 
-_MATMUL = {
-    torch.matmul, torch.bmm, torch.mm, torch.mv, Tensor.matmul, Tensor.__matmul__, Tensor.bmm, Tensor.mm, Tensor.mv,
-}  # fmt: skip
-_ADDED = {torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm}
+_MATMUL = functions("matmul", "__matmul__", "bmm", "mm", "mv")
+_ADDMM = functions("addmm")
+_ADDED = functions("baddbmm") | _ADDMM
 """Products to which their first argument is added."""
 
 
-def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+def product(call: FunctionCall) -> Product | None:
     """The product that a call computes; None if it is none, or one that is not understood."""
+    func, args, kwargs, _ = call
     if func is torch.einsum:
         return _einsum(args)
     if func in _MATMUL:

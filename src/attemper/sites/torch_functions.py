@@ -39,18 +39,18 @@ from attemper.sites.observation import (
     AttentionCall,
     Reader,
     UnsupportedCallError,
+    as_autocast_rounds,
     current,
     four_dimensional,
-    guarded,
+    guard,
     heads_of,
     mask_like,
     report,
     reported,
-    rounded,
 )
 from attemper.sites.padding import hidden
 from attemper.sites.tap import in_backward
-from attemper.sites.tensor_axes import FeatureAxes
+from attemper.sites.tensor_axes import FeatureAxes, FunctionCall
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MULTI_HEAD = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
@@ -95,11 +95,11 @@ class AttentionMode(TorchFunctionMode):
         if func in _FUNCTIONS and current() and not in_backward():
             with reported():
                 result = func(*args, **kwargs)
-            guarded(current(), self._report, func, args, kwargs)
+            guard(current(), self._report, func, args, kwargs)
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and current() and not in_backward():
-            guarded(current(), self._follow, func, args, kwargs, result)
+            guard(current(), self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
     def _report(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -107,15 +107,15 @@ class AttentionMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             report(_of_tokens(_readable(reader), self._axes), (), _by_name(names, args, kwargs))
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             try:
-                self._axes.follow(func, args, kwargs, result)
-                self.origins.follow(func, args, kwargs, result)
-                found = self._by_hand.follow(func, args, kwargs, result)
+                self._axes.follow(call)
+                self.origins.follow(call)
+                found = self._by_hand.follow(call)
             except Exception as error:  # whatever it is, it must not end a training run
-                name = getattr(func, "__name__", func)
+                name = getattr(call.func, "__name__", call.func)
                 found = softmax_by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
             if found is not None:
                 report(softmax_by_hand.read, (self._whole(found),), {}, places=found.places)
@@ -172,7 +172,7 @@ def read_sdpa(
         # Leading axes broadcast before they are read as batch and heads.
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         query, key = (part.expand(*lead, *part.shape[-2:]) for part in (query, key))
-    q, k = (four_dimensional(part, heads) for part in rounded(query, key))
+    q, k = (four_dimensional(part, heads) for part in as_autocast_rounds(query, key))
     if is_causal_bias(attn_mask):
         return AttentionCall(q, k, None, _with_causal_bias(module, attn_mask, options, (q.shape[2], k.shape[2])))
     mask = None if attn_mask is None else mask_like(module, attn_mask, query, heads, key.shape[-2])

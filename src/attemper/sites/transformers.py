@@ -37,12 +37,12 @@ from attemper.sites.observation import (
     Reader,
     UnsupportedCallError,
     current,
-    guarded,
+    guard,
     report,
     reported,
 )
 from attemper.sites.tap import tap_call
-from attemper.sites.transformers_arguments import OPTIONS, as_eager, reader_of, understood
+from attemper.sites.transformers_arguments import OPTIONS, as_eager, reader_of, registry_call
 
 NAME = "attemper"
 """The name of our own implementation in the registry."""
@@ -84,7 +84,7 @@ def attention_forward(
     Raises:
         UnsupportedCallError: a keyword or a mask that is not known here: it might mean masking.
     """
-    call = understood(module, query, key, attention_mask, **given)
+    call = registry_call(module, query, key, attention_mask, **given)
     if not torch.compiler.is_compiling() and any(observer.replace for observer in current()):
         if dropout > 0:
             raise InputError(
@@ -140,7 +140,7 @@ def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: 
     output, stats = run(request)
     for observer in observers:
         if stats is not None:
-            guarded([observer], observer.observe, module, stats, call, request)
+            guard([observer], observer.observe, module, stats, call, request)
     return output
 
 
@@ -197,7 +197,7 @@ def reading(model: nn.Module) -> Iterator[None]:
 
     A thread without observers gets what it always got. Nothing happens where ``model`` holds no transformers model.
     """
-    if not pretrained(model):
+    if not pretrained_models(model):
         yield
         return
     _wrap_lookup(_REPORTING)
@@ -227,7 +227,7 @@ class _Reporting:
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         with reported(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
-        guarded(current(), self._report, module, query, key, _arguments(args, kwargs))
+        guard(current(), self._report, module, query, key, _arguments(args, kwargs))
         return result
 
     def _report(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> None:
@@ -284,7 +284,7 @@ class _RegistryCall(ModelCall):
     kwargs: dict[str, Any]
 
     def read(self, query: Tensor) -> AttentionCall:
-        reader = understood if self.implementation == NAME else self._reader()
+        reader = registry_call if self.implementation == NAME else self._reader()
         return reader(self.module, query=query, key=self.key, **_arguments(self.args, self.kwargs))
 
     def _reader(self) -> Reader:
@@ -345,17 +345,17 @@ class Switch:
             config._attn_implementation_internal = implementation
 
 
-def pretrained(model: nn.Module) -> list[nn.Module]:
+def pretrained_models(model: nn.Module) -> list[nn.Module]:
     """The transformers models inside ``model``; none where transformers is not even imported."""
     library = sys.modules.get("transformers.modeling_utils")
     return [] if library is None else [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
 
 
 @contextmanager
-def switched(model: nn.Module) -> Iterator[Switch]:
+def switching(model: nn.Module) -> Iterator[Switch]:
     """Sets our implementation for every registry model inside ``model``; each gets its own back after the block."""
     state, names = Switch(), named(model)
-    models: list[Any] = pretrained(model)
+    models: list[Any] = pretrained_models(model)
     if models:
         register()
     taken: set[int] = set()

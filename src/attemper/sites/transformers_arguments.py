@@ -15,7 +15,7 @@ from torch._C._functorch import is_batchedtensor
 
 from attemper.call.options import Options
 from attemper.call.packing import Packing
-from attemper.sites.observation import AttentionCall, Reader, UnsupportedCallError, rounded
+from attemper.sites.observation import AttentionCall, Reader, UnsupportedCallError, as_autocast_rounds
 
 OPTIONS = ("scaling", "is_causal", "softcap", "s_aux", "position_bias")
 """Keywords of registry functions that change the scores or the mask."""
@@ -60,12 +60,12 @@ def as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: 
         raise UnsupportedCallError(module, "its eager attention is given a bool mask, which most add as 0 and 1")
     if given.get("s_aux") is None and getattr(module, "sinks", None) is not None:
         given["s_aux"] = module.sinks
-    return understood(module, *rounded(query, key), mask, eager=True, **given)
+    return registry_call(module, *as_autocast_rounds(query, key), mask, eager=True, **given)
 
 
 def _as_sdpa(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
     """SDPA's convention: a mask that is bool or added; without one, whether it is causal."""
-    return understood(module, *rounded(query, key), mask, **given)
+    return registry_call(module, *as_autocast_rounds(query, key), mask, **given)
 
 
 def _as_flash(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
@@ -131,10 +131,10 @@ def _as_flex(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: 
     elif mask is not None:
         mask = block_mask_of(module, mask, query, key)
     given.pop("kernel_options", None)
-    return understood(module, *rounded(query, key), mask, eager=True, **given)
+    return registry_call(module, *as_autocast_rounds(query, key), mask, eager=True, **given)
 
 
-def understood(
+def registry_call(
     module: nn.Module, query: Tensor, key: Tensor, mask: Any, *, eager: bool = False, **given: Any
 ) -> AttentionCall:
     """A call of a registry function whose mask is 4-D or None.

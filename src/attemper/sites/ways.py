@@ -68,7 +68,7 @@ def reading(model: nn.Module, *, switched: bool = False) -> Iterator[None]:
     """Reports every attention call of ``model`` in this thread to the current observers, whatever the way.
 
     Args:
-        switched: models of transformers' registry attend in ``transformers.switched``, which reports for itself.
+        switched: models of transformers' registry attend in ``transformers.switching``, which reports for itself.
     """
     ways = [way for way in WAYS if not (switched and way is REGISTRY)]
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Sums of a site on the device: what ``SiteReduction`` adds up, from kernels that a flag turns off."""
+"""Sums of a site on the device: what ``SiteSums`` adds up, from kernels that a flag turns off."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_the_sums_are_those_that_a_watch_reduces_to():
     assert sums[1, 2] == 1
 
 
-@pytest.mark.parametrize(("programs", "chunks"), [(1, 1), (8, 2), (16, 4), (72, 18)])
+MORE = pytest.mark.slow("more cases in Triton's interpreter")
+
+
+@pytest.mark.parametrize(("programs", "chunks"), [(1, 1), (8, 2), (16, 4), pytest.param(72, 18, marks=MORE)])
 def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
     programs: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ):

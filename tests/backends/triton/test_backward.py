@@ -65,6 +65,7 @@ def assert_as_exact_as_blocked(function: Any, call: dict[str, Any], names: tuple
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("entropy", "max", "variance")
 def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled):
     tiled(4, 8)
     call = {"query": 2 * torch.randn(1, 4, 9, 6), "key": torch.randn(1, 2, 19, 6), "enable_gqa": True}
@@ -101,7 +102,12 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True, **BOTTOM_RIGHT}, {"window_size": (2, 1)}], ids=str)
+MORE = pytest.mark.slow("more cases in Triton's interpreter")
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
+)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
     tiled(4, 4)
@@ -118,6 +124,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
 def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):

@@ -188,8 +188,8 @@ def test_a_check_of_graphs_holds_where_kernels_run_again_and_not_where_a_replay_
 ):
     """A stand-in replays: the function again, into the tensors of the first time."""
     graphs, capturing = import_module("gpu_graphs"), False
-    monkeypatch.setattr(tap_buffers, "capturing", lambda device: capturing)
-    monkeypatch.setattr(tap_buffers, "graphed", lambda device: True)
+    monkeypatch.setattr(tap_buffers, "is_capturing", lambda device: capturing)
+    monkeypatch.setattr(tap_buffers, "has_graphs", lambda device: True)
 
     def capture(function: Any, replays: bool = True) -> tuple[Any, Any]:
         nonlocal capturing
@@ -219,6 +219,7 @@ def test_where_there_is_no_gpu_every_check_of_graphs_is_skipped_by_name(gpu: Any
     assert capsys.readouterr().out.count("skip  graph: ") == len(rows)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_dry_run_of_the_training_step_goes_every_way_and_reports(tmp_path: Path):
     path = tmp_path / "train.json"
     ended = run("--dry-run", "--steps", "1", "--rounds", "1", "--json", str(path), script="gpu_train.py")

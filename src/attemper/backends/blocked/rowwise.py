@@ -196,8 +196,8 @@ def _sweep(
         g = g + dropout(problem, torch.bmm(upstream, value[:, low:high].transpose(1, 2)), index, low)
     per_head = _per_head(problem, tile)
     slope = _score_slope(problem, rows.weights, g, per_head)
-    if grads.sink is not None and per_head is not None:
-        grads.sink[tile.heads] += _per_head_gradient(problem, rows, g, slope, per_head).view(tile.shape).sum((0, 2))
+    if grads.per_head is not None and per_head is not None:
+        grads.per_head[tile.heads] += _per_head_gradient(problem, rows, g, slope, per_head).view(tile.shape).sum((0, 2))
     slope = _with_direct(problem, rows, slope, grad)
     if grads.mask is not None:
         grid = tile.grid(slope).flatten(1, 2)

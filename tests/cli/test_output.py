@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from attemper import __version__, cli
-from attemper.cli.ending import ended
-from attemper.cli.output import print_json
+from attemper.cli.output import exit_code, print_json
 from attemper.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -114,7 +113,7 @@ def test_an_error_is_one_line_without_what_could_move_the_cursor(capsys: pytest.
     def failing() -> None:
         raise InputError("no \x1b[2J model\r\n\u202ecba")
 
-    assert ended(failing) == 1
+    assert exit_code(failing) == 1
     assert capsys.readouterr().err == "attemper: no \\u001b[2J model\\u000d\\u000a\\u202ecba\n"
 
 
@@ -128,19 +127,19 @@ def test_an_interrupt_is_told_in_one_line_and_ends_with_130(capsys: pytest.Captu
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    assert ended(interrupted) == ended(lambda: 130) == 130
+    assert exit_code(interrupted) == exit_code(lambda: 130) == 130
     assert capsys.readouterr().err == "attemper: interrupted.\n" * 2
 
 
 def test_the_exit_code_of_the_verb_is_that_of_the_command():
-    assert (ended(lambda: None), ended(lambda: 0), ended(lambda: 3)) == (0, 0, 3)
+    assert (exit_code(lambda: None), exit_code(lambda: 0), exit_code(lambda: 3)) == (0, 0, 3)
 
 
 def test_an_error_of_the_system_names_the_file(capsys: pytest.CaptureFixture[str]):
     def failing() -> None:
         raise OSError(errno.EACCES, "Permission denied", "/etc/\x1bshadow")
 
-    assert ended(failing) == 1
+    assert exit_code(failing) == 1
     assert capsys.readouterr().err == "attemper: /etc/\\u001bshadow: Permission denied.\n"
 
 
@@ -148,7 +147,7 @@ def test_a_reader_that_went_away_is_no_error_to_tell(capsys: pytest.CaptureFixtu
     def failing() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    assert ended(failing) == 1
+    assert exit_code(failing) == 1
     assert capsys.readouterr() == ("", "")
 
 

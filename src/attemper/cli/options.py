@@ -1,0 +1,106 @@
+"""Options that several verbs share, and the text that they name."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attemper.cli.output import say
+from attemper.errors import InputError
+from attemper.text import named
+
+
+class Dtype(StrEnum):
+    """Types that weights can be loaded in."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float64 = "float64"
+
+
+TEXT = Path(__file__).parent.parent / "lab" / "text.txt"
+"""The text that ships."""
+
+Text = Annotated[
+    str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
+]
+MaxLength = Annotated[
+    int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
+Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
+Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
+BackendName = Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")]
+
+
+@dataclass(frozen=True)
+class Input:
+    """How a verb loads a model and what it reads with it: the values of these options."""
+
+    text: str | None
+    max_length: int | None
+    batch_size: int
+    device: str
+    dtype: Dtype
+
+
+def read_text(text: str | None) -> str:
+    """The text of a ``--text`` option.
+
+    Raises:
+        InputError: the file is missing, is not text, or cannot be read.
+    """
+    path = TEXT if text is None else Path("standard input" if text == "-" else text)
+    if text == "-" and sys.stdin is None:
+        raise InputError("standard input is closed: there is no text to read.")
+    if text == "-" and sys.stdin.isatty():
+        say("reading the text from the terminal, to its end: Ctrl-D")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8") if text == "-" else path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+    except OSError as error:
+        raise InputError(f"the text {named(path)} cannot be read: {error.strerror or error}.") from error
+
+
+def text_name(text: str | None) -> str:
+    """What a ``--text`` option reads, by a name: a file without its folder."""
+    if text is None:
+        return "the text that ships"
+    return "standard input" if text == "-" else Path(text).name
+
+
+def title_of(model: str | None) -> str:
+    """A folder by its name, not by where this machine keeps it."""
+    if model is None:
+        return "attemper's byte-level model"
+    path = Path(model)
+    if not path.is_dir():
+        return model
+    resolved = path.resolve()
+    return f"{resolved.parent.name}/{resolved.name}"
+
+
+def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
+    """The byte-level model that ships, on a device.
+
+    Raises:
+        InputError: its windows are shorter than ``max_length``, or the device cannot be used.
+    """
+    import torch
+
+    from attemper.integrations.pretrained import moved
+    from attemper.lab import model as lab
+
+    model = lab.load()
+    if max_length is not None and max_length > model.config.context:
+        raise InputError(
+            f"max_length is {max_length} but the model that ships reads at most {model.config.context} bytes."
+        )
+    return moved(model, device).to(getattr(torch, dtype.value))

@@ -1,0 +1,190 @@
+"""Two readings of one architecture, head by head: what has changed, the largest changes first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from attemper.checks import one_of
+from attemper.errors import InputError
+from attemper.readings.reading import Reading, SiteReading
+from attemper.readings.schema import SCHEMA
+from attemper.statistics import SHOWN, SHOWN_BY_NAME
+from attemper.text import count
+
+ALWAYS = tuple(name for name, shown in SHOWN.items() if shown.brief)
+STATISTICS = (*ALWAYS, *SHOWN_BY_NAME)
+"""What is compared of each head, in the order of columns; after ``ALWAYS``, what a scan has if it was asked for."""
+Pair = tuple[float | None, float | None]
+"""(before, after); None where a reading has no number."""
+Key = tuple[str, str, str]
+"""(name, kind, mode): a site in training is not the same in evaluation."""
+
+
+@dataclass(frozen=True, repr=False)
+class HeadChange:
+    """One head in both readings. Each of ``STATISTICS`` is an attribute: the pair (before, after)."""
+
+    site: str
+    kind: str
+    mode: str
+    head: int
+    layer: int | None
+    pairs: Mapping[str, Pair]
+    """By statistic, all of ``STATISTICS``."""
+
+    def __getattr__(self, name: str) -> Pair:
+        # Only names that are no field arrive here. A copy that is being made has no ``pairs`` yet.
+        if name in self.__dict__.get("pairs", {}):
+            return self.pairs[name]
+        raise AttributeError(f"HeadChange has no attribute {name!r}. Statistics here: {', '.join(STATISTICS)}.")
+
+    def __repr__(self) -> str:
+        parts = {"site": self.site, "kind": self.kind, "mode": self.mode, "head": self.head, **self.pairs}
+        told = ", ".join(f"{name}={value!r}" for name, value in parts.items())
+        return f"HeadChange({told}, layer={self.layer!r})"
+
+    def change(self, statistic: str) -> float | None:
+        """After minus before; None where either is missing."""
+        before, after = self.pairs[statistic]
+        return None if before is None or after is None else after - before
+
+    def size(self, statistic: str) -> float:
+        """How much it changed; infinite where a number came or went, 0 where there was none."""
+        change = self.change(statistic)
+        if change is not None:
+            return abs(change)
+        return float("inf") if self.differs(statistic) else 0.0
+
+    def differs(self, statistic: str) -> bool:
+        before, after = self.pairs[statistic]
+        return before != after
+
+    def to_dict(self) -> dict[str, Any]:
+        place = {"site": self.site, "kind": self.kind, "mode": self.mode, "head": self.head}
+        pairs = {
+            name: {"before": before, "after": after, "change": self.change(name)}
+            for name, (before, after) in self.pairs.items()
+        }
+        return {**place, **pairs, "layer": self.layer}
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What changed from one reading to another; :class:`attemper.Comparison` shows it."""
+
+    before: str
+    after: str
+    heads: tuple[HeadChange, ...]
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+    tokens: tuple[int, int] | None = None
+
+    @classmethod
+    def between(cls, before: Reading, after: Reading, names: tuple[str, str] | None = None) -> Self:
+        """``names``: what to call the two sides; None for the names of their models.
+
+        Raises:
+            InputError: a site has not the same number of heads in both, or the two have no site in common.
+        """
+        sites, others = _sites(before), _sites(after)
+        shared = [key for key in sites if key in others]
+        if not shared:
+            raise InputError(
+                f"compare: the two scans have no site in common. Before: {_names(sites)}. After: {_names(others)}. "
+                "They must be of the same architecture, and both in training or both in evaluation."
+            )
+        heads = [change for key in shared for change in _changes(key, sites[key], others[key])]
+        heads.sort(key=lambda head: [head.size(statistic) for statistic in STATISTICS], reverse=True)
+        first, second = names or (before.model, after.model)
+        only_before = tuple(key[0] for key in sites if key not in others)
+        only_after = tuple(key[0] for key in others if key not in sites)
+        return cls(first, second, tuple(heads), only_before, only_after, (before.tokens, after.tokens))
+
+    def largest(self, statistic: str, count: int = 10) -> tuple[HeadChange, ...]:
+        """The heads in which a statistic changed most, whichever way.
+
+        Raises:
+            InputError: the statistic is not one of ``STATISTICS``.
+        """
+        one_of("largest(statistic)", statistic, STATISTICS)
+        return tuple(sorted(self.heads, key=lambda head: head.size(statistic), reverse=True)[:count])
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Those of ``STATISTICS`` that there is something to show of: four always, the rest if a scan has it."""
+        known = {name for head in self.heads for name, pair in head.pairs.items() if pair != (None, None)}
+        return tuple(name for name in STATISTICS if name in ALWAYS or name in known)
+
+    def summary(self, statistic: str = STATISTICS[0]) -> str:
+        """One line: how many heads differ, the mean of ``statistic`` on both sides, and where it changed most.
+
+        Raises:
+            InputError: the statistic is not one of ``STATISTICS``.
+        """
+        one_of("summary(statistic)", statistic, STATISTICS)
+        return "; ".join(_sentence(self, statistic)) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names of both models, heads with before, after and change of each statistic, and sites without a partner."""
+        return {
+            "schema": SCHEMA,
+            "before": self.before,
+            "after": self.after,
+            "tokens": None if self.tokens is None else dict(zip(("before", "after"), self.tokens, strict=True)),
+            "heads": [head.to_dict() for head in self.heads],
+            "only_before": list(self.only_before),
+            "only_after": list(self.only_after),
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """``to_dict`` as JSON text; a missing number is null."""
+        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
+
+
+def _sites(reading: Reading) -> dict[Key, SiteReading]:
+    return {(site.name, site.kind, site.mode): site for site in reading.sites}
+
+
+def _changes(key: Key, before: SiteReading, after: SiteReading) -> Iterator[HeadChange]:
+    others = {head.head: head for head in after.heads}
+    if {head.head for head in before.heads} != set(others):
+        raise InputError(
+            f"compare: {key[0]} has {len(before.heads)} heads before and {len(after.heads)} after: head by head there "
+            "is nothing to compare. The two must be of the same architecture."
+        )
+    for head in before.heads:
+        pairs = {name: (getattr(head, name), getattr(others[head.head], name)) for name in STATISTICS}
+        yield HeadChange(*key, head.head, before.layer, pairs)
+
+
+def _names(sites: Mapping[Key, SiteReading]) -> str:
+    listed = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
+    return ", ".join(listed) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "") if listed else "none"
+
+
+def _sentence(changes: Changes, statistic: str) -> Iterator[str]:
+    """Its parts: how many differ, the mean, where most, and what it does not cover."""
+    heads = changes.heads
+    many = sum(any(head.differs(name) for name in STATISTICS) for head in heads)
+    yield f"{count(len(heads), 'head')}, {many or 'none'} differ{'' if many > 1 else 's'}"
+    both = [head for head in heads if head.change(statistic) is not None]
+    if both:
+        before, after = (sum(head.pairs[statistic][side] or 0.0 for head in both) / len(both) for side in (0, 1))
+        mean = f"mean {statistic} {before:.4g} -> {after:.4g}"
+        most = max(both, key=lambda head: head.size(statistic))
+        yield f"{mean}, most in {_largest_change(most, statistic)}" if most.differs(statistic) else mean
+    if lost := sum(head.differs(statistic) for head in heads if head.change(statistic) is None):
+        yield f"{count(lost, 'head has', 'heads have')} a number on one side only"
+    if alone := len(changes.only_before) + len(changes.only_after):
+        yield f"{count(alone, 'site is', 'sites are')} on one side only"
+    first, second = changes.tokens or (0, 0)
+    if first != second:
+        yield f"the texts differ ({first:,} and {second:,} tokens), which changes numbers, too"
+
+
+def _largest_change(head: HeadChange, statistic: str) -> str:
+    before, after = head.pairs[statistic]
+    return f"{head.site} head {head.head}: {before:.4g} -> {after:.4g}"
