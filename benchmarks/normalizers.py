@@ -132,7 +132,7 @@ def map_ways(scores: Tensor, one: Map, theirs: Function | None, *, backward: boo
 
     def ours() -> object:
         weights = normalize.weights(scores, one.kind, number)
-        return normalize.slope(weights, above, one.kind, number) if backward else weights
+        return normalize.gradient(weights, above, one.kind, number) if backward else weights
 
     def by_autograd(function: Function) -> Way:
         leaf = scores.detach().requires_grad_(backward)

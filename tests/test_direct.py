@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
 from attemper import BackendError
-from attemper.call import direct
 from attemper.call import operator as _ops
+from attemper.call import transforms
 from attemper.call.formulas import OF_SINK, LazyStatistics
-from attemper.call.state import state_of
+from attemper.call.state import LazyState, state_of
 from attemper.statistics import ONE_PASS, state_columns
 from tests.support.calls import PRESENT, attended, known
 
@@ -75,7 +75,7 @@ def test_results_and_gradients_are_those_of_the_operator(
 ):
     short = results(graph)
     assert not dispatched
-    monkeypatch.setattr(direct, "_nobody_listens", lambda: False)
+    monkeypatch.setattr(transforms, "undisturbed", lambda: False)
     long = results(graph)
     assert dispatched == ["native"]
     names = ["output", *ONE_PASS, *leaves(False)]
@@ -223,7 +223,7 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
     state = rows_of_every_kind()
     names = tuple(name for name in ONE_PASS if name not in ("logit_variance", "first_token_mass")) + ("support_size",)
     formulas = LazyStatistics(dict(zip(COLUMNS, state, strict=True)), names, None)
-    at_once = direct.statistics(COLUMNS, state, names)
+    at_once = LazyState(COLUMNS, state, "native").statistics(names)
     assert set(at_once) == set(names) - {"max_logit"}
     for name, value in at_once.items():
         torch.testing.assert_close(value, formulas[name], rtol=APART.get(name, 0.0), atol=0, equal_nan=True, msg=name)
@@ -232,5 +232,5 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
 
 
 def test_a_state_with_a_gradient_is_left_to_the_formulas():
-    assert direct.statistics(state_columns(()), torch.rand(3, 1, 1, 2, requires_grad=True), ("lse",)) == {}
+    assert LazyState(state_columns(()), torch.rand(3, 1, 1, 2, requires_grad=True), "native").statistics(("lse",)) == {}
     assert known(attended("native", *[torch.randn(1, 1, 3, 4, requires_grad=True)] * 3).stats).lse.requires_grad

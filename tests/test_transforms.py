@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 import attemper
 from attemper import BackendError, InputError, nn
+from attemper.call.transforms import constant_in_graphs
 from tests.support.calls import DTYPES, FEATURES, PRESENT, known
 
 pytestmark = [
@@ -444,3 +445,24 @@ def test_what_samples_share_has_its_own_gradient_in_each(backend: str, mask: str
     per_sample = torch.func.vmap(gradients, (0, 0, None))(*given, shared)
     loops = [gradients(query, key, shared) for query, key in zip(*given, strict=True)]
     assert_near(per_sample, [torch.stack(parts) for parts in zip(*loops, strict=True)], 1e-6)
+
+
+def test_the_mark_is_that_of_pytorch():
+    ours, theirs = (lambda: 1), (lambda: 1)
+    assert constant_in_graphs(ours) is ours
+    assert vars(ours) == vars(torch.compiler.assume_constant_result(theirs))
+    assert vars(ours)
+
+
+def test_a_graph_holds_the_answer_and_not_the_question():
+    asked: list[int] = []
+
+    @constant_in_graphs
+    def many() -> int:
+        asked.append(1)
+        return 3
+
+    compiled = torch.compile(lambda x: x * many(), fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert compiled(torch.ones(())) == 3
+    assert len(asked) == 1

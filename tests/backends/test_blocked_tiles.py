@@ -19,6 +19,7 @@ def test_tiles_of_two_rows_and_three_keys_change_nothing(case: cases.Case, tiled
 
 
 @pytest.mark.parametrize(**cases.by_name)
+@pytest.mark.quick("mask", "window", "bias", "grouped", "causal", "one", "all at once", "empty")
 def test_tiles_of_whole_rows_change_nothing(case: cases.Case, tiled):
     tiled(3, 5, 60)
     agreement.assert_agreement(replace(case, names=("gini", "key_mass", "entropy")), "blocked")

@@ -183,11 +183,11 @@ def test_rows_do_not_depend_on_threads_or_repeats(kind: str, full_size: bool):
     try:
         torch.set_num_threads(1)
         want = normalize.weights(scores, kind, number)
-        slope = normalize.slope(want, grad, kind, number)
+        slope = normalize.gradient(want, grad, kind, number)
         for threads in (1, 2, 4) * (7 if full_size else 1):
             torch.set_num_threads(threads)
             assert torch.equal(normalize.weights(scores, kind, number), want)
-            assert torch.equal(normalize.slope(want, grad, kind, number), slope)
+            assert torch.equal(normalize.gradient(want, grad, kind, number), slope)
     finally:
         torch.set_num_threads(before)
 
@@ -200,8 +200,8 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype, kind: str, number: f
     assert got.dtype == dtype
     assert torch.equal(got, normalize.weights(scores.float(), kind, number).to(dtype))
     grad = torch.randn(5, 77).to(dtype)
-    slope = normalize.slope(got, grad, kind, number)
-    assert torch.equal(slope, normalize.slope(got.float(), grad.float(), kind, number).to(dtype))
+    slope = normalize.gradient(got, grad, kind, number)
+    assert torch.equal(slope, normalize.gradient(got.float(), grad.float(), kind, number).to(dtype))
 
 
 @pytest.mark.grid
@@ -213,7 +213,7 @@ def test_slopes_agree_with_differences_of_the_definition(kind: str, number: floa
     # Keys near the border change the support within the step: their rows are not differentiable there.
     grad, step, direction = torch.randn(6, n), 1e-6, torch.randn(6, n).double()
     w = normalize.weights(scores, kind, number)
-    slope = normalize.slope(w, grad, kind, number).double()
+    slope = normalize.gradient(w, grad, kind, number).double()
     up, down = (wanted(scores.double() + sign * step * direction, kind, number) for sign in (1, -1))
     smooth = ((up > 0) == (down > 0)).all(-1)
     want = ((up - down) * grad.double()).sum(-1) / (2 * step)
@@ -241,9 +241,9 @@ def test_a_gradient_at_a_key_without_weight_is_not_met(kind: str, number: float)
     scores = torch.randn(4, 30)
     scores[:, 3::4] = -torch.inf
     weights, grad = normalize.weights(scores, kind, number), torch.randn(4, 30)
-    want = normalize.slope(weights, grad, kind, number)
+    want = normalize.gradient(weights, grad, kind, number)
     for value in (torch.nan, torch.inf):
-        got = normalize.slope(weights, grad.masked_fill(weights == 0, value), kind, number)
+        got = normalize.gradient(weights, grad.masked_fill(weights == 0, value), kind, number)
         assert torch.equal(got, want)
 
 
@@ -251,7 +251,7 @@ def test_slopes_of_empty_and_bad_rows():
     scores = torch.randn(3, 20)
     scores[0], scores[1, 3] = -torch.inf, torch.nan
     for kind, number in (("sparsemax", 0.0), ("entmax15", 0.0), ("entmax", 1.3), ("topk", 3.0), ("sigmoid", 0.0)):
-        slope = normalize.slope(normalize.weights(scores, kind, number), torch.randn(3, 20), kind, number)
+        slope = normalize.gradient(normalize.weights(scores, kind, number), torch.randn(3, 20), kind, number)
         assert torch.equal(slope[0], torch.zeros(20))
         assert slope[1].isnan().all()
         assert slope[2].isfinite().all()

@@ -168,6 +168,7 @@ def test_gradients_are_those_of_the_reference(name: str, given: Given, backend: 
 
 
 @pytest.mark.parametrize(**by_map)
+@pytest.mark.quick("entmax per head", "sigmoid", "top 3", "threshold")
 def test_the_reference_differentiates_once_and_twice(given: Given, full_size: bool):
     generator = torch.Generator().manual_seed(0)
     size = 4 if full_size else 2

@@ -12,7 +12,7 @@ from torch import Tensor
 import attemper
 from attemper import functional as F
 from attemper.backends.native import normalize
-from attemper.backends.normalizers import gradients
+from attemper.backends.normalizers import NORMALIZERS
 from tests.conftest import NATIVE
 
 ROWS = {
@@ -35,11 +35,11 @@ def exact(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
 
 
 def by_native(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
-    return normalize.slope(weights[None], above[None], "entmax", alpha)[0]
+    return normalize.gradient(weights[None], above[None], "entmax", alpha)[0]
 
 
 def by_torch(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
-    return gradients.slope(weights, above, "entmax", alpha)
+    return NORMALIZERS["entmax"].gradient(weights, above, alpha, None)
 
 
 WAYS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], torch.dtype]] = {

@@ -69,6 +69,7 @@ def test_the_folded_folder_is_a_model_of_plain_transformers(
     assert len(tf.AutoTokenizer.from_pretrained(str(tmp_path / "folded"))) > 1000
 
 
+@pytest.mark.slow("takes many seconds")
 def test_temperatures_in_doubt_are_not_folded_without_force(
     run: Run, checkpoint: Path, words: Path, tmp_path: Path
 ) -> None:

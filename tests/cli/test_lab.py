@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from attemper import cli, lab
-from attemper.cli.lab import _print_rows, _shown
+from attemper.cli.lab import _print_rows, cell_text
 from attemper.lab import EXPERIMENTS, TRAINED, complexity, information, representation
 from attemper.lab.experiment import Column, Experiment, Table
 
@@ -67,7 +67,7 @@ def test_no_cell_and_no_word_of_a_heading_is_broken_at_80_columns(quick, name: s
         lines = printed(table, 80)
         assert max(map(len, lines)) <= 80, table.title
         body = [line.strip("│").split("│") for line in lines if line.startswith("│")]
-        assert [[cell.strip() for cell in row] for row in body] == [[_shown(c) for c in row] for row in table.rows]
+        assert [[cell.strip() for cell in row] for row in body] == [[cell_text(c) for c in row] for row in table.rows]
         heads = [line.strip("┃").split("┃") for line in lines if line.startswith("┃")]
         for place, column in enumerate(table.columns):
             assert " ".join(" ".join(line[place] for line in heads).split()) == column.heading

@@ -176,6 +176,7 @@ def test_on_text_like_its_own_the_shipped_model_wants_no_temperature_and_the_sca
     assert sharp.tells
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_losses_are_those_of_the_model_before_and_after():
     model, windows = shipped(1.7), text(96)
     found = calibrate(model, windows, loss, validation=0.5)

@@ -169,7 +169,7 @@ def _gradients(model: nn.Module, run: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["fixed", "learned", "conditional", "length", "product"])
-@pytest.mark.quick("learned", "conditional")
+@pytest.mark.quick("learned")
 def test_each_kind_under_checkpointing_and_compile(kind: str):
     model, batch = registered("llama")
     size = model.config.hidden_size

@@ -186,6 +186,7 @@ def test_checkpointing_counts_rows_once_and_accumulation_adds():
             torch.testing.assert_close(meter.sums.total, 2 * once)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_compiled_model_is_held_in_one_graph():
     model = small()
     thermostat = attemper.Thermostat(model, target_entropy=0.6, unit="normalized", rows=None, max_step=0.5)

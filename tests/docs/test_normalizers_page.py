@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attemper import nn
-from attemper.call.normalizer import NAMES
+from attemper.call.normalizer import names
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "normalizers.md"
@@ -41,7 +41,7 @@ def test_the_page_names_every_map():
     spelled = {"SoftmaxPlusOne": "softmax_plus_one", "Sparsemax": "sparsemax", "Entmax15": "entmax15"}
     for name in {*maps} - {"Normalizer", "Softmax"}:
         assert spelled.get(name, name) in shown
-    assert set(NAMES) - {"softmax"} <= shown
+    assert set(names()) - {"softmax"} <= shown
 
 
 def test_the_picture_is_drawn_of_weights_that_are_there(tmp_path: Path):

@@ -52,6 +52,7 @@ def test_my_loss_spikes(run: Any) -> None:
     assert {group["lr"] for group in names["optimizer"].param_groups} == {1e-3 / 3}
 
 
+@pytest.mark.slow("takes many seconds")
 def test_long_context_is_diffuse(run: Any) -> None:
     names = run("long-context-is-diffuse")
     curves = [head.by_visible_keys for site in names["scan"].sites for head in site.heads]
@@ -76,6 +77,7 @@ def test_sharpen_a_retrieval_head(run: Any) -> None:
     assert not any("attemper" in name for name in names["model"].state_dict())
 
 
+@pytest.mark.slow("takes many seconds")
 def test_calibrate_after_extending_context(run: Any) -> None:
     names = run("calibrate-after-extending-context")
     assert names["again"] == names["calibration"]

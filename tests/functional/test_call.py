@@ -81,7 +81,7 @@ TENSORS = {
 OPTIONS = {
     "unknown normalizer": (
         {"normalizer": "softmin"},
-        r"attention\(normalizer=\.\.\.\) must be one of 'softmax', .*'entmax15', or an object of .*got 'softmin'",
+        r"attention\(normalizer=\.\.\.\) must be one of 'softmax', .*'sigmoid', or an object of .*got 'softmin'",
     ),
     "unknown alignment": (
         {"causal_alignment": "center"},

@@ -57,6 +57,7 @@ def test_a_steep_ladder_far_below_0_in_bfloat16(name: str):
 
 @pytest.mark.parametrize("name", ["topk 3", "topk 1", "threshold", "sparsemax", "entmax15", "entmax 1.3", "entmax 3"])
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0, 30.0])
+@pytest.mark.grid
 def test_a_hundred_thousand_keys(name: str, spread: float):
     scores = torch.randn(2, 100_000) * spread
     weights = MAPS[name].call(scores)

@@ -144,6 +144,7 @@ HOSTILE = (
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0, torch.tensor(1.2), torch.tensor(3.0)], ids=str)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
+@pytest.mark.grid
 def test_the_conditions_of_optimality_hold_in_float32_on_hostile_rows(name: str, alpha: float | Tensor):
     scores = hostile_rows(name)
     off = conditions(scores, F.entmax(scores, alpha), float(alpha))

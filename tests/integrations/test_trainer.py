@@ -205,6 +205,7 @@ class Broken(tf.TrainerCallback):
             raise RuntimeError("no more")
 
 
+@pytest.mark.slow("takes many seconds")
 def test_hooks_of_training_that_raised_go_with_close_a_with_block_a_new_run_or_the_callback(tmp_path: Path) -> None:
     model = tiny()
     before = hooks(model)

@@ -62,6 +62,7 @@ def test_no_generator_of_the_process_moves():
 # Rates
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_rate_of_random_queries_falls_with_temperature_and_that_of_a_shared_key_rises_first(result):
     ways = {name: direction(result.table(RATES).column(name)) for name in ("random", "shared key")}
     assert ways == {"random": "falls", "shared key": "rises, then falls"}

@@ -154,6 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_quick_run_ends_with_tables_of_every_intervention_and_a_file_that_gives_them_again(folder: Path):
     found = stored("lr-sensitivity", folder / "results.json")
     assert found.tables[0].column("intervention") == tuple(INTERVENTIONS)

@@ -180,6 +180,7 @@ RANKS, COSINES = "effective rank of each layer, directions", "mean cosine of eac
 CLAIMS = "what is said of temperature, and this model"
 
 
+@pytest.mark.slow("takes many seconds")
 def test_two_runs_give_the_same_records(short):
     first = representation.representation(seed=3)
     assert first.to_dict() == representation.representation(seed=3).to_dict()
@@ -195,6 +196,7 @@ def test_nothing_is_drawn_so_that_seeds_agree_and_no_generator_moves(short):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_number_of_threads_changes_nothing_and_is_left_as_it_was(short):
     want = representation.representation().to_dict()
     threads = torch.get_num_threads()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
+from attemper.monitor.watch import WatchOptions
 from attemper.sites.observation import current
 from tests.sites.own_models import LIBRARY, OWN, ROWS, Hand, Own, entropies
 from tests.support.identical_training import STEPS, assert_identical_training
@@ -209,7 +211,7 @@ def test_a_failure_of_ours_is_told_once_and_training_goes_on(monkeypatch: pytest
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such number")
 
-    monkeypatch.setattr("attemper.monitor.collector.measured", broken)
+    monkeypatch.setattr("attemper.monitor.collector.measure", broken)
     model, batch = OWN["sdpa"]()
     with attemper.watch(model) as watch:
         with pytest.warns(UserWarning, match="could not be measured: no such number. Training goes on"):
@@ -291,3 +293,8 @@ def test_joint_attention_over_both_sequences_is_self_attention(joint: bool, kind
     with attemper.watch(model) as watch:
         model(torch.randn(2, 7, 8), encoder_hidden_states=torch.randn(2, 5, 8))
     assert [site.kind for site in watch.table().sites] == [kind]
+
+
+def test_the_options_of_a_watch_are_those_of_the_function() -> None:
+    by_keyword = inspect.signature(attemper.watch).parameters.values()
+    assert {one.name: one.default for one in by_keyword if one.name != "model"} == vars(WatchOptions())

@@ -98,13 +98,13 @@ PIECES = (
     *(
         f"monitor.collector:Collector.{name}"
         for name in (
-            "name_of", "owns", "begin", "running", "key_tokens", "see", "skip", "commit", "forget", "_see", "_begun",
-            "_place", "_kept", "_real", "_kind", "_next_name", "_add", "_site",
+            "name_of", "owns", "begin", "running", "key_tokens", "see", "skip", "commit", "forget", "_see",
+            "_note_call", "_place", "_is_kept", "_real", "_kind", "_next_name", "_add", "_site",
         )
     ),
-    *(f"monitor.collector:{name}" for name in ("measurement", "measured", "local", "sketch", "places")),
+    *(f"monitor.collector:{name}" for name in ("measurement", "measure", "local", "sketch", "places")),
     "monitor.collector:SiteSums",
-    *(f"monitor.calls:{name}" for name in ("Pairing.joined", "Pairing._one", "partners", "Arguments.difference")),
+    *(f"monitor.calls:{name}" for name in ("Pairing.join", "Pairing._one", "partners", "Arguments.difference")),
     *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
@@ -120,7 +120,7 @@ PIECES = (
     *(
         f"sites.torch_functions:{name}"
         for name in ("AttentionMode._report", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens",
-                     "_readable", "hidden", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
+                     "_readable", "hides", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
@@ -160,7 +160,7 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:_wrap_lookup"),
     ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:run"),
-    ("replace", "sites.transformers:_replaced"),
+    ("replace", "sites.transformers:_attend_here"),
     ("replace", "sites.transformers:switching"),
     ("replace", "monitor.collector:Collector.observe"),
     ("replace", "monitor.collector:Collector.key_tokens"),

@@ -134,6 +134,7 @@ def test_a_model_set_to_attemper_has_each_site_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.quick("llama")
 def test_padding_is_left_out_of_a_compiled_model(name: str) -> None:
     model: Any = sharpened(TINY[name].build())
     model.set_attn_implementation("attemper")
@@ -154,6 +155,7 @@ def test_padding_is_left_out_of_a_compiled_model(name: str) -> None:
             assert a.entropy_nats == pytest.approx(b.entropy_nats, abs=1e-6)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_padding_that_a_compiled_encoder_decoder_does_not_tell_makes_its_sites_skipped() -> None:
     model: Any = sharpened(TINY["t5"].build())
     model.set_attn_implementation("attemper")

@@ -124,6 +124,7 @@ def test_training_steps_with_dropout_are_bit_identical(
 @pytest.mark.parametrize(
     ("name", "implementation"), [(name, way) for name, other in OTHERS.items() for way in other.ways]
 )
+@pytest.mark.quick("None", "-left", "left-")
 def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:

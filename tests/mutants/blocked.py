@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from tests.mutants.runner import Mutant
 
-FORWARD, BACKWARD, SCORES, PROBLEM, OPS = (
-    "backends/blocked/softmax_forward.py", "backends/blocked/softmax_backward.py", "backends/blocked/scores.py", "backends/blocked/tiles.py",
-    "call/operator.py",
-)  # fmt: skip
+FORWARD, BACKWARD, GRADIENTS, SCORES, PROBLEM = (
+    f"backends/blocked/{name}.py" for name in ("softmax_forward", "softmax_backward", "gradients", "scores", "tiles")
+)
+OPS = "call/operator.py"
 
 MUTANTS = (
     # The guards of -inf.
@@ -21,7 +21,7 @@ MUTANTS = (
     Mutant("forward: log of an empty row not guarded", FORWARD, "return torch.where(self.count > 0, self.total, 1.0).log()", "return self.total.log()"),
     Mutant("backward: no guard of -inf in the base", BACKWARD, "maximum.masked_fill(maximum == -math.inf, 0.0)", "maximum"),
     Mutant("backward: no clamp of distances", BACKWARD, "        d.clamp_(min=VANISHED)\n", ""),
-    Mutant("backward: empty rows not silenced", BACKWARD, "above = silence_empty_rows(problem, state, upstream)", "above = upstream"),
+    Mutant("backward: empty rows not silenced", BACKWARD, "above = without_empty_rows(problem, state, upstream)", "above = upstream"),
     # The rescaling when the maximum moves.
     Mutant("rescale: never", FORWARD, "rescale=number > 0", "rescale=False"),
     Mutant("rescale: not the total", FORWARD, "for sums in (self.total, self.first_moment,", "for sums in (self.first_moment,"),
@@ -36,10 +36,10 @@ MUTANTS = (
     Mutant("rescale: not the output", FORWARD, "self.output *= shrink.to(self.output.dtype)[..., None]", "pass"),
     # Scores.
     Mutant("scores: scale of the wrong power", FORWARD, "query = query * multiplier", "query = query * multiplier * multiplier.abs().sqrt()"),
-    Mutant("scores: backward without the multiplier", BACKWARD, "_sweep(problem, rows, query * multiplier, key", "_sweep(problem, rows, query, key"),
+    Mutant("scores: backward without the multiplier", BACKWARD, "_Block(problem, rows, query * multiplier, key", "_Block(problem, rows, query, key"),
     Mutant("scores: softcap without its factor", SCORES, "values.mul_(problem.softcap)", "pass"),
-    Mutant("scores: slope of the softcap is 1", SCORES, "slope = 1 - values * values", "slope = torch.ones_like(values)"),
-    Mutant("backward: slope of the softcap dropped", BACKWARD, "slope *= scores.slope", "pass"),
+    Mutant("scores: gradient of the softcap is 1", SCORES, "gradient = 1 - values * values", "gradient = torch.ones_like(values)"),
+    Mutant("backward: gradient of the softcap dropped", BACKWARD, "gradient *= scores.softcap_gradient", "pass"),
     Mutant("scores: what hides under a mask counts as bad", SCORES, "grid.masked_fill_(hidden, 0.0).add_(bias.masked_fill(hidden, 0.0))", "grid.add_(bias.masked_fill(hidden, 0.0))"),
     Mutant("scores: bad rows not told", FORWARD, "row.bad |= scores.bad", "pass"),
     # Masks, windows, blocks.
@@ -63,24 +63,24 @@ MUTANTS = (
     Mutant("state: first tokens one more", FORWARD, "problem.first_tokens - low]", "problem.first_tokens + 1 - low]"),
     Mutant("forward: output without the sink's share", FORWARD, "share = share * mass(problem, tile, self.maximum.to(share.dtype) + self.log_total())", "pass"),
     # Gradients.
-    Mutant("backward: sink leaves dP alone", BACKWARD, "return slope if rows.mass is None else slope.mul_(rows.mass)", "return slope"),
+    Mutant("backward: sink leaves dP alone", BACKWARD, "return gradient if rows.mass is None else gradient.mul_(rows.mass)", "return gradient"),
     Mutant("backward: sink leaves dV alone", BACKWARD, "applied = weights if rows.mass is None else weights * rows.mass", "applied = weights"),
     Mutant("backward: sink leaves D alone", BACKWARD, "self.dot if self.mass is None else self.mass * self.dot", "self.dot"),
     Mutant("backward: sink logit has the wrong sign", BACKWARD, "((rows.mass - 1) * rows.dot)", "((1 - rows.mass) * rows.dot)"),
     Mutant("backward: D dropped", BACKWARD, "dot = (above.output.to(problem.compute_dtype) * output).sum(-1)", "dot = (above.output.to(problem.compute_dtype) * output).sum(-1) * 0"),
-    Mutant("backward: query without the multiplier", BACKWARD, "(query_grad * multiplier).view", "query_grad.view"),
-    Mutant("backward: multiplier not summed over rows it serves", BACKWARD, "+= sum_to(gradient, grads.multiplier.shape)", "= sum_to(gradient, grads.multiplier.shape)"),
-    Mutant("backward: bias not summed over rows it serves", BACKWARD, "grads.mask[place] += sum_to(grid, grads.mask.shape)", "grads.mask[place] = sum_to(grid, grads.mask.shape)"),
+    Mutant("backward: query without the multiplier", GRADIENTS, "(query_grad * multiplier).view", "query_grad.view"),
+    Mutant("backward: multiplier not summed over rows it serves", GRADIENTS, "+= sum_to(gradient, grads.multiplier.shape)", "= sum_to(gradient, grads.multiplier.shape)"),
+    Mutant("backward: bias not summed over rows it serves", GRADIENTS, "grads.mask[place] += sum_to(grid, grads.mask.shape)", "grads.mask[place] = sum_to(grid, grads.mask.shape)"),
     Mutant("backward: variance without its linear term", BACKWARD, "(2 * grad[\"v\"] - grad[\"a\"])", "(-grad[\"a\"])"),
     Mutant("backward: variance without its constant", BACKWARD, "for letter in \"vft\":", "for letter in \"ft\":"),
     Mutant("backward: entropy centred on the maximum", BACKWARD, "x = d.add_(rows.state[\"a\"])", "x = d"),
-    Mutant("backward: nothing falls on the maximum", BACKWARD, "slope.scatter_add_(-1,", "slope.clone().scatter_add_(-1,"),
+    Mutant("backward: nothing falls on the maximum", BACKWARD, "gradient.scatter_add_(-1,", "gradient.clone().scatter_add_(-1,"),
     Mutant("backward: ties go to the last key", BACKWARD, "torch.where(top > best,", "torch.where(top >= best,"),
-    Mutant("backward: key_mass without its mean", BACKWARD, "tile.grid(slope).add_(upstream - mean)", "tile.grid(slope).add_(upstream)"),
-    Mutant("backward: concentration without its slope", BACKWARD, 'slope += 2 * grad["c"] * weights', "pass"),
+    Mutant("backward: key_mass without its mean", BACKWARD, "tile.grid(gradient).add_(upstream - mean)", "tile.grid(gradient).add_(upstream)"),
+    Mutant("backward: concentration without its gradient", BACKWARD, 'gradient += 2 * grad["c"] * weights', "pass"),
     Mutant("backward: first tokens without their slope", BACKWARD, 'if "f" in grad:', "if False:"),
     Mutant("backward: distance without its slope", BACKWARD, 'if "t" in grad:', "if False:"),
-    Mutant("backward: gini without its mean", BACKWARD, "return grad * (rank - (rank * weights).sum(-1, keepdim=True))", "return grad * rank"),
+    Mutant("backward: gini without its mean", GRADIENTS, "return grad * (rank - (rank * weights).sum(-1, keepdim=True))", "return grad * rank"),
     Mutant("backward: hidden NaN not kept out", BACKWARD, "careful = not surely_finite(problem)", "careful = False"),
     Mutant("forward: hidden NaN not kept out", FORWARD, "careful = not surely_finite(problem)", "careful = False"),
     Mutant("gini: ranks of hidden keys not taken off", SCORES, "dtype=count.dtype) - (keys - count)", "dtype=count.dtype)"),

@@ -22,15 +22,11 @@ def letters_of(columns: Iterable[Column]) -> str:
 UNBOUNDED = 1 << 62
 """A window side without a limit."""
 
-ROW_NORMALIZERS = ("sigmoid", "sparsemax", "entmax15", "entmax", "topk", "threshold")
-"""Maps that are computed on whole rows (docs/design/0008), by kernels of their own. Their state begins with "mnx"."""
-
-
 Size: TypeAlias = int
 """A number that may be a size: symbolic in a graph that serves many shapes."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: that would triple the time to make one
 class Problem:
     """One call: tensors as [B, H, Q, D], [B, G, K, D], [B, G, K, E]; nothing is copied that a view can show.
 
@@ -83,7 +79,7 @@ class Problem:
     backend: str = "blocked"
     """Which backend computes it: a compiled graph keeps the choice that was made for it."""
     normalizer: str = "softmax"
-    """From scores to weights: "softmax", or one of ``ROW_NORMALIZERS``."""
+    """From scores to weights: "softmax", or one of ``backends.normalizers.NORMALIZERS``."""
     number: float = 0.0
     """k of "topk", the smallest weight of "threshold"."""
 

@@ -151,14 +151,24 @@ BACKENDS = (
 """Every backend this version knows; ``"auto"`` takes the first that can."""
 
 
+_BY_NAME = {backend.name: backend for backend in BACKENDS}
+
+
 def named(name: str) -> Backend:
     """The backend of this name, which is known to be one."""
-    return next(backend for backend in BACKENDS if backend.name == name)
+    return _BY_NAME[name]
 
 
 def summing() -> Backend:
     """The backend that adds statistics to sums on the device, whether it is here or not."""
     return next(backend for backend in BACKENDS if backend.sums)
+
+
+def probe() -> None:
+    """Learns which backends cannot be used after all, by loading their libraries: "auto" takes none of those."""
+    for backend in BACKENDS:
+        if backend.direct and (reason := kernels(backend.name).why_unusable()) is not None:
+            UNUSABLE[backend.name] = reason
 
 
 @cache

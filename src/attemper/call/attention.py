@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.call import direct
+from attemper.call import autograd
 from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
@@ -57,9 +57,9 @@ def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:
     )
     if problem.dropout_p > 0:
         problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
-    output, state, key_mass = direct.attention(problem)
-    native = table.named(problem.backend).direct and not problem.rowwise
-    return output, state_of(problem.columns, state, native), key_mass
+    output, state, key_mass = autograd.attention(problem)
+    derives = table.named(problem.backend).direct and not problem.rowwise
+    return output, state_of(problem.columns, state, problem.backend if derives else None), key_mass
 
 
 def measurement(

@@ -3,6 +3,10 @@
 ``torch.library`` alone registers what plain autograd and compilers need. Transforms of functions nest only operators
 that are an ``autograd.Function`` with rules for each of them, and forward mode needs its tangent there: calls under
 either go by :class:`Attention`. docs/design/0009.
+
+On its way through ``torch.library``, in Python, a call costs a few tenths of a millisecond, as much as attention over a
+hundred tokens. Where nothing listens to it, a call of a backend that computes from addresses goes past the dispatcher;
+results and gradients are the same.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attemper.backends import table
 from attemper.backends.contract import DIFFERENTIABLE, NAMES, Problem, Upstream
 from attemper.call import batching, operator, transforms
 from attemper.call import tangents as _tangents
@@ -23,8 +28,26 @@ from attemper.call.transforms import FUNCTORCH
 from attemper.errors import BackendError
 from attemper.statistics import ROWWISE_BASE, SOFTMAX_BASE
 
+table.probe()
+_TENSORS = NAMES.index("first_keys") + 1
+"""The first fields, as far as a call that is not packed has tensors there."""
+
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """``operator.attention``, by the shortest way."""
+    if not table.named(problem.backend).direct or problem.packed or not _alone(problem):
+        return nested(problem)
+    tensors = problem.differentiable
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return Direct.apply(*problem.values())
+    return operator.forward(problem)
+
+
+def _alone(problem: Problem) -> bool:
+    return transforms.undisturbed() and all(map(transforms.stands_in_memory, problem.values()[:_TENSORS]))
+
+
+def nested(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``operator.attention``, as transforms can nest it."""
     if transforms.active():
         return Attention.apply(*problem.values())
@@ -117,6 +140,23 @@ def _tangents_of(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.zeros_like(part.primal) if part.tangent is None else part.tangent for part in found)
 
 
+class Direct(torch.autograd.Function):
+    """The kernels themselves, with the gradient of the operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        results = operator.forward(Problem(*args))
+        setup_context(ctx, args, results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
+        # create_graph: the backward operator itself says that it has no derivative.
+        alone = transforms.undisturbed() and all(map(transforms.stands_in_memory, above))
+        direct = alone and not torch.is_grad_enabled()
+        return gradient(ctx, *above, run=operator.backward if direct else gradients)
+
+
 class Attention(torch.autograd.Function):
     """The operator with every rule that a transform asks for."""
 
@@ -143,7 +183,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return batching.forward(attention, info.batch_size, in_dims, args)
+        return batching.forward(nested, info.batch_size, in_dims, args)
 
 
 class AttentionBackward(torch.autograd.Function):

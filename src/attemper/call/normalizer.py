@@ -10,42 +10,36 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import ROW_NORMALIZERS, Problem
+from attemper.backends.contract import Problem
+from attemper.backends.normalizers import NORMALIZERS
+from attemper.backends.normalizers.simplex import Signature
 from attemper.call.visible import structured_visible_keys
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.statistics import asked_names, with_kept
 
-
-@dataclass(frozen=True)
-class Entry:
-    """What a normalizer takes besides scores."""
-
-    parameter: str | None = None
-    """Its parameter per head, as messages call it; None for none."""
-    default: float | None = None
-    """The parameter where the name alone is given."""
-    module: str | None = None
-    """The object of ``attemper.nn`` that says more than the name; None if there is no more to say."""
-
-
-TABLE = {
-    "softmax": Entry(),
-    "softmax_plus_one": Entry(),
-    "scalable_softmax": Entry("s", 1.0, "ScalableSoftmax(s)"),
-    "sigmoid": Entry("bias", 0.0, "Sigmoid(bias)"),
-    "sparsemax": Entry(),
-    "entmax15": Entry(),
-    "entmax": Entry("alpha", module="Entmax(alpha)"),
-    "topk": Entry(module="TopK(k)"),
-    "threshold": Entry(module="Threshold(min_weight)"),
-    "sink": Entry("the sink's logit", module="Sink(num_heads)"),
+FORMS_OF_SOFTMAX = {
+    "softmax": Signature(),
+    "softmax_plus_one": Signature(),
+    "scalable_softmax": Signature(parameter="s", default=1.0, module="ScalableSoftmax(s)"),
+    "sink": Signature(parameter="the sink's logit", module="Sink(num_heads)"),
 }
-"""Every normalizer. Those of ``ROW_NORMALIZERS`` have kernels of their own; the others are softmax with a sink or with
-another multiplier.
-"""
-NAMES = tuple(name for name, entry in TABLE.items() if entry.module is None or entry.default is not None)
-"""Those that a name says. The others are objects of ``attemper.nn``."""
+"""Softmax itself, with a sink, or with another multiplier. All others are ``backends.normalizers.NORMALIZERS``."""
+
+
+def signatures() -> dict[str, Signature]:
+    """Every normalizer by its name, with what it takes."""
+    return {**FORMS_OF_SOFTMAX, **NORMALIZERS}
+
+
+def names() -> tuple[str, ...]:
+    """The normalizers that a name says. The others are objects of ``attemper.nn``."""
+    return tuple(name for name, takes in signatures().items() if takes.by_name)
+
+
+def is_rowwise(name: str) -> bool:
+    """Whether a weight needs all keys of its row: not softmax, with or without a sink or a scale."""
+    return name in NORMALIZERS
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class Normalization:
     """How scores become weights, with the numbers it takes."""
 
     name: str
-    """One of ``TABLE``."""
+    """One of ``signatures``."""
     number: float = 0.0
     """k of "topk", the smallest weight of "threshold"."""
     per_head: float | Tensor | None = None
@@ -61,8 +55,8 @@ class Normalization:
 
     @property
     def rowwise(self) -> bool:
-        """Whether a weight needs all keys of its row: it is not softmax, with or without a sink or a scale."""
-        return self.name in ROW_NORMALIZERS
+        """Whether a weight needs all keys of its row: :func:`is_rowwise`."""
+        return is_rowwise(self.name)
 
     @property
     def plain(self) -> bool:
@@ -96,9 +90,10 @@ class Normalization:
         if not isinstance(value, Tensor):
             return torch.full((heads,), value, dtype=dtype, device=query.device)
         if not value.dtype.is_floating_point or not (value.numel() == 1 or value.shape == (heads,)):
+            name = signatures()[self.name].parameter
             raise InputError(
-                f"{where}(normalizer=...): {TABLE[self.name].parameter} must be a number, or a floating tensor [heads] "
-                f"= [{heads}] or of one element, got {value.dtype} {list(value.shape)}."
+                f"{where}(normalizer=...): {name} must be a number, or a floating tensor [heads] = [{heads}] or of one "
+                f"element, got {value.dtype} {list(value.shape)}."
             )
         return value.reshape(-1).to(dtype).expand(heads)
 
@@ -161,15 +156,15 @@ def normalization(where: str, given: object) -> Normalization:
     """
     if isinstance(given, Normalization):
         return given
-    if isinstance(given, str) and given in NAMES:
-        return Normalization(given, per_head=TABLE[given].default)
+    takes = (FORMS_OF_SOFTMAX.get(given) or NORMALIZERS.get(given)) if isinstance(given, str) else None
+    if isinstance(given, str) and takes is not None and takes.by_name:
+        return Normalization(given, per_head=takes.default)
     if isinstance(given, Normalizer) and not isinstance(given, type):
         return given.normalization()
-    names = ", ".join(map(repr, NAMES))
-    objects = ", ".join(entry.module for entry in TABLE.values() if entry.module)
+    objects = ", ".join(takes.module for takes in signatures().values() if takes.module)
     raise InputError(
-        f"{where}(normalizer=...) must be one of {names}, or an object of attemper.nn: {objects}; got {given!r}."
-        f"{did_you_mean(given, NAMES)}"
+        f"{where}(normalizer=...) must be one of {', '.join(map(repr, names()))}, or an object of attemper.nn: "
+        f"{objects}; got {given!r}.{did_you_mean(given, names())}"
     )
 
 

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from attemper.call.compiling import constant_in_graphs
+from attemper.call.transforms import constant_in_graphs
 from attemper.errors import BackendError
 
 _EXPORTERS = ("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals")

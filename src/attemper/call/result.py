@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import ROW_NORMALIZERS
 from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.merging import joined_output, merged
+from attemper.call.normalizer import is_rowwise
 from attemper.call.state import State, detached
 from attemper.errors import InputError
 from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows
@@ -111,7 +111,7 @@ class AttentionStats:
         names = self.__dict__.get("names", ())
         if name in names:
             return self._values[name]
-        if name in OF_SOFTMAX and self.__dict__.get("normalizer") in ROW_NORMALIZERS:
+        if name in OF_SOFTMAX and is_rowwise(self.__dict__.get("normalizer", "softmax")):
             raise AttributeError(f"{name} belongs to softmax: weights of {self.normalizer} have none.")
         if name in STATISTICS:
             raise AttributeError(
@@ -159,7 +159,7 @@ class AttentionStats:
     @property
     def _level(self) -> Tensor:
         """[B, H, Q]: finite where the row sees keys and every visible score is finite."""
-        return self._state[Column.MAXIMUM] if self.normalizer in ROW_NORMALIZERS else self.lse
+        return self._state[Column.MAXIMUM] if is_rowwise(self.normalizer) else self.lse
 
     def _included_rows(self, rows: Tensor) -> Tensor:
         return rows if self._included is None else rows & self._included

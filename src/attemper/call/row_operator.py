@@ -8,17 +8,17 @@ differentiated again it is a formula of PyTorch, else an operator of its own.
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attemper.backends import normalizers
 from attemper.backends.native import normalize
 from attemper.backends.native.library import why_unusable
-from attemper.backends.normalizers.truncated import largest as largest
+from attemper.backends.normalizers import NORMALIZERS
+from attemper.backends.normalizers.entmax import alpha_gradient, by_alpha, iterations
+from attemper.backends.normalizers.topk import largest
 from attemper.call import transforms
 from attemper.call.transforms import all_mapped
 
@@ -27,7 +27,7 @@ LIBRARY.define(
     "row_weights(Tensor scores, Tensor? alpha, str kind, float number) -> Tensor", tags=torch.Tag.pt2_compliant_tag
 )
 LIBRARY.define(
-    "row_slope(Tensor weights, Tensor grad, Tensor? alpha, str kind, float number) -> Tensor",
+    "row_gradient(Tensor weights, Tensor grad, Tensor? alpha, str kind, float number) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -37,7 +37,7 @@ def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | 
 
     Args:
         scores: [..., n], float32 or float64.
-        kind: one of ``backends.normalizers.KINDS``.
+        kind: a name of ``backends.normalizers.NORMALIZERS`` whose weights sum to 1.
         number: k of "topk", min_weight of "threshold", alpha of "entmax".
         alpha: [...], alpha of each row instead of ``number``; differentiated.
     """
@@ -47,10 +47,15 @@ def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | 
     return torch.ops.attemper.row_weights(scores, alpha, kind, float(number))
 
 
+def largest_keys(scores: Tensor, k: int) -> Tensor:
+    """Whether each of ``scores`` [..., n] is among the k largest of its row; of equal ones, those of lower index."""
+    return largest(scores, k)
+
+
 def entmax_iterations(scores: Tensor, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
     """How many evaluations "entmax" in PyTorch takes for each row, [...] int64."""
     with torch.no_grad():
-        return normalizers.iterations(_matrix(scores), number, _vector(alpha)).reshape(scores.shape[:-1])
+        return iterations(_matrix(scores), number, _vector(alpha)).reshape(scores.shape[:-1])
 
 
 def _matrix(tensor: Tensor) -> Tensor:
@@ -62,29 +67,33 @@ def _vector(alpha: Tensor | None) -> Tensor | None:
     return None if alpha is None else alpha.reshape(-1)
 
 
-def _kernels(tensor: Tensor) -> ModuleType:
-    """In C++ for float32 on a CPU that the native library serves, else in PyTorch."""
-    plain = tensor.device.type != "cpu" or tensor.dtype != torch.float32
-    return normalizers if plain or why_unusable() is not None else normalize
+def _in_cpp(tensor: Tensor) -> bool:
+    """For float32 on a CPU that the native library serves; else in PyTorch."""
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and why_unusable() is None
 
 
 @torch.library.impl(LIBRARY, "row_weights", "CompositeExplicitAutograd")
 def _weights(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
-    kernels, each = _kernels(scores), _vector(alpha)
+    rows, each = _matrix(scores), _vector(alpha)
     with torch.no_grad():
-        result = kernels.weights(_matrix(scores), kind, number, each)
-        if kernels is normalize and each is not None and bool((strange := ~((each >= 1) & each.isfinite())).any()):
+        if not _in_cpp(scores):
+            return NORMALIZERS[kind].weights(rows, number, each).reshape(scores.shape)
+        result = normalize.weights(rows, kind, number, each)
+        if each is not None and bool((strange := ~((each >= 1) & each.isfinite())).any()):
             result[strange] = math.nan  # as in PyTorch: no weights without an alpha
         return result.reshape(scores.shape)
 
 
-@torch.library.impl(LIBRARY, "row_slope", "CompositeExplicitAutograd")
-def _slope(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
-    kernels, each = _kernels(weights), _vector(alpha)
+@torch.library.impl(LIBRARY, "row_gradient", "CompositeExplicitAutograd")
+def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+    rows, upstream, each = _matrix(weights), _matrix(grad), _vector(alpha)
     with torch.no_grad():
-        if kernels is normalize and kind == "entmax" and bool((each > 2).any() if each is not None else number > 2):
-            kernels = normalizers  # which holds negative powers of small weights in range
-        result = kernels.slope(_matrix(weights), _matrix(grad), kind, number, each)
+        # Above alpha = 2 PyTorch: it holds negative powers of small weights in range.
+        steep = kind == "entmax" and bool((each > 2).any() if each is not None else number > 2)
+        if steep or not _in_cpp(weights):
+            result = NORMALIZERS[kind].gradient(rows, upstream, number, each)
+        else:
+            result = normalize.gradient(rows, upstream, kind, number, each)
         return result.reshape(weights.shape).contiguous()
 
 
@@ -93,8 +102,8 @@ def _weights_fake(scores: Tensor, alpha: Tensor | None, kind: str, number: float
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("attemper::row_slope", lib=LIBRARY)
-def _slope_fake(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+@torch.library.register_fake("attemper::row_gradient", lib=LIBRARY)
+def _gradient_fake(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
     return torch.empty_like(weights, memory_format=torch.contiguous_format)
 
 
@@ -110,31 +119,31 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     scores = None
     if ctx.needs_input_grad[0]:
         scores = (
-            normalizers.slope(weights, grad, ctx.kind, ctx.number, alpha)
+            NORMALIZERS[ctx.kind].gradient(weights, grad, ctx.number, alpha)
             if again
-            else torch.ops.attemper.row_slope(weights, grad, alpha, ctx.kind, ctx.number)
+            else torch.ops.attemper.row_gradient(weights, grad, alpha, ctx.kind, ctx.number)
         )
-    return scores, normalizers.slope_of_alpha(weights, grad, alpha) if ctx.needs_input_grad[1] else None, None, None
+    return scores, alpha_gradient(weights, grad, alpha) if ctx.needs_input_grad[1] else None, None, None
 
 
 def _tangent(
     weights: Tensor, alpha: Tensor | None, kind: str, number: float, of_scores: Tensor | None, of_alpha: Tensor | None
 ) -> Tensor:
-    """How the weights move when scores and alpha do. The Jacobian of every map is symmetric."""
+    """How the weights move when scores and alpha do. The Jacobian of every normalizer is symmetric."""
     tangent = torch.zeros_like(weights)
     if of_scores is not None:
-        tangent = tangent + normalizers.slope(weights, of_scores, kind, number, alpha)
+        tangent = tangent + NORMALIZERS[kind].gradient(weights, of_scores, number, alpha)
     if of_alpha is not None and alpha is not None:
-        tangent = tangent + normalizers.by_alpha(weights, alpha) * of_alpha[..., None]
+        tangent = tangent + by_alpha(weights, alpha) * of_alpha[..., None]
     return tangent
 
 
-def _refuse_slope_derivative(*_: Any) -> None:
-    raise AssertionError("row_slope is for gradients that nobody differentiates")
+def _refuse_second_derivative(*_: Any) -> None:
+    raise AssertionError("row_gradient is for gradients that nobody differentiates")
 
 
 torch.library.register_autograd("attemper::row_weights", _gradient, setup_context=_setup_context, lib=LIBRARY)
-torch.library.register_autograd("attemper::row_slope", _refuse_slope_derivative, lib=LIBRARY)
+torch.library.register_autograd("attemper::row_gradient", _refuse_second_derivative, lib=LIBRARY)
 
 
 class _Transformed(torch.autograd.Function):
@@ -173,12 +182,10 @@ def _weights_vmap(
     return torch.ops.attemper.row_weights(*all_mapped(info, in_dims, scores, alpha), kind, number), 0
 
 
-def _slope_vmap(
-    info: Any, in_dims: tuple[int | None, ...], weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str,
-    number: float,
-) -> tuple[Tensor, int]:  # fmt: skip
-    return torch.ops.attemper.row_slope(*all_mapped(info, in_dims, weights, grad, alpha), kind, number), 0
+def _gradient_vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    *tensors, kind, number = args
+    return torch.ops.attemper.row_gradient(*all_mapped(info, in_dims, *tensors), kind, number), 0
 
 
 torch.library.register_vmap("attemper::row_weights", _weights_vmap, lib=LIBRARY)
-torch.library.register_vmap("attemper::row_slope", _slope_vmap, lib=LIBRARY)
+torch.library.register_vmap("attemper::row_gradient", _gradient_vmap, lib=LIBRARY)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from attemper.call import direct
+from attemper.backends import table
+from attemper.backends.sums import SUMMED
+from attemper.call import transforms
 from attemper.statistics import Column
 
 State = Mapping[Column, Tensor]
@@ -18,10 +21,10 @@ State = Mapping[Column, Tensor]
 class LazyState(Mapping[Column, Tensor]):
     """The state's columns, unstacked on first access."""
 
-    def __init__(self, columns: tuple[Column, ...], stacked: Tensor, native: bool = False) -> None:
-        """``stacked`` [columns, B, H, Q]; ``native``: by the native kernels, which derive statistics from it, too."""
+    def __init__(self, columns: tuple[Column, ...], stacked: Tensor, backend: str | None = None) -> None:
+        """``stacked`` [columns, B, H, Q]; ``backend``: the one whose kernels derive statistics from it, too."""
         self._columns = columns
-        self._native = native
+        self._backend = backend
         self._stacked = stacked
         self._graph = torch.is_grad_enabled()
         self._parts: tuple[Tensor, ...] | None = None
@@ -45,22 +48,35 @@ class LazyState(Mapping[Column, Tensor]):
 
     def detach(self) -> LazyState:
         """The same state outside the autograd graph."""
-        return LazyState(self._columns, self._stacked.detach(), self._native)
+        return LazyState(self._columns, self._stacked.detach(), self._backend)
 
     def statistics(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Those of ``names`` that the native kernels derive in one pass, without a gradient. Formulas give the same."""
-        return direct.statistics(self._columns, self._stacked, names) if self._native else {}
+        """Those of ``names`` that the kernels derive in one pass instead of thirty operators. Formulas give the same.
+
+        None where a gradient is wanted, or where something listens to what is computed.
+        """
+        kernels, stacked = self._kernels(), self._stacked
+        return {} if kernels is None or stacked.requires_grad else kernels.statistics(self._columns, stacked, names)
 
     def sums(self, included: Tensor | None, first_tokens: int) -> Tensor | None:
-        """The rows of softmax without a sink as sums per head (``backends/sums.py``), if the native kernels can."""
-        return direct.sums(self._columns, self._stacked, included, first_tokens) if self._native else None
+        """The rows of softmax without a sink as sums per head (``backends/sums.py``), if the kernels can."""
+        kernels = self._kernels()
+        if kernels is None or self._columns[: len(SUMMED)] != SUMMED:
+            return None
+        return kernels.sums(self._stacked.detach(), included, first_tokens)
+
+    def _kernels(self) -> ModuleType | None:
+        """The kernels that read the state where it lies in memory; None if they may not."""
+        stacked = self._stacked
+        readable = stacked.is_contiguous() and type(stacked) is Tensor and transforms.undisturbed()
+        return table.kernels(self._backend) if self._backend is not None and readable else None
 
 
-def state_of(columns: tuple[Column, ...], stacked: Tensor, native: bool = False) -> State:
+def state_of(columns: tuple[Column, ...], stacked: Tensor, backend: str | None = None) -> State:
     """The state in ``stacked`` [columns, B, H, Q]."""
     if torch.compiler.is_compiling():
         return dict(zip(columns, stacked.unbind(0), strict=True))
-    return LazyState(columns, stacked, native)
+    return LazyState(columns, stacked, backend)
 
 
 def detached(state: State) -> State:

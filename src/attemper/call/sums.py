@@ -21,6 +21,8 @@ from attemper.call.result import AttentionStats
 from attemper.call.state import LazyState, state_of
 from attemper.statistics import BY_NAME
 
+BACKEND = table.summing().name
+"""The backend whose kernels make the sums."""
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""
 
@@ -103,6 +105,7 @@ def add(
 
 
 __all__ = [
+    "BACKEND",
     "BINNED",
     "COLUMNS",
     "WIDTH",

@@ -1,19 +1,54 @@
-"""Which transforms of ``torch.func`` and which forward-mode differentiation are at work while this is asked."""
+"""What is at work around a call: transforms of ``torch.func``, forward-mode differentiation, compilers, modes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attemper.call.compiling import constant_in_graphs
 from attemper.errors import BackendError
 
 FUNCTORCH: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 """What ``torch.func`` stands on."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def constant_in_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Marks a function that a compiler asks once, while it traces, and whose answer it keeps in the graph.
+
+    PyTorch's own decorator, ``torch.compiler.assume_constant_result``, imports the whole compiler for this one
+    attribute: more than a second of the first call, also where nothing is compiled.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+def undisturbed() -> bool:
+    """Whether nothing listens to what is computed: no compiler, tracer, mode (of functions or dispatch), transform of
+    functions or forward differentiation.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and _innermost() is None
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def stands_in_memory(tensor: Tensor | None) -> bool:
+    """Whether a tensor's memory holds its numbers: it is no subclass, and has no sign (``conj().imag``) or zeros that
+    are yet to be written. The dispatcher writes them.
+    """
+    return tensor is None or (type(tensor) in _PLAIN and not tensor.is_neg() and not tensor._is_zerotensor())
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def active() -> bool:

@@ -7,8 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attemper.backends import reference
+from attemper.backends import reference, table
 from attemper.backends.contract import Problem
+
+BACKEND = next(backend.name for backend in table.BACKENDS if backend.plain)
+"""The backend that holds them."""
 
 
 def weights(problem: Problem) -> Tensor:

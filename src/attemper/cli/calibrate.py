@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from attemper.integrations.pretrained import Pretrained
 
 _WINDOW = 512
-"""Tokens, at most, in a window that is not told its length."""
+"""Tokens in a window, at most, without ``--max-length``."""
 _SHIPPED_WINDOW = 128
-"""Bytes in one of the text that ships, which is short: enough windows to hold some out."""
+"""Bytes in a window of the text that ships, which is short: enough windows to hold some out."""
 _WANTED = 40
 """Batches, if the text gives them: enough to hold a dozen out."""
 _MOST = 8
-"""Windows in a batch that is not told its size."""
+"""Windows in a batch, at most, without ``--batch-size``."""
 
 
 class Per(StrEnum):
@@ -172,12 +172,12 @@ def _progress(held_out: int, method: Method) -> Iterator[Callable[[int, int], No
         return
     began = time.monotonic()
 
-    def tell(done: int, most: int) -> None:
+    def report(done: int, most: int) -> None:
         if done == held_out:
             seconds = (time.monotonic() - began) / done * (most - done) * _SLOWER[method]
             say(f"up to {most} batches in all, about {_duration(seconds)} at most")
 
-    yield tell
+    yield report
 
 
 def _duration(seconds: float) -> str:
@@ -217,7 +217,7 @@ def _pretrained(source: str, words: str, max_length: int | None, device: str, dt
 
 
 def _check_places(out: Path | None, fold: Path | None) -> None:
-    """A search can take long: what could not be written is told before it."""
+    """Checks, before a search that can take long, that its files can be written."""
     for place in (out, fold):
         if place is not None and not place.absolute().parent.is_dir():
             raise InputError(f"{place.parent} is no folder: make it first.")

@@ -57,7 +57,7 @@ def compare(
 
     given = Input(text, max_length, batch_size, device, dtype)
     readings = [
-        _stored(side) if file else scan_of(side, words, given, backend=backend).reading
+        _read(side) if file else scan_of(side, words, given, backend=backend).reading
         for side, file in zip((a, b), files, strict=True)
     ]
     found = attemper.compare(*readings, names=_names(a, b, readings))
@@ -93,7 +93,7 @@ def _is_file(side: str) -> bool:
     return is_file
 
 
-def _stored(path: str) -> Reading:
+def _read(path: str) -> Reading:
     from attemper.readings.reading import Reading
 
     try:

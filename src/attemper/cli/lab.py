@@ -72,7 +72,7 @@ def lab(
         checked_picture(png)  # told before the experiment runs, not after
     _announce(experiment, training, results)
     try:
-        result = _trained(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
+        result = _train(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
     except KeyboardInterrupt:
         raise SystemExit(failure(_how_to_go_on(experiment, training), INTERRUPTED)) from None
     if png is not None:
@@ -134,7 +134,7 @@ def _check_training(experiment: str, training: dict[str, Any], results: Path | N
         raise typer.BadParameter("results that are there are shown; nothing else fits.", param_hint="--results")
 
 
-def _trained(experiment: str, training: dict[str, Any], results: Path | None) -> Experiment:
+def _train(experiment: str, training: dict[str, Any], results: Path | None) -> Experiment:
     from attemper.lab import stored, train
 
     if results is not None:
@@ -193,17 +193,17 @@ def _grid(table: Table, *, narrow: bool) -> Grid:
     for number, column in enumerate(table.columns):
         words = all(isinstance(row[number], str | None) for row in table.rows)
         unit = f"[{column.unit}]" if column.unit else ""
-        parts = (*column.name.split(), *unit.split(), *(_shown(row[number]) for row in table.rows))
+        parts = (*column.name.split(), *unit.split(), *(cell_text(row[number]) for row in table.rows))
         width = max(1, *map(len, parts)) if narrow else 9999
         lines = [line for part in (column.name, unit) for line in textwrap.wrap(part, width, break_on_hyphens=False)]
-        whole = max(map(len, (*lines, *(_shown(row[number]) for row in table.rows))), default=0)
+        whole = max(map(len, (*lines, *(cell_text(row[number]) for row in table.rows))), default=0)
         grid.add_column(Text("\n".join(lines)), justify="left" if words else "right", no_wrap=True, min_width=whole)
     for row in table.rows:
-        grid.add_row(*(Text(_shown(cell)) for cell in row))
+        grid.add_row(*(Text(cell_text(cell)) for cell in row))
     return grid
 
 
-def _shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """Five digits of a number that is not whole."""
     if cell is None:
         return "-"

@@ -95,7 +95,7 @@ def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
     """
     import torch
 
-    from attemper.integrations.pretrained import moved
+    from attemper.integrations.pretrained import to_device
     from attemper.lab import model as lab
 
     model = lab.load()
@@ -103,4 +103,4 @@ def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
         raise InputError(
             f"max_length is {max_length} but the model that ships reads at most {model.config.context} bytes."
         )
-    return moved(model, device).to(getattr(torch, dtype.value))
+    return to_device(model, device).to(getattr(torch, dtype.value))

@@ -114,7 +114,7 @@ def calibrate(
         found = METHODS[method](objective, objective.count, limits, most)
         objective.give(found.logs)
         after = judged.losses()
-        temperatures = {name: tuple(part.given().double().tolist()) for name, part in searched.items()}
+        temperatures = {name: tuple(part.value().double().tolist()) for name, part in searched.items()}
     return Calibration(
         temperatures=temperatures,
         before=_mean(before),
@@ -151,14 +151,14 @@ class _TrialTemperature(Temperature):
         self.heads = 0
         self.now: Tensor | None = None
 
-    def given(self) -> Tensor:
+    def value(self) -> Tensor:
         return torch.ones(1) if self.now is None else self.now
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
         self.heads = query.shape[1]
-        return self.given().to(query.device, torch.promote_types(query.dtype, torch.float32))[None, :, None]
+        return self.value().to(query.device, torch.promote_types(query.dtype, torch.float32))[None, :, None]
 
 
 class _LossCounter:
@@ -257,16 +257,16 @@ def _split(batches: Iterable[Any], validation: float, seed: int) -> tuple[list[A
     known = list(batches)
     held = round(validation * len(known))
     if held < LEAST or len(known) - held < LEAST:
-        needed = _needed(validation)
+        fewest = _fewest(validation)
         raise InputError(
             f"calibrate: {len(known)} batches are too few to tell whether a temperature helps: {LEAST} are needed to "
-            f"fit and {LEAST} held out, {needed} at validation={validation:g}. Make them smaller, or take more data."
+            f"fit and {LEAST} held out, {fewest} at validation={validation:g}. Make them smaller, or take more data."
         )
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed)).tolist()
     return [known[place] for place in sorted(order[held:])], [known[place] for place in sorted(order[:held])]
 
 
-def _needed(validation: float) -> int:
+def _fewest(validation: float) -> int:
     count = 2 * LEAST
     while round(validation * count) < LEAST or count - round(validation * count) < LEAST:
         count += 1
@@ -342,16 +342,16 @@ def by_gradient(objective: Objective, count: int, bounds: tuple[float, float], s
     low, high = math.log(bounds[0]), math.log(bounds[1])
     middle, width = (low + high) / 2, (high - low) / 2
     free = torch.full((count,), math.atanh(-middle / width), dtype=torch.float64).requires_grad_()
-    value, gradient = objective.gradient(_bounded(free, middle, width))
+    value, gradient = objective.gradient(_within(free, middle, width))
     steepest = float(gradient.abs().max()) * width
     if steepest < _NO_GRADIENT:
-        return Minimum(_bounded(free, middle, width), True)
-    best, scale = (value, _bounded(free, middle, width)), _FIRST_STEP / (steepest * width)
+        return Minimum(_within(free, middle, width), True)
+    best, scale = (value, _within(free, middle, width)), _FIRST_STEP / (steepest * width)
     known: list[tuple[float, Tensor]] = [(value, gradient)]
 
     def closure() -> Tensor:
         nonlocal best
-        logs = _bounded(free, middle, width)
+        logs = _within(free, middle, width)
         value, gradient = known.pop() if known else objective.gradient(logs)
         best = min(best, (value, logs), key=lambda pair: pair[0])
         free.grad = gradient * scale * (width - (logs - middle) ** 2 / width)
@@ -369,7 +369,7 @@ def by_gradient(objective: Objective, count: int, bounds: tuple[float, float], s
     return Minimum(best[1], objective.evaluations < steps)
 
 
-def _bounded(free: Tensor, middle: float, width: float) -> Tensor:
+def _within(free: Tensor, middle: float, width: float) -> Tensor:
     return middle + width * free.detach().tanh()
 
 

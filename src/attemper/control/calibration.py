@@ -27,8 +27,8 @@ _AT_A_BOUND = 1.02
 """A ratio to a bound under which a temperature counts as held by it."""
 
 
-def shortened(names: tuple[str, ...], most: int = 4) -> str:
-    """Names, the first few of many."""
+def first_of(names: tuple[str, ...], most: int = 4) -> str:
+    """The first few of many names."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -96,7 +96,7 @@ class Calibration:
             )
         if self.at_bounds:
             return (
-                f"temperatures are held by a bound of {self.bounds}, at {shortened(self.at_bounds)}: the least loss "
+                f"temperatures are held by a bound of {self.bounds}, at {first_of(self.at_bounds)}: the least loss "
                 "may lie beyond, or the temperature does not matter there. Calibrate with wider bounds= or other sites="
             )
         return None
@@ -154,7 +154,7 @@ class Calibration:
         sites = about.get("sites")
         names = {field.name for field in fields(cls)} - {"temperatures"}
         if not isinstance(sites, list) or set(sites) != set(tensors) or not names <= set(about):
-            raise InputError(f"{place(path)} is damaged: what it tells of its temperatures is not all there.")
+            raise InputError(f"{place(path)} is damaged: its metadata is not all there.")
         given: dict[str, Any] = {name: about[name] for name in names}
         given |= {name: tuple(given[name]) for name in ("interval", "bounds")}
         return cls(temperatures={site: tuple(tensors[site].tolist()) for site in sites}, **given)

@@ -73,7 +73,7 @@ class EntropyMeter:
     def wants(self, module: nn.Module) -> bool:
         return module.training
 
-    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+    def receive(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
         if not normalization(self.where, call.options.normalizer).plain:
             raise InputError(refusal(self.where, module))
         if call.packing is not None:

@@ -43,7 +43,7 @@ def fold_(where: str, model: nn.Module, temperatures: Mapping[str, Tensor]) -> N
     """Multiplies what makes each head's queries by 1/T, in place; all sites or, where one is refused, none.
 
     Args:
-        where: who asks, for messages.
+        where: the caller, for messages.
         temperatures: [heads or 1] by the name of an attention module.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What ``attemper.regularize`` asks of attention: terms of a loss, row by row, with their derivatives."""
+"""The penalties of ``attemper.regularize``: terms of a loss, row by row, with their derivatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attemper.checks import one_of
 from attemper.errors import InputError
 
 Alpha = float | Callable[[int, int], float]
-"""A number, or a schedule ``(step, total_steps) -> number`` as those of ``attemper.schedules``."""
+"""A number, or a schedule ``(step, total_steps) -> number``, such as those of ``attemper.schedules``."""
 
 
 class Penalty(ABC):
@@ -36,11 +36,11 @@ class Penalty(ABC):
         return sums.sum() / counts.sum().clamp(min=1)
 
     def weights(self, sums: Tensor, counts: Tensor) -> Tensor:
-        """[H]: what a row's derivative of each head is worth in that of the site's penalty."""
+        """[H]: the derivative of the site's penalty by what a row of each head adds."""
         return (1 / counts.sum().clamp(min=1)).expand(counts.shape)
 
     def goal(self, step: int) -> float:
-        """What rows are held at, in this step; 0 where nothing is."""
+        """The target of the rows in this step; 0 for a penalty without one."""
         del step
         return 0.0
 

@@ -1,8 +1,8 @@
 """A penalty's gradient, put in where each attention output flows back.
 
-A term that is collected beside the model is lost under activation checkpointing. One that is tied to the attention
-output is not: whoever recomputes the output recomputes the tie. The backward pass of the tie asks, when it runs, what a
-row is worth; :class:`Attached` on the loss has told it by then, for it is the first to flow back.
+A term that is collected beside the model is lost under activation checkpointing. A term that is tied to the attention
+output is not: a recomputation of the output recomputes the tie. The backward pass of the tie needs the weight of a row.
+:class:`AttachPenalty` on the loss runs backward before any tie, and sets it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LIBRARY.define(
 
 
 @dataclass
-class Counted:
-    """What one site's rows added since the last attach."""
+class SiteSums:
+    """What the rows of one site added since the last attach."""
 
     sums: Tensor | None = None
     """[H] float64"""
@@ -48,13 +48,15 @@ class Counted:
 
 @dataclass
 class Round:
-    """What was counted from one attach to the next, and what the backward pass makes of it."""
+    """What the sites added from one attach to the next, and the state of its backward pass."""
 
-    sites: dict[str, Counted] = field(default_factory=dict)
+    sites: dict[str, SiteSums] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """[H]: what a row's slope is worth per unit of the loss's gain."""
+    """[H]: the weight of a row's gradient, per unit of ``gain``."""
     gain: Tensor | None = None
+    """The gradient that reached the loss."""
     ran: dict[str, int] = field(default_factory=dict)
+    """Ties that ran backward, by site."""
 
 
 class Ledger:
@@ -68,10 +70,10 @@ class Ledger:
         """Whether the penalty was taken off the model: what is missing then is missing on purpose."""
 
     def add(self, name: str, values: Tensor, counts: Tensor, tied: bool) -> None:
-        self.running = None  # left behind by a backward pass that did not end
-        self.pending.sites.setdefault(name, Counted()).add(values, counts, tied)
+        self.running = None  # of a backward pass that did not end
+        self.pending.sites.setdefault(name, SiteSums()).add(values, counts, tied)
 
-    def slope(self, name: str, slope: Tensor) -> Tensor:
+    def weigh(self, name: str, gradient: Tensor) -> Tensor:
         """The gradient of a site's statistic [B, H, Q], in the backward pass."""
         current = self.running
         if current is None or current.gain is None:
@@ -85,8 +87,8 @@ class Ledger:
                 "pass that it is made of."
             )
         current.ran[name] = current.ran.get(name, 0) + 1
-        worth = (current.weights[name] * current.gain.to(current.weights[name])).to(slope.dtype)
-        return slope * worth[None, :, None]
+        worth = (current.weights[name] * current.gain.to(current.weights[name])).to(gradient.dtype)
+        return gradient * worth[None, :, None]
 
     def start(self, current: Round, gain: Tensor) -> None:
         if self.running is not None and self.running is not current:
@@ -95,9 +97,9 @@ class Ledger:
             )
         self.running, current.gain = current, gain.detach()
         current.ran = {}
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(current))  # pyright: ignore
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(current))  # pyright: ignore
 
-    def _ended(self, current: Round) -> None:
+    def _end(self, current: Round) -> None:
         self.running = None
         missed = {
             name: (counted.ties, current.ran.get(name, 0))
@@ -115,7 +117,7 @@ class Ledger:
 
 
 class SiteEntry:
-    """A site of a ledger, as operators find it."""
+    """A site of a ledger, which operators find by its key."""
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.name = ledger, name
@@ -127,13 +129,13 @@ _keys = count(1)
 _entries: WeakValueDictionary[int, SiteEntry] = WeakValueDictionary()
 
 
-def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid: Tensor, key: int) -> Tensor:
+def tie(output: Tensor, statistic: Tensor, values: Tensor, gradient: Tensor, valid: Tensor, key: int) -> Tensor:
     """``output`` with a tie to a row statistic; counts its rows.
 
     Args:
         output: of an attention, any shape.
         statistic: [B, H, Q], on the graph.
-        values, slope: what each row adds, and its derivative by the statistic; off the graph.
+        values, gradient: what each row adds, and its derivative by the statistic; off the graph.
         valid: bool, rows that count.
         key: of the site.
     """
@@ -149,7 +151,7 @@ def tie(output: Tensor, statistic: Tensor, values: Tensor, slope: Tensor, valid:
     torch.ops.attemper.penalised(token(str(output.device)), shown.to(torch.float64).sum((0, 2)), rows, key, tied)
     if not statistic.requires_grad:
         return output
-    return _Tie.apply(output, statistic, torch.where(valid, slope.detach(), 0.0), key)  # pyright: ignore
+    return _Tie.apply(output, statistic, torch.where(valid, gradient.detach(), 0.0), key)  # pyright: ignore
 
 
 def _where(key: int) -> str:
@@ -159,7 +161,7 @@ def _where(key: int) -> str:
 @torch.library.impl(LIBRARY, "penalised", "CompositeExplicitAutograd")
 def _penalised(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
     if in_backward() or site not in _entries:
-        return  # a recomputation, whose rows are counted; or a penalty that is gone
+        return  # a recomputation of rows that are counted, or a penalty that is gone
     entry = _entries[site]
     entry.ledger.add(entry.name, values.clone(), counts.clone(), tied)
 
@@ -170,36 +172,36 @@ def _(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> 
 
 
 @torch.library.impl(LIBRARY, "injected", "CompositeExplicitAutograd")
-def _injected(grad: Tensor, slope: Tensor, site: int) -> Tensor:
+def _injected(grad: Tensor, gradient: Tensor, site: int) -> Tensor:
     del grad  # an argument so that no compiler runs this before the backward pass
     if site not in _entries:
-        return torch.zeros_like(slope)
+        return torch.zeros_like(gradient)
     entry = _entries[site]
-    return entry.ledger.slope(entry.name, slope)
+    return entry.ledger.weigh(entry.name, gradient)
 
 
 @torch.library.register_fake("attemper::injected", lib=LIBRARY)
-def _(grad: Tensor, slope: Tensor, site: int) -> Tensor:
-    return torch.empty_like(slope)
+def _(grad: Tensor, gradient: Tensor, site: int) -> Tensor:
+    return torch.empty_like(gradient)
 
 
 class _Tie(torch.autograd.Function):
-    """The identity on an output; its backward pass gives the statistic the gradient of the penalty."""
+    """The identity on an output. Its backward pass gives the statistic the gradient of the penalty."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, statistic: Tensor, slope: Tensor, key: int) -> Tensor:
-        ctx.save_for_backward(slope)
+    def forward(ctx: Any, output: Tensor, statistic: Tensor, gradient: Tensor, key: int) -> Tensor:
+        ctx.save_for_backward(gradient)
         ctx.key = key
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore
-        (slope,) = ctx.saved_tensors
-        return grad, torch.ops.attemper.injected(grad, slope, ctx.key), None, None
+        (gradient,) = ctx.saved_tensors
+        return grad, torch.ops.attemper.injected(grad, gradient, ctx.key), None, None
 
 
-class Attached(torch.autograd.Function):
-    """Adds the penalty's value to the loss; flows back first, and hands its gain to the ties."""
+class AttachPenalty(torch.autograd.Function):
+    """Adds the penalty's value to the loss. It runs backward first, and hands the loss's gradient to the ties."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, value: Tensor, ledger: Ledger, current: Round) -> Tensor:

@@ -100,7 +100,7 @@ class QKClip:
         largest = self._largest()
         found = {name: self._factors(logits) for name, logits in largest.items()}
         clipped = {name: gamma for name, gamma in found.items() if bool((gamma < 1).any())}
-        parts = {name: self._found(name, len(gamma)) for name, gamma in clipped.items()}
+        parts = {name: self._projections_of(name, len(gamma)) for name, gamma in clipped.items()}
         for name, gamma in clipped.items():
             _scale(parts[name], gamma)
         self.steps += 1
@@ -137,11 +137,11 @@ class QKClip:
     def _factors(self, logits: Tensor) -> Tensor:
         return torch.where(logits > self.threshold, self.threshold / logits, 1.0)
 
-    def _found(self, name: str, heads: int) -> Projections:
+    def _projections_of(self, name: str, heads: int) -> Projections:
         if name not in self._projections:
             if name not in self._modules:
                 raise InputError(
-                    f"QKClip: the tap {name!r} was seen in compiled code, where nobody can tell the module that holds "
+                    f"QKClip: the tap {name!r} was seen in compiled code, which does not show the module that holds "
                     "its projections: give the tap the name of that module."
                 )
             found = projections_of(self._modules[name])
@@ -169,7 +169,7 @@ class QKClip:
             try:
                 normalised = projections_of(module).normalised
             except InputError:
-                continue  # no attention, or one that is told when it must be clipped
+                continue  # no attention, or one whose layout raises when it must be clipped
             if normalised:
                 raise InputError(
                     f"QKClip: {name} normalises its queries or keys after their projection: scaling the weights would "

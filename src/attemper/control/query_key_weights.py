@@ -123,7 +123,7 @@ def _latent(module: nn.Module) -> Projections | None:
         HeadRows(query, "weight", _bias(query), 0, of_query[:, :plain]),
         HeadRows(module.kv_b_proj, "weight", _bias(module.kv_b_proj), 0, of_key[:, :plain]),
         HeadRows(query, "weight", _bias(query), 0, of_query[:, plain:]),
-        _normalised(module),
+        _normalises(module),
     )
 
 
@@ -140,7 +140,7 @@ def _separate(module: nn.Module) -> Projections | None:
             return Projections(
                 HeadRows(query, "weight", _bias(query), dim, torch.arange(features).view(heads, size)),
                 HeadRows(key, "weight", _bias(key), key_dim, torch.arange(key_features).view(-1, size)),
-                normalised=_normalised(module),
+                normalised=_normalises(module),
             )
     return None
 
@@ -183,7 +183,7 @@ def _packed(
             return Projections(
                 HeadRows(part, "weight", _bias(part), dim, of_query),
                 HeadRows(part, "weight", _bias(part), dim, of_key),
-                normalised=_normalised(module),
+                normalised=_normalises(module),
             )
     return None
 
@@ -233,7 +233,7 @@ def _size(module: nn.Module, features: int, heads: int) -> int:
     return features // heads
 
 
-def _normalised(module: nn.Module) -> bool:
+def _normalises(module: nn.Module) -> bool:
     norms = (getattr(module, name, None) for name in (*QUERY_NORMS, *_KEY_NORMS))
     return any(isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) for norm in norms)
 
@@ -274,7 +274,7 @@ def linear_weights(model: nn.Module, which: str, sites: tuple[str, ...] | None) 
         _refuse_unknown(kept, parts)
     found: dict[tuple[nn.Module, str], LinearWeight] = {}
     for places in parts.values():
-        for (module, parameter), (dim, blocks) in _joined(places, queries_and_keys=which == "qk").items():
+        for (module, parameter), (dim, blocks) in _by_weight(places, queries_and_keys=which == "qk").items():
             if module in kept:
                 found[module, parameter] = _weight(kept[module], module, parameter, dim, blocks)
     area = kept if which == "all" else _attention_areas(kept, parts) if which == "attention" else ()
@@ -324,7 +324,7 @@ def _torch_parts(module: nn.MultiheadAttention) -> Iterator[Part]:
             yield name, HeadRows(module, f"{name[0]}_proj_weight", None, 0, features[None])
 
 
-def _joined(places: list[Part], *, queries_and_keys: bool) -> dict[tuple[nn.Module, str], tuple[int, list[Tensor]]]:
+def _by_weight(places: list[Part], *, queries_and_keys: bool) -> dict[tuple[nn.Module, str], tuple[int, list[Tensor]]]:
     """The features of each part of each weight; what is neither query nor key is values, where they are wanted."""
     weights: dict[tuple[nn.Module, str], tuple[int, dict[str, list[Tensor]]]] = {}
     for name, rows in places:

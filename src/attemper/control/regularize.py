@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attemper.call.result import AttentionStats
 from attemper.checks import one_of
 from attemper.control.penalties import Penalty
-from attemper.control.penalty_gradient import Attached, Ledger, Round, SiteEntry, tie
+from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.names import unwrapped
@@ -70,7 +70,7 @@ def regularize(
 
 
 class Regularizer:
-    """What :func:`regularize` gave a model: see there."""
+    """A penalty on a model, made by :func:`regularize`."""
 
     def __init__(self, model: nn.Module, penalty: Penalty, sites: list[Site], replaces: bool) -> None:
         self.model, self.penalty = model, penalty
@@ -89,7 +89,7 @@ class Regularizer:
         self._sites = sites
         for site in sites:
             listen(site, self)
-        self._hook = model.register_forward_pre_hook(_Begins(self), with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(_StartHook(self), with_kwargs=True)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Regularizer:
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InputError(
-                f"penalty.attach(loss) needs a tensor of one number with a gradient, got {_described(loss)}."
+                f"penalty.attach(loss) needs a tensor of one number with a gradient, got {_kind_of(loss)}."
             )
         current, self._ledger.pending = self._ledger.pending, Round()
         if not current.sites:
@@ -140,7 +140,7 @@ class Regularizer:
             current.weights[name] = worth * (share.to(worth.device) if isinstance(share, Tensor) else share)
         share = share.to(loss.device) if isinstance(share, Tensor) else share
         self._value = share * self.penalty.coef * torch.stack([value.to(loss.device) for value in values]).mean()
-        return Attached.apply(loss, self._value, self._ledger, current)  # pyright: ignore
+        return AttachPenalty.apply(loss, self._value, self._ledger, current)  # pyright: ignore
 
     def compute_loss(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
         """``Trainer``'s ``compute_loss_func``: the model's own loss, attached.
@@ -201,17 +201,17 @@ class Regularizer:
         """Whether this call counts (a ``Listener``'s)."""
         return module.training
 
-    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+    def receive(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
         """Ties an attention output to its statistic (a ``Listener``'s)."""
         assert stats is not None
-        statistic, values, slope, valid = self.penalty.rows(stats, self._goal)
+        statistic, values, gradient, valid = self.penalty.rows(stats, self._goal)
         tokens = self._real(self._entries[module].name, call)
         if tokens is not None:
             valid = valid & tokens[:, None]
-        return tie(output, statistic, values, slope, valid, self._keys[module])
+        return tie(output, statistic, values, gradient, valid, self._keys[module])
 
     def _real(self, name: str, call: AttentionCall) -> Tensor | None:
-        """Which queries of a call are real tokens [B, Q], where the model was told."""
+        """Which queries of a call are real tokens [B, Q], where the model was called with a mask of them."""
         rows = (call.query.shape[0], call.query.shape[2])
         if self._two_sided and "decoder" in name.split("."):
             tokens = self._tokens.get("decoder_attention_mask")
@@ -242,7 +242,7 @@ def _targets(model: Any, labels: Tensor) -> Tensor:
 
 
 def _own_loss(model: Any, outputs: Any, labels: Any, num_items_in_batch: Any) -> Tensor:
-    """A transformers model's loss of labels that it was not given."""
+    """The loss of a transformers model, for labels that it was called without."""
     function, config = getattr(model, "loss_function", None), getattr(model, "config", None)
     if not callable(function) or labels is None or not isinstance(outputs, dict) or "logits" not in outputs:
         raise InputError(
@@ -254,8 +254,8 @@ def _own_loss(model: Any, outputs: Any, labels: Any, num_items_in_batch: Any) ->
     return function(logits=outputs["logits"], labels=labels, vocab_size=size, **more)  # pyright: ignore
 
 
-class _Begins:
-    """The hook that tells a penalty of a forward pass; a copy of the model carries one that does nothing."""
+class _StartHook:
+    """The hook that starts a forward pass for a penalty. In a copy of the model it does nothing."""
 
     def __init__(self, owner: Regularizer | None) -> None:
         self._owner = owner
@@ -264,11 +264,11 @@ class _Begins:
         if self._owner is not None:
             self._owner._begin(args, kwargs)
 
-    def __reduce__(self) -> tuple[type[_Begins], tuple[None]]:
-        return _Begins, (None,)
+    def __reduce__(self) -> tuple[type[_StartHook], tuple[None]]:
+        return _StartHook, (None,)
 
 
-def _described(loss: Any) -> str:
+def _kind_of(loss: Any) -> str:
     if not isinstance(loss, Tensor):
         return type(loss).__name__
     return f"{list(loss.shape)}, requires_grad={loss.requires_grad}"

@@ -95,7 +95,7 @@ def _parts_of(model: nn.Module) -> Parts:
 
 
 def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What stands at each site, and its tensors: those of a state dict, where one was gathered from many processes."""
+    """What stands at each site, and its tensors; from ``state``, where one was gathered from many processes."""
     sites: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for site, those in parts.items():
@@ -107,7 +107,7 @@ def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any]
             for name, tensor in kept.state_dict().items():
                 full = state.get(f"{site}.{child}.{name}", tensor) if kept is part else tensor
                 _refuse_split(site, full)
-                tensors[f"{_beginning(site, part, number)}.{name}"] = full
+                tensors[f"{_beginning(site, number, isinstance(part, Normalizer))}.{name}"] = full
             if forms[-1]["kind"] is None:
                 warnings.warn(
                     f"{site}: a {type(kept).__name__} is a class of yours, which {FILE} cannot name: attemper.load "
@@ -127,9 +127,9 @@ def _child(part: nn.Module, number: int) -> str:
     return beginning if isinstance(part, Normalizer) or number == 0 else f"{beginning}_{number + 1}"
 
 
-def _beginning(site: str, part: nn.Module, number: int) -> str:
-    """Of a part's names in attemper.safetensors: those of ``handle.save``, for the first temperature of a site."""
-    return f"{site}.normalizer" if isinstance(part, Normalizer) else site if number == 0 else f"{site}#{number + 1}"
+def _beginning(site: str, number: int, is_normalizer: bool) -> str:
+    """How a part's names in attemper.safetensors begin: for the first temperature of a site, as in ``handle.save``."""
+    return f"{site}.normalizer" if is_normalizer else site if number == 0 else f"{site}#{number + 1}"
 
 
 def _refuse_split(site: str, tensor: Tensor) -> None:
@@ -191,8 +191,7 @@ def parts_in(folder: Path) -> Parts:
         found[site] = []
         for number, form in enumerate(forms):
             is_normalizer = number == len(given["temperatures"])
-            suffix = ".normalizer" if is_normalizer else "" if number == 0 else f"#{number + 1}"
-            beginning = f"{site}{suffix}."
+            beginning = f"{_beginning(site, number, is_normalizer)}."
             # Not those of the site's normalizer, nor of a site inside of this one.
             inner = [f"{other}." for other in (*sites, f"{site}.normalizer") if other.startswith(beginning)]
             names = [name for name in tensors if name.startswith(beginning) and not name.startswith(tuple(inner))]

@@ -117,7 +117,7 @@ class SpectralScale(nn.Module):
 
 
 class SigmaReparam:
-    """What :func:`sigma_reparam_` did to a model, to be undone.
+    """The weights that :func:`sigma_reparam_` changed in a model, to be undone.
 
     Attributes:
         names: of the weights, as in the model.
@@ -205,7 +205,7 @@ def sigma_reparam_(
             f"sigma_reparam_(model) is a {class_name(model)} around the model: apply it to the model first, then "
             "compile or wrap."
         )
-    weights = linear_weights(model, which, _known(model, sites))
+    weights = linear_weights(model, which, _checked_sites(model, sites))
     _refuse(model, weights)
     return SigmaReparam(model, weights, [SpectralScale(weight, gamma) for weight in weights])
 
@@ -247,7 +247,7 @@ def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
-def _known(model: nn.Module, sites: Iterable[str] | None) -> tuple[str, ...] | None:
+def _checked_sites(model: nn.Module, sites: Iterable[str] | None) -> tuple[str, ...] | None:
     wanted = checked_sites("sigma_reparam_", sites)
     names = named(model).values()
     for name in wanted or ():

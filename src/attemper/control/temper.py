@@ -120,7 +120,7 @@ def temper(
 
 
 class Tempered:
-    """What :func:`temper` gave a model: see there."""
+    """Temperatures and normalizers on a model, made by :func:`temper`."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Tempered:
         yield from dict.fromkeys(parameter for part in parts for parameter in part.parameters())
 
     def step(self) -> None:
-        """Goes on by one optimizer step, where temperatures are scheduled: each schedule once, whoever follows it."""
+        """Goes on by one optimizer step, where temperatures are scheduled: each schedule once for all its sites."""
         factors = (factor for part in self.temperatures.values() for factor in part.modules())
         for schedule in dict.fromkeys(factor for factor in factors if isinstance(factor, ScheduledTemperature)):
             schedule.step()
@@ -280,7 +280,7 @@ def _refuse_torch_layers(sites: list[Site]) -> None:
 def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
     """The temperature of each site; what a mapping does not name gets none."""
     if isinstance(given, Mapping):
-        return _named(given, sites)
+        return _by_name(given, sites)
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != len(sites):
             raise InputError(
@@ -291,7 +291,7 @@ def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
     return _at(given, [site.name for site in sites])
 
 
-def _named(given: Mapping[str, Any], sites: list[Site]) -> dict[str, Temperature]:
+def _by_name(given: Mapping[str, Any], sites: list[Site]) -> dict[str, Temperature]:
     found: dict[str, Temperature] = {}
     for name, part in given.items():
         below = [site.name for site in sites if site.name == name or site.name.startswith(f"{name}.")]
@@ -375,7 +375,7 @@ def _description(part: nn.Module) -> str:
     """A temperature or normalizer with its numbers as they are now."""
     if isinstance(part, ProductTemperature):
         return " x ".join(_description(factor) for factor in part.factors)
-    name, given = type(part).__name__, _given(part)
+    name, given = type(part).__name__, _number_of(part)
     if not isinstance(given, Tensor):
         more = part.extra_repr()
         return f"{name}({more})" if more else name
@@ -385,7 +385,7 @@ def _description(part: nn.Module) -> str:
     return f"{name} {quantity}{_numbers(given)}"
 
 
-def _given(part: nn.Module) -> Any:
+def _number_of(part: nn.Module) -> Any:
     """The tensor that a module holds, whether it is an attribute or a method's result; None for one of another kind."""
     given: Any = next((getattr(part, name) for name in _PER_HEAD if hasattr(part, name)), None)
     return given() if callable(given) and not isinstance(given, Tensor) else given

@@ -25,7 +25,7 @@ def place(path: str | Path) -> Path:
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapping[str, object] | None = None) -> Path:
-    """Writes tensors with what kind of file it is; a file that is there is replaced only by a whole one."""
+    """Writes tensors and the kind of the file. An earlier file is replaced only by a whole one."""
     path = place(path)
     if not path.parent.is_dir():
         raise InputError(f"{path.parent} is no folder: make it first.")
@@ -38,7 +38,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The tensors of a file of this kind, and what else it tells.
+    """The tensors of a file of this kind, and the rest of its metadata.
 
     Raises:
         InputError: there is no such file, or it is not of this kind.
@@ -58,7 +58,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, obje
 
 
 def write_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> Path:
-    """Everything that the temperatures of some sites hold."""
+    """Writes everything that the temperatures of some sites hold."""
     tensors = {
         f"{site}.{name}": tensor for site, part in temperatures.items() for name, tensor in part.state_dict().items()
     }
@@ -66,7 +66,7 @@ def write_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) 
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Tensors of a tempered model, by names as those of ``write_temperatures``."""
+    """Writes tensors of a tempered model, with the names that ``write_temperatures`` gives."""
     return write(path, tensors, _FORMAT)
 
 
@@ -80,7 +80,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> None:
-    """Into temperatures of the same sites and sizes; nothing is changed if anything does not fit."""
+    """Reads into temperatures of the same sites and sizes. Nothing is changed if anything does not fit."""
     tensors, _ = read(path, _FORMAT)
     states = {
         f"{site}.{name}": tensor for site, part in temperatures.items() for name, tensor in part.state_dict().items()

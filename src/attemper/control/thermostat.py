@@ -173,8 +173,8 @@ class Thermostat:
         for meter in self._meters.values():
             meter.sums = None
         self.readings = {}
-        for name, sums in _of_all_processes(measured).items():
-            self.readings[name] = self._moved(self._temperatures[name], sums, low, high)
+        for name, sums in _sum_over_processes(measured).items():
+            self.readings[name] = self._move(self._temperatures[name], sums, low, high)
         self.steps += 1
         return self.readings
 
@@ -238,7 +238,7 @@ class Thermostat:
             )
         return float(band[0]), float(band[1])
 
-    def _moved(self, part: HeldTemperature, sums: Sums, low: float, high: float) -> Reading:
+    def _move(self, part: HeldTemperature, sums: Sums, low: float, high: float) -> Reading:
         total = sums.total.cpu()
         rows = total[2]
         pooled = total if self.per == "head" else total.sum(1, keepdim=True).expand_as(total)
@@ -257,7 +257,7 @@ class Thermostat:
 
 
 def _refuse_other_normalizers(sites: list[Site]) -> None:
-    """Says at once what the first forward pass would."""
+    """Raises at once what the first forward pass would raise."""
     for site in sites:
         own = site.module.normalizer if site.way is OWN else None
         attends_by = normalizer_of(site.module) or own
@@ -265,8 +265,8 @@ def _refuse_other_normalizers(sites: list[Site]) -> None:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))
 
 
-def _of_all_processes(measured: dict[str, Sums]) -> dict[str, Sums]:
-    """The sums of every process together, so that all of them move alike."""
+def _sum_over_processes(measured: dict[str, Sums]) -> dict[str, Sums]:
+    """The sums over all processes, so that all of them move alike."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return measured

@@ -12,7 +12,7 @@ from attemper.call.options import Options, request_of
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sampled
-from attemper.call.weights import weights
+from attemper.call.weights import BACKEND, weights
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 
@@ -190,7 +190,7 @@ def dense_weights(
     options = Options(
         scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
         causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
-        sink_logits=sink_logits, enable_gqa=enable_gqa, backend="reference",
+        sink_logits=sink_logits, enable_gqa=enable_gqa, backend=BACKEND,
     )  # fmt: skip
     problem = request_of("dense_weights", query, key, None, attn_mask, options).problem
     return weights(problem)

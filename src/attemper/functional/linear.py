@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attemper.call.compiling import constant_in_graphs
 from attemper.call.options import check_groups, check_types
+from attemper.call.transforms import constant_in_graphs
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.linear_state import (

@@ -178,7 +178,7 @@ def topk_softmax(
     k = min(k, max(x.shape[-1], 1))
     z = tempered("topk_softmax", x, temperature)
     if z is not x:  # two scores may have become one
-        z = torch.where(row_operator.largest(x.detach(), k), z, -math.inf)
+        z = torch.where(row_operator.largest_keys(x.detach(), k), z, -math.inf)
     return _weights("topk_softmax", "topk", z, dim, dtype or scores.dtype, k)
 
 

@@ -22,15 +22,15 @@ def on_hub(source: str) -> bool:
 
 
 def refusal(source: str, error: BaseException) -> str:
-    """What to tell of ``error``, which loading ``source`` raised."""
+    """The message for ``error``, which loading ``source`` raised."""
     links = list(_chain(error))
     kinds = {kind.__name__ for link in links for kind in type(link).__mro__}
     text = " ".join(map(str, links))
     name = named(source)
     if on_hub(source):
-        told = _of_hub(name, source, kinds, text)
-        if told is not None:
-            return told
+        reason = _of_hub(name, source, kinds, text)
+        if reason is not None:
+            return reason
     return _of_model(name, kinds, text) or f"{name} could not be loaded as a model: {first_line(error)}"
 
 

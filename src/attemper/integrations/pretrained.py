@@ -66,7 +66,7 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
         model = _model(transformers, source, getattr(torch, dtype), predicts)
         tempered = _restore(transformers, model, source)
         tokenizer = _tokenizer(transformers, source)
-    return Pretrained(moved(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
+    return Pretrained(to_device(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
 
 
 def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
@@ -90,7 +90,7 @@ def _summary(handles: tuple[Tempered, ...]) -> str:
     return f"{len(sites)} site{'' if len(sites) == 1 else 's'}" + (f", {', '.join(sorted(maps))}" if maps else "")
 
 
-def moved(model: nn.Module, device: str) -> nn.Module:
+def to_device(model: nn.Module, device: str) -> nn.Module:
     """``model`` on a device.
 
     Raises:
@@ -134,9 +134,7 @@ def windows(
     device = next(pretrained.model.parameters()).device
     pad = _pad_token(pretrained.tokenizer)
     left = getattr(pretrained.tokenizer, "padding_side", "right") == "left"
-    batches = [
-        _padded(rows[start : start + batch_size], pad, left, device) for start in range(0, len(rows), batch_size)
-    ]
+    batches = [_batch(rows[start : start + batch_size], pad, left, device) for start in range(0, len(rows), batch_size)]
     if getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False):
         for batch in batches:
             batch["decoder_input_ids"], batch["decoder_attention_mask"] = batch["input_ids"], batch["attention_mask"]
@@ -233,7 +231,7 @@ def _pad_token(tokenizer: Any) -> int:
     return 0
 
 
-def _padded(rows: list[list[int]], pad: int, left: bool, device: torch.device) -> dict[str, Tensor]:
+def _batch(rows: list[list[int]], pad: int, left: bool, device: torch.device) -> dict[str, Tensor]:
     """One batch; padding is masked, so which token fills it does not matter."""
     width = max(len(row) for row in rows)
     ids, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.int64)

@@ -16,7 +16,7 @@ from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
 from attemper.integrations.sinks import Sinks
 from attemper.monitor.result import Scan
-from attemper.monitor.watch import Watch, watch
+from attemper.monitor.watch import Watch, WatchOptions, watch
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm, Reading
 from attemper.sites.names import unwrapped
@@ -31,8 +31,8 @@ DEFAULT_STATS = ("normalized_entropy", "max_logit")
 class TrainingWatch(Watch):
     """Samples optimizer steps, from the first on, and in them only passes of a model that is in training mode."""
 
-    def __init__(self, model: nn.Module, *, compiled: bool, **options: Any) -> None:
-        super().__init__(model, **options)
+    def __init__(self, model: nn.Module, options: WatchOptions, *, compiled: bool) -> None:
+        super().__init__(model, options)
         self._stepping = True
         self._trained = unwrapped(model)
         self._compiled = self._compiled or compiled
@@ -98,9 +98,8 @@ class Monitor:
             What is undone by ``close``; more may be entered.
         """
         self.close()
-        options = {"sites": None, "store": None, "observe": "beside", "backend": "auto", "limits": None}
         self._sinks = Sinks([*self._trackers, *trackers])
-        running = TrainingWatch(model, compiled=compiled, **(options | self._options))
+        running = TrainingWatch(model, WatchOptions(**self._options), compiled=compiled)
         self.watch, self.last, self._sampled = running, None, 0
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
         self._seen.clear()

@@ -55,7 +55,7 @@ class AttemperCallback(Monitor, TrainerCallback):
         trackers: a list of Trainers and of whatever :func:`attemper.integrations.sinks.sink` takes.
         max_keys: None for the names of the whole model and of every site, however many; those of heads by ``filter``.
             A number is the most names that are sent to trackers at a step: the model's first, then the sites', then the
-            heads', each level with all its names or not at all. What is left out is told by a warning of the log.
+            heads', each level with all its names or not at all. A warning of the log says what is left out.
         filter: a function of a name, or glob patterns: which names are sent, heads among them.
         on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.

@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Taken:
+class Contribution:
     """What one call adds to a site."""
 
     key: Key
@@ -59,7 +59,7 @@ class SeenCall:
     places: Places = frozenset()
     arguments: Arguments | None = None
     sketch: Sketch | None = None
-    taken: Taken | None = None
+    contribution: Contribution | None = None
     reason: str | None = None
     """Why it was not measured."""
 
@@ -120,7 +120,7 @@ class Pairing:
         """Called with a tap, the call beside it, and how the tap's arguments differ from the call's."""
         self._same: dict[tuple[str, str], bool] = {}
 
-    def joined(self, calls: Sequence[SeenCall]) -> list[SeenCall]:
+    def join(self, calls: Sequence[SeenCall]) -> list[SeenCall]:
         """The calls of a pass with those that are one attention as one: under the tap's name, as the call was seen."""
         taps = {number: call for number, call in enumerate(calls) if call.is_tap}
         if not taps:
@@ -153,13 +153,13 @@ class Pairing:
         return self._same[pair]
 
     def _one(self, tap: SeenCall, call: SeenCall) -> SeenCall:
-        if call.taken is not None and tap.arguments is not None and call.arguments is not None:
+        if call.contribution is not None and tap.arguments is not None and call.arguments is not None:
             difference = tap.arguments.difference(call.arguments)
             if difference is not None:
                 self._differs(tap, call, difference)
         kept = tap.kept or call.kept
-        seen = call if call.taken is not None else tap
-        if seen.taken is None:
+        seen = call if call.contribution is not None else tap
+        if seen.contribution is None:
             return replace(call, name=tap.name, is_tap=True, kept=kept, reason=call.reason or tap.reason)
-        taken = replace(seen.taken, key=(tap.name, seen.taken.key[1], call.mode))
-        return replace(call, name=tap.name, is_tap=True, kept=kept, taken=taken, reason=None)
+        contribution = replace(seen.contribution, key=(tap.name, seen.contribution.key[1], call.mode))
+        return replace(call, name=tap.name, is_tap=True, kept=kept, contribution=contribution, reason=None)

@@ -15,11 +15,11 @@ from attemper.call.attention import measurement, run
 from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
-from attemper.call.sums import Accumulated, accumulated, accumulates
+from attemper.call.sums import BACKEND, Accumulated, accumulated, accumulates
 from attemper.errors import BackendError, InputError
-from attemper.monitor.calls import Key, Pairing, SeenCall, Taken, arguments_of
+from attemper.monitor.calls import Contribution, Key, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums, fits_buckets
-from attemper.monitor.tap_sums import TappedSums
+from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import FEWEST_KEYS, SiteReading, Skipped
 from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
@@ -32,7 +32,7 @@ from attemper.statistics import rowwise_names
 
 
 @dataclass(frozen=True)
-class Found:
+class Sample:
     """What there is to show of the latest sample."""
 
     sites: tuple[SiteReading, ...]
@@ -53,10 +53,18 @@ class Collector:
     """
 
     def __init__(
-        self, model: nn.Module, stats: tuple[str, ...], backend: str, context: CallContext, *, replace: bool,
-        rows: int | None = None, wanted: tuple[str, ...] | None = None,
-        quiet: Callable[[str, Exception], None] | None = None, fewest_keys: int = FEWEST_KEYS,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        stats: tuple[str, ...],
+        backend: str,
+        context: CallContext,
+        *,
+        replace: bool,
+        rows: int | None = None,
+        wanted: tuple[str, ...] | None = None,
+        quiet: Callable[[str, Exception], None] | None = None,
+        fewest_keys: int = FEWEST_KEYS,
+    ) -> None:
         self.fewest_keys = fewest_keys
         self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
         if quiet is not None:
@@ -71,7 +79,7 @@ class Collector:
         self.generator = torch.Generator().manual_seed(0)
         title = class_name(unwrapped(model))
         self._names = {module: name or title for module, name in named(model).items()}
-        self._staged: list[SeenCall] = []
+        self._calls: list[SeenCall] = []
         self._pairing = Pairing(self._tell_difference)
         self._projects = any(map(projects, model.modules()))
         self._differing: set[str] = set()
@@ -80,7 +88,7 @@ class Collector:
         """Name of a tap -> that of the module in which its attention ran."""
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
-        self.tapped = TappedSums(stats, backend, rows, fewest_keys)
+        self.tapped = TapSums(stats, backend, rows, fewest_keys)
         self.period = 0
         """Counts steps (or passes), so that samples can be told apart."""
         self._read = -1
@@ -108,7 +116,7 @@ class Collector:
 
     def begin(self) -> None:
         """Forgets a pass that did not go through."""
-        self._staged.clear()
+        self._calls.clear()
         self.context.reset()
 
     def running(self) -> nn.Module:
@@ -125,8 +133,8 @@ class Collector:
         self._guarded(name, partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
-        seen = self._begun(module, call)
-        if not self._kept(seen):
+        seen = self._note_call(module, call)
+        if not self._is_kept(seen):
             return
         try:
             call = local(module, call)
@@ -145,23 +153,29 @@ class Collector:
             first = first_true(tokens, 1)
         try:
             stats = rowwise_names(self.stats) if rowwise_of(call.options.normalizer) else self.stats
+            mask = None if call.mask is None else call.mask.detach()
             request = measurement(
-                call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach(),
+                call.query.detach(),
+                call.key.detach(),
+                mask,
                 replace(call.options, stats=stats, backend=self.backend),
-                packing=call.packing, first_keys=first, rows=self.rows, generator=self.generator,
-            )  # fmt: skip
+                packing=call.packing,
+                first_keys=first,
+                rows=self.rows,
+                generator=self.generator,
+            )
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
             real, reason = self._real(kind, shape, request.rows, call.tokens)
-            found = None if reason else measured(request, real, sums=fits_buckets(self.fewest_keys))
+            found = None if reason else measure(request, real, sums=fits_buckets(self.fewest_keys))
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
         self._fill(seen, found, place, kind, shape, real, reason, request)
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
-        seen = self._begun(module, replace(call, places=places((call.query, call.key))))
-        if not self._kept(seen):
+        seen = self._note_call(module, replace(call, places=places((call.query, call.key))))
+        if not self._is_kept(seen):
             return
         keys = call.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
@@ -169,8 +183,8 @@ class Collector:
         found = stats.detach() if real is None else _where(stats, real).detach()
         self._fill(seen, found, module, kind, shape, real, reason, request)
 
-    def take(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
-        """Takes what taps have summed in their buffers, by names of sites."""
+    def add_taps(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
+        """Adds what taps have summed in their buffers, by names of sites."""
         named = {}
         for buffer, (name, _) in found.items():
             reason = self.tapped.refusal(buffer)
@@ -182,11 +196,11 @@ class Collector:
             else:
                 self.skipped[name] = reason
         sums = {buffer: part for buffer, (_, part) in found.items()}
-        self._guarded("taps", lambda: self.tapped.take(named, sums, self.period))
+        self._guarded("taps", lambda: self.tapped.add(named, sums, self.period))
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
-        self._begun(module, None, places).reason = reason
+        self._note_call(module, None, places).reason = reason
 
     def fail(self, error: Exception) -> None:
         """Takes note of a failure of ours: of the attention that was running, as far as that can be told."""
@@ -199,7 +213,7 @@ class Collector:
         """Takes note of modules (by name, empty for the root) into which nothing can look."""
         self._refused |= reasons
 
-    def _begun(self, module: nn.Module, call: AttentionCall | None, memory: Places = frozenset()) -> SeenCall:
+    def _note_call(self, module: nn.Module, call: AttentionCall | None, memory: Places = frozenset()) -> SeenCall:
         """Takes note of a call, or a tap, of the pass that is running."""
         place, is_tap = self._place(module), not self.owns(module) and hasattr(module, "tap_name")
         own = self._names.get(place) if self.owns(place) and (self.context.running or not is_tap) else None
@@ -208,7 +222,7 @@ class Collector:
         if call is not None:
             seen.places = call.places or places((call.query, call.key))
             seen.arguments = arguments_of(call)
-        self._staged.append(seen)
+        self._calls.append(seen)
         return seen
 
     def _place(self, module: nn.Module) -> nn.Module:
@@ -217,14 +231,14 @@ class Collector:
             return module
         return self.context.running[-1] if self.context.running else next(iter(self._names))
 
-    def _kept(self, seen: SeenCall) -> bool:
+    def _is_kept(self, seen: SeenCall) -> bool:
         """Whether a call is wanted: by its own name, by that of the module in which a tap stands, or by a tap's name
         that stands beside it.
         """
         names = (seen.name.partition("#")[0], *([] if seen.module is None else [seen.module]))
         seen.kept = any(is_wanted(name, self.wanted) for name in names)
         if not seen.kept and not seen.is_tap:
-            taps = (tap for tap in self._staged if tap.is_tap and tap.kept and tap.places)
+            taps = (tap for tap in self._calls if tap.is_tap and tap.kept and tap.places)
             seen.kept = any(tap.places <= seen.places for tap in taps)
         return seen.kept
 
@@ -246,15 +260,24 @@ class Collector:
         return None, f"padding of its queries cannot be told: {seen} rows under a mask of {list(context.own.shape)}"
 
     def _fill(
-        self, seen: SeenCall, found: AttentionStats | Accumulated | None, place: nn.Module, kind: str,
-        shape: tuple[int, ...], real: Tensor | None, reason: str | None, request: Request,
-    ) -> None:  # fmt: skip
+        self,
+        seen: SeenCall,
+        found: AttentionStats | Accumulated | None,
+        place: nn.Module,
+        kind: str,
+        shape: tuple[int, ...],
+        real: Tensor | None,
+        reason: str | None,
+        request: Request,
+    ) -> None:
         """Gives a call what was measured of it, or why nothing was."""
         if reason is not None or found is None:
             seen.reason = reason or "it could not be measured"
             return
         tokens = shape[0] * shape[2] if real is None else real.sum()
-        seen.taken = Taken((seen.name, kind, seen.mode), found, shape[2], shape[3], tokens, request.problem.backend)
+        seen.contribution = Contribution(
+            (seen.name, kind, seen.mode), found, shape[2], shape[3], tokens, request.problem.backend
+        )
         self.note(place, seen.name, kind, request, real)
 
     def note(self, module: nn.Module, name: str, kind: str, request: Request, real: Tensor | None) -> None:
@@ -274,18 +297,18 @@ class Collector:
 
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
-        staged, self._staged = self._staged, []
+        staged, self._calls = self._calls, []
         first = True
-        for seen in self._pairing.joined(staged):
+        for seen in self._pairing.join(staged):
             if not seen.kept:
                 self.unwanted.add(seen.name.partition("#")[0])
             elif seen.reason is not None:
                 self.skipped[seen.name] = seen.reason
-            elif seen.taken is not None:
+            elif seen.contribution is not None:
                 if seen.is_tap and seen.module is not None:
                     self._places[seen.name] = seen.module
-                self._guarded(seen.name, partial(self._add, seen.taken))
-                self._tokens = self._tokens + (seen.taken.tokens if first else 0)
+                self._guarded(seen.name, partial(self._add, seen.contribution))
+                self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
 
     def _tell_difference(self, tap: SeenCall, call: SeenCall, difference: str) -> None:
@@ -299,17 +322,16 @@ class Collector:
                 stacklevel=2,
             )
 
-    def _add(self, taken: Taken) -> None:
-        key, found = taken.key, taken.found
-        site = self._site(key, taken.shape[1], taken.device)
+    def _add(self, call: Contribution) -> None:
+        site = self._site(call.key, call.shape[1], call.device)
         if site is None:
             return
-        self._backends[taken.backend] = None
-        if isinstance(found, AttentionStats):
-            site.add(found, taken.queries, taken.keys)
-        elif 0 not in taken.shape:
-            site.add_sums(found.sums, taken.queries, taken.keys)
-        self.last[key[0]] = found
+        self._backends[call.backend] = None
+        if isinstance(call.found, AttentionStats):
+            site.add(call.found, call.queries, call.keys)
+        elif 0 not in call.shape:
+            site.add_sums(call.found.sums, call.queries, call.keys)
+        self.last[call.key[0]] = call.found
 
     def _site(self, key: Key, heads: int, device: torch.device) -> SiteSums | None:
         """The site of a call with so many heads; None where it had another number of them before."""
@@ -353,7 +375,7 @@ class Collector:
         first, self._first = self._first, None
         return tuple(site.reading() for site in first.values() if not site.spoiled)
 
-    def found(self) -> Found:
+    def sample(self) -> Sample:
         """The latest sample. Sites in the order of the model's modules, calls of one module in their order."""
         order = {name: place for place, name in enumerate(self._names.values())}
 
@@ -370,16 +392,16 @@ class Collector:
         # Tokens of a pass that was seen count those of its taps, too.
         tokens = round(float(self._tokens)) if sites else tokens
         if period >= self._read and tapped:
-            backends = list(dict.fromkeys([*backends, "triton"]))
+            backends = list(dict.fromkeys([*backends, BACKEND]))
             for site in tapped:
                 key = (site.name, site.kind, site.mode)
                 sites[key] = site if key not in sites else sites[key].with_sums_of(site)
         readings = tuple(site.reading() for site in sorted(sites.values(), key=place))
-        return Found(readings, self._skips(readings), tokens, ", ".join(backends), self.last if fresh else {})
+        return Sample(readings, self._skips(readings), tokens, ", ".join(backends), self.last if fresh else {})
 
     def skips(self) -> tuple[Skipped, ...]:
         """What was not measured; a site that was in the end is not among it."""
-        return self.found().skipped
+        return self.sample().skipped
 
     def _skips(self, sites: tuple[SiteReading, ...]) -> tuple[Skipped, ...]:
         measured_names = {site.name for site in sites}
@@ -391,7 +413,7 @@ class Collector:
         return tuple(Skipped(name, reason) for name, reason in found.items())
 
 
-def measured(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | Accumulated:
+def measure(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | Accumulated:
     """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.
 
     ``real``: [B, Q] bool, which of all its queries count.

@@ -17,7 +17,7 @@ from attemper.statistics import ONE_PASS
 
 
 @dataclass(frozen=True)
-class SeenCall:
+class SiteCall:
     """One attention call of a site."""
 
     site: str
@@ -27,10 +27,10 @@ class SeenCall:
 
 
 @dataclass(frozen=True)
-class Kept:
+class HeadWeights:
     """The weights that a call gives to one head of one sequence."""
 
-    call: SeenCall
+    call: SiteCall
     weights: Tensor
     """[Q, K], padding still in it."""
     queries: Tensor | None
@@ -60,8 +60,8 @@ class WeightsCollector(Collector):
     ) -> None:
         super().__init__(model, ONE_PASS, "auto", context, replace=True)
         self._asked, self._head, self._sequence, self._max_weights = asked, head, sequence, max_weights
-        self.seen: list[SeenCall] = []
-        self.kept: list[Kept] = []
+        self.seen: list[SiteCall] = []
+        self.kept: list[HeadWeights] = []
 
     def begin(self) -> None:
         """Forgets a pass that did not go through."""
@@ -78,7 +78,7 @@ class WeightsCollector(Collector):
         problem = request.problem
         batch, heads, queries, _ = problem.query.shape
         size = problem.key.shape[2]
-        seen = SeenCall(name, kind, (batch, heads, queries, size))
+        seen = SiteCall(name, kind, (batch, heads, queries, size))
         self.seen.append(seen)
         if not self._asked(name) or self._head >= heads:
             return
@@ -95,7 +95,7 @@ class WeightsCollector(Collector):
         ids = _ids(self.context, kind, seen.shape)
         dtype = torch.promote_types(problem.query.dtype, torch.float32)
         weights = head_weights(problem, place, self._head).to(dtype)
-        self.kept.append(Kept(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
+        self.kept.append(HeadWeights(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
 
     def _of_batch(self, batch: int) -> int:
         if self._sequence is None and batch == 1:

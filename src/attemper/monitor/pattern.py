@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.monitor.forward import observation, run
-from attemper.monitor.head_weights import Kept, WeightsCollector
-from attemper.monitor.scan import ADVICE
+from attemper.monitor.head_weights import HeadWeights, WeightsCollector
+from attemper.monitor.model import check_model, nothing_seen
 from attemper.readings.labels import layer_of
-from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 
 MOST_LISTED = 20
@@ -145,10 +144,7 @@ def pattern(
 
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"pattern(model) must be a torch.nn.Module, got {type(model).__name__}.")
-    if is_script(model):
-        raise InputError(f"pattern({type(model).__name__}): {SCRIPTED}.")
+    check_model("pattern", model)
     if not isinstance(batch, Mapping | tuple | list | Tensor):
         raise InputError(
             f"pattern(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
@@ -176,14 +172,13 @@ def _is_asked(site: str | None, layer: int | None, name: str) -> bool:
 def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None, layer: int | None) -> str:
     """The one site that was asked for, among those that were seen."""
     # A tap and the attention beside it are one site, under the tap's name.
-    sites = {reading.name for reading in collector.found().sites}
+    sites = {reading.name for reading in collector.sample().sites}
     names = [name for name in dict.fromkeys(seen.site for seen in collector.seen) if name in sites]
     skipped = {entry.name: entry.reason for entry in collector.skips()}
     if site is not None and site not in names and site in skipped:
         raise InputError(f"pattern(site={site!r}): it was not measured: {skipped[site]}.")
     if not names:
-        reasons = "".join(f"\n  {name}: {reason}" for name, reason in skipped.items())
-        raise InputError(f"pattern saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
+        raise InputError(nothing_seen("pattern", model, collector.skips()))
     if site is not None:
         if site not in names:
             near = did_you_mean(site, names)
@@ -200,7 +195,7 @@ def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None
     return asked[0]
 
 
-def _chosen_call(kept: list[Kept], name: str, call: int | None) -> Kept:
+def _chosen_call(kept: list[HeadWeights], name: str, call: int | None) -> HeadWeights:
     calls = f"{name} attends {len(kept)} times in this pass"
     if call is None and len(kept) > 1:
         raise InputError(f"pattern: {calls}: say which, call=0 to {len(kept) - 1}.")
@@ -214,7 +209,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:MOST_LISTED]) + more
 
 
-def _labelled(kept: Kept, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:
+def _labelled(kept: HeadWeights, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:
     """The weights without padding, and what their rows and columns are called."""
     queries, keys = kept.weights.shape
     same = kept.call.kind == "self" and queries == keys

@@ -11,20 +11,12 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
-from attemper.monitor.provenance import now, provenance, title
+from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance, title
 from attemper.monitor.result import Scan
 from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.readings.reading import FEWEST_KEYS, Reading
-from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names
-
-ADVICE = (
-    "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
-    "and softmax by hand, none of them inside code that torch.compile has compiled. Anywhere else, put "
-    "attemper.tap(query, key, name=...) beside the attention, or measure it with "
-    "attemper.attention_statistics(query, key)."
-)
 
 
 def scan(
@@ -73,7 +65,8 @@ def scan(
     _check(model, batches)
     checked, fewest_keys = checked_limits(limits), checked_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
-    check_backend(backend, device_of(model))
+    device = device_of(model)
+    check_backend(backend, None if device is None else device.type)
     done, context = 0, CallContext()
     collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
     with observation(model, collector) as switch:
@@ -85,29 +78,26 @@ def scan(
         raise InputError("scan: there is no batch: batches is empty (or was used up before).")
     collector.refuse(switch.refused)
     if not collector.sites:
-        reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in collector.skips())
-        raise InputError(f"scan saw no attention in {class_name(unwrapped(model))}. {ADVICE}{reasons}")
-    found = collector.found()
+        raise InputError(nothing_seen("scan", model, collector.skips()))
+    found = collector.sample()
     raised = alarms(found.sites, checked, fewest_keys)
     reading = Reading(
-        name or title(model), found.tokens, found.backend, found.sites, found.skipped, raised,
-        fewest_keys=fewest_keys, text=text, **provenance(model, now()),
-    )  # fmt: skip
+        name or title(model),
+        found.tokens,
+        found.backend,
+        found.sites,
+        found.skipped,
+        raised,
+        fewest_keys=fewest_keys,
+        text=text,
+        **provenance(model, now()),
+    )
     return Scan(reading, found.last)
 
 
 def _check(model: Any, batches: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"scan(model) must be a torch.nn.Module, got {type(model).__name__}.")
-    if is_script(model):
-        raise InputError(f"scan({type(model).__name__}): {SCRIPTED}.")
+    check_model("scan", model)
     if isinstance(batches, Tensor | Mapping | str):
         raise InputError(
             f"scan(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch] for one."
         )
-
-
-def device_of(model: nn.Module) -> str | None:
-    """The kind of device that the model's parameters are on; None where it has none."""
-    parameter = next(model.parameters(), None)
-    return None if parameter is None else parameter.device.type

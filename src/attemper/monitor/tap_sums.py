@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.call.sums import joined
+from attemper.call.sums import BACKEND, joined
 from attemper.monitor.head_sums import SiteSums, fits_buckets
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.sites.tap_buffers import TapBuffer
@@ -30,7 +30,7 @@ class _Sample:
     """Of which step, as a number on the device; -1 of none."""
 
 
-class TappedSums:
+class TapSums:
     """The latest sample of every buffer of a watch."""
 
     def __init__(self, stats: tuple[str, ...], backend: str, rows: int | None, fewest_keys: int = FEWEST_KEYS) -> None:
@@ -42,7 +42,7 @@ class TappedSums:
         """Why the sums of a buffer are not what this watch measures; None where they are."""
         if buffer.refused is not None:
             return buffer.refused
-        if self._backend not in ("auto", "triton"):
+        if self._backend not in ("auto", BACKEND):
             return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._backend!r}"
         if "gini" in self._stats:
             return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
@@ -62,8 +62,8 @@ class TappedSums:
             )
         return None
 
-    def take(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
-        """Takes the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
+    def add(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
+        """Adds the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
         ran = {
             device: torch.stack([part[:, :3].sum() for part in sums.values() if part.device == device]).sum() > 0
             for device in {part.device for part in sums.values()}

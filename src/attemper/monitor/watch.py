@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,9 +19,8 @@ from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.provenance import now, provenance
+from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance
 from attemper.monitor.result import Scan
-from attemper.monitor.scan import ADVICE, device_of
 from attemper.readings.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
 from attemper.readings.baseline import Baseline
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
@@ -29,12 +28,10 @@ from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.names import (
-    SCRIPTED,
     checked_sites,
     class_name,
     compiled_parts,
     is_compiled,
-    is_script,
     named,
     unwrapped,
 )
@@ -46,10 +43,18 @@ from attemper.text import shown
 
 
 def watch(
-    model: nn.Module, *, every: int = 1, rows: int | None = None, stats: str | Iterable[str] = "all",
-    sites: Iterable[str] | None = None, store: None = None, observe: str = "beside", backend: str = "auto",
-    limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS,
-) -> Watch:  # fmt: skip
+    model: nn.Module,
+    *,
+    every: int = 1,
+    rows: int | None = None,
+    stats: str | Iterable[str] = "all",
+    sites: Iterable[str] | None = None,
+    store: None = None,
+    observe: str = "beside",
+    backend: str = "auto",
+    limits: Mapping[str, float] | None = None,
+    fewest_keys: int = FEWEST_KEYS,
+) -> Watch:
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
 
     On sampled steps the statistics of each attention call are computed beside it, from its queries and keys; on
@@ -89,37 +94,46 @@ def watch(
         InputError: an argument has no meaning here.
         BackendError: the named backend is missing.
     """
-    return Watch(
-        model, every=every, rows=rows, stats=stats, sites=sites, store=store, observe=observe, backend=backend,
-        limits=limits, fewest_keys=fewest_keys,
-    )  # fmt: skip
+    return Watch(model, WatchOptions(every, rows, stats, sites, store, observe, backend, limits, fewest_keys))
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The options of :func:`watch`, checked as far as they can be without a model."""
+
+    every: int = 1
+    rows: int | None = None
+    stats: str | Iterable[str] = "all"
+    sites: Iterable[str] | None = None
+    store: None = None
+    observe: str = "beside"
+    backend: str = "auto"
+    limits: Mapping[str, float] | None = None
+    fewest_keys: int = FEWEST_KEYS
+
+    def __post_init__(self) -> None:
+        for name, number in (("every", self.every), ("rows", 1 if self.rows is None else self.rows)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
+        if self.store is not None:
+            raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
+        one_of("watch(observe=...)", self.observe, ("beside", "replace"))
+        checked_fewest_keys("watch", self.fewest_keys)
 
 
 class Watch:
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
-    def __init__(
-        self, model: nn.Module, *, every: int, rows: int | None, stats: str | Iterable[str],
-        sites: Iterable[str] | None, store: None, observe: str, backend: str, limits: Mapping[str, float] | None,
-        fewest_keys: int = FEWEST_KEYS,
-    ) -> None:  # fmt: skip
-        if not isinstance(model, nn.Module):
-            raise InputError(f"watch(model) must be a torch.nn.Module, got {type(model).__name__}.")
-        if is_script(model):
-            raise InputError(f"watch({type(model).__name__}): {SCRIPTED}.")
-        for name, number in (("every", every), ("rows", 1 if rows is None else rows)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
-        if store is not None:
-            raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
-        one_of("watch(observe=...)", observe, ("beside", "replace"))
-        self._fewest_keys = checked_fewest_keys("watch", fewest_keys)
-        self.baseline = Baseline(checked_limits(limits, WATCH_LIMITS), fewest_keys)
-        check_backend(backend, device_of(model))
-        names = reading_names("watch", stats)
-        self.model, self.every, self.rows, self._replace = model, every, rows, observe == "replace"
+    def __init__(self, model: nn.Module, options: WatchOptions) -> None:
+        check_model("watch", model)
+        self.model, self.every, self.rows = model, options.every, options.rows
+        self._replace, self._fewest_keys = options.observe == "replace", options.fewest_keys
+        self.baseline = Baseline(checked_limits(options.limits, WATCH_LIMITS), options.fewest_keys)
+        device = device_of(model)
+        self._device = device or torch.device("cpu")
+        check_backend(options.backend, None if device is None else device.type)
+        names = reading_names("watch", options.stats)
         self.title = class_name(unwrapped(model))
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
@@ -131,11 +145,17 @@ class Watch:
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
-        kept = checked_sites("watch", sites)
         self._collector = Collector(
-            model, names, backend, self._context, replace=self._replace, rows=rows, wanted=kept, quiet=self.report,
-            fewest_keys=fewest_keys,
-        )  # fmt: skip
+            model,
+            names,
+            options.backend,
+            self._context,
+            replace=self._replace,
+            rows=options.rows,
+            wanted=checked_sites("watch", options.sites),
+            quiet=self.report,
+            fewest_keys=options.fewest_keys,
+        )
         self._pass: ExitStack | None = None
         self._raising: BaseException | None = None
         self._call: FrameType | None = None
@@ -270,7 +290,7 @@ class Watch:
         """Receives what taps have summed on their devices, in this step or pass so far."""
         sites = ((buffer, tap.site_of(buffer), part) for buffer, part in sums)
         found = {buffer: (self._collector.name_of(site), part) for buffer, site, part in sites if site is not None}
-        self._collector.take(found)
+        self._collector.add_taps(found)
         self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)
 
     def _begin_step(self, ended: int) -> None:
@@ -400,7 +420,7 @@ class Watch:
         self._drop_interrupted()
         tap_buffers.deliver()
         self._collector.commit()
-        found = self._collector.found()
+        found = self._collector.sample()
         if self._compiled:
             found = replace(found, skipped=(*found.skipped, *self._unseen_maps(found.sites)))
         if not found.sites:
@@ -408,10 +428,17 @@ class Watch:
         self.baseline.begin(self._collector.first())
         alarms = tuple(replace(alarm, step=self._sampled_number) for alarm in self.baseline.alarms(found.sites))
         reading = Reading(
-            self.title, found.tokens, found.backend, found.sites, found.skipped, alarms,
-            sampled_rows=self._collector.rows, fewest_keys=self._fewest_keys, untrained_heads=self.baseline.untold,
+            self.title,
+            found.tokens,
+            found.backend,
+            found.sites,
+            found.skipped,
+            alarms,
+            sampled_rows=self._collector.rows,
+            fewest_keys=self._fewest_keys,
+            untrained_heads=self.baseline.untold,
             **provenance(self.model, self._date),
-        )  # fmt: skip
+        )
         return Scan(reading, dict(found.last))
 
     def _unseen_maps(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
@@ -431,9 +458,8 @@ class Watch:
                 f"watch(sites={list(self._collector.wanted or ())!r}) matches none of the sites that were seen: "
                 f"{', '.join(sorted(self._collector.unwanted))}."
             )
-        reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in skipped)
         hint = " This model is compiled: only taps are seen inside." if self._compiled else ""
-        return f"watch saw no attention in {class_name(unwrapped(self.model))}.{hint} {ADVICE}{reasons}"
+        return nothing_seen("watch", self.model, skipped, hint)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Alarms of the latest sample."""

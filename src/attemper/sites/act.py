@@ -41,7 +41,7 @@ class Listener(Protocol):
         """Whether this listener needs the present call of ``module``."""
         ...
 
-    def take(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
+    def receive(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
         """Receives a call; returns its output, with whatever is tied to it."""
         ...
 
@@ -174,7 +174,7 @@ class Actions:
             )
             call = AttentionCall(query, key, given["attn_mask"], options)
             for listener in listeners:
-                output = listener.take(layer, call, stats, output)
+                output = listener.receive(layer, call, stats, output)
         return output, stats if layer.stats else None
 
 
@@ -250,7 +250,7 @@ def attend(made: ModelCall) -> Any:
         result = made.run(query)
         stats = output_and_statistics(module, call, None, names)[1] if names else None
     for listener in listeners:
-        result = made.map_output(partial(listener.take, module, call, stats), result)
+        result = made.map_output(partial(listener.receive, module, call, stats), result)
     return result
 
 

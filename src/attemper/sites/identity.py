@@ -1,7 +1,7 @@
 """Whether a tap and an attention that is seen otherwise are one: whether they read the same queries and keys.
 
 Two tensors hold the same queries if they are the same memory, or copies of the same memory: in another type or layout,
-or times a factor that all features share. Memory is told by weak references to storages, so no tensor is kept alive,
+or times a factor that all features share. Memory is known by weak references to storages, so no tensor is kept alive,
 and no address is mistaken for another's after it was freed.
 """
 
@@ -102,7 +102,7 @@ def following(origins: Origins) -> Iterator[None]:
 
 
 def place(tensor: Tensor) -> Place | None:
-    """The place of a tensor, or of what it is a copy of; None where it has no memory that can be told."""
+    """The place of a tensor, or of what it is a copy of; None where its memory is not known."""
     own, origins = _memory(tensor), _current.get()
     return own if own is None or origins is None else origins.original(own)
 

@@ -111,10 +111,10 @@ class _Holders:
         for module, holder in list(sys.modules.items()):
             names = getattr(holder, "__dict__", None)
             if isinstance(names, dict):
-                self._known[module] = self._searched(module, holder, names, before.get(module))
+                self._known[module] = self._search(module, holder, names, before.get(module))
         return [(holder, name) for holder, _, names in self._known.values() for name in names]
 
-    def _searched(self, module: str, holder: Any, names: dict[str, Any], before: Any) -> Any:
+    def _search(self, module: str, holder: Any, names: dict[str, Any], before: Any) -> Any:
         same = before is not None and before[0] is holder and before[1] == len(names)
         if same and module != "__main__":
             return before

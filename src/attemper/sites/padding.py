@@ -152,7 +152,7 @@ class CallContext:
         tokens = self.tokens
         if not tokens.unclear or tokens.own is None or mask is None or mask.dim() != 4:
             return
-        shown = mask if mask.dtype == torch.bool else ~hidden(mask)
+        shown = mask if mask.dtype == torch.bool else ~hides(mask)
         real = shown.flatten(1, 2).any(1)
         if real.shape == tokens.own.shape and bool((real == tokens.own).all() | (real != tokens.own).all()):
             self.stack[-1] = replace(tokens, own=real, unclear=False)
@@ -209,7 +209,7 @@ def enter_compiled(context: CallContext, model: nn.Module, args: tuple[Any, ...]
     _enter_model(context, _parameters(model))(model, args, kwargs)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         names = ("attention_mask", "decoder_attention_mask")
-        masks = [_token_mask(_given(_parameters(model), args, kwargs, name)) for name in names]
+        masks = [_token_mask(_argument(_parameters(model), args, kwargs, name)) for name in names]
         sides = [mask.flatten() for mask in masks if mask is not None]
         context.stack[-1] = replace(context.stack[-1], own=torch.cat(sides)[None] if sides else None, sided=True)
 
@@ -236,7 +236,7 @@ def _may_attend(module: nn.Module) -> bool:
     return not kind.__module__.startswith("torch.nn.modules.") or isinstance(module, (nn.MultiheadAttention, *_LAYERS))
 
 
-def _given(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """An argument of a call, by keyword or by place."""
     if name in kwargs:
         return kwargs[name]
@@ -281,15 +281,15 @@ def _tokens(sequence: Any) -> int:
 def _enter_model(context: CallContext, names: list[str]) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         own, encoder = (
-            _token_mask(_given(names, args, kwargs, name)) for name in ("attention_mask", "encoder_attention_mask")
+            _token_mask(_argument(names, args, kwargs, name)) for name in ("attention_mask", "encoder_attention_mask")
         )
-        unclear = own is not None and _may_mean_either(module, _given(names, args, kwargs, "attention_mask"))
+        unclear = own is not None and _may_mean_either(module, _argument(names, args, kwargs, "attention_mask"))
         if own is not None and unclear:
             own = own | ~own.any()  # no batch is all padding
         for name in _PADDING.get(type(module), ()):
-            padding = _given(names, args, kwargs, name)
-            own = ~hidden(padding) if _token_mask(padding) is not None else own
-        past = _past(next((_given(names, args, kwargs, name) for name in _CACHES if name in names), None))
+            padding = _argument(names, args, kwargs, name)
+            own = ~hides(padding) if _token_mask(padding) is not None else own
+        past = _past(next((_argument(names, args, kwargs, name) for name in _CACHES if name in names), None))
         ids = _token_ids(module, dict(zip(names, args, strict=False)) | kwargs)
         context.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=ids))
 
@@ -347,6 +347,6 @@ def _may_mean_either(module: nn.Module, mask: Any) -> bool:
     return mask.dtype == torch.bool and not (library and isinstance(module, library.PreTrainedModel))
 
 
-def hidden(mask: Tensor) -> Tensor:
+def hides(mask: Tensor) -> Tensor:
     """Where a mask of torch's layers hides: True, or a number that no score outweighs once added (-inf, the lowest)."""
     return mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2

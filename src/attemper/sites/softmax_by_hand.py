@@ -116,7 +116,7 @@ class _Weights:
 
 
 @dataclass(frozen=True)
-class Found:
+class HandAttention:
     """A softmax that has met its values: scores [..., Q, K], or the reason why they cannot be read."""
 
     scores: Tensor | None
@@ -134,7 +134,7 @@ class ByHand:
         self._weights = WeakTensorKeyDictionary()
         self._axes, self._origins = axes, origins
 
-    def follow(self, call: FunctionCall) -> Found | None:
+    def follow(self, call: FunctionCall) -> HandAttention | None:
         """Notes a call that has run; returns what was found if this was where weights met values."""
         if call.func in _SOFTMAX or call.func in _LOG_SOFTMAX or call.func in _OTHER_SOFTMAX:
             self._begin(call)
@@ -147,7 +147,7 @@ class ByHand:
         known = self._weights[weights]
         found = product(call)
         if found is not None and len(found.operands) > 1:
-            return self._met(weights, known, found)
+            return self._meet(weights, known, found)
         for tensor, trace in _passed_on(call, weights, known):
             self._weights[tensor] = trace
             if tensor is weights and trace.reason is not None:
@@ -174,7 +174,7 @@ class ByHand:
             softmax, scores, scores, key, _version(result), logarithm=func in _LOG_SOFTMAX, reason=reason
         )
 
-    def _met(self, weights: Tensor, known: _Weights, found: Product) -> Found | None:
+    def _meet(self, weights: Tensor, known: _Weights, found: Product) -> HandAttention | None:
         """What the product of weights with something else says."""
         softmax = known.softmax
         if softmax.done or known.logarithm:
@@ -182,15 +182,15 @@ class ByHand:
         softmax.done = True
         place = next(place for place, operand in enumerate(found.operands) if operand is weights)
         known = _with_single_key(known, found, place)
-        reason = known.reason or self._mistaken(weights, known, found, place)
-        if reason is None and (_version(weights) != known.version or _changed(softmax)):
+        reason = known.reason or self._refusal(weights, known, found, place)
+        if reason is None and (_version(weights) != known.version or _is_changed(softmax)):
             reason = OVERWRITTEN
         softmax.scores = None
         if reason is not None:
-            return Found(None, reason, changed=reason == known.reason, places=softmax.places)
-        return Found(_ordered(_hidden(known, weights), known, found, place), places=softmax.places)
+            return HandAttention(None, reason, changed=reason == known.reason, places=softmax.places)
+        return HandAttention(_order(_scores_of(known, weights), known, found, place), places=softmax.places)
 
-    def _mistaken(self, weights: Tensor, known: _Weights, found: Product, place: int) -> str | None:
+    def _refusal(self, weights: Tensor, known: _Weights, found: Product, place: int) -> str | None:
         """Why this product is not attention over tokens."""
         names = found.names[place]
         key = names[known.key]
@@ -212,7 +212,7 @@ class ByHand:
         return None
 
 
-def read(module: nn.Module, found: Found) -> AttentionCall:
+def read(module: nn.Module, found: HandAttention) -> AttentionCall:
     """Scores that a model has computed itself: as a bias on products that are all 0."""
     if found.scores is None:
         raise UnsupportedCallError(module, found.reason or CHANGED)
@@ -273,7 +273,7 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _changed(softmax: _Softmax) -> bool:
+def _is_changed(softmax: _Softmax) -> bool:
     return softmax.overwritten or softmax.scores is None or _version(softmax.scores) != softmax.version
 
 
@@ -333,7 +333,7 @@ def _queries(found: Product, place: int) -> list[str]:
     return [name for name in names if name not in shared]
 
 
-def _hidden(known: _Weights, weights: Tensor) -> Tensor:
+def _scores_of(known: _Weights, weights: Tensor) -> Tensor:
     """Scores in which masks of a half-precision model are -inf: its lowest number is none of float32's."""
     scores = known.scores if known.unfolded is None else known.unfolded
     scores = scores if scores.is_floating_point() else scores.to(weights.dtype)
@@ -342,7 +342,7 @@ def _hidden(known: _Weights, weights: Tensor) -> Tensor:
     return scores.masked_fill(scores <= torch.finfo(weights.dtype).min / 2, -torch.inf)
 
 
-def _ordered(scores: Tensor, known: _Weights, found: Product, place: int) -> Tensor:
+def _order(scores: Tensor, known: _Weights, found: Product, place: int) -> Tensor:
     """Scores as [..., Q, K]; a product of 4-D weights with values as [B, H, Q, K]."""
     names = found.names[place]
     if scores.dim() != len(names) or "sum" in names:

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call import transforms
-from attemper.call.compiling import constant_in_graphs
 from attemper.call.masks import ADVICE, is_plain, without_causal_bias
 from attemper.call.options import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
 from attemper.call.sums import fits
-from attemper.call.transforms import is_mapped
+from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.sites import tap_buffers
@@ -111,7 +110,7 @@ def tap(
 
     The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
     knows only what it is given. In eager code a watch may see the attention anyway: it is one site all the same, with
-    the tap's name and the attention's own numbers, and a tap that was given another scale or flag is told by a warning.
+    the tap's name and the attention's own numbers, with a warning if the tap was given another scale or flag.
 
     Raises:
         InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.options import request_of
-from attemper.call.sums import WIDTH, add, emptied, sampled_positions
+from attemper.call.sums import BACKEND, WIDTH, add, emptied, sampled_positions
 from attemper.errors import BackendError, InputError
 from attemper.sites.observation import AttentionCall
 
@@ -217,7 +217,7 @@ def _launch(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Modul
     """Whether the kernels of this call were launched, guarded by the flag; if not, ``buffer.refused`` tells why."""
     buffer.models.update(_owners(site).values())
     try:
-        options = replace(call.options, stats="all", backend="triton")
+        options = replace(call.options, stats="all", backend=BACKEND)
         request = request_of("tap", call.query.detach(), call.key.detach(), None, call.mask, options)
     except (InputError, BackendError) as error:
         buffer.refused = str(error)

@@ -88,7 +88,7 @@ class FeatureAxes:
         """Notes the features of what a function has made."""
         result = call.result
         if isinstance(result, Tensor):
-            made = _made(call) or self._derived(call)
+            made = _made(call) or self._derive(call)
             if made is not None:
                 self._known[result] = made
         elif self._known and call.func in VIEWS and isinstance(result, (tuple, list)):
@@ -97,7 +97,7 @@ class FeatureAxes:
                 for part, axes in zip(result, marked_axes(call, known.axes), strict=True):
                     self._known[part] = Features(axes, known.direct)
 
-    def _derived(self, call: FunctionCall) -> Features | None:
+    def _derive(self, call: FunctionCall) -> Features | None:
         found = product(call)
         if found is not None:
             return self._of_product(found)
@@ -249,9 +249,9 @@ def _einsum(args: tuple[Any, ...]) -> Product | None:
         return None
     operands = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     inputs, arrow, out = equation.replace(" ", "").partition("->")
-    names = tuple(_spelled(part, operand.dim()) for part, operand in zip(inputs.split(","), operands, strict=True))
+    names = tuple(_subscripts(part, operand.dim()) for part, operand in zip(inputs.split(","), operands, strict=True))
     if arrow:
-        left = _spelled(out, max(_count(name) for name in names) + len(out.replace("...", "")))
+        left = _subscripts(out, max(_count(name) for name in names) + len(out.replace("...", "")))
     else:
         every = [letter for part in names for letter in part]
         left = tuple(sorted(letter for letter in set(every) if every.count(letter) == 1 or letter.startswith(".")))
@@ -262,7 +262,7 @@ def _count(names: tuple[str, ...]) -> int:
     return sum(name.startswith(".") for name in names)
 
 
-def _spelled(part: str, dimensions: int) -> tuple[str, ...]:
+def _subscripts(part: str, dimensions: int) -> tuple[str, ...]:
     """Subscripts with a name for each axis that an ellipsis stands for, counted from the right."""
     if "..." not in part:
         return tuple(part)

@@ -48,7 +48,7 @@ from attemper.sites.observation import (
     report,
     reported,
 )
-from attemper.sites.padding import hidden
+from attemper.sites.padding import hides
 from attemper.sites.tap import in_backward
 from attemper.sites.tensor_axes import FeatureAxes, FunctionCall
 
@@ -116,17 +116,19 @@ class AttentionMode(TorchFunctionMode):
                 found = self._by_hand.follow(call)
             except Exception as error:  # whatever it is, it must not end a training run
                 name = getattr(call.func, "__name__", call.func)
-                found = softmax_by_hand.Found(None, f"its tensors could not be followed through {name} ({error})")
+                found = softmax_by_hand.HandAttention(
+                    None, f"its tensors could not be followed through {name} ({error})"
+                )
             if found is not None:
                 report(softmax_by_hand.read, (self._whole(found),), {}, places=found.places)
 
-    def _whole(self, found: softmax_by_hand.Found) -> softmax_by_hand.Found:
+    def _whole(self, found: softmax_by_hand.HandAttention) -> softmax_by_hand.HandAttention:
         """What was found, unless another softmax of the module that is running could not be read."""
         module = id(current()[0].running())
         if found.changed:
             self._partly.add(module)
         partly = found.scores is not None and module in self._partly
-        return softmax_by_hand.Found(None, softmax_by_hand.PARTLY) if partly else found
+        return softmax_by_hand.HandAttention(None, softmax_by_hand.PARTLY) if partly else found
 
 
 def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def read_multi_head(module: nn.Module, **given: Any) -> AttentionCall:
     if given["bias_k"] is not None or given["add_zero_attn"] or given.get("static_k") is not None:
         raise UnsupportedCallError(module, "it adds keys of its own (add_bias_kv, add_zero_attn or static_k)")
     query, key, heads = given["query"], given["key"], given["num_heads"]
-    q, k = _projected(query, key, given)
+    q, k = _project(query, key, given)
     attn_mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
     mask = _visible(attn_mask, q.shape[0], heads)
     tokens, same = None, _same_sequence(query, key)
@@ -203,12 +205,12 @@ def read_multi_head(module: nn.Module, **given: Any) -> AttentionCall:
         padding = padding if padding.dim() == 2 else padding[None]
         visible = ~padding if padding.dtype == torch.bool else padding
         mask = _both(mask, visible[:, None, None, :])
-        tokens = ~hidden(padding) if same else None
+        tokens = ~hides(padding) if same else None
     options = Options(is_causal=given.get("is_causal", False) and attn_mask is None)
     return AttentionCall(q, k, mask, options, cross=not same, tokens=tokens)
 
 
-def _projected(query: Tensor, key: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _project(query: Tensor, key: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Queries [B, H, Q, D] and keys [B, H, K, D] of sequences [Q, B, E] and [K, B, E], or without a batch."""
     weights: Any = (given.get("q_proj_weight"), given.get("k_proj_weight"))
     if given["in_proj_weight"] is not None and not given.get("use_separate_proj_weight"):
@@ -338,7 +340,7 @@ def _multi_head(module: nn.Module, given: dict[str, Any]) -> Any:
     for listener in [listener for listener in actions.listeners if listener.wants(module)]:
         call = read_multi_head(module, **given)
         stats = output_and_statistics(module, call, None, listener.stats)[1] if listener.stats else None
-        result = (listener.take(module, call, stats, result[0]), *result[1:])
+        result = (listener.receive(module, call, stats, result[0]), *result[1:])
     return result
 
 

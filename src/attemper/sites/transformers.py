@@ -91,7 +91,7 @@ def attention_forward(
                 "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
             )
         try:
-            return _replaced(module, call, value, current()).transpose(1, 2).contiguous(), None
+            return _attend_here(module, call, value, current()).transpose(1, 2).contiguous(), None
         except Exception as error:  # whatever it is, under a watch the model's own attention runs
             for observer in current():
                 observer.fail(error)
@@ -129,7 +129,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
     raise UnsupportedCallError(module, "its file has no eager attention, which sinks and a softcap need")
 
 
-def _replaced(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
+def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
     names = tuple(dict.fromkeys(name for observer in observers for name in observer.stats))
     options = replace(call.options, stats=names, backend=observers[-1].backend)
     request = request_of(type(module).__name__, call.query, call.key, value, call.mask, options)

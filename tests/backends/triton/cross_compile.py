@@ -35,7 +35,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from attemper.backends import triton as kernels
-from attemper.backends.contract import ROW_NORMALIZERS, Problem, Upstream
+from attemper.backends.contract import Problem, Upstream
+from attemper.backends.normalizers import NORMALIZERS
 from attemper.backends.triton.sums import empty_sums
 from attemper.statistics import ONE_PASS, ROWWISE_BASE, ROWWISE_ONE_PASS, state_columns
 from tests.backends.triton import kept
@@ -135,7 +136,7 @@ def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tenso
     every = state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True)
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     starts = torch.tensor([0, 96, 4096])
-    for name in ROW_NORMALIZERS:
+    for name in NORMALIZERS:
         given: dict[str, Any] = {"normalizer": name, "number": 64.0 if name == "topk" else 1e-3, "right": 0}
         if name in ("entmax", "sigmoid"):
             given["per_head"] = torch.zeros(query.shape[1])

@@ -74,7 +74,9 @@ def test_the_sums_are_those_that_a_watch_reduces_to():
 MORE = pytest.mark.slow("more cases in Triton's interpreter")
 
 
-@pytest.mark.parametrize(("programs", "chunks"), [(1, 1), (8, 2), (16, 4), pytest.param(72, 18, marks=MORE)])
+@pytest.mark.parametrize(
+    ("programs", "chunks"), [(1, 1), (8, 2), *(pytest.param(*each, marks=MORE) for each in ((16, 4), (72, 18)))]
+)
 def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
     programs: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -150,6 +152,7 @@ def arguments(problem: Problem, flag: Tensor, sums: Tensor) -> tuple[Any, ...]:
     return (*replace(problem, backend="triton").values(), None, flag, sums, None)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_operator_passes_opcheck_and_adds_what_the_kernel_adds():
     problem, stats = call()
     sums = empty_sums(4, torch.device("cpu"))

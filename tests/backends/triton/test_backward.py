@@ -15,8 +15,9 @@ from torch import Tensor
 import attemper
 from attemper.backends.contract import Problem
 from attemper.backends.triton import launch
-from attemper.backends.triton.scores import VISIBLE, intervals
+from attemper.backends.triton.scores import intervals
 from attemper.backends.triton.softmax.backward_key import row_blocks
+from attemper.backends.triton.tuning import Config
 from attemper.statistics import ONE_PASS
 from tests.support import oracle
 
@@ -109,6 +110,7 @@ MORE = pytest.mark.slow("more cases in Triton's interpreter")
     "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
 )
 @pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.quick("longer queries", "empty documents", "queries without keys")
 def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
     tiled(4, 4)
     of_queries, of_keys = LENGTHS[lengths]
@@ -124,7 +126,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
-@pytest.mark.grid
+@pytest.mark.quick("(2, 1, 9)", "(1, 4, 1)")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
 def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):
@@ -231,22 +233,17 @@ def test_offsets_of_64_bits_change_nothing(monkeypatch: pytest.MonkeyPatch, tile
 
 
 @triton.jit
-def visits(
-    out, marks, structure, halvings, POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+def visits(out, marks, structure, halvings, CALL: tl.constexpr, ROWS: tl.constexpr):
     """Of each block of keys: the rows that are visited and those taken to see all of it; of each row: its interval."""
     block = tl.program_id(0)
-    start, before, inside_from, inside_to, edges = row_blocks(
-        block * BLOCK_N, structure, halvings, VISIBLE, POSITIONS, PACKED, BOTTOM_RIGHT, BLOCK_M, BLOCK_N
-    )
+    start, before, inside_from, inside_to, edges = row_blocks(block * CALL.BLOCK_N, structure, halvings, CALL, False)
     tl.store(out + block * 5, start)
     tl.store(out + block * 5 + 1, before)
     tl.store(out + block * 5 + 2, inside_from)
     tl.store(out + block * 5 + 3, inside_to)
     tl.store(out + block * 5 + 4, edges)
     row = tl.arange(0, ROWS)
-    low, high, _, _ = intervals(tl.minimum(row, structure.rows - 1), structure, POSITIONS, PACKED, BOTTOM_RIGHT)
+    low, high, _, _ = intervals(tl.minimum(row, structure.rows - 1), structure, CALL)
     tl.store(marks + row * 2, low)
     tl.store(marks + row * 2 + 1, high)
 
@@ -281,11 +278,10 @@ def test_every_row_that_sees_a_key_is_visited_once_and_unmasked_blocks_are_seen_
         block_m, block_n = ((4, 4), (2, 8))[index % 2]
         count = -(-keys // block_n)
         out, marks = torch.zeros(count, 5, dtype=torch.int32), torch.zeros(rows_max, 2, dtype=torch.int32)
-        packing = problem.packing
+        constants = launch.constants(problem, Config(block_m, block_n, 4, 1), 0)["CALL"]
         cast(Any, visits)[(count,)](
-            out, marks, launch.structure(problem), rows.bit_length(), problem.positions is not None,
-            packing is not None, packing is not None and packing.bottom_right, block_m, block_n, rows_max,
-        )  # fmt: skip
+            out, marks, launch.structure(problem), rows.bit_length(), CALL=constants, ROWS=rows_max
+        )
         low, high = marks[:rows, 0, None], marks[:rows, 1, None]
         visible = (torch.arange(keys) >= low) & (torch.arange(keys) < high)
         for number, (start, before, inside_from, inside_to, edges) in enumerate(out.tolist()):

@@ -1,13 +1,13 @@
-"""Attention by maps that are found on whole rows (docs/design/0008): a tile holds all keys that its rows can see.
+"""Attention by normalizers that need all keys of a row (docs/design/0008): a tile holds all keys that its rows can see.
 
 Forward, per tile: scores, weights, then statistics and the product with values. Backward computes scores and weights of
 a tile anew; with g the gradient of a weight, W = sum w and p = w / W::
 
     g = dO.v + g_w + (b - sum p b) / W
     b = -g_h (log p + 1) + 2 g_c p - g_a d + g_v (s - mu)^2 + g_f 1[first] + g_t distance + g_g rank + g_p 1[argmax]
-    ds = map'(g) + p (2 g_v (s - mu) - g_a) + 1[argmax] (g_m + g_a)
+    ds = normalizer'(g) + p (2 g_v (s - mu) - g_a) + 1[argmax] (g_m + g_a)
 
-and ``backends/normalizers`` has the maps and their map'.
+``backends/normalizers`` has the weights and normalizer', the gradient of scores from that of weights.
 """
 
 from __future__ import annotations
@@ -18,25 +18,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.backends.blocked.scores import Scores, block_scores, distance, dropout, first_keys, gini_rank, query_tile
-from attemper.backends.blocked.softmax_backward import Held, gini_slope, silence_empty_rows
-from attemper.backends.blocked.softmax_forward import surely_finite
-from attemper.backends.blocked.tiles import Tile, region, sum_to, tiles
+from attemper.backends.blocked.gradients import (
+    KeyGradients,
+    add_mask_gradient,
+    empty_gradients,
+    gini_gradient,
+    tiles_with_gradients,
+    without_empty_rows,
+    write_row_gradients,
+)
+from attemper.backends.blocked.scores import (
+    Scores,
+    block_scores,
+    distance,
+    dropout,
+    first_keys,
+    gini_rank,
+    query_tile,
+    surely_finite,
+)
+from attemper.backends.blocked.tiles import Tile, add_key_mass, empty_results, tiles
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.normalizers import slope as map_slope
-from attemper.backends.normalizers import slope_of_alpha
-from attemper.backends.normalizers import weights as map_weights
+from attemper.backends.normalizers import NORMALIZERS
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K]; what was not asked has size 0."""
-    batch, heads, rows, _ = problem.query.shape
-    keys, width = problem.key.shape[2], 0 if problem.value is None else problem.value.shape[3]
-    new = problem.query.new_zeros
-    output = new((batch, heads, rows, width))
-    state = new((len(problem.fields), batch, heads, rows), dtype=problem.compute_dtype)
-    state[0] = -math.inf
-    key_mass = new((batch, heads, keys) if problem.key_mass else (0,), dtype=problem.compute_dtype)
+    output, state, key_mass = empty_results(problem)
     careful = not surely_finite(problem)
     for index, (tile, key, value) in enumerate(tiles(problem)):
         low, high = tile.keys
@@ -46,37 +54,32 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         state[(slice(None), *tile.place)] = row.state().view(-1, *tile.shape)
         if value is not None:
             applied = dropout(problem, row.weights, index, low)
-            output[tile.place] = torch.bmm(applied, value[:, low:high]).view(*tile.shape, width).to(output.dtype)
+            result = torch.bmm(applied, value[:, low:high])
+            output[tile.place] = result.view(*tile.shape, output.shape[3]).to(output.dtype)
         if problem.key_mass:
             valid = (row.count > 0) & ~row.bad
-            shares = torch.where(valid[..., None], row.shares(), 0.0).unflatten(1, (problem.repeats, -1)).sum(2)
-            key_mass[tile.batches, tile.heads] += shares.view(*tile.shape[:2], keys)
+            add_key_mass(key_mass, problem, tile, torch.where(valid[..., None], row.shares(), 0.0))
     return output, state, key_mass
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
     """Gradients for ``problem.differentiable``, those that ``needs`` marks."""
     del output
-    grads = Gradients(
-        *(
-            tensor.new_zeros(tensor.shape, dtype=tensor.dtype if place < 3 else problem.compute_dtype)
-            if needed and tensor is not None
-            else None
-            for place, (needed, tensor) in enumerate(zip(needs, problem.differentiable, strict=True))
-        )
-    )
-    above = silence_empty_rows(problem, state, upstream)
+    grads = empty_gradients(problem, needs)
+    above = without_empty_rows(problem, state, upstream)
     careful = not surely_finite(problem)
-    held: Held | None = None
-    for index, (tile, key, value) in enumerate(tiles(problem)):
-        if held is None or held.place != (tile.batches, tile.groups):
-            if held is not None:
-                held.write(grads)
-            held = Held((tile.batches, tile.groups), key, value if grads.value is not None else None)
+    for index, tile, key, value, chunk in tiles_with_gradients(problem, grads):
         if tile.keys[0] < tile.keys[1]:
-            _sweep(problem, tile, key, value, careful, index, above, grads, held)
-    if held is not None:
-        held.write(grads)
+            query, multiplier = query_tile(problem, tile)
+            rows = _Rows.of(problem, tile, query, multiplier, key, careful)
+            gradient = _score_gradient(rows, _weight_gradient(rows, value, index, above, chunk), above, grads)
+            if grads.key is not None:
+                low, high = tile.keys
+                by_key = gradient.to(query.dtype).transpose(1, 2)
+                chunk.key[:, low:high].baddbmm_(by_key, query * multiplier)
+            if grads.query is not None or grads.multiplier is not None:
+                query_grad = torch.bmm(gradient, key[:, slice(*tile.keys)].to(gradient.dtype))
+                write_row_gradients(grads, tile, query_grad, query, multiplier)
     return grads
 
 
@@ -163,80 +166,57 @@ class _Rows:
 
 
 def _weights(problem: Problem, scores: Tensor, per_head: Tensor | None) -> Tensor:
-    """The map of scores [n, R * rows, keys], -inf where hidden."""
-    if problem.normalizer == "sigmoid":
-        assert per_head is not None
-        return torch.sigmoid(scores + per_head)
-    alpha = None if per_head is None else per_head.reshape(-1)
-    return map_weights(scores.flatten(0, 1), problem.normalizer, problem.number, alpha).view(scores.shape)
+    """Of scores [n, R * rows, keys], -inf where hidden."""
+    each = None if per_head is None else per_head.reshape(-1)
+    return NORMALIZERS[problem.normalizer].weights(scores.flatten(0, 1), problem.number, each).view(scores.shape)
 
 
 def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
-    """What is given per head, for each row of the tile, [n, R * rows, 1]."""
+    """What is given per head, for each row of the tile, [n, R * rows]."""
     if problem.per_head is None:
         return None
     values = problem.per_head[tile.heads].to(problem.compute_dtype)[None, :, None].expand(tile.shape)
-    return values.reshape(*tile.flat, 1)
+    return values.reshape(tile.flat)
 
 
-def _sweep(
-    problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, careful: bool, index: int,
-    above: Upstream, grads: Gradients, held: Held,
-) -> None:  # fmt: skip
-    """Adds a tile to all gradients."""
+def _upstream(rows: _Rows, above: Upstream) -> dict[str, Tensor]:
+    """The gradients of the state of a tile's rows by letter, [n, R * rows, 1]."""
+    tile = rows.tile
+    letters = enumerate(rows.problem.fields)
+    return {letter: above.state[i][tile.place].reshape(*tile.flat, 1) for i, letter in letters}
+
+
+def _weight_gradient(rows: _Rows, value: Tensor | None, index: int, above: Upstream, chunk: KeyGradients) -> Tensor:
+    """g, the gradient of weights; adds the tile's part of the value gradient."""
+    problem, tile = rows.problem, rows.tile
     low, high = tile.keys
-    query, multiplier = query_tile(problem, tile)
-    rows = _Rows.of(problem, tile, query, multiplier, key, careful)
-    grad = {letter: above.state[i][tile.place].reshape(*tile.flat, 1) for i, letter in enumerate(problem.fields)}
+    g = _statistics_gradient(problem, rows, _upstream(rows, above), above)
+    if value is None:
+        return g
     upstream = above.output[tile.place].to(problem.compute_dtype).reshape(*tile.flat, -1)
-    g = _statistics_slope(problem, rows, grad, above)
-    if value is not None:
-        if held.value is not None:
-            held.value[:, low:high].baddbmm_(dropout(problem, rows.weights, index, low).transpose(1, 2), upstream)
-        g = g + dropout(problem, torch.bmm(upstream, value[:, low:high].transpose(1, 2)), index, low)
-    per_head = _per_head(problem, tile)
-    slope = _score_slope(problem, rows.weights, g, per_head)
-    if grads.per_head is not None and per_head is not None:
-        grads.per_head[tile.heads] += _per_head_gradient(problem, rows, g, slope, per_head).view(tile.shape).sum((0, 2))
-    slope = _with_direct(problem, rows, slope, grad)
-    if grads.mask is not None:
-        grid = tile.grid(slope).flatten(1, 2)
-        place = region(grads.mask, (*tile.place, slice(low, high)))
-        grads.mask[place] += sum_to(grid, grads.mask.shape)
-    if rows.scores.slope is not None:
-        slope = slope * rows.scores.slope
-    if grads.key is not None:
-        held.key[:, low:high].baddbmm_(slope.to(query.dtype).transpose(1, 2), query * multiplier)
-    if grads.query is None and grads.multiplier is None:
-        return
-    query_grad = torch.bmm(slope, key[:, low:high].to(slope.dtype))
-    if grads.query is not None:
-        grads.query[tile.place] = (query_grad * multiplier).view(*tile.shape, -1).to(grads.query.dtype)
-    if grads.multiplier is not None:
-        gradient = (query_grad * query).sum(-1).view(tile.shape)
-        grads.multiplier[region(grads.multiplier, tile.place)] += sum_to(gradient, grads.multiplier.shape)
+    if chunk.value is not None:
+        chunk.value[:, low:high].baddbmm_(dropout(problem, rows.weights, index, low).transpose(1, 2), upstream)
+    return g + dropout(problem, torch.bmm(upstream, value[:, low:high].transpose(1, 2)), index, low)
 
 
-def _score_slope(problem: Problem, weights: Tensor, g: Tensor, per_head: Tensor | None) -> Tensor:
-    """map'(g): the gradient of scores from that of weights, in float64 where its terms may be far larger than their sum
-    over keys: of n equal weights, n^(alpha - 2) times.
-    """
-    if problem.normalizer == "sigmoid":
-        return weights * (1 - weights) * g
-    alpha = None if per_head is None else per_head[..., 0]
-    if alpha is not None and (weights.device.type != "cpu" or bool((alpha > 2).any())):
-        weights, g = weights.to(problem.sum_dtype), g.to(problem.sum_dtype)
-    return map_slope(weights, g, problem.normalizer, alpha=alpha)
+def _score_gradient(rows: _Rows, g: Tensor, above: Upstream, grads: Gradients) -> Tensor:
+    """The gradient of the products q.k; adds the tile's part of those of the mask and of what is given per head."""
+    problem, tile = rows.problem, rows.tile
+    normalizer, per_head = NORMALIZERS[problem.normalizer], _per_head(problem, tile)
+    weights, upstream = rows.weights, g
+    if normalizer.wide is not None and normalizer.wide(weights, per_head):
+        weights, upstream = weights.to(problem.sum_dtype), g.to(problem.sum_dtype)
+    gradient = normalizer.gradient(weights, upstream, 0.0, per_head)
+    if grads.per_head is not None and per_head is not None and normalizer.per_head_gradient is not None:
+        each = normalizer.per_head_gradient(rows.weights, g, gradient, per_head)
+        grads.per_head[tile.heads] += torch.where(rows.count > 0, each, 0.0).view(tile.shape).sum((0, 2))
+    gradient = _with_direct(problem, rows, gradient, _upstream(rows, above))
+    add_mask_gradient(grads, tile, gradient, *tile.keys)
+    softcap = rows.scores.softcap_gradient
+    return gradient if softcap is None else gradient * softcap
 
 
-def _per_head_gradient(problem: Problem, rows: _Rows, g: Tensor, slope: Tensor, per_head: Tensor) -> Tensor:
-    """Of the bias of sigmoids, or of alpha, for each row, [n, R * rows]."""
-    if problem.normalizer == "sigmoid":
-        return slope.sum(-1)
-    return torch.where(rows.count > 0, slope_of_alpha(rows.weights, g, per_head[..., 0]), 0.0)
-
-
-def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], above: Upstream) -> Tensor:
+def _statistics_gradient(problem: Problem, rows: _Rows, grad: dict[str, Tensor], above: Upstream) -> Tensor:
     """The gradient of weights that the statistics bring, g_w + (b - sum p b) / W."""
     p, tile = rows.shares(), rows.tile
     inside, deviation = rows.deviations(p)
@@ -255,7 +235,7 @@ def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], ab
     if "t" in grad:
         tile.grid(b).add_(tile.grid(grad["t"]) * distance(problem, tile, low, high))
     if "g" in grad:
-        b += gini_slope(p, rows.count[..., None].to(p.dtype), grad["g"])
+        b += gini_gradient(p, rows.count[..., None].to(p.dtype), grad["g"])
     if problem.key_mass:
         upstream = above.key_mass[tile.batches, tile.heads].to(b.dtype)
         tile.grid(b).add_(upstream.unflatten(1, (-1, problem.repeats)).unsqueeze(3)[..., low:high])
@@ -266,18 +246,18 @@ def _statistics_slope(problem: Problem, rows: _Rows, grad: dict[str, Tensor], ab
     return g + grad["w"] if "w" in grad else g
 
 
-def _with_direct(problem: Problem, rows: _Rows, slope: Tensor, grad: dict[str, Tensor]) -> Tensor:
+def _with_direct(problem: Problem, rows: _Rows, gradient: Tensor, grad: dict[str, Tensor]) -> Tensor:
     """Adds what statistics owe to the scores themselves: means, variances and maximum."""
     if "a" in grad or "v" in grad:
         p = rows.shares()
         if "a" in grad:
-            slope = slope - grad["a"] * p
+            gradient = gradient - grad["a"] * p
         if "v" in grad:
-            slope = slope + 2 * grad["v"] * p * rows.deviations(p)[1]
+            gradient = gradient + 2 * grad["v"] * p * rows.deviations(p)[1]
     if "y" in grad:
         share = rows.plain_deviations() / rows.count.clamp(min=1)[..., None]
-        slope = slope + 2 * grad["y"] * share.to(slope.dtype)
+        gradient = gradient + 2 * grad["y"] * share.to(gradient.dtype)
     if problem.maximum_gradient or "a" in grad:
         at_maximum = grad["m"] + grad.get("a", 0.0)
-        slope = slope.scatter_add(-1, rows.scores.values.argmax(-1, keepdim=True), at_maximum.to(slope.dtype))
-    return slope
+        gradient = gradient.scatter_add(-1, rows.scores.values.argmax(-1, keepdim=True), at_maximum.to(gradient.dtype))
+    return gradient

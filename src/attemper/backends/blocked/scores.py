@@ -25,8 +25,8 @@ class Scores:
     """[b|1, g|1, R|1, rows|1, keys] bool, or None where every key is visible."""
     bad: Tensor | None
     """[n, R * rows] bool: a visible score is not finite; None where that cannot be."""
-    slope: Tensor | None
-    """Derivative of the softcap, or None."""
+    softcap_gradient: Tensor | None
+    """Of the softcap, or None."""
 
     def count(self, tile: Tile) -> Tensor | int:
         """Visible keys of each row in this block, [n, R * rows] or one number for all."""
@@ -52,10 +52,10 @@ def block_scores(
     score that is not finite. Where no score can overflow, adding -inf does the same at a fifth of the cost.
     """
     values = torch.bmm(query, key[:, low:high].transpose(1, 2))
-    slope = None
+    gradient = None
     if problem.softcap > 0:
         values.div_(problem.softcap).tanh_()
-        slope = 1 - values * values
+        gradient = 1 - values * values
         values.mul_(problem.softcap)
     bias = _bias(problem, tile, low, high, values.dtype)
     visible = None if bias is None else bias != -math.inf
@@ -63,14 +63,27 @@ def block_scores(
     if not careful:
         if bias is not None:
             grid.add_(bias)
-        return Scores(values, visible, None, slope)
+        return Scores(values, visible, None, gradient)
     if bias is not None and visible is not None:
         hidden = ~visible
         grid.masked_fill_(hidden, 0.0).add_(bias.masked_fill(hidden, 0.0))
         bad = ~torch.isfinite(values).all(-1)
         grid.masked_fill_(hidden, -math.inf)
-        return Scores(values, visible, bad, slope)
-    return Scores(values, None, ~torch.isfinite(values).all(-1), slope)
+        return Scores(values, visible, bad, gradient)
+    return Scores(values, None, ~torch.isfinite(values).all(-1), gradient)
+
+
+def surely_finite(problem: Problem) -> bool:
+    """Whether no score can overflow or be NaN, by a bound on |q||k|. Asked on the CPU only: elsewhere it would sync."""
+    query, key = problem.query, problem.key
+    if query.device.type != "cpu" or 0 in (*query.shape, *key.shape):
+        return False
+    bound = float(problem.multiplier.abs().max()) * query.shape[3]
+    for tensor in (query, key):
+        bound *= float(torch.linalg.vector_norm(tensor, math.inf))
+    if problem.mask is not None and problem.mask.dtype != torch.bool:
+        bound += abs(float(problem.mask.max()))
+    return bound < torch.finfo(problem.compute_dtype).max / 4
 
 
 def mass(problem: Problem, tile: Tile, lse: Tensor) -> Tensor:

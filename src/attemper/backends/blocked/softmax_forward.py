@@ -17,44 +17,25 @@ from attemper.backends.blocked.scores import (
     gini_rank,
     mass,
     query_tile,
+    surely_finite,
 )
-from attemper.backends.blocked.tiles import Tile, key_blocks, tiles
+from attemper.backends.blocked.tiles import Tile, add_key_mass, empty_results, key_blocks, tiles
 from attemper.backends.contract import Problem
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K]; what was not asked has size 0."""
-    batch, heads, rows, _ = problem.query.shape
-    keys, width = problem.key.shape[2], 0 if problem.value is None else problem.value.shape[3]
-    new = problem.query.new_zeros
-    output = new((batch, heads, rows, width))
-    state = new((len(problem.fields), batch, heads, rows), dtype=problem.compute_dtype)
-    state[0] = -math.inf
-    key_mass = new((batch, heads, keys) if problem.key_mass else (0,), dtype=problem.compute_dtype)
+    output, state, key_mass = empty_results(problem)
     careful = not surely_finite(problem)
     for index, (tile, key, value) in enumerate(tiles(problem)):
         row = _sweep(problem, tile, key, value, careful, index)
         state[(slice(None), *tile.place)] = row.state(problem, careful).view(-1, *tile.shape)
-        if width:
-            output[tile.place] = row.normalised(problem, tile).view(*tile.shape, width)
+        if output.shape[3]:
+            output[tile.place] = row.normalised(problem, tile).view(*tile.shape, output.shape[3])
         if problem.key_mass:
             valid = ((row.count > 0) & ~row.bad)[..., None]
-            weights = torch.where(valid, row.weights(), 0.0).unflatten(1, (problem.repeats, -1)).sum(2)
-            key_mass[tile.batches, tile.heads] += weights.view(*tile.shape[:2], keys)
+            add_key_mass(key_mass, problem, tile, torch.where(valid, row.weights(), 0.0))
     return output, state, key_mass
-
-
-def surely_finite(problem: Problem) -> bool:
-    """Whether no score can overflow or be NaN, by a bound on |q||k|. Asked on the CPU only: elsewhere it would sync."""
-    query, key = problem.query, problem.key
-    if query.device.type != "cpu" or 0 in (*query.shape, *key.shape):
-        return False
-    bound = float(problem.multiplier.abs().max()) * query.shape[3]
-    for tensor in (query, key):
-        bound *= float(torch.linalg.vector_norm(tensor, math.inf))
-    if problem.mask is not None and problem.mask.dtype != torch.bool:
-        bound += abs(float(problem.mask.max()))
-    return bound < torch.finfo(problem.compute_dtype).max / 4
 
 
 @dataclass

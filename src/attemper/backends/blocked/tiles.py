@@ -1,7 +1,8 @@
-"""How a problem is cut into tiles that stay in cache."""
+"""How a problem is cut into tiles that stay in cache, and where what is found on them is written."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -80,6 +81,23 @@ def tiles(problem: Problem) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
             for r in range(0, rows, tile_rows):
                 row = slice(r, min(r + tile_rows, rows))
                 yield Tile(*place, query_heads, row, _key_range(problem, row), repeats), key, value
+
+
+def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Q, E], state [F, B, H, Q], key_mass [B, H, K] of rows that see nothing; size 0 if not asked for."""
+    batch, heads, rows, _ = problem.query.shape
+    width = 0 if problem.value is None else problem.value.shape[3]
+    new = problem.query.new_zeros
+    state = new((len(problem.fields), batch, heads, rows), dtype=problem.compute_dtype)
+    state[0] = -math.inf
+    keys = (batch, heads, problem.key.shape[2]) if problem.key_mass else (0,)
+    return new((batch, heads, rows, width)), state, new(keys, dtype=problem.compute_dtype)
+
+
+def add_key_mass(key_mass: Tensor, problem: Problem, tile: Tile, weights: Tensor) -> None:
+    """Adds the weights [n, R * rows, K] of a tile that holds all keys, 0 on rows that do not count."""
+    by_key = weights.unflatten(1, (problem.repeats, -1)).sum(2)
+    key_mass[tile.batches, tile.heads] += by_key.view(*tile.shape[:2], weights.shape[-1])
 
 
 def key_blocks(problem: Problem, tile: Tile) -> Iterator[tuple[int, int]]:

@@ -14,9 +14,11 @@ from torch import Tensor
 from attemper.backends.contract import Gradients, Problem, Upstream
 from attemper.backends.native import rows as row_maps
 from attemper.backends.native.arguments import address, described, view, view_strides
-from attemper.backends.native.library import run
+from attemper.backends.native.library import run, why_unusable
+from attemper.backends.native.statistics import statistics
+from attemper.backends.native.sums import sums
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "statistics", "sums", "why_unusable"]
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

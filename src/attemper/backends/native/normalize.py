@@ -36,7 +36,7 @@ def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None
     return result
 
 
-def slope(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+def gradient(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
     """The gradient of the scores from the gradient of the weights, [rows, n]; the support is held fixed.
 
     ``number`` or ``alpha``: alpha of "entmax", as in ``weights``.

@@ -1,15 +1,14 @@
-"""Grids, strides and constants: from a problem to the arguments of a kernel. Nothing here waits for the device."""
+"""From a problem to the arguments of a kernel: tensors, lengths and constants. Nothing here waits for the device."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import Problem
-from attemper.backends.triton.scores import BIAS, BOOL, VISIBLE, Strided, Structure
-from attemper.backends.triton.softmax.state import letters
+from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.backends.triton.scores import BIAS, BOOL, VISIBLE, Constants, Strided, Structure
 from attemper.backends.triton.tuning import Config, power_of_two
 
 FAR = (1 << 30) - 2
@@ -61,53 +60,127 @@ def _offsets(offsets: Tensor | None, query: Tensor) -> Tensor:
     return query if offsets is None else offsets.to(query.device, non_blocking=True).contiguous()
 
 
-def mask_of(problem: Problem) -> tuple[Strided, int, float]:
-    """The mask, its kind, and the bias at or below which a key is hidden."""
+def inputs(problem: Problem) -> tuple[Strided, ...]:
+    """What every forward kernel reads: query, key, value, multiplier, mask, first tokens. What a call has not is the query."""
+    query, value = problem.query, problem.value
+    values = strided(query if value is None else value)
+    return strided(query), strided(problem.key), values, _multiplier(problem), _mask(problem), _first(problem)
+
+
+def gradient_inputs(problem: Problem, upstream: Upstream) -> tuple[Strided, ...]:
+    """What every backward kernel reads: the same, with the gradient of the output after the value."""
+    query, key, value, *rest = inputs(problem)
+    if width(problem) == 0:
+        return query, key, query, query, *rest
+    return query, key, value, strided(upstream.output), *rest
+
+
+def width(problem: Problem) -> int:
+    """The head size of the output; 0 without a value."""
+    return 0 if problem.value is None else problem.value.shape[3]
+
+
+def _mask(problem: Problem) -> Strided:
     mask = problem.mask
     if mask is None:
-        return Strided(problem.query), VISIBLE.value, 0.0
-    if mask.dtype == torch.bool:
-        return strided(mask.view(torch.uint8)), BOOL.value, 0.0
-    return strided(mask), BIAS.value, torch.finfo(mask.dtype).min / 2
+        return Strided(problem.query)
+    return strided(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
 
 
-def first_of(problem: Problem) -> Strided:
+def _first(problem: Problem) -> Strided:
     first = problem.first_keys
     if first is None:
         return Strided(problem.query)
     return strided(first.view(torch.uint8)[:, None, None])
 
 
-def constants(problem: Problem, config: Config) -> dict[str, Any]:
-    """What every kernel is specialised for, and how the compiler is to treat it.
+def _multiplier(problem: Problem) -> Strided:
+    """scale / T in float32, with stride 0 where it is broadcast."""
+    multiplier = problem.multiplier.to(torch.float32)
+    batch, head, row = (0 if size == 1 else by for size, by in zip(multiplier.shape, multiplier.stride(), strict=True))
+    return Strided(multiplier, batch, head, row)
+
+
+def constants(
+    problem: Problem, config: Config, letters: int, upstream: Upstream | None = None, **more: Any
+) -> dict[str, Any]:
+    """CALL, what a kernel is specialised for, and how the compiler is to treat it. ``more``: other fields of CALL.
 
     Products and sums stay apart unless a kernel joins them itself: s - m with s recomputed inside would not be 0 at
     the maximum, and the least entropy would be negative.
     """
-    _, kind, limit = mask_of(problem)
-    size = problem.query.shape[3]
-    return {
-        "LETTERS": letters(problem.fields),
-        "MASK": kind,
-        "LIMIT": limit,
+    mask, size = problem.mask, problem.query.shape[3]
+    biased = mask is not None and mask.dtype != torch.bool
+    tensors = (problem.query, problem.key, problem.value, None if upstream is None else upstream.output)
+    fields: dict[str, Any] = {
+        "LETTERS": letters,
+        "MASK": VISIBLE.value if mask is None else BIAS.value if biased else BOOL.value,
+        # At or below it a bias hides its key.
+        "LIMIT": torch.finfo(mask.dtype).min / 2 if mask is not None and biased else 0.0,
         "FIRST": problem.first_keys is not None,
         "SOFTCAP": problem.softcap > 0,
+        "SINK": problem.sink is not None,
+        "MAXIMUM": upstream is not None and problem.maximum_gradient,
         "POSITIONS": problem.positions is not None,
         "PACKED": problem.packed,
         "BOTTOM_RIGHT": problem.packed and problem.bottom_right,
         "D": size,
         "BLOCK_D": power_of_two(size),
+        "E": width(problem),
+        "BLOCK_E": power_of_two(width(problem)),
         "BLOCK_M": config.rows,
         "BLOCK_N": config.keys,
-        "WIDE": wide((problem.query, problem.key, problem.value), max(config.rows, config.keys)),
+        "WIDE": wide(tensors, max(config.rows, config.keys)),
+    }
+    return {
+        "CALL": Constants(**fields | more),
         "num_warps": config.warps,
         "num_stages": config.stages,
         "enable_fp_fusion": False,
     }
 
 
-def multiplier_of(problem: Problem) -> Strided:
-    """scale / T in float32, with stride 0 where it is broadcast."""
-    multiplier = problem.multiplier.to(torch.float32)
-    batch, head, row = (0 if size == 1 else by for size, by in zip(multiplier.shape, multiplier.stride(), strict=True))
-    return Strided(multiplier, batch, head, row)
+class Bias(NamedTuple):
+    """The gradient of a bias, and how a kernel that makes it is launched."""
+
+    gradient: Tensor
+    programs: int
+    sizes: tuple[int, ...]
+    """Heads and rows of the bias; how many batches, heads and blocks of rows one entry of it stands for."""
+    all_rows: bool
+
+
+def bias(problem: Problem, config: Config) -> Bias:
+    """[shape of the mask] float32; a dimension that was broadcast is summed inside the kernel."""
+    assert problem.mask is not None
+    batch, heads, count, _ = problem.query.shape
+    batches, mask_heads, rows, keys = problem.mask.shape
+    all_rows = rows == 1 and count > 1
+    blocks = -(-count // config.rows)
+    return Bias(
+        gradient=problem.query.new_empty(problem.mask.shape, dtype=torch.float32),
+        programs=batches * mask_heads * (1 if all_rows else blocks) * -(-keys // config.keys),
+        sizes=(mask_heads, rows, batch // batches, heads // mask_heads, blocks if all_rows else 1),
+        all_rows=all_rows,
+    )
+
+
+def like(tensor: Tensor | None, wanted: bool) -> Tensor | None:
+    """Room for the gradient of a tensor, where it is wanted."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted and tensor is not None else None
+
+
+def nothing(tensors: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> Gradients:
+    """Gradients of a call without rows or without keys."""
+    return Gradients(
+        *(
+            torch.zeros_like(tensor) if needed and tensor is not None else None
+            for tensor, needed in zip(tensors, needs, strict=True)
+        )
+    )
+
+
+def summed_to(values: Tensor, shape: torch.Size) -> Tensor:
+    """``values`` summed over the dimensions in which ``shape`` is 1."""
+    axes = [axis for axis, (full, size) in enumerate(zip(values.shape, shape, strict=True)) if size == 1 < full]
+    return values.sum(axes, keepdim=True) if axes else values

@@ -51,6 +51,65 @@ class Structure(NamedTuple):
     """Halvings that find a document among all."""
 
 
+class Tile(NamedTuple):
+    """M rows of a head, and where they see keys."""
+
+    query: Any
+    scale: Any
+    low: Any
+    high: Any
+    diagonal: Any
+    origin: Any
+    row: Any
+    batch: Any
+    head: Any
+    group: Any
+
+
+class Call(NamedTuple):
+    """``call`` in every kernel: its tensors as ``Strided``, where rows see keys, and its numbers."""
+
+    query: Any
+    key: Any
+    value: Any
+    upstream: Any
+    """The gradient of the output; any tensor in the forward pass."""
+    multiplier: Any
+    mask: Any
+    first: Any
+    structure: Any
+    heads: Any
+    repeats: Any
+    """Query heads per key head."""
+    first_tokens: Any
+    softcap: Any
+
+
+class Constants(NamedTuple):
+    """``CALL`` in every kernel: what it is compiled for. The features of the call, its sizes, and how it is cut."""
+
+    LETTERS: int
+    MASK: int
+    LIMIT: float
+    FIRST: bool
+    SOFTCAP: bool
+    SINK: bool
+    MAXIMUM: bool
+    POSITIONS: bool
+    PACKED: bool
+    BOTTOM_RIGHT: bool
+    D: int
+    BLOCK_D: int
+    E: int
+    BLOCK_E: int
+    BLOCK_M: int
+    BLOCK_N: int
+    WIDE: bool
+    NORMALIZER: int = 0
+    """Rowwise only: which normalizer, and whether the weights of sigmoid are relative to the largest."""
+    RELATIVE: bool = False
+
+
 LENGTHS = ("row_count", "key_count", "left", "right", "offset", "documents", "steps")
 """The numbers of ``Structure`` as kernels take them: one by one, for those of a tuple are always specialised, and a kernel
 that is specialised for what divides a length is compiled anew in the midst of decoding."""
@@ -71,25 +130,25 @@ def document_of(row, starts, documents, steps):
 
 
 @triton.jit
-def intervals(row, structure, POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr):
+def intervals(row, structure, CALL: tl.constexpr):
     """Of every row: the keys it may see, ``low <= key < high``, its diagonal key, and its sequence's first key."""
     first = tl.zeros_like(row)
     end = first + structure.keys
-    if PACKED:
+    if CALL.PACKED:
         document = document_of(row, structure.starts_q, structure.documents, structure.steps)
         inside = document < structure.documents
         begun = tl.load(structure.starts_q + document, mask=inside, other=0).to(tl.int32)
         first = tl.load(structure.starts_k + document, mask=inside, other=0).to(tl.int32)
         end = tl.load(structure.starts_k + document + 1, mask=inside, other=0).to(tl.int32)
         diagonal = first + row - begun
-        if POSITIONS:
+        if CALL.POSITIONS:
             diagonal = first + tl.load(structure.positions + row).to(tl.int32)
-        if BOTTOM_RIGHT:
+        if CALL.BOTTOM_RIGHT:
             over = tl.load(structure.starts_q + document + 1, mask=inside, other=0).to(tl.int32)
             diagonal += (end - first) - (over - begun)
     else:
         diagonal = row
-        if POSITIONS:
+        if CALL.POSITIONS:
             diagonal = tl.load(structure.positions + row).to(tl.int32)
         diagonal += structure.offset
     low = tl.maximum(diagonal - structure.left, first)
@@ -98,11 +157,11 @@ def intervals(row, structure, POSITIONS: tl.constexpr, PACKED: tl.constexpr, BOT
 
 
 @triton.jit
-def blocks(low, high, MASK: tl.constexpr, BLOCK_N: tl.constexpr):
+def blocks(low, high, MASKED: tl.constexpr, BLOCK_N: tl.constexpr):
     """The blocks of keys of a tile: (start, edges before, inside from, inside to, number of edge blocks).
 
-    Edge blocks are those that some row sees in part; they come first, then those that every row sees whole. With a
-    mask all blocks count as edges: each must look.
+    Edge blocks are those that some row sees in part; they come first, then those that every row sees whole. MASKED: all
+    blocks count as edges, for each must look.
     """
     empty = low >= high
     start = tl.min(tl.where(empty, 2147483647, low), 0)
@@ -111,7 +170,7 @@ def blocks(low, high, MASK: tl.constexpr, BLOCK_N: tl.constexpr):
     last = tl.cdiv(end, BLOCK_N) * BLOCK_N
     inside_from = last
     inside_to = last
-    if MASK == VISIBLE:
+    if not MASKED:
         inside_from = tl.maximum(tl.minimum(tl.cdiv(tl.max(low, 0), BLOCK_N) * BLOCK_N, last), start)
         inside_to = tl.maximum(tl.minimum(tl.min(high, 0) // BLOCK_N * BLOCK_N, last), inside_from)
     before = (inside_from - start) // BLOCK_N
@@ -126,19 +185,17 @@ def edge_start(number, start, before, inside_to, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def block_of(
-    matrix, batch, head, begin, local, BLOCK_D: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    COUNT: tl.constexpr, count,
-):  # fmt: skip
-    """The rows ``begin + local`` of [B, H, *, D] at (batch, head), [len(local), BLOCK_D]; columns past D are 0.
+def block_of(matrix, batch, head, begin, local, D: tl.constexpr, CALL: tl.constexpr, COUNT: tl.constexpr, count):
+    """The rows ``begin + local`` of [B, H, *, D] at (batch, head), [len(local), D or more]; columns past D are 0.
 
-    64 bits carry the beginning, 32 bits what is inside the block, unless WIDE.
+    64 bits carry the beginning, 32 bits what is inside the block, unless CALL.WIDE.
     ``COUNT``: rows at or past ``count`` do not exist and read as 0.
     """
+    BLOCK_D: tl.constexpr = CALL.BLOCK_D if D == CALL.D else CALL.BLOCK_E
     base = matrix.pointer + batch.to(tl.int64) * matrix.batch + head.to(tl.int64) * matrix.head
     base += tl.cast(begin, tl.int64) * matrix.row
     column = tl.arange(0, BLOCK_D)
-    if WIDE:
+    if CALL.WIDE:
         pointers = base + local[:, None].to(tl.int64) * matrix.row + column[None, :].to(tl.int64) * matrix.column
     else:
         pointers = base + local[:, None] * matrix.row + column[None, :] * matrix.column
@@ -150,33 +207,49 @@ def block_of(
 
 
 @triton.jit
-def rows_of(
-    matrix, batch, head, index, BLOCK_D: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, COUNT: tl.constexpr,
-    count,
-):  # fmt: skip
+def rows_of(matrix, batch, head, index, D: tl.constexpr, CALL: tl.constexpr, COUNT: tl.constexpr, count):
     """``block_of`` for rows whose beginning is not known: it has to be found, across the warps of a program."""
     begin = tl.min(index, 0)
-    return block_of(matrix, batch, head, begin, index - begin, BLOCK_D, D, WIDE, COUNT, count)
+    return block_of(matrix, batch, head, begin, index - begin, D, CALL, COUNT, count)
 
 
 @triton.jit
-def seen(
-    low, high, key, mask, batch, head, row, structure, MASK: tl.constexpr, LIMIT: tl.constexpr
-):  # fmt: skip
+def scale_of(call, batch, head, row):
+    """scale / T of rows of a head, [M]."""
+    multiplier = call.multiplier
+    base = multiplier.pointer + batch.to(tl.int64) * multiplier.batch + head * multiplier.head
+    return tl.load(base + row * multiplier.row)
+
+
+@triton.jit
+def tile_of(call, row, batch, head, read, CALL: tl.constexpr, EDGE: tl.constexpr):
+    """The rows ``row`` [M] of a head; EDGE: those whose ``read`` is past the end read as 0 and see nothing."""
+    count = call.structure.rows
+    low, high, diagonal, origin = intervals(row, call.structure, CALL)
+    if EDGE:
+        high = tl.where(read < count, high, 0)
+    q = rows_of(call.query, batch, head, read, CALL.D, CALL, EDGE, count)
+    scale = scale_of(call, batch, head, row)
+    return Tile(q, scale, low, high, diagonal, origin, row, batch, head, head // call.repeats)
+
+
+@triton.jit
+def seen(tile, place, call, CALL: tl.constexpr):
     """Which of the keys each row sees, [M, N], and the bias [M, N] where there is one (0 where hidden)."""
-    visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+    visible = (place[None, :] >= tile.low[:, None]) & (place[None, :] < tile.high[:, None])
     bias = 0.0
-    if MASK != VISIBLE:
-        base = mask.pointer + batch.to(tl.int64) * mask.batch + head.to(tl.int64) * mask.head
-        pointers = base + row[:, None].to(tl.int64) * mask.row + key[None, :].to(tl.int64) * mask.column
+    if CALL.MASK != VISIBLE:
+        mask = call.mask
+        base = mask.pointer + tile.batch.to(tl.int64) * mask.batch + tile.head.to(tl.int64) * mask.head
+        pointers = base + tile.row[:, None].to(tl.int64) * mask.row + place[None, :].to(tl.int64) * mask.column
         # Past the last key there is no mask to read; elsewhere hidden keys are not read either.
         given = tl.load(pointers, mask=visible, other=0)
-        if MASK == BOOL:
+        if CALL.MASK == BOOL:
             visible = visible & (given != 0)
         else:
             if given.dtype != tl.float64:
                 given = given.to(tl.float32)
-            visible = visible & ((given <= LIMIT) == 0)
+            visible = visible & ((given <= CALL.LIMIT) == 0)
             if given.dtype == tl.float64:
                 # A float64 bias beyond float32 stays a bias: its key is visible, with no weight.
                 given = tl.where(given < -3.4028234663852886e38, -3.4028234663852886e38, given).to(tl.float32)
@@ -185,13 +258,25 @@ def seen(
 
 
 @triton.jit
-def any_seen(
-    low, high, start, mask, batch, head, row, structure, MASK: tl.constexpr, LIMIT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Whether some row sees some key of the block: a block that the mask hides wholly costs no product."""
-    visible, _ = seen(low, high, start + tl.arange(0, BLOCK_N), mask, batch, head, row, structure, MASK, LIMIT)
-    return tl.max(tl.max(visible.to(tl.int32), 1), 0) > 0
+def any_of(condition):
+    """Whether it holds anywhere in [M, N], int32."""
+    return tl.max(tl.max(condition.to(tl.int32), 1), 0)
+
+
+@triton.jit
+def first_of(tile, place, call, CALL: tl.constexpr):
+    """Which keys are first tokens, [M or 1, N] bool."""
+    if CALL.FIRST:
+        source = call.first.pointer + tile.batch.to(tl.int64) * call.first.batch
+        marked = tl.load(source + place.to(tl.int64) * call.first.column, mask=place < call.structure.keys, other=0)
+        return (marked != 0)[None, :]
+    return place[None, :] - tile.origin[:, None] < call.first_tokens
+
+
+@triton.jit
+def distance_of(tile, place):
+    """abs(position of query - position of key), [M, N]."""
+    return tl.abs(tile.diagonal[:, None] - place[None, :]).to(tl.float32)
 
 
 @triton.jit
@@ -199,9 +284,8 @@ def tanh(x):
     """tanh to 3 units in the last place: a polynomial of x^2 near 0, where 1 - 2 / (exp(2x) + 1) would cancel."""
     size = tl.abs(x)
     z = x * x
-    near = x + x * z * (
-        -0.3333333 + z * (0.13332924 + z * (-0.053875137 + z * (0.021116214 + z * -0.0062763877)))
-    )  # fmt: skip
+    series = z * (0.13332924 + z * (-0.053875137 + z * (0.021116214 + z * -0.0062763877)))
+    near = x + x * z * (-0.3333333 + series)
     # Beyond 20 the result is 1; the cut keeps the exponential finite. NaN passes through ``near``.
     far = 1.0 - 2.0 / (tl.exp2(tl.minimum(size, 20.0) * 2.8853900817779268) + 1.0)
     return tl.where(size > 0.6, tl.where(x < 0, -far, far), near)
@@ -216,15 +300,13 @@ def product(a, b, total):
 
 
 @triton.jit
-def scores(query, key, multiplier, softcap, SOFTCAP: tl.constexpr):
-    """``softcap(multiplier q.k)`` [M, N] in float32, before bias and masks, and the softcap's slope (1 without).
-
-    float16 and bfloat16 products are exact in float32; no score is rounded to less.
-    """
-    x = product(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32)) * multiplier[:, None]
-    slope = 1.0
-    if SOFTCAP:
-        bent = tanh(x / softcap)
-        x = bent * softcap
-        slope = 1.0 - bent * bent
-    return x, slope
+def scores(tile, block, call, CALL: tl.constexpr):
+    """``softcap(multiplier q.k)`` [M, N] in float32, before bias and masks, and the softcap's gradient (1 without)."""
+    x = product(tile.query, tl.trans(block), tl.zeros([tile.query.shape[0], block.shape[0]], tl.float32))
+    x = x * tile.scale[:, None]
+    gradient = 1.0
+    if CALL.SOFTCAP:
+        bent = tanh(x / call.softcap)
+        x = bent * call.softcap
+        gradient = 1.0 - bent * bent
+    return x, gradient

@@ -1,15 +1,16 @@
-r"""What the backward kernels of the maps share: what is known of a row, and the gradient of a block of scores.
+r"""What the backward kernels of the rowwise normalizers share: what is known of a row, and the gradient of a block of scores.
 
 With p = omega / Omega, l = log omega, dP = dO V^T, X = d + a, and g the gradients of the state's letters::
 
     b = -g_h l + 2 g_c p - g_a d + g_v X^2 + g_f [first] + g_t distance + g_p [j = winner]
-    ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/design/0008 and maps.py)
+    ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/design/0008 and normalizers.py)
     entmax    ds = r (G - sum r G / sum r),   G = dP + b less that of the key of the largest r, where it is exactly 0
     sigmoid   ds = (1 - w) (w (dP + g_w) + p (b - sum p b))
     all       ds += p (2 g_v X - g_a) + [j = winner] (g_m + g_a)
 
 What is the same for all keys in b cancels, so l may stand for log p. ``along`` (of entmax: what G is less by), Omega, a and
-sum p b (of entmax: sum r G / sum r) are computed once per row, by the kernel that holds rows. A key without weight has exactly 0 (but for the last term, which it never is).
+sum p b (of entmax: sum r G / sum r) are computed once per row, by the kernel that holds rows. A key without weight has
+exactly 0; only the last term may fall on it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.rowwise.maps import ENTMAX, SIGMOID, knobs, shares, sigmoid, slope_of_map
+from attemper.backends.triton.rowwise.normalizers import ENTMAX, SIGMOID, gradient_weights, parameters, shares, sigmoid
 from attemper.backends.triton.rowwise.state import A, C, F, H, P, T, V, loaded
-from attemper.backends.triton.rowwise.tiles import below, distance_of, first_of
-from attemper.backends.triton.scores import product
+from attemper.backends.triton.rowwise.tiles import below
+from attemper.backends.triton.scores import distance_of, first_of, product
 
 NUMBERS, PLACES = 5, 3
-"""Planes of float32 and of int32 that the row kernel leaves for the others."""
+"""Planes of float32 and of int32 that the kernel of queries leaves for the others."""
 
 
 class Rows(NamedTuple):
@@ -53,20 +54,20 @@ class Facts(NamedTuple):
     log_total: Any
     mean: Any
     along: Any
-    mean_slope: Any
+    mean_gradient: Any
     winner: Any
     steepest: Any
     above: Any
 
 
 @triton.jit
-def known(rows, at, exists, number, MAP: tl.constexpr, LETTERS: tl.constexpr, RELATIVE: tl.constexpr):
+def known(rows, at, exists, number, CALL: tl.constexpr):
     """The facts of the rows ``at`` [M], places in a plane, and their visible keys."""
     plane = tl.cast(rows.plane, tl.int64)
     m = tl.load(rows.state + at, mask=exists, other=-float("inf"))
     n = tl.load(rows.state + plane + at, mask=exists, other=0.0)
     x = tl.load(rows.state + 2 * plane + at, mask=exists, other=0.0)
-    above = loaded(rows.above + at, plane, exists, LETTERS)
+    above = loaded(rows.above + at, plane, exists, CALL.LETTERS)
     limit = tl.load(rows.places + at, mask=exists, other=0)
     winner = tl.load(rows.places + plane + at, mask=exists, other=0)
     steepest = tl.load(rows.places + 2 * plane + at, mask=exists, other=0)
@@ -74,90 +75,83 @@ def known(rows, at, exists, number, MAP: tl.constexpr, LETTERS: tl.constexpr, RE
     log_total = tl.load(rows.numbers + plane + at, mask=exists, other=0.0)
     mean = tl.load(rows.numbers + 2 * plane + at, mask=exists, other=0.0)
     along = tl.load(rows.numbers + 3 * plane + at, mask=exists, other=0.0)
-    mean_slope = tl.load(rows.numbers + 4 * plane + at, mask=exists, other=0.0)
-    first, second = knobs(tl.where(n > 0, x, 1.0), m, limit, number, MAP, RELATIVE)
-    return Facts(m, first, second, number, inverse, log_total, mean, along, mean_slope, winner, steepest, above), n
+    mean_gradient = tl.load(rows.numbers + 4 * plane + at, mask=exists, other=0.0)
+    first, second = parameters(tl.where(n > 0, x, 1.0), m, limit, number, CALL, CALL.RELATIVE)
+    return Facts(m, first, second, number, inverse, log_total, mean, along, mean_gradient, winner, steepest, above), n
 
 
 @triton.jit
-def weights_of(
-    s, visible, place, facts, MAP: tl.constexpr, LETTERS: tl.constexpr, RELATIVE: tl.constexpr
-):  # fmt: skip
+def weights_of(s, visible, place, facts, CALL: tl.constexpr):
     """``(p, d, logs, inside)`` of a block; ``inside``: a key has weight, or its row has a score that is not finite."""
     d = below(s, visible, facts.m)
-    LOGS: tl.constexpr = ((H & LETTERS) > 0) | (MAP == ENTMAX)
-    omega, logs = shares(s, d, visible, place, facts.first, facts.second, facts.number, MAP, LOGS, RELATIVE)
+    LOGS: tl.constexpr = ((H & CALL.LETTERS) > 0) | (CALL.NORMALIZER == ENTMAX)
+    one, two = facts.first, facts.second
+    omega, logs = shares(s, d, visible, place, one, two, facts.number, CALL, LOGS, CALL.RELATIVE)
     inside = visible & ((omega > 0) | (facts.inverse != facts.inverse)[:, None])
     return omega * facts.inverse[:, None], d, logs, inside
 
 
 @triton.jit
-def statistics_slope(
-    p, d, logs, place, tile, keys, facts, LETTERS: tl.constexpr, FIRST: tl.constexpr, MAXIMUM: tl.constexpr
-):
+def statistics_gradient(p, d, logs, place, tile, call, facts, CALL: tl.constexpr):
     """b [M, N]."""
     above = facts.above
     b = 0.0 * p
-    if H & LETTERS:
+    if H & CALL.LETTERS:
         b -= above[7][:, None] * logs
-    if C & LETTERS:
+    if C & CALL.LETTERS:
         b += 2.0 * above[9][:, None] * p
-    if A & LETTERS:
+    if A & CALL.LETTERS:
         b -= above[6][:, None] * d
-    if V & LETTERS:
+    if V & CALL.LETTERS:
         x = d + facts.mean[:, None]
         b += above[8][:, None] * x * x
-    if F & LETTERS:
-        b += tl.where(first_of(tile, keys, place, FIRST), above[10][:, None], 0.0)
-    if T & LETTERS:
+    if F & CALL.LETTERS:
+        b += tl.where(first_of(tile, place, call, CALL), above[10][:, None], 0.0)
+    if T & CALL.LETTERS:
         b += above[11][:, None] * distance_of(tile, place)
-    if MAXIMUM and (P & LETTERS):
+    if CALL.MAXIMUM and (P & CALL.LETTERS):
         b += tl.where(place[None, :] == facts.winner[:, None], above[5][:, None], 0.0)
     return b
 
 
 @triton.jit
-def reached(upstream, values, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def reached(upstream, values, CALL: tl.constexpr):
     """dP [M, N]; 0 without values."""
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if E > 0:
+    total = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_N], tl.float32)
+    if CALL.E > 0:
         total = product(upstream, tl.trans(values), total)
     return total
 
 
 @triton.jit
-def block_slopes(
-    s, visible, place, upstream, values, tile, keys, facts, MAP: tl.constexpr, LETTERS: tl.constexpr,
-    RELATIVE: tl.constexpr, FIRST: tl.constexpr, MAXIMUM: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def score_gradients(s, visible, place, upstream, values, tile, call, facts, CALL: tl.constexpr):
     """ds of a block [M, N], before the softcap, and the weights that meet values."""
-    p, d, logs, inside = weights_of(s, visible, place, facts, MAP, LETTERS, RELATIVE)
-    b = statistics_slope(p, d, logs, place, tile, keys, facts, LETTERS, FIRST, MAXIMUM)
-    slope = reached(upstream, values, E, BLOCK_M, BLOCK_N)
+    p, d, logs, inside = weights_of(s, visible, place, facts, CALL)
+    b = statistics_gradient(p, d, logs, place, tile, call, facts, CALL)
+    gradient = reached(upstream, values, CALL)
     applied = p
-    if MAP == SIGMOID:
+    if CALL.NORMALIZER == SIGMOID:
         z = s + facts.number
         applied = tl.where(inside, sigmoid(z) + (facts.inverse * 0.0)[:, None], 0.0)
-        ds = sigmoid(-z) * (applied * (slope + facts.along[:, None]) + p * (b - facts.mean_slope[:, None]))
+        ds = sigmoid(-z) * (applied * (gradient + facts.along[:, None]) + p * (b - facts.mean_gradient[:, None]))
     else:
-        r = slope_of_map(p, logs, facts.log_total, facts.number, MAP)
-        relative = slope + b - facts.along[:, None]
-        if MAP == ENTMAX:
+        r = gradient_weights(p, logs, facts.log_total, facts.number, CALL)
+        relative = gradient + b - facts.along[:, None]
+        if CALL.NORMALIZER == ENTMAX:
             # Products in another order may differ in their last digit, and r there has no limit above alpha = 2.
-            relative = tl.where(place[None, :] == facts.steepest[:, None], 0.0, relative) - facts.mean_slope[:, None]
+            relative = tl.where(place[None, :] == facts.steepest[:, None], 0.0, relative) - facts.mean_gradient[:, None]
         ds = r * relative
-    if (A | V) & LETTERS:
+    if (A | V) & CALL.LETTERS:
         direct = 0.0 * d
-        if A & LETTERS:
+        if A & CALL.LETTERS:
             direct -= facts.above[6][:, None]
-        if V & LETTERS:
+        if V & CALL.LETTERS:
             direct += 2.0 * facts.above[8][:, None] * (d + facts.mean[:, None])
         ds += p * direct
     ds = tl.where(inside, ds, 0.0)
-    if MAXIMUM:
+    if CALL.MAXIMUM:
         peak = facts.above[0]
-        if A & LETTERS:
+        if A & CALL.LETTERS:
             peak += facts.above[6]
         ds += tl.where(visible & (place[None, :] == facts.winner[:, None]), peak[:, None], 0.0)
     return ds, tl.where(inside, applied, 0.0)

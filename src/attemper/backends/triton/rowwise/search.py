@@ -1,7 +1,7 @@
-r"""What a map finds on a row, x, by going over the blocks of keys: a bounded number of times, until every row has it.
+r"""What a normalizer finds on a row, x, by going over the blocks of keys: a bounded number of times, until every row has it.
 
 - Entmax family: the largest weight pi in [1/n, 1]. Sum w = pi Omega(pi) grows with pi, and for e <= 1 it is convex:
-  Newton's iteration from pi = 1 falls to the root and never crosses it. For e > 1 the slope has no bound: a bracket is kept,
+  Newton's iteration from pi = 1 falls to the root and never crosses it. For e > 1 the derivative has no bound: a bracket is kept,
   and halved wherever Newton's step leaves it, and every fourth time. Where no float32 is near enough it is the end whose
   sum is nearer to 1.
 - Top-k: the k-th largest score, as the bits of m - s, which ascend with it as integers. Three pivots at a time (the middle of
@@ -17,18 +17,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.rowwise.maps import (
+from attemper.backends.triton.rowwise.normalizers import (
     EVERY,
     LARGEST,
     MIN_WEIGHT_SLACK,
     THRESHOLD,
     TOPK,
     growth,
-    knobs,
+    parameters,
     shares,
 )
-from attemper.backends.triton.rowwise.tiles import any_of, below, scores_at
-from attemper.backends.triton.softmax.state import _added, exponential
+from attemper.backends.triton.rowwise.tiles import below, scores_at
+from attemper.backends.triton.scores import any_of
+from attemper.backends.triton.softmax.state import added, exponential
 
 CLOSE = tl.constexpr(1e-6)
 """Of the sum of weights to 1: the step that follows leaves an error of its square."""
@@ -63,16 +64,13 @@ def bounded(bounds, s, visible):
 
 
 @triton.jit
-def surveyed(
-    tile, keys, start, number, listed, MASK: tl.constexpr, LIMIT: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+def surveyed(tile, call, start, number, listed, CALL: tl.constexpr):
     """The bounds of the rows over ``number`` blocks from ``start`` on, and how many blocks some row sees, now ``listed``."""
-    bounds = bounds_of_nothing(BLOCK_M)
+    bounds = bounds_of_nothing(CALL.BLOCK_M)
     count = 0
     for block in range(number):
-        at = start + block * BLOCK_N
-        s, visible, _, _, _ = scores_at(tile, keys, at, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_N, WIDE)
+        at = start + block * CALL.BLOCK_N
+        s, visible, _, _, _ = scores_at(tile, call, at, CALL)
         bounds = bounded(bounds, s, visible)
         tl.store(listed + count, at)
         count += any_of(visible)
@@ -81,58 +79,42 @@ def surveyed(
 
 
 @triton.jit
-def found(
-    tile, keys, bounds, number, listed, count, MAP: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr,
-    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+def found(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
     """``(x, limit, count)``: what the map finds on each row, the first key whose tie does not count (top-k), and how many
     blocks are still listed."""
     m, _, n, bad = bounds
-    limit = tl.zeros([BLOCK_M], tl.int32) + EVERY
-    if MAP == TOPK:
-        x, room = _kth(
-            tile, keys, bounds, number, listed, count, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_M, BLOCK_N, WIDE
-        )
+    limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
+    if CALL.NORMALIZER == TOPK:
+        x, room = _kth(tile, call, bounds, number, listed, count, CALL)
         if tl.max((room < EVERY).to(tl.int32), 0) > 0:
-            limit = first_without(
-                tile, keys, m, x, room, listed, count, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_M, BLOCK_N, WIDE
-            )
-    elif MAP == THRESHOLD:
-        x, count = _least(
-            tile, keys, m, number, listed, count, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_M, BLOCK_N, WIDE
-        )
+            limit = first_without(tile, call, m, x, room, listed, count, CALL)
+    elif CALL.NORMALIZER == THRESHOLD:
+        x, count = _least(tile, call, m, number, listed, count, CALL)
     else:
-        x, count = _largest_weight(
-            tile, keys, m, n, bad, number, listed, count, MAP, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_M, BLOCK_N, WIDE
-        )
+        x, count = _largest_weight(tile, call, m, n, bad, number, listed, count, CALL)
     return x, limit, count
 
 
 @triton.jit
-def _largest_weight(
-    tile, keys, m, n, bad, number, listed, count, MAP: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr,
-    SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+def _largest_weight(tile, call, m, n, bad, number, listed, count, CALL: tl.constexpr):
     """pi of each row, and how many blocks are left in the list."""
-    none = tl.zeros([BLOCK_M], tl.int32)
-    pi = tl.zeros([BLOCK_M], tl.float32) + 1.0
+    none = tl.zeros([CALL.BLOCK_M], tl.int32)
+    pi = tl.zeros([CALL.BLOCK_M], tl.float32) + 1.0
     low, high = 1.0 / tl.maximum(n, 1).to(tl.float32), pi
     short, over = -pi, pi * LARGEST
     done = (n < 2) | (bad > 0)
     steep = number > 1.0
     sweep = 0
     while (tl.min(done.to(tl.int32), 0) == 0) & (sweep < SWEEPS):
-        first, second = knobs(pi, m, none, number, MAP, True)
+        first, second = parameters(pi, m, none, number, CALL, True)
         z, zl, rate = 0.0 * pi, 0.0 * pi, 0.0 * pi
         left = 0
         for block in range(count):
             at = tl.load(listed + block)
-            s, visible, place, _, _ = scores_at(tile, keys, at, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_N, WIDE)
-            omega, logs = shares(s, below(s, visible, m), visible, place, first, second, number, MAP, False, True)
-            z, zl = _added(z, zl, tl.sum(omega, 1))
-            rate += tl.sum(growth(omega, logs, number, MAP), 1)
+            s, visible, place, _, _ = scores_at(tile, call, at, CALL)
+            omega, logs = shares(s, below(s, visible, m), visible, place, first, second, number, CALL, False, True)
+            z, zl = added(z, zl, tl.sum(omega, 1))
+            rate += tl.sum(growth(omega, logs, number, CALL), 1)
             tl.store(listed + left, at)
             wanted = any_of(omega > 0)
             if steep:
@@ -162,18 +144,15 @@ def _largest_weight(
 
 
 @triton.jit
-def _least(
-    tile, keys, m, min_weight, listed, count, MASK: tl.constexpr, LIMIT: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+def _least(tile, call, m, min_weight, listed, count, CALL: tl.constexpr):
     """The least exp(d) that stays on each row: min_weight Z, and never more than the largest."""
-    total, low = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    total, low = tl.zeros([CALL.BLOCK_M], tl.float32), tl.zeros([CALL.BLOCK_M], tl.float32)
     left = 0
     for block in range(count):
         at = tl.load(listed + block)
-        s, visible, _, _, _ = scores_at(tile, keys, at, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_N, WIDE)
+        s, visible, _, _, _ = scores_at(tile, call, at, CALL)
         e = exponential(below(s, visible, m))
-        total, low = _added(total, low, tl.sum(e, 1))
+        total, low = added(total, low, tl.sum(e, 1))
         tl.store(listed + left, at)
         # Z is at least 1.
         left += any_of(visible & (e >= min_weight * MIN_WEIGHT_SLACK))
@@ -212,22 +191,17 @@ def _narrowed(pivot, count, low, high, count_low, count_high, k, open_):
     """The bracket after so many keys were counted up to a pivot."""
     enough = open_ & (count >= k) & (pivot < high)
     short = open_ & (count < k) & (pivot > low)
-    return (
-        tl.where(short, pivot, low), tl.where(enough, pivot, high), tl.where(short, count, count_low),
-        tl.where(enough, count, count_high),
-    )  # fmt: skip
+    low, count_low = tl.where(short, pivot, low), tl.where(short, count, count_low)
+    return low, tl.where(enough, pivot, high), count_low, tl.where(enough, count, count_high)
 
 
 @triton.jit
-def _kth(
-    tile, keys, bounds, number, listed, count, MASK: tl.constexpr, LIMIT: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+def _kth(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
     """x with exactly k keys of d >= x, or with d = x where the k-th ties: then how many of those count (EVERY elsewhere)."""
     m, lowest, n, bad = bounds
     k = tl.minimum(n, tl.minimum(number, 1e9).to(tl.int32))
     seen = (n > 0) & (m - lowest < float("inf"))
-    low = tl.zeros([BLOCK_M], tl.int32) - 1
+    low = tl.zeros([CALL.BLOCK_M], tl.int32) - 1
     # A key may be so far below that the distance is cut there, in ``below``, too.
     high = tl.where(seen, _bits(tl.maximum(tl.where(seen, lowest - m, 0.0), -1e18)), _bits(0.0 * m + 1e18))
     high = tl.where(n > 0, high, 0)
@@ -238,7 +212,7 @@ def _kth(
         one, two, three = low * 0, low * 0, low * 0
         for block in range(count):
             at = tl.load(listed + block)
-            s, visible, _, _, _ = scores_at(tile, keys, at, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_N, WIDE)
+            s, visible, _, _, _ = scores_at(tile, call, at, CALL)
             bits = tl.where(visible, _bits(below(s, visible, m)), UNSEEN)
             one += tl.sum((bits <= first[:, None]).to(tl.int32), 1)
             two += tl.sum((bits <= second[:, None]).to(tl.int32), 1)
@@ -251,16 +225,13 @@ def _kth(
 
 
 @triton.jit
-def first_without(
-    tile, keys, m, x, room, listed, count, MASK: tl.constexpr, LIMIT: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+def first_without(tile, call, m, x, room, listed, count, CALL: tl.constexpr):
     """Of each row the key from which on ties of x do not count, where only the first ``room`` do; listed blocks ascend."""
-    met = tl.zeros([BLOCK_M], tl.int32)
-    limit = tl.zeros([BLOCK_M], tl.int32) + EVERY
+    met = tl.zeros([CALL.BLOCK_M], tl.int32)
+    limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
     for block in range(count):
         at = tl.load(listed + block)
-        s, visible, place, _, _ = scores_at(tile, keys, at, MASK, LIMIT, SOFTCAP, D, BLOCK_D, BLOCK_N, WIDE)
+        s, visible, place, _, _ = scores_at(tile, call, at, CALL)
         tied = (visible & (below(s, visible, m) == x[:, None])).to(tl.int32)
         number = met[:, None] + tl.cumsum(tied, 1)
         late = (tied > 0) & (number > room[:, None])

@@ -1,4 +1,4 @@
-r"""What a row of a map gathers, and the state that it leaves (docs/design/0008).
+r"""What a row of a rowwise normalizer gathers, and the state that it leaves (docs/design/0008).
 
 With omega the weights relative to the largest, l = log omega and d = s - m, in one sweep over the blocks of keys::
 
@@ -7,7 +7,7 @@ With omega the weights relative to the largest, l = log omega and d = s - m, in 
 
     w = omega_max Z    p = 1/Z    h = log Z - H/Z    a = -A/Z    v = B/Z    c = C/Z^2    f = F/Z    t = T/Z
 
-As in ``softmax.py`` sums over blocks are pairs of float32, and the spread is kept about its own mean.
+As in ``softmax/state.py``, sums over blocks are pairs of float32, and the spread is kept about its own mean.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.rowwise.maps import SIGMOID, largest
-from attemper.backends.triton.rowwise.tiles import distance_of, first_of
-from attemper.backends.triton.softmax.state import _added, _spread, log_of
+from attemper.backends.triton.rowwise.normalizers import SIGMOID, largest
+from attemper.backends.triton.scores import distance_of, first_of
+from attemper.backends.triton.softmax.state import added, log_of, spread
 
 W, S, P, A, H, V, C, F, T = (tl.constexpr(1 << bit) for bit in range(9))
 """Bits of LETTERS: the letters of the state beyond m, n and x, in their order, that the call needs."""
@@ -45,42 +45,42 @@ def gathered_nothing(BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def gathered(sums, omega, logs, d, tile, keys, place, LETTERS: tl.constexpr, FIRST: tl.constexpr):
+def gathered(sums, omega, logs, d, tile, call, place, CALL: tl.constexpr):
     """``sums`` with a block of weights [M, N]."""
     z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
     block_z = tl.sum(omega, 1)
-    if H & LETTERS:
-        h, hl = _added(h, hl, tl.sum(omega * logs, 1))
-    if (A | V) & LETTERS:
+    if H & CALL.LETTERS:
+        h, hl = added(h, hl, tl.sum(omega * logs, 1))
+    if (A | V) & CALL.LETTERS:
         block_a = tl.sum(omega * d, 1)
-        if V & LETTERS:
+        if V & CALL.LETTERS:
             x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
             # In this order, for 0 times a square that overflows would be NaN.
-            b, bl = _added(b, bl, tl.sum(omega * x * x, 1))
-            b, bl = _added(b, bl, _spread(z, a, 0.0, block_z, block_a, 0.0))
-        a, al = _added(a, al, block_a)
-    if C & LETTERS:
-        c, cl = _added(c, cl, tl.sum(omega * omega, 1))
-    if F & LETTERS:
-        f += tl.sum(tl.where(first_of(tile, keys, place, FIRST), omega, 0.0), 1)
-    if T & LETTERS:
+            b, bl = added(b, bl, tl.sum(omega * x * x, 1))
+            b, bl = added(b, bl, spread(z, a, 0.0, block_z, block_a, 0.0))
+        a, al = added(a, al, block_a)
+    if C & CALL.LETTERS:
+        c, cl = added(c, cl, tl.sum(omega * omega, 1))
+    if F & CALL.LETTERS:
+        f += tl.sum(tl.where(first_of(tile, place, call, CALL), omega, 0.0), 1)
+    if T & CALL.LETTERS:
         t += tl.sum(omega * distance_of(tile, place), 1)
-    if S & LETTERS:
+    if S & CALL.LETTERS:
         s += tl.sum((omega > 0).to(tl.int32), 1)
-    z, zl = _added(z, zl, block_z)
+    z, zl = added(z, zl, block_z)
     return z, zl, h, hl, a, al, b, bl, c, cl, f, t, s
 
 
 @triton.jit
-def finished(sums, m, n, number, MAP: tl.constexpr, LETTERS: tl.constexpr, RELATIVE: tl.constexpr):
+def finished(sums, m, n, number, CALL: tl.constexpr):
     """``(w, s, p, a, h, v, c, f, t)`` and what the product with values is multiplied by, [M]; all 0 without weight."""
     z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
-    z, zl = _added(z, 0.0, zl)
+    z, zl = added(z, 0.0, zl)
     mass = tl.where(n > 0, 1.0, 0.0)
     some = n > 0
-    if MAP == SIGMOID:
+    if CALL.NORMALIZER == SIGMOID:
         top = 1.0
-        if RELATIVE:
+        if CALL.RELATIVE:
             top = largest(m, number)
         mass = top * z
         some = some & (mass >= SMALLEST)
@@ -89,16 +89,15 @@ def finished(sums, m, n, number, MAP: tl.constexpr, LETTERS: tl.constexpr, RELAT
     zl = tl.where(some, zl, 0.0)
     inverse = tl.where(some, 1.0 / z, 0.0)
     scale = inverse
-    if MAP == SIGMOID:
+    if CALL.NORMALIZER == SIGMOID:
         scale = 0.0 * z + top
-    entropy = tl.where(some, log_of(z, zl) - (h + hl) / z, 0.0) if H & LETTERS else 0.0 * z
+    entropy = tl.where(some, log_of(z, zl) - (h + hl) / z, 0.0) if H & CALL.LETTERS else 0.0 * z
     # -0.0 and what rounding leaves below 0 are no entropies.
     entropy = tl.maximum(entropy, 0.0)
     mean = 0.0 - (a + al) * inverse
     support = tl.where(some, s, 0).to(tl.float32)
-    left = (mass, support, inverse, mean, entropy, (b + bl) * inverse, (c + cl) * inverse * inverse, f * inverse,
-            t * inverse)  # fmt: skip
-    return left, scale
+    variance, concentration = (b + bl) * inverse, (c + cl) * inverse * inverse
+    return (mass, support, inverse, mean, entropy, variance, concentration, f * inverse, t * inverse), scale
 
 
 @triton.jit

@@ -24,13 +24,18 @@ from attemper.backends.triton.scores import (
     BOOL,
     LENGTHS,
     VISIBLE,
+    Call,
     Structure,
-    any_seen,
+    Tile,
+    any_of,
     block_of,
     blocks,
+    distance_of,
     edge_start,
+    first_of,
     intervals,
     product,
+    scale_of,
     scores,
     seen,
 )
@@ -39,21 +44,17 @@ from attemper.backends.triton.softmax.state import F, T
 
 
 @triton.jit
-def _block(
-    rows, out, best, query, multiplier, low, high, diagonal, origin, first_limit, row, start, batch, head, group,
-    key, value, mask, first, structure, first_tokens, softcap,
-    LETTERS: tl.constexpr, EDGE: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINNER: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+def joined_block(
+    rows, out, best, tile, call, first_limit, start, CALL: tl.constexpr, EDGE: tl.constexpr, WINNER: tl.constexpr
+):
     """``rows`` and ``out`` after the keys from ``start`` on, and where the maximum stands if WINNER."""
-    local = tl.arange(0, BLOCK_N)
+    structure, local = call.structure, tl.arange(0, CALL.BLOCK_N)
     place = start + local
-    keys = block_of(key, batch, group, start, local, BLOCK_D, D, WIDE, EDGE, structure.keys)
-    s, _ = scores(query, keys, multiplier, softcap, SOFTCAP)
-    more = BLOCK_N
+    block = block_of(call.key, tile.batch, tile.group, start, local, CALL.D, CALL, EDGE, structure.keys)
+    s, _ = scores(tile, block, call, CALL)
+    more = CALL.BLOCK_N
     if EDGE:
-        visible, bias = seen(low, high, place, mask, batch, head, row, structure, MASK, LIMIT)
+        visible, bias = seen(tile, place, call, CALL)
         s = softmax.hidden(s + bias, visible)
         more = tl.sum(visible.to(tl.int32), 1)
     if WINNER:
@@ -61,18 +62,14 @@ def _block(
         at += start
         # Edge blocks come first: the lowest key wins a tie wherever it was met.
         best = tl.where((top > rows[0]) | ((top == rows[0]) & (at < best)), at, best)
-    rows, e, shrink = softmax.absorbed(rows, s, more, LETTERS, EDGE)
-    if F & LETTERS:
-        if FIRST:
-            from_here = first.pointer + batch.to(tl.int64) * first.batch + place.to(tl.int64) * first.column
-            marked = tl.load(from_here, mask=place < structure.keys, other=0)
-            rows = softmax.with_first(rows, e, (marked != 0)[None, :])
-        elif start < first_limit:
-            rows = softmax.with_first(rows, e, place[None, :] - origin[:, None] < first_tokens)
-    if T & LETTERS:
-        rows = softmax.with_distance(rows, e, tl.abs(diagonal[:, None] - place[None, :]))
-    if E > 0:
-        values = block_of(value, batch, group, start, local, BLOCK_E, E, WIDE, EDGE, structure.keys)
+    rows, e, shrink = softmax.absorbed(rows, s, more, CALL.LETTERS, EDGE)
+    if F & CALL.LETTERS:
+        if CALL.FIRST or start < first_limit:
+            rows = softmax.with_first(rows, e, first_of(tile, place, call, CALL))
+    if T & CALL.LETTERS:
+        rows = softmax.with_distance(rows, e, distance_of(tile, place))
+    if CALL.E > 0:
+        values = block_of(call.value, tile.batch, tile.group, start, local, CALL.E, CALL, EDGE, structure.keys)
         out = product(e.to(values.dtype), values, out * shrink[:, None])
     return rows, out, best
 
@@ -82,73 +79,63 @@ def forward_kernel(
     query, key, value, multiplier, mask, first, sink, output, state, winner, flag,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, first_tokens, softcap,
-    LETTERS: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr,
-    SINK: tl.constexpr, WINNER: tl.constexpr, FLAG: tl.constexpr, GATHER: tl.constexpr, POSITIONS: tl.constexpr,
-    PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, EDGE_STAGES: tl.constexpr,
+    CALL: tl.constexpr, WINNER: tl.constexpr, FLAG: tl.constexpr, GATHER: tl.constexpr, EDGE_STAGES: tl.constexpr,
 ):  # fmt: skip
     structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
     if FLAG:
         if tl.load(flag) == 0:
             return
-    per_head = tl.cdiv(structure.rows, BLOCK_M)
+    call = Call(query, key, value, query, multiplier, mask, first, structure, heads, repeats, first_tokens, softcap)
+    per_head = tl.cdiv(structure.rows, CALL.BLOCK_M)
     program = tl.program_id(0)
     head = (program // per_head) % heads
     batch = program // per_head // heads
     # The last rows of a causal head see the most keys: they start first.
-    begin = (per_head - 1 - program % per_head) * BLOCK_M
+    begin = (per_head - 1 - program % per_head) * CALL.BLOCK_M
     # Rows past the end repeat the last one; what they find is not stored.
-    local = tl.minimum(tl.arange(0, BLOCK_M), structure.rows - 1 - begin)
+    local = tl.minimum(tl.arange(0, CALL.BLOCK_M), structure.rows - 1 - begin)
     row = begin + local
     if GATHER:
         row = tl.load(structure.positions + row).to(tl.int32)
-    group = head // repeats
-    low, high, diagonal, origin = intervals(row, structure, POSITIONS, PACKED, BOTTOM_RIGHT)
+    low, high, diagonal, origin = intervals(row, structure, CALL)
     if GATHER:
-        q = block_of(query, batch, head, 0, row.to(tl.int64), BLOCK_D, D, WIDE, False, 0)
+        q = block_of(query, batch, head, 0, row.to(tl.int64), CALL.D, CALL, False, 0)
     else:
-        q = block_of(query, batch, head, begin, local, BLOCK_D, D, WIDE, False, 0)
-    scale = tl.load(
-        multiplier.pointer + batch.to(tl.int64) * multiplier.batch + head * multiplier.head + row * multiplier.row
-    )
+        q = block_of(query, batch, head, begin, local, CALL.D, CALL, False, 0)
+    scale = scale_of(call, batch, head, row)
+    tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head, head // repeats)
     first_limit = tl.max(origin, 0) + first_tokens
-    rows = softmax.nothing(BLOCK_M)
-    best = tl.zeros([BLOCK_M], tl.int32)
-    out = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    start, before, inside_from, inside_to, edges = blocks(low, high, MASK, BLOCK_N)
+    rows = softmax.nothing(CALL.BLOCK_M)
+    best = tl.zeros([CALL.BLOCK_M], tl.int32)
+    out = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_E], tl.float32)
+    start, before, inside_from, inside_to, edges = blocks(low, high, CALL.MASK != VISIBLE, CALL.BLOCK_N)
     # Few blocks, where nothing is hidden but by the structure: their loads are not worth a pipeline.
     for number in tl.range(0, edges, num_stages=EDGE_STAGES):
-        at = edge_start(number, start, before, inside_to, BLOCK_N)
+        at = edge_start(number, start, before, inside_to, CALL.BLOCK_N)
         visit = True
-        if MASK == BOOL:
-            visit = any_seen(low, high, at, mask, batch, head, row, structure, MASK, LIMIT, BLOCK_N)
+        if CALL.MASK == BOOL:
+            # A block that the mask hides wholly costs no product.
+            visible, _ = seen(tile, at + tl.arange(0, CALL.BLOCK_N), call, CALL)
+            visit = any_of(visible) > 0
         if visit:
-            rows, out, best = _block(
-                rows, out, best, q, scale, low, high, diagonal, origin, first_limit, row, at, batch, head, group,
-                key, value, mask, first, structure, first_tokens, softcap,
-                LETTERS, True, MASK, LIMIT, FIRST, SOFTCAP, WINNER, D, BLOCK_D, E, BLOCK_E, BLOCK_N, WIDE,
-            )  # fmt: skip
-    if MASK == VISIBLE:
-        for at in range(inside_from, inside_to, BLOCK_N):
-            rows, out, best = _block(
-                rows, out, best, q, scale, low, high, diagonal, origin, first_limit, row, at, batch, head, group,
-                key, value, mask, first, structure, first_tokens, softcap,
-                LETTERS, False, MASK, LIMIT, FIRST, SOFTCAP, WINNER, D, BLOCK_D, E, BLOCK_E, BLOCK_N, WIDE,
-            )  # fmt: skip
-    left, total = softmax.finished(rows, LETTERS)
-    places = begin + tl.arange(0, BLOCK_M)
+            rows, out, best = joined_block(rows, out, best, tile, call, first_limit, at, CALL, True, WINNER)
+    if CALL.MASK == VISIBLE:
+        for at in range(inside_from, inside_to, CALL.BLOCK_N):
+            rows, out, best = joined_block(rows, out, best, tile, call, first_limit, at, CALL, False, WINNER)
+    left, total = softmax.finished(rows, CALL.LETTERS)
+    places = begin + tl.arange(0, CALL.BLOCK_M)
     exists = places < structure.rows
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
     if WINNER:
         tl.store(winner + at_rows, best, mask=exists)
     else:
         plane = tl.num_programs(0).to(tl.int64) // per_head * structure.rows
-        softmax.stored(left, state + at_rows, plane, exists, LETTERS)
-    if E > 0:
+        softmax.stored(left, state + at_rows, plane, exists, CALL.LETTERS)
+    if CALL.E > 0:
         part = 1.0 / total
-        if SINK:
+        if CALL.SINK:
             part *= softmax.share(left[0] + left[1], tl.load(sink + head).to(tl.float32))
-        column = tl.arange(0, BLOCK_E)
-        pointers = output + at_rows[:, None] * E + column[None, :]
+        column = tl.arange(0, CALL.BLOCK_E)
+        pointers = output + at_rows[:, None] * CALL.E + column[None, :]
         written = (out * part[:, None]).to(output.dtype.element_ty)
-        tl.store(pointers, written, mask=exists[:, None] & (column < E)[None, :])
+        tl.store(pointers, written, mask=exists[:, None] & (column < CALL.E)[None, :])

@@ -3,9 +3,10 @@ r"""What the kernels of the backward pass share: the numbers of a row, and the g
 With P and d = s - m of recomputed scores, dP = dO V^T, D = rowsum(dO O), the mass that a sink leaves to the keys (1
 without), and g the gradients of the state's letters::
 
-    dS = P (mass (dP - D) + constant_slope + varying_slope + g_f [first] + g_t distance) + [j = winner] at_maximum
+    dS = P (mass (dP - D) + constant_gradient + varying_gradient + g_f [first] + g_t distance)
+       + [j = winner] at_maximum
 
-What of it is the same along a row, ``constant_slope - mass D``, is computed once per row, before all else. A key that is
+What of it is the same along a row, ``constant_gradient - mass D``, is computed once per row, before all else. A key that is
 hidden has exactly 0, so a row that sees nothing has 0 everywhere, whatever comes from above.
 
 Scores lie as [M, N] in all kernels, also in those that hold keys: [N, M] would give dK and dV their operands as they lie,
@@ -19,15 +20,15 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.scores import LENGTHS, Structure, product, rows_of, scores, seen
+from attemper.backends.triton.scores import distance_of, first_of, product, rows_of, scores, seen
 from attemper.backends.triton.softmax.state import (
     F,
     T,
     at_maximum,
-    constant_slope,
+    constant_gradient,
     loaded,
     share,
-    varying_slope,
+    varying_gradient,
     weights,
 )
 
@@ -47,28 +48,28 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def _mass(state, sink, head, SINK: tl.constexpr):
+def _mass(state, sink, head, CALL: tl.constexpr):
     mass = 1.0
-    if SINK:
+    if CALL.SINK:
         mass = share(state[0] + state[1], tl.load(sink + head).to(tl.float32))
     return mass
 
 
 @triton.jit
-def known(rows, at, exists, head, LETTERS: tl.constexpr, SINK: tl.constexpr, MAXIMUM: tl.constexpr):
+def known(rows, at, exists, head, CALL: tl.constexpr):
     """``(state, above, constant, mass, winner, peak)`` of the rows ``at`` [M], places in a plane."""
     plane = tl.cast(rows.plane, tl.int64)
-    state = loaded(rows.state + at, plane, exists, LETTERS)
-    above = loaded(rows.above + at, plane, exists, LETTERS)
+    state = loaded(rows.state + at, plane, exists, CALL.LETTERS)
+    above = loaded(rows.above + at, plane, exists, CALL.LETTERS)
     constant = tl.load(rows.constant + at, mask=exists, other=0.0)
     winner = 0
-    if MAXIMUM:
+    if CALL.MAXIMUM:
         winner = tl.load(rows.winner + at, mask=exists, other=0)
-    return state, above, constant, _mass(state, rows.sink, head, SINK), winner, at_maximum(above, LETTERS)
+    return state, above, constant, _mass(state, rows.sink, head, CALL), winner, at_maximum(above, CALL.LETTERS)
 
 
 @triton.jit
-def without_noise(terms, LETTERS: tl.constexpr, SINK: tl.constexpr):
+def without_noise(terms, CALL: tl.constexpr):
     """Rows whose weight is all on one key, to the last digit of Z, and ``terms`` with nothing from the output there.
 
     Moving scores does not move such an output; its gradient would be the difference of two orders of summing, which a
@@ -76,86 +77,67 @@ def without_noise(terms, LETTERS: tl.constexpr, SINK: tl.constexpr):
     """
     state, above, constant, mass, winner, peak = terms
     settled = state[1] == 0.0
-    if SINK:
+    if CALL.SINK:
         settled &= mass == 1.0
-    constant = tl.where(settled, constant_slope(state, above, LETTERS), constant)
+    constant = tl.where(settled, constant_gradient(state, above, CALL.LETTERS), constant)
     return settled, (state, above, constant, mass, winner, peak)
 
 
 @triton.jit
-def score_slopes(
-    q, keys, upstream, values, scale, terms, low, high, diagonal, origin, row, place, batch, head,
-    mask, first, structure, first_tokens, softcap,
-    LETTERS: tl.constexpr, EDGE: tl.constexpr, MASK: tl.constexpr, LIMIT: tl.constexpr, FIRST: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINK: tl.constexpr, MAXIMUM: tl.constexpr, E: tl.constexpr,
-):  # fmt: skip
-    """dS of a block [M, N], its weights times the mass, and the softcap's slope.
+def score_gradients(tile, block, upstream, values, terms, place, call, CALL: tl.constexpr, EDGE: tl.constexpr):
+    """dS of a block [M, N], its weights times the mass, and the softcap's gradient.
 
     EDGE: some row may not see some key (or the block reaches past the end), and the masks are asked.
     """
     state, above, constant, mass, winner, peak = terms
-    s, bend = scores(q, keys, scale, softcap, SOFTCAP)
+    s, bend = scores(tile, block, call, CALL)
     visible = True
     if EDGE:
-        visible, bias = seen(low, high, place, mask, batch, head, row, structure, MASK, LIMIT)
+        visible, bias = seen(tile, place, call, CALL)
         s += bias
     p, d = weights(s, visible, state, EDGE)
-    slope = varying_slope(p, d, state, above, LETTERS) + constant[:, None]
+    gradient = varying_gradient(p, d, state, above, CALL.LETTERS) + constant[:, None]
     applied = p
-    if E > 0:
+    if CALL.E > 0:
         reached = product(upstream, tl.trans(values), tl.zeros(p.shape, tl.float32))
-        if SINK:
+        if CALL.SINK:
             reached *= mass[:, None]
             applied = p * mass[:, None]
-        slope += reached
-    if F & LETTERS:
-        if FIRST:
-            from_here = first.pointer + batch.to(tl.int64) * first.batch + place.to(tl.int64) * first.column
-            marked = tl.load(from_here, mask=place < structure.keys, other=0)
-            is_first = (marked != 0)[None, :]
-        else:
-            is_first = place[None, :] - origin[:, None] < first_tokens
-        slope += tl.where(is_first, above[6][:, None], 0.0)
-    if T & LETTERS:
-        distance = tl.abs(diagonal[:, None] - place[None, :])
-        slope += above[7][:, None] * distance.to(tl.float32)
-    ds = p * slope
-    if MAXIMUM:
+        gradient += reached
+    if F & CALL.LETTERS:
+        gradient += tl.where(first_of(tile, place, call, CALL), above[6][:, None], 0.0)
+    if T & CALL.LETTERS:
+        gradient += above[7][:, None] * distance_of(tile, place)
+    ds = p * gradient
+    if CALL.MAXIMUM:
         ds += tl.where(place[None, :] == winner[:, None], peak[:, None], 0.0)
     if EDGE:
         ds = tl.where(visible, ds, 0.0)
     return ds, applied, bend
 
 
-@triton.jit(do_not_specialize=LENGTHS)
-def constants_kernel(
-    output, upstream, constant, sink_rows, rows,
-    row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
-    heads,
-    LETTERS: tl.constexpr, SINK: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=["row_count"])
+def constants_kernel(output, upstream, constant, sink_rows, rows, row_count, heads, CALL: tl.constexpr):
     """Of every row: what of dS is constant along it, and its part of the sink's gradient, (mass - 1) D."""
-    structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
-    per_head = tl.cdiv(structure.rows, BLOCK_M)
+    per_head = tl.cdiv(row_count, CALL.BLOCK_M)
     program = tl.program_id(0)
     head = (program // per_head) % heads
     batch = program // per_head // heads
-    places = program % per_head * BLOCK_M + tl.arange(0, BLOCK_M)
-    exists = places < structure.rows
-    row = tl.minimum(places, structure.rows - 1)
-    at = (batch.to(tl.int64) * heads + head) * structure.rows + places
+    places = program % per_head * CALL.BLOCK_M + tl.arange(0, CALL.BLOCK_M)
+    exists = places < row_count
+    row = tl.minimum(places, row_count - 1)
+    at = (batch.to(tl.int64) * heads + head) * row_count + places
     plane = tl.cast(rows.plane, tl.int64)
-    state = loaded(rows.state + at, plane, exists, LETTERS)
-    above = loaded(rows.above + at, plane, exists, LETTERS)
+    state = loaded(rows.state + at, plane, exists, CALL.LETTERS)
+    above = loaded(rows.above + at, plane, exists, CALL.LETTERS)
     full = exists & (state[2] > 0)
-    along = constant_slope(state, above, LETTERS)
-    if E > 0:
-        out = rows_of(output, batch, head, row, BLOCK_E, E, WIDE, False, 0).to(tl.float32)
-        out *= rows_of(upstream, batch, head, row, BLOCK_E, E, WIDE, False, 0).to(tl.float32)
+    along = constant_gradient(state, above, CALL.LETTERS)
+    if CALL.E > 0:
+        out = rows_of(output, batch, head, row, CALL.E, CALL, False, 0).to(tl.float32)
+        out *= rows_of(upstream, batch, head, row, CALL.E, CALL, False, 0).to(tl.float32)
         dot = tl.sum(out, 1)
-        mass = _mass(state, rows.sink, head, SINK)
+        mass = _mass(state, rows.sink, head, CALL)
         along -= mass * dot
-        if SINK:
+        if CALL.SINK:
             tl.store(sink_rows + at, tl.where(full, (mass - 1.0) * dot, 0.0), mask=exists)
     tl.store(constant + at, tl.where(full, along, 0.0), mask=exists)

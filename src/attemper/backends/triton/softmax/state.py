@@ -48,7 +48,7 @@ def nothing(BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _added(high, low, more):
+def added(high, low, more):
     """``more`` added to a pair: the rounding of the sum goes to the pair's low part."""
     total = high + more
     part = total - high
@@ -70,7 +70,7 @@ def step(old, new):
 
 
 @triton.jit
-def _spread(z, a, b, block_z, block_a, block_b):
+def spread(z, a, b, block_z, block_a, block_b):
     """What the distance of two means adds to the sum of both spreads."""
     both = (z > 0) & (block_z > 0)
     apart = a / tl.where(both, z, 1.0) - block_a / tl.where(both, block_z, 1.0)
@@ -83,7 +83,7 @@ def lowered(rows, down, shrink, LETTERS: tl.constexpr):
     """The sums of rows moved to a maximum that is ``-down`` higher."""
     m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
     if A & LETTERS:
-        a, al = _added(a, al, down * z)
+        a, al = added(a, al, down * z)
         a, al = a * shrink, (al + down * zl) * shrink
     if V & LETTERS:
         b, bl = b * shrink, bl * shrink
@@ -126,13 +126,13 @@ def absorbed(rows, s, more, LETTERS: tl.constexpr, MASKED: tl.constexpr):
             x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
             # In this order, for 0 times a square that overflows would be NaN.
             block_b = tl.sum(e * x * x, 1)
-            apart = _spread(z, a, b, block_z, block_a, block_b)
-            b, bl = _added(b, bl, block_b)
-            b, bl = _added(b, bl, apart)
-        a, al = _added(a, al, block_a)
+            apart = spread(z, a, b, block_z, block_a, block_b)
+            b, bl = added(b, bl, block_b)
+            b, bl = added(b, bl, apart)
+        a, al = added(a, al, block_a)
     if C & LETTERS:
-        c, cl = _added(c, cl, tl.sum(e * e, 1))
-    z, zl = _added(z, zl, block_z)
+        c, cl = added(c, cl, tl.sum(e * e, 1))
+    z, zl = added(z, zl, block_z)
     return (new, z, zl, a, al, b, bl, c, cl, f, t, lowest, n + more), e, shrink
 
 
@@ -147,7 +147,7 @@ def with_first(rows, e, first):
 def with_distance(rows, e, distance):
     """Adds a block's weight times its distance [M, N]."""
     m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
-    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance.to(tl.float32), 1), lowest, n
+    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance, 1), lowest, n
 
 
 @triton.jit
@@ -159,13 +159,13 @@ def joined(rows, other, LETTERS: tl.constexpr):
     _, down, shrink = step(other[0], new)
     _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lowered(other, down, shrink, LETTERS)
     if V & LETTERS:
-        b, bl = _added(b, bl + bl2, _spread(z, a, b, z2, a2, b2))
-        b, bl = _added(b, bl, b2)
+        b, bl = added(b, bl + bl2, spread(z, a, b, z2, a2, b2))
+        b, bl = added(b, bl, b2)
     if A & LETTERS:
-        a, al = _added(a, al + al2, a2)
+        a, al = added(a, al + al2, a2)
     if C & LETTERS:
-        c, cl = _added(c, cl + cl2, c2)
-    z, zl = _added(z, zl + zl2, z2)
+        c, cl = added(c, cl + cl2, c2)
+    z, zl = added(z, zl + zl2, z2)
     return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, tl.minimum(lowest, lowest2), n + n2
 
 
@@ -199,7 +199,7 @@ def log_of(high, low):
     w = u * u
     series = u * w * (2.0 / 3 + w * (2.0 / 5 + w * (2.0 / 7 + w * (2.0 / 9 + w * (2.0 / 11 + w * (2.0 / 13))))))
     whole = k.to(tl.float32)
-    total, rest = _added(whole * LN2_HIGH, 0.0, 2.0 * u)
+    total, rest = added(whole * LN2_HIGH, 0.0, 2.0 * u)
     return total + (rest + (2.0 * u_low + (series + whole * LN2_LOW)))
 
 
@@ -212,27 +212,27 @@ def finished(rows, LETTERS: tl.constexpr):
     if A & LETTERS:
         bad = bad | (a != a)
     bad = bad & (n > 0)
-    z, zl = _added(z, 0.0, zl)
+    z, zl = added(z, 0.0, zl)
     full = z > 0
     z = tl.where(full, z, 1.0)
     zl = tl.where(full, zl, 0.0)
     log_z = tl.where(n > 0, tl.maximum(log_of(z, zl), 0.0), 0.0)
     not_a_number = tl.where(bad, float("nan"), 0.0)
     zero = tl.zeros_like(z)
-    mean, spread, square, on_first, distance = zero, zero, zero, zero, zero
+    mean, variance, square, on_first, distance = zero, zero, zero, zero, zero
     if A & LETTERS:
         mean = -(a + al) / z + not_a_number
         # -0.0 is no number to show.
         mean = tl.where(mean == 0, 0.0, mean)
     if V & LETTERS:
-        spread = (b + bl) / z + not_a_number
+        variance = (b + bl) / z + not_a_number
     if C & LETTERS:
         square = (c + cl) / z / z + not_a_number
     if F & LETTERS:
         on_first = f / z + not_a_number
     if T & LETTERS:
         distance = t / z + not_a_number
-    state = (m + not_a_number, log_z + not_a_number, n.to(tl.float32), mean, spread, square, on_first, distance)
+    state = (m + not_a_number, log_z + not_a_number, n.to(tl.float32), mean, variance, square, on_first, distance)
     return state, z
 
 
@@ -307,7 +307,7 @@ def weights(s, visible, state, MASKED: tl.constexpr):
 
 
 @triton.jit
-def constant_slope(state, above, LETTERS: tl.constexpr):
+def constant_gradient(state, above, LETTERS: tl.constexpr):
     """What of a score's gradient is the same along a row, without the output's: g_z - g_a - g_v v - 2 g_c c - ..."""
     constant = above[1]
     if A & LETTERS:
@@ -324,22 +324,22 @@ def constant_slope(state, above, LETTERS: tl.constexpr):
 
 
 @triton.jit
-def varying_slope(p, d, state, above, LETTERS: tl.constexpr):
+def varying_gradient(p, d, state, above, LETTERS: tl.constexpr):
     """What of a score's gradient differs from key to key, as P: -g_a X + g_v (X^2 + 2X) + 2 g_c P, with X = d + a.
 
-    With ``constant_slope`` and mass (dP - D), times P, it is the gradient of a score before the softcap; first tokens
+    With ``constant_gradient`` and mass (dP - D), times P, it is the gradient of a score before the softcap; first tokens
     and distance add ``above[6]`` where first and ``above[7]`` times the distance.
     """
-    slope = 0.0 * p
+    gradient = 0.0 * p
     if A & LETTERS:
         x = d + state[3][:, None]
         line = -above[3][:, None]
         if V & LETTERS:
             line = x * above[4][:, None] + (2.0 * above[4] - above[3])[:, None]
-        slope += x * line
+        gradient += x * line
     if C & LETTERS:
-        slope += 2.0 * above[5][:, None] * p
-    return slope
+        gradient += 2.0 * above[5][:, None] * p
+    return gradient
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-r"""The maps that are found on whole rows (docs/design/0008): all that differs from one to the next.
+r"""The normalizers that need all keys of a row (docs/design/0008): all that differs from one to the next.
 
 A row is described by its weights relative to the largest, omega = w / w_max in [0, 1], 1 at the maximum score, with
 Omega = sum omega; d = s - m are scores relative to the row's maximum, e = alpha - 1, pi the largest weight::
@@ -8,8 +8,8 @@ Omega = sum omega; d = s - m are scores relative to the row's maximum, e = alpha
     threshold       omega = exp(d) where exp(d) >= x
     sigmoid         omega = sigmoid(z) / sigmoid(z_max),  z = s + bias
 
-All but sigmoid sum to 1: w = omega / Omega, whatever rounding pi has; of sigmoid w = omega sigmoid(z_max). What a row's map
-needs is ``(first, second)`` [M] and a ``number`` of the head, as ``knobs`` makes them.
+All but sigmoid sum to 1: w = omega / Omega, whatever rounding pi has; of sigmoid w = omega sigmoid(z_max). What a row's
+normalizer needs is ``(first, second)`` [M] and a ``number`` of the head, as ``parameters`` makes them.
 
 Gradients, with g_j the gradient of weight w_j and p = omega / Omega::
 
@@ -26,10 +26,14 @@ from attemper.backends.triton.softmax.state import LN2_HIGH, LN2_LOW, exponentia
 
 SPARSEMAX, ENTMAX15, ENTMAX, TOPK, THRESHOLD, SIGMOID = (tl.constexpr(code) for code in range(1, 7))
 CODES = {
-    "sparsemax": SPARSEMAX.value, "entmax15": ENTMAX15.value, "entmax": ENTMAX.value, "topk": TOPK.value,
-    "threshold": THRESHOLD.value, "sigmoid": SIGMOID.value,
-}  # fmt: skip
-"""The map's name in ``Problem.normalizer`` and its code as a constant of the kernels."""
+    "sparsemax": SPARSEMAX.value,
+    "entmax15": ENTMAX15.value,
+    "entmax": ENTMAX.value,
+    "topk": TOPK.value,
+    "threshold": THRESHOLD.value,
+    "sigmoid": SIGMOID.value,
+}
+"""The name in ``Problem.normalizer`` and its code, CALL.NORMALIZER."""
 
 LIMIT_OF_SOFTMAX = tl.constexpr(1e-6)
 """Of e: below it entmax is softmax."""
@@ -61,35 +65,35 @@ def log1p(u):
 
 
 @triton.jit
-def number_of(per_head, head, given, MAP: tl.constexpr):
+def number_of(per_head, head, given, CALL: tl.constexpr):
     """The head's number: e of the entmax family, the bias of sigmoid; what was ``given`` (k, min_weight) elsewhere."""
-    if MAP == SPARSEMAX:
+    if CALL.NORMALIZER == SPARSEMAX:
         return 1.0
-    if MAP == ENTMAX15:
+    if CALL.NORMALIZER == ENTMAX15:
         return 0.5
-    if MAP == ENTMAX:
+    if CALL.NORMALIZER == ENTMAX:
         return (tl.load(per_head + head).to(tl.float64) - 1.0).to(tl.float32)
-    if MAP == SIGMOID:
+    if CALL.NORMALIZER == SIGMOID:
         return tl.load(per_head + head).to(tl.float32)
     return given
 
 
 @triton.jit
-def knobs(x, m, limit, number, MAP: tl.constexpr, RELATIVE: tl.constexpr):
+def parameters(x, m, limit, number, CALL: tl.constexpr, RELATIVE: tl.constexpr):
     """``(first, second)`` [M] for ``shares``, from what was found on the row, x.
 
     RELATIVE, of sigmoid: weights relative to the largest; if not, as they are.
     """
     first, second = x, limit
-    if MAP == SPARSEMAX:
+    if CALL.NORMALIZER == SPARSEMAX:
         first = 1.0 / x
-    if MAP == ENTMAX15:
+    if CALL.NORMALIZER == ENTMAX15:
         first = 0.5 / tl.sqrt(x)
-    if MAP == ENTMAX:
+    if CALL.NORMALIZER == ENTMAX:
         # pi^-e may be beyond float32: then only ties of the maximum are in the support, here as there.
         level = tl.minimum(-number * log_of(x, 0.0 * x) * 1.4426950408889634, 127.0)
         first = tl.minimum(number * tl.exp2(level), LARGEST)
-    if MAP == SIGMOID:
+    if CALL.NORMALIZER == SIGMOID:
         first = 0.0 * m
         if RELATIVE:
             first = m + number
@@ -108,19 +112,16 @@ def sigmoid(z):
 
 
 @triton.jit
-def shares(
-    s, d, visible, place, first, second, number,
-    MAP: tl.constexpr, LOGS: tl.constexpr, RELATIVE: tl.constexpr,
-):  # fmt: skip
+def shares(s, d, visible, place, first, second, number, CALL: tl.constexpr, LOGS: tl.constexpr, RELATIVE: tl.constexpr):
     """omega [M, N], 0 where hidden, and log omega where it is not 0 (LOGS; 0 elsewhere)."""
     logs = d
-    if MAP == TOPK:
+    if CALL.NORMALIZER == TOPK:
         kept = (d > first[:, None]) | ((d == first[:, None]) & (place[None, :] < second[:, None]))
         omega = tl.where(kept, exponential(d), 0.0)
-    elif MAP == THRESHOLD:
+    elif CALL.NORMALIZER == THRESHOLD:
         e = exponential(d)
         omega = tl.where(e >= first[:, None], e, 0.0)
-    elif MAP == SIGMOID:
+    elif CALL.NORMALIZER == SIGMOID:
         z = s + number
         if RELATIVE:
             top = first[:, None]
@@ -132,14 +133,14 @@ def shares(
     else:
         u = d * first[:, None]
         omega = tl.maximum(1.0 + u, 0.0)
-        if MAP == ENTMAX15:
+        if CALL.NORMALIZER == ENTMAX15:
             omega = omega * omega
-        if LOGS or MAP == ENTMAX:
+        if LOGS or CALL.NORMALIZER == ENTMAX:
             inside = u > -1.0
             logs = log1p(tl.where(inside, u, 0.0))
-            if MAP == ENTMAX15:
+            if CALL.NORMALIZER == ENTMAX15:
                 logs = logs * 2.0
-            if MAP == ENTMAX:
+            if CALL.NORMALIZER == ENTMAX:
                 limit = number < LIMIT_OF_SOFTMAX
                 logs = tl.where(limit, d, logs / tl.where(limit, 1.0, number))
                 omega = tl.where(inside, exponential(logs), 0.0)
@@ -150,11 +151,11 @@ def shares(
 
 
 @triton.jit
-def growth(omega, logs, number, MAP: tl.constexpr):
+def growth(omega, logs, number, CALL: tl.constexpr):
     """omega^(1 - e) on the support [M, N]: what a weight of the entmax family grows by with pi."""
-    if MAP == SPARSEMAX:
+    if CALL.NORMALIZER == SPARSEMAX:
         return tl.where(omega > 0, 1.0, 0.0)
-    if MAP == ENTMAX15:
+    if CALL.NORMALIZER == ENTMAX15:
         return tl.sqrt(omega)
     return tl.where(omega > 0, exponential(tl.minimum((1.0 - number) * logs, LARGEST_POWER)), 0.0)
 
@@ -166,13 +167,13 @@ def largest(m, number):
 
 
 @triton.jit
-def slope_of_map(p, logs, log_total, number, MAP: tl.constexpr):
-    """r [M, N] of all maps but sigmoid. ``log_total`` [M]: log Omega."""
-    if MAP == SPARSEMAX:
+def gradient_weights(p, logs, log_total, number, CALL: tl.constexpr):
+    """r [M, N] of all normalizers but sigmoid. ``log_total`` [M]: log Omega."""
+    if CALL.NORMALIZER == SPARSEMAX:
         return tl.where(p > 0, 1.0, 0.0)
-    if MAP == ENTMAX15:
+    if CALL.NORMALIZER == ENTMAX15:
         return tl.sqrt(p)
-    if MAP == ENTMAX:
+    if CALL.NORMALIZER == ENTMAX:
         power = tl.minimum((1.0 - number) * (logs - log_total[:, None]), LARGEST_POWER)
         return tl.where(p > 0, exponential(power), 0.0)
     return p

@@ -18,11 +18,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attemper.backends.normalizers.simplex import Normalizer, gradient_by, on_rows
+
 MOST = 100
 """Steps after which an iteration would be given up; a row of 100,000 keys takes about ten."""
 
 
-def sparsemax(below: Tensor) -> Tensor:
+def _sparsemax(below: Tensor, scores: Tensor, alpha: Tensor | None) -> Tensor:
     """``below`` [rows, n]: scores relative to the maximum of their row, -inf where hidden; at least one is 0."""
     s = _threshold(below, linear=True)
     u = (below + s).clamp(min=0)
@@ -30,8 +32,7 @@ def sparsemax(below: Tensor) -> Tensor:
     return torch.where(u > 0, u + (1 - u.sum(-1, keepdim=True)) / count, 0.0).clamp(min=0)
 
 
-def entmax15(below: Tensor) -> Tensor:
-    """``below`` as for :func:`sparsemax`."""
+def _entmax15(below: Tensor, scores: Tensor, alpha: Tensor | None) -> Tensor:
     half = below / 2
     u = (half + _threshold(half, linear=False)).clamp(min=0)
     left = 1 - u.square().sum(-1, keepdim=True)
@@ -53,3 +54,7 @@ def _threshold(scaled: Tensor, linear: bool) -> Tensor:
         if bool((step <= least * s).all()):
             break
     return s
+
+
+SPARSEMAX = Normalizer(lambda scores, number, per_head: on_rows(scores, _sparsemax), gradient_by(torch.ones_like))
+ENTMAX15 = Normalizer(lambda scores, number, per_head: on_rows(scores, _entmax15), gradient_by(torch.sqrt))

@@ -1,0 +1,91 @@
+"""The model that is read: whether it can be, what it is called, and what a reading says of where it came from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch import nn
+
+from attemper import __version__
+from attemper.errors import InputError
+from attemper.readings.reading import Skipped
+from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
+
+ADVICE = (
+    "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
+    "and softmax by hand, none of them inside code that torch.compile has compiled. Anywhere else, put "
+    "attemper.tap(query, key, name=...) beside the attention, or measure it with "
+    "attemper.attention_statistics(query, key)."
+)
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+def check_model(where: str, model: Any) -> None:
+    """Refuses what cannot be read.
+
+    Raises:
+        InputError: the model is no module, or TorchScript.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{where}(model) must be a torch.nn.Module, got {type(model).__name__}.")
+    if is_script(model):
+        raise InputError(f"{where}({type(model).__name__}): {SCRIPTED}.")
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """The device of the model's first parameter; None where it has none."""
+    parameter = next(model.parameters(), None)
+    return None if parameter is None else parameter.device
+
+
+def nothing_seen(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: str = "") -> str:
+    """What to say of a model in which no attention was seen."""
+    reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in skipped)
+    return f"{where} saw no attention in {class_name(unwrapped(model))}.{hint} {ADVICE}{reasons}"
+
+
+def now() -> str:
+    """This second in UTC, as readings tell it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:
+    """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``."""
+    commit = getattr(getattr(unwrapped(model), "config", None), "_commit_hash", None)
+    dtypes = {
+        str(part.dtype).removeprefix("torch."): None for part in model.parameters() if part.dtype.is_floating_point
+    }
+    return {
+        "date": date,
+        "dtype": ", ".join(dtypes) or None,
+        "revision": commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of attemper, Python, torch, and of transformers where it is loaded."""
+    loaded = {"transformers": sys.modules["transformers"].__version__} if "transformers" in sys.modules else {}
+    return {
+        "attemper": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        **loaded,
+    }
+
+
+def title(model: nn.Module) -> str:
+    """The class of a model and where it was loaded from: a hub id, or the last two names of a folder."""
+    model = unwrapped(model)
+    source = str(getattr(getattr(model, "config", None), "_name_or_path", None) or "")
+    if os.path.isabs(source) or source.startswith("~"):
+        source = "/".join(part for part in PurePath(source).parts[-2:] if part != PurePath(source).anchor)
+    return f"{class_name(model)} {source}".strip()
