@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
+import attemper.call.autograd  # registers the gradients
 from attemper.backends.contract import Problem
 from attemper.call import operator, sums
 from attemper.statistics import ONE_PASS, SOFTMAX_BASE, Column, state_columns

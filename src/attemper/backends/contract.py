@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,14 +9,6 @@ import torch
 from torch import Tensor
 
 from attemper.statistics import SOFTMAX_BASE, Column
-
-LETTERS = dict(zip(Column, "mznxwspahvcftguy", strict=True))
-"""Column -> its letter in ``fields``."""
-
-
-def letters_of(columns: Iterable[Column]) -> str:
-    return "".join(LETTERS[Column(column)] for column in columns)
-
 
 UNBOUNDED = 1 << 62
 """A window side without a limit."""
@@ -127,10 +118,6 @@ class Problem:
         is found on them).
         """
         return self.key_mass or Column.GINI in self.columns or self.rowwise
-
-    @property
-    def fields(self) -> str:
-        return letters_of(self.columns)
 
 
 NAMES = tuple(Problem.__dataclass_fields__)

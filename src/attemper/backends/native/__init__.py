@@ -1,4 +1,4 @@
-"""The native CPU kernels: C++ over tiles, the blocked kernels' state to the letter, in float32.
+"""The native CPU kernels: C++ over tiles, the state of the blocked kernels, in float32.
 
 Sums across blocks are float64. ``source/*.h`` hold the formulas and loop orders; ``library.py`` picks the build for the
 processor; ``arguments.py`` hands over addresses and strides. No tensor is copied but small ones; the interpreter's lock
@@ -31,7 +31,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
     output = problem.query.new_empty((batch, rows, heads, width)).transpose(1, 2)
-    state = torch.empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
     call, held = described(problem, output, state)
     run("attemper_forward", call)
     del held

@@ -11,10 +11,26 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Problem
+from attemper.statistics import Column
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
-LETTERS = "mznavcft"
-"""Letters of the state that one pass gives; gini and key_mass need a second."""
+COLUMNS = (
+    Column.MAXIMUM,
+    Column.LOG_SUM,
+    Column.VISIBLE_KEYS,
+    Column.MEAN_DEPTH,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+    Column.DISTANCE,
+)
+"""State columns that one pass gives, as the C++ has them; gini and key_mass need a second."""
+
+
+def places(problem: Problem, columns: tuple[Column, ...]) -> list[int]:
+    """Where each of ``columns`` stands in the state of a call; -1 for those that it does not leave."""
+    left = problem.columns
+    return [left.index(column) if column in left else -1 for column in columns]
 
 
 class View(ctypes.Structure):
@@ -36,7 +52,7 @@ class Arguments(ctypes.Structure):
         ("depth", c_int64), ("width", c_int64),
         ("left", c_int64), ("right", c_int64), ("offset", c_int64), ("first_tokens", c_int64),
         ("softcap", c_double),
-        ("place", c_int64 * len(LETTERS)),
+        ("place", c_int64 * len(COLUMNS)),
         ("output", View), ("state", c_void_p), ("threads", c_int64),
         ("grad_output", View), ("grad_state", c_void_p),
         ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
@@ -100,7 +116,7 @@ def described(
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
-        *[problem.fields.find(letter) for letter in LETTERS],
+        *places(problem, COLUMNS),
         *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip

@@ -8,13 +8,27 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.native.arguments import address, described, view, view_strides
+from attemper.backends.native.arguments import address, described, places, view, view_strides
 from attemper.backends.native.library import run
 from attemper.backends.native.normalize import KINDS
+from attemper.statistics import Column
 
-LETTERS = "mnxwspahvcft"
-"""Of the state, in the order of ``source/row_attention.h``; gini takes a second pass."""
-_MORE = struct.Struct(f"@qd{len(LETTERS)}q")
+COLUMNS = (
+    Column.MAXIMUM,
+    Column.VISIBLE_KEYS,
+    Column.THRESHOLD,
+    Column.MASS,
+    Column.SUPPORT,
+    Column.LARGEST_WEIGHT,
+    Column.MEAN_DEPTH,
+    Column.ENTROPY,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+    Column.DISTANCE,
+)
+"""State columns in the order of ``source/row_attention.h``; gini takes a second pass."""
+_MORE = struct.Struct(f"@qd{len(COLUMNS)}q")
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -22,7 +36,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
     output = problem.query.new_empty((batch, heads, rows, width))
-    state = torch.empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
     call, held = described(problem, output, state)
     run("attemper_row_forward", call + _more(problem))
     del held
@@ -40,9 +54,9 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     ]
     query, key, value, mask, multiplier, _, per_head = grads
     # In C++ the sink of softmax and what a rowwise normalizer has per head share a slot.
-    places = [address(grad) for grad in (query, key, value, mask, multiplier, per_head)]
+    addresses = [address(grad) for grad in (query, key, value, mask, multiplier, per_head)]
     mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
-    slots = (*view(upstream.output), address(grad_state), *places[:4], *mask_strides, *places[4:])
+    slots = (*view(upstream.output), address(grad_state), *addresses[:4], *mask_strides, *addresses[4:])
     call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))
     run("attemper_row_backward", call + _more(problem))
     del held
@@ -56,5 +70,4 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
 
 def _more(problem: Problem) -> bytes:
     """What follows an ``Arguments`` in a ``RowCall``."""
-    places = [problem.fields.find(letter) for letter in LETTERS]
-    return _MORE.pack(KINDS.index(problem.normalizer), problem.number, *places)
+    return _MORE.pack(KINDS.index(problem.normalizer), problem.number, *places(problem, COLUMNS))

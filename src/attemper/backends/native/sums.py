@@ -18,7 +18,7 @@ _CALL = struct.Struct("5q 2Q 3q Q")
 def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:
     """[H, WIDTH] float64, the layout of ``backends/sums.py``, of softmax without a sink.
 
-    ``state``: [F, B, H, R] float32, contiguous, its first letters ``SUMMED``; ``included`` [B, H, R] bool, any strides.
+    ``state``: [F, B, H, R] float32, contiguous, its first columns ``SUMMED``; ``included`` [B, H, R] bool, any strides.
     """
     _, batch, heads, rows = state.shape
     total = torch.empty((heads, WIDTH), dtype=torch.float64)
