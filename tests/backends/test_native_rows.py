@@ -19,7 +19,6 @@ from torch import Tensor
 
 from attemper.backends import native
 from attemper.backends.contract import UNBOUNDED, Problem, Upstream
-from attemper.backends.native import rows as row_maps
 from attemper.backends.reference import rowwise
 from attemper.statistics import ROWWISE_BASE, ROWWISE_ONE_PASS, Column, state_columns
 from tests.backends.test_native import LIBRARIES
@@ -261,7 +260,7 @@ def assert_agreement(
     for loaded in libraries:
         with pytest.MonkeyPatch.context() as patch:
             if loaded is not None:
-                patch.setattr(row_maps, "run", partial(_run, loaded))
+                patch.setattr(native, "run", partial(_run, loaded))
             output, state = assert_forward(case, problem, exact, rounded)
             assert_backward(problem, output, state, (above, above_state), want, yardsticks)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.backends.native import normalize
+from attemper.backends.native import rows as normalize
 from tests.backends.test_native import LIBRARIES
 
 pytestmark = [

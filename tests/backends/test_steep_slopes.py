@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attemper
 from attemper import functional as F
-from attemper.backends.native import normalize
+from attemper.backends.native import rows as normalize
 from attemper.backends.normalizers import NORMALIZERS
 from tests.conftest import NATIVE
 

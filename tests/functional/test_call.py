@@ -1,5 +1,6 @@
 """What attention refuses, message by message: each says what was expected, what came and what to do."""
 
+import inspect
 import math
 import re
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, functional
+from attemper.call.options import Keywords
 from attemper.statistics import ONE_PASS
 from tests.support.calls import attended
 
@@ -384,3 +386,21 @@ def test_a_tap_under_autocast_takes_several_types_too():
         model(query, key)
     wanted = attemper.attention_statistics(query.bfloat16(), key).entropy.mean((0, 2))
     assert [head.entropy_nats for head in watch.table().sites[0].heads] == pytest.approx(wanted.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["varlen_attention", "attention_statistics", "dense_weights"])
+def test_every_option_of_attention_is_in_the_signature_of_its_kin(name: str):
+    def options(function: Any) -> dict[str, inspect.Parameter]:
+        parameters = inspect.signature(function).parameters.values()
+        return {one.name: one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    whole, some = options(attemper.attention), options(getattr(attemper, name))
+    assert whole.keys() == Keywords.__annotations__.keys() <= some.keys()
+    stats = {"stats": whole["stats"].replace(default="all")} if name == "attention_statistics" else {}
+    assert {option: some[option] for option in whole} == whole | stats
+
+
+def test_a_keyword_that_is_no_option_is_refused_by_the_name_of_the_function():
+    query = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(TypeError, match=r"attention_statistics\(\) got an unexpected keyword argument 'temprature'"):
+        attemper.attention_statistics(query, query, temprature=2.0)  # pyright: ignore[reportCallIssue]

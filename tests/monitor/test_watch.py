@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
-from attemper.monitor.watch import WatchOptions
+from attemper.monitor.options import WatchOptions
 from attemper.sites.observation import current
 from tests.sites.own_models import LIBRARY, OWN, ROWS, Hand, Own, entropies
 from tests.support.identical_training import STEPS, assert_identical_training

@@ -51,8 +51,8 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ),
     "a mode may change gradients under activation checkpointing": (
         "sites/test_traps.py::test_gradients_under_activation_checkpointing_are_bit_identical",
-        "monitor/test_watch.py::test_training_with_dropout_is_bit_identical_over_fifty_steps",
-        "monitor/test_watch_models.py::test_fifty_training_steps_with_dropout_are_bit_identical",
+        "monitor/test_watch.py::test_training_with_dropout_is_bit_identical",
+        "monitor/test_watch_models.py::test_training_steps_with_dropout_are_bit_identical",
     ),
     "measuring turns off the fast path of nn.TransformerEncoderLayer": (
         "sites/test_traps.py::test_the_fast_path_of_an_encoder_layer_is_left_within_2e_6",
@@ -91,7 +91,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "integrations/test_lightning.py::test_scalars_stand_at_the_step_of_the_loss_of_the_same_batches",
     ),
     "a monitor that keeps graphs leaks": (
-        "monitor/test_watch.py::test_memory_stays_flat_over_a_thousand_steps",
+        "monitor/test_watch.py::test_memory_stays_flat_over_hundreds_of_steps",
         "monitor/test_watch_memory.py::test_memory_stays_flat_over_three_hundred_sampled_steps",
         "sites/test_traps.py::test_nothing_that_is_kept_holds_a_graph",
     ),

@@ -17,9 +17,24 @@ from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError
 
 FEATURES = (
-    "mask", "bias", "causal", "window", "gqa", "softcap", "sink", "dropout", "temperature", "varlen", "rows",
-    "second_pass", "score_variance", "statistics_gradient", "second_derivative", "derivative_in_graph", "normalizer",
-)  # fmt: skip
+    "mask",
+    "bias",
+    "causal",
+    "window",
+    "gqa",
+    "softcap",
+    "sink",
+    "dropout",
+    "temperature",
+    "varlen",
+    "rows",
+    "second_pass",
+    "score_variance",
+    "statistics_gradient",
+    "second_derivative",
+    "derivative_in_graph",
+    "normalizer",
+)
 """What a call can ask for.
 
 ``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: the gradient of a gradient.

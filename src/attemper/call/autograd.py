@@ -76,9 +76,12 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def gradient(
-    ctx: Any, grad_output: Tensor, grad_state: Tensor, grad_key_mass: Tensor,
+    ctx: Any,
+    grad_output: Tensor,
+    grad_state: Tensor,
+    grad_key_mass: Tensor,
     run: Callable[..., list[Tensor]] = gradients,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """``run``: the backward operator, or the kernels themselves where a call goes past the dispatcher."""
     _refuse_batched(grad_output, grad_state, grad_key_mass)
     *tensors, output, state = ctx.saved_tensors

@@ -57,9 +57,12 @@ def backward(run: Callable[..., Sequence[Tensor]], size: int, in_dims: Places, a
     )
     assert grad_mass is not None
     above = (
-        _batched(output, 1), _batched(state, 2), _batched(grad_output, 1), _batched(grad_state, 2),
+        _batched(output, 1),
+        _batched(state, 2),
+        _batched(grad_output, 1),
+        _batched(grad_state, 2),
         _batched(grad_mass, 1) if call.key_mass else grad_mass[0],
-    )  # fmt: skip
+    )
     grads = run(*call.values(), *above, needs)
     results = [
         _unfolded(grad, size, batch, args[number], in_dims[number]) if need else grad

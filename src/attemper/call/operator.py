@@ -21,9 +21,15 @@ from attemper.backends.contract import NAMES, Gradients, Problem, Upstream
 from attemper.backends.precision import exact
 
 _TYPES = {
-    "Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int", "Size": "SymInt", "float": "float", "bool": "bool",
-    "str": "str", "tuple[Column, ...]": "int[]",
-}  # fmt: skip
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "int": "int",
+    "Size": "SymInt",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "tuple[Column, ...]": "int[]",
+}
 """What a field of ``Problem`` is in a schema."""
 _PROBLEM = ", ".join(f"{_TYPES[str(field.type)]} {field.name}" for field in fields(Problem))
 """No defaults: a graph leaves out an argument that has its default, and rules for ``vmap`` go by their places."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from inspect import Parameter, signature
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,6 +51,55 @@ class Options:
     dropout_p: float = 0.0
     enable_gqa: bool = False
     backend: str = "auto"
+
+
+class Keywords(TypedDict, total=False):
+    """Those of ``Options`` that are keywords of every public function; :func:`attemper.attention` explains them."""
+
+    temperature: float | Tensor
+    normalizer: object
+    causal_alignment: str
+    window_size: tuple[int, int]
+    softcap: float | None
+    sink_logits: Tensor | None
+    stats: str | Iterable[str]
+    first_tokens: int
+    backend: str
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def shows_keywords(**defaults: Any) -> Callable[[Function], Function]:
+    """Lets ``help()`` and ``inspect.signature`` show each of ``Keywords`` instead of ``**options``, with its default in
+    ``Options``, or in ``defaults``.
+    """
+
+    def mark(function: Function) -> Function:
+        kinds = Options.__annotations__
+        own = [one for one in signature(function).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        keywords = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=(vars(Options) | defaults)[name], annotation=kinds[name])
+            for name in Keywords.__annotations__
+        ]
+        parameters = sorted([*own, *keywords], key=lambda one: one.kind)
+        function.__signature__ = signature(function).replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return mark
+
+
+def options_of(where: str, keywords: Keywords, **others: Any) -> Options:
+    """The options of a public function that takes ``Keywords``.
+
+    Raises:
+        TypeError: a keyword is none of them.
+    """
+    for name in keywords:
+        if name not in Keywords.__annotations__:
+            raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")
+    given: dict[str, Any] = {**others, **keywords}
+    return Options(**given)
 
 
 @dataclass(frozen=True)

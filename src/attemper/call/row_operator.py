@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attemper.backends.native import normalize
+from attemper.backends.native import rows as native_rows
 from attemper.backends.native.library import why_unusable
 from attemper.backends.normalizers import NORMALIZERS
 from attemper.backends.normalizers.entmax import alpha_gradient, by_alpha, iterations
@@ -78,7 +78,7 @@ def _weights(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> 
     with torch.no_grad():
         if not _in_cpp(scores):
             return NORMALIZERS[kind].weights(rows, number, each).reshape(scores.shape)
-        result = normalize.weights(rows, kind, number, each)
+        result = native_rows.weights(rows, kind, number, each)
         if each is not None and bool((strange := ~((each >= 1) & each.isfinite())).any()):
             result[strange] = math.nan  # as in PyTorch: no weights without an alpha
         return result.reshape(scores.shape)
@@ -93,7 +93,7 @@ def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: s
         if steep or not _in_cpp(weights):
             result = NORMALIZERS[kind].gradient(rows, upstream, number, each)
         else:
-            result = normalize.gradient(rows, upstream, kind, number, each)
+            result = native_rows.gradient(rows, upstream, kind, number, each)
         return result.reshape(weights.shape).contiguous()
 
 

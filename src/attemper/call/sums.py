@@ -62,9 +62,14 @@ class Accumulated:
         """The statistics of the same rows, from the same state."""
         rows = state_of(SUMMED, self.state)
         stats = AttentionStats(
-            statistics_of(rows, self.names, self.sink), rows, sink=self.sink, first_tokens=self.first_tokens,
-            keys=self.keys, rows=self.rows, population=self.population,
-        )  # fmt: skip
+            statistics_of(rows, self.names, self.sink),
+            rows,
+            sink=self.sink,
+            first_tokens=self.first_tokens,
+            keys=self.keys,
+            rows=self.rows,
+            population=self.population,
+        )
         return stats if self.included is None else stats.where(self.included[:, None])
 
 

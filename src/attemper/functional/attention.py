@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from attemper.call.attention import run
-from attemper.call.options import Options, request_of
+from attemper.call.options import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sampled
@@ -83,22 +84,38 @@ def attention(
         tensor([[[0.0000, 0.6931]]])
     """
     options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
-        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
-        sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
-        dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
-    )  # fmt: skip
+        scale=scale,
+        temperature=temperature,
+        normalizer=normalizer,
+        is_causal=is_causal,
+        causal_alignment=causal_alignment,
+        window_size=window_size,
+        softcap=softcap,
+        sink_logits=sink_logits,
+        stats=stats,
+        first_tokens=first_tokens,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+        backend=backend,
+    )
     return run(request_of("attention", query, key, value, attn_mask, options))
 
 
+@shows_keywords()
 def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
-    temperature: float | Tensor = 1.0, normalizer: object = "softmax", causal_alignment: str = "top-left",
-    window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
-    stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
-) -> AttentionOutput:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **options: Unpack[Keywords],
+) -> AttentionOutput:
     """``attention`` over packed documents: each sees only itself. The laws and options are those of :func:`attention`.
 
     Args:
@@ -119,29 +136,32 @@ def varlen_attention(
         InputError: as :func:`attention`, or offsets that do not fit the tensors.
     """
     del max_seqlen_q, max_seqlen_k
-    options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
-        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
-        sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
-        dropout_p=dropout_p, enable_gqa=enable_gqa, backend=backend,
-    )  # fmt: skip
+    given = options_of(
+        "varlen_attention", options, is_causal=is_causal, scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa
+    )
     tensors = [_unpacked("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
     packing = packing_of("varlen_attention", cu_seqlens_q, cu_seqlens_k)
     totals = (query.shape[0], key.shape[0])
     check_offsets("varlen_attention", packing, totals)
-    request = request_of("varlen_attention", tensors[0], tensors[1], tensors[2], None, options, packing)
+    request = request_of("varlen_attention", tensors[0], tensors[1], tensors[2], None, given, packing)
     check_offsets("varlen_attention", packing, totals, request.problem)
     result = run(request)
     return AttentionOutput(result.output[0].transpose(0, 1), result.stats)
 
 
+@shows_keywords(stats="all")
 def attention_statistics(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, temperature: float | Tensor = 1.0, normalizer: object = "softmax",
-    causal_alignment: str = "top-left", window_size: tuple[int, int] = (-1, -1), softcap: float | None = None,
-    sink_logits: Tensor | None = None, stats: str | Iterable[str] = "all", first_tokens: int = 1,
-    rows: int | None = None, generator: torch.Generator | None = None, backend: str = "auto",
-) -> AttentionStats:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    rows: int | None = None,
+    generator: torch.Generator | None = None,
+    **options: Unpack[Keywords],
+) -> AttentionStats:
     """The statistics alone, from queries and keys: no value, no output, about half the work of a forward pass.
 
     It can stand beside any attention, whoever's kernel computes the output. Arguments as :func:`attention`.
@@ -149,9 +169,9 @@ def attention_statistics(
     Args:
         query: [B, H, Q, D].
         key: [B, G, K, D].
-        rows: measure only this many query rows of each sequence, evenly strided from a random start. ``max_logit`` is
-            then a
-            lower bound, ``.standard_error()`` tells what sampling may have missed, ``.rows`` which rows were read.
+        rows: measure only this many query rows of each sequence, evenly strided from a random start. Then
+            ``max_logit`` is a lower bound, ``.standard_error()`` estimates what sampling may have missed, and
+            ``.rows`` tells which rows were read.
         generator: draws the start; None for torch's default one (of the query's device on triton, so that nothing
             waits).
 
@@ -161,38 +181,36 @@ def attention_statistics(
     Raises:
         InputError: as :func:`attention`, or ``rows`` below 1.
     """
-    options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
-        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
-        sink_logits=sink_logits, stats=stats, first_tokens=first_tokens,
-        enable_gqa=enable_gqa, backend=backend,
-    )  # fmt: skip
-    request = request_of("attention_statistics", query, key, None, attn_mask, options)
+    options = {"stats": "all", **options}
+    given = options_of("attention_statistics", options, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    request = request_of("attention_statistics", query, key, None, attn_mask, given)
     result = run(sampled("attention_statistics", request, rows, generator))
     if result.stats is None:
         raise InputError("attention_statistics(stats=()) asks for nothing: pass 'all' or names.")
     return result.stats
 
 
+@shows_keywords()
 def dense_weights(
-    query: Tensor, key: Tensor, value: Tensor | None = None, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
-    temperature: float | Tensor = 1.0, normalizer: object = "softmax", causal_alignment: str = "top-left",
-    window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
-    stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **options: Unpack[Keywords],
+) -> Tensor:
     """The weights that :func:`attention` applies, [B, H, Q, K], before dropout: n x n in memory, for small inputs
     and pictures.
 
     Same arguments as :func:`attention`. With a sink they sum to ``mass``; a row that sees no key is all 0.
     """
-    del stats, first_tokens, dropout_p, value, backend
-    options = Options(
-        scale=scale, temperature=temperature, normalizer=normalizer, is_causal=is_causal,
-        causal_alignment=causal_alignment, window_size=window_size, softcap=softcap,
-        sink_logits=sink_logits, enable_gqa=enable_gqa, backend=BACKEND,
-    )  # fmt: skip
-    problem = request_of("dense_weights", query, key, None, attn_mask, options).problem
+    del dropout_p, value
+    options["backend"] = BACKEND
+    given = options_of("dense_weights", options, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    problem = request_of("dense_weights", query, key, None, attn_mask, given).problem
     return weights(problem)
 
 

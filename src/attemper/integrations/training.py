@@ -15,8 +15,9 @@ from torch import nn
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
 from attemper.integrations.sinks import Sinks
+from attemper.monitor.options import WatchOptions
 from attemper.monitor.result import Scan
-from attemper.monitor.watch import Watch, WatchOptions, watch
+from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm, Reading
 from attemper.sites.names import unwrapped

@@ -19,8 +19,9 @@ from attemper.call.sums import BACKEND, Accumulated, accumulated, accumulates
 from attemper.errors import BackendError, InputError
 from attemper.monitor.calls import Contribution, Key, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums, fits_buckets
+from attemper.monitor.options import Scope
 from attemper.monitor.tap_sums import TapSums
-from attemper.readings.reading import FEWEST_KEYS, SiteReading, Skipped
+from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, is_wanted, named, unwrapped
@@ -48,28 +49,21 @@ class Sample:
 class Collector:
     """Takes attention calls, and adds those of a forward pass only once the whole of it went through.
 
-    ``rows``: measure only this many query rows of each sequence. ``wanted``: names of sites (or their beginnings)
-    to keep.
+    Args:
+        quiet: called with a name and the error, where something of ours goes wrong; None: the error is raised.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        stats: tuple[str, ...],
-        backend: str,
         context: CallContext,
-        *,
-        replace: bool,
-        rows: int | None = None,
-        wanted: tuple[str, ...] | None = None,
+        scope: Scope,
         quiet: Callable[[str, Exception], None] | None = None,
-        fewest_keys: int = FEWEST_KEYS,
     ) -> None:
-        self.fewest_keys = fewest_keys
-        self.stats, self.backend, self.context, self.replace = stats, backend, context, replace
+        self.scope, self.context, self._quiet = scope, context, quiet
+        self.stats, self.backend, self.replace = scope.stats, scope.backend, scope.replace
         if quiet is not None:
             context.fail = self.fail
-        self.rows, self.wanted, self._quiet = rows, wanted, quiet
         self.sites: dict[Key, SiteSums] = {}
         self._first: dict[Key, SiteSums] | None = {}
         """The sites of the first sample once there is another; None once they were asked for."""
@@ -88,7 +82,7 @@ class Collector:
         """Name of a tap -> that of the module in which its attention ran."""
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
-        self.tapped = TapSums(stats, backend, rows, fewest_keys)
+        self.tapped = TapSums(scope)
         self.period = 0
         """Counts steps (or passes), so that samples can be told apart."""
         self._read = -1
@@ -161,13 +155,13 @@ class Collector:
                 replace(call.options, stats=stats, backend=self.backend),
                 packing=call.packing,
                 first_keys=first,
-                rows=self.rows,
+                rows=self.scope.rows,
                 generator=self.generator,
             )
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
             real, reason = self._real(kind, shape, request.rows, call.tokens)
-            found = None if reason else measure(request, real, sums=fits_buckets(self.fewest_keys))
+            found = None if reason else measure(request, real, sums=fits_buckets(self.scope.fewest_keys))
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
@@ -188,7 +182,7 @@ class Collector:
         named = {}
         for buffer, (name, _) in found.items():
             reason = self.tapped.refusal(buffer)
-            if not is_wanted(name, self.wanted):
+            if not is_wanted(name, self.scope.sites):
                 self.unwanted.add(name)
                 continue
             if reason is None:
@@ -236,7 +230,7 @@ class Collector:
         that stands beside it.
         """
         names = (seen.name.partition("#")[0], *([] if seen.module is None else [seen.module]))
-        seen.kept = any(is_wanted(name, self.wanted) for name in names)
+        seen.kept = any(is_wanted(name, self.scope.sites) for name in names)
         if not seen.kept and not seen.is_tap:
             taps = (tap for tap in self._calls if tap.is_tap and tap.kept and tap.places)
             seen.kept = any(tap.places <= seen.places for tap in taps)
@@ -336,7 +330,7 @@ class Collector:
     def _site(self, key: Key, heads: int, device: torch.device) -> SiteSums | None:
         """The site of a call with so many heads; None where it had another number of them before."""
         if key not in self.sites:
-            self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.fewest_keys)
+            self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.scope.fewest_keys)
         site = self.sites[key]
         if site.heads == heads:
             return site

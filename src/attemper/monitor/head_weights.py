@@ -12,6 +12,7 @@ from attemper.call.options import Request
 from attemper.call.weights import head_weights
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
+from attemper.monitor.options import Scope
 from attemper.sites.padding import CallContext, Tokens
 from attemper.statistics import ONE_PASS
 
@@ -58,7 +59,7 @@ class WeightsCollector(Collector):
         sequence: int | None,
         max_weights: int,
     ) -> None:
-        super().__init__(model, ONE_PASS, "auto", context, replace=True)
+        super().__init__(model, context, Scope(ONE_PASS))
         self._asked, self._head, self._sequence, self._max_weights = asked, head, sequence, max_weights
         self.seen: list[SiteCall] = []
         self.kept: list[HeadWeights] = []

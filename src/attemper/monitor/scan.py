@@ -12,6 +12,7 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance, title
+from attemper.monitor.options import Scope
 from attemper.monitor.result import Scan
 from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.readings.reading import FEWEST_KEYS, Reading
@@ -68,7 +69,7 @@ def scan(
     device = device_of(model)
     check_backend(backend, None if device is None else device.type)
     done, context = 0, CallContext()
-    collector = Collector(model, names, backend, context, replace=True, fewest_keys=fewest_keys)
+    collector = Collector(model, context, Scope(names, backend, fewest_keys=fewest_keys))
     with observation(model, collector) as switch:
         for done, batch in enumerate(batches, 1):
             run(f"scan: batch {done}", model, batch, collector, switch)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper.call.sums import BACKEND, joined
 from attemper.monitor.head_sums import SiteSums, fits_buckets
-from attemper.readings.reading import FEWEST_KEYS
+from attemper.monitor.options import Scope
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import BY_NAME
 
@@ -33,8 +33,8 @@ class _Sample:
 class TapSums:
     """The latest sample of every buffer of a watch."""
 
-    def __init__(self, stats: tuple[str, ...], backend: str, rows: int | None, fewest_keys: int = FEWEST_KEYS) -> None:
-        self._stats, self._backend, self._rows, self._fewest_keys = stats, backend, rows, fewest_keys
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
         self._samples: dict[TapBuffer, _Sample] = {}
         self._padded: dict[torch.device, Tensor] = {}
 
@@ -42,22 +42,22 @@ class TapSums:
         """Why the sums of a buffer are not what this watch measures; None where they are."""
         if buffer.refused is not None:
             return buffer.refused
-        if self._backend not in ("auto", BACKEND):
-            return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._backend!r}"
-        if "gini" in self._stats:
+        if self._scope.backend not in ("auto", BACKEND):
+            return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._scope.backend!r}"
+        if "gini" in self._scope.stats:
             return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
-        if lacking := [name for name in self._stats if name in BY_NAME]:
+        if lacking := [name for name in self._scope.stats if name in BY_NAME]:
             return f"in compiled code on a GPU a tap has no {' and no '.join(lacking)}: leave it out of stats="
-        if not fits_buckets(self._fewest_keys):
-            below = 1 << (self._fewest_keys.bit_length() - 1)
+        if not fits_buckets(self._scope.fewest_keys):
+            below = 1 << (self._scope.fewest_keys.bit_length() - 1)
             return (
                 "in compiled code on a GPU a tap counts rows by powers of two of their keys, and "
-                f"fewest_keys={self._fewest_keys} is not one: take {below} or {2 * below}"
+                f"fewest_keys={self._scope.fewest_keys} is not one: take {below} or {2 * below}"
             )
-        if buffer.measured != {self._rows}:
+        if buffer.measured != {self._scope.rows}:
             counts = ", ".join(sorted(map(str, buffer.measured)))
             return (
-                f"its graph was captured for rows={counts}, and this watch has rows={self._rows}: open the watch "
+                f"its graph was captured for rows={counts}, and this watch has rows={self._scope.rows}: open the watch "
                 "before the model first runs"
             )
         return None
@@ -96,9 +96,9 @@ class TapSums:
             if not counted:
                 continue
             if not sites:
-                sampled = self._rows is not None and self._rows < buffer.queries
-                tokens = round(counted * buffer.queries / self._rows) if sampled and self._rows else counted
-            sites.append(_site(buffer, sample, self._fewest_keys))
+                rows = self._scope.rows or buffer.queries
+                tokens = round(counted * buffer.queries / rows) if rows < buffer.queries else counted
+            sites.append(_site(buffer, sample, self._scope.fewest_keys))
         if padded:
             return latest, [], 0, {site.name: PADDED for site in sites}
         return latest, sites, tokens, {}

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,20 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from attemper.backends.table import check_backend
-from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance
+from attemper.monitor.options import WatchOptions
 from attemper.monitor.result import Scan
-from attemper.readings.alarms import WATCH_LIMITS, checked_fewest_keys, checked_limits
+from attemper.readings.alarms import WATCH_LIMITS, checked_limits
 from attemper.readings.baseline import Baseline
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.names import (
-    checked_sites,
     class_name,
     compiled_parts,
     is_compiled,
@@ -38,7 +37,6 @@ from attemper.sites.names import (
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
-from attemper.statistics import reading_names
 from attemper.text import shown
 
 
@@ -97,42 +95,16 @@ def watch(
     return Watch(model, WatchOptions(every, rows, stats, sites, store, observe, backend, limits, fewest_keys))
 
 
-@dataclass(frozen=True)
-class WatchOptions:
-    """The options of :func:`watch`, checked as far as they can be without a model."""
-
-    every: int = 1
-    rows: int | None = None
-    stats: str | Iterable[str] = "all"
-    sites: Iterable[str] | None = None
-    store: None = None
-    observe: str = "beside"
-    backend: str = "auto"
-    limits: Mapping[str, float] | None = None
-    fewest_keys: int = FEWEST_KEYS
-
-    def __post_init__(self) -> None:
-        for name, number in (("every", self.every), ("rows", 1 if self.rows is None else self.rows)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
-        if self.store is not None:
-            raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
-        one_of("watch(observe=...)", self.observe, ("beside", "replace"))
-        checked_fewest_keys("watch", self.fewest_keys)
-
-
 class Watch:
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
     def __init__(self, model: nn.Module, options: WatchOptions) -> None:
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
-        self._replace, self._fewest_keys = options.observe == "replace", options.fewest_keys
         self.baseline = Baseline(checked_limits(options.limits, WATCH_LIMITS), options.fewest_keys)
         device = device_of(model)
         self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
-        names = reading_names("watch", options.stats)
         self.title = class_name(unwrapped(model))
         self._draws = random.Random(0)
         self.failures = 0
@@ -145,17 +117,7 @@ class Watch:
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
-        self._collector = Collector(
-            model,
-            names,
-            options.backend,
-            self._context,
-            replace=self._replace,
-            rows=options.rows,
-            wanted=checked_sites("watch", options.sites),
-            quiet=self.report,
-            fewest_keys=options.fewest_keys,
-        )
+        self._collector = Collector(model, self._context, options.scope, quiet=self.report)
         self._pass: ExitStack | None = None
         self._raising: BaseException | None = None
         self._call: FrameType | None = None
@@ -356,14 +318,14 @@ class Watch:
         self._collector.begin()
         with ExitStack() as stack:
             models = registry.pretrained_models(self.model)
-            if self._replace:
+            if self._collector.replace:
                 switch = stack.enter_context(registry.switching(self.model))
                 self._collector.refuse(switch.refused)
             # A wrapper's own arguments have no names: the masks of the model inside it count.
             own = models or [unwrapped(self.model)]
             stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
             stack.enter_context(observing(self._collector))
-            stack.enter_context(reading(self.model, switched=self._replace))
+            stack.enter_context(reading(self.model, switched=self._collector.replace))
             self._call = call_of(self.model)
             self._pass = stack.pop_all()
 
@@ -434,8 +396,8 @@ class Watch:
             found.sites,
             found.skipped,
             alarms,
-            sampled_rows=self._collector.rows,
-            fewest_keys=self._fewest_keys,
+            sampled_rows=self.rows,
+            fewest_keys=self._collector.scope.fewest_keys,
             untrained_heads=self.baseline.untold,
             **provenance(self.model, self._date),
         )
@@ -455,7 +417,7 @@ class Watch:
             )
         if self._collector.unwanted:
             return (
-                f"watch(sites={list(self._collector.wanted or ())!r}) matches none of the sites that were seen: "
+                f"watch(sites={list(self._collector.scope.sites or ())!r}) matches none of the sites that were seen: "
                 f"{', '.join(sorted(self._collector.unwanted))}."
             )
         hint = " This model is compiled: only taps are seen inside." if self._compiled else ""

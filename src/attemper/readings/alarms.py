@@ -1,6 +1,7 @@
 """What is alarming in a reading: plain limits on plain numbers, each alarm with what it may mean and what to do.
 
-``ALARMS`` is the one list of them. Limits, alarms, pages, tables, trackers and the command line iterate over it.
+``ALARMS`` is the one list of them. Limits, advice, pages, tables, trackers and the command line iterate over it: to add
+an alarm is to add a record to it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
 
-SEVERITIES = ("notice", "warning", "critical")
+SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
 
 
 @dataclass(frozen=True)

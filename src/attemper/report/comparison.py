@@ -141,9 +141,15 @@ def _cell(value: Mapping[str, float | None]) -> Cell:
     before, after, change = value["before"], value["after"], value["change"]
     size = abs(change) if change is not None else 0.0 if before is after else None
     sign = "+" if change is not None and change > 0 else ""
-    exact = map(_exact, (before, after, change))
-    largest_first = "Infinity" if size is None else repr(size)
-    return Cell(*exact, number(before), number(after), sign + number(change), largest_first)
+    return Cell(
+        exact_before=_exact(before),
+        exact_after=_exact(after),
+        exact_change=_exact(change),
+        before=number(before),
+        after=number(after),
+        change=sign + number(change),
+        size="Infinity" if size is None else repr(size),
+    )
 
 
 def _exact(value: float | None) -> str:

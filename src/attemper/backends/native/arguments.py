@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Problem
+from attemper.backends.normalizers import CODES
 from attemper.statistics import Column
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
@@ -24,10 +25,25 @@ COLUMNS = (
     Column.FIRST_TOKENS,
     Column.DISTANCE,
 )
-"""State columns that one pass gives, as the C++ has them; gini and key_mass need a second."""
+"""State columns that one pass gives; gini and key_mass need a second."""
+ROWWISE_COLUMNS = (
+    Column.MAXIMUM,
+    Column.VISIBLE_KEYS,
+    Column.THRESHOLD,
+    Column.MASS,
+    Column.SUPPORT,
+    Column.LARGEST_WEIGHT,
+    Column.MEAN_DEPTH,
+    Column.ENTROPY,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+    Column.DISTANCE,
+)
+"""The same of a rowwise normalizer, in the order of ``source/row_attention.h``."""
 
 
-def places(problem: Problem, columns: tuple[Column, ...]) -> list[int]:
+def _places(problem: Problem, columns: tuple[Column, ...]) -> list[int]:
     """Where each of ``columns`` stands in the state of a call; -1 for those that it does not leave."""
     left = problem.columns
     return [left.index(column) if column in left else -1 for column in columns]
@@ -65,6 +81,8 @@ class Arguments(ctypes.Structure):
 _SIZE = ctypes.sizeof(Arguments)
 _BEFORE = Arguments.softcap.offset // 8
 _PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
+_ROWWISE = struct.Struct(f"@qd{len(ROWWISE_COLUMNS)}q")
+"""What follows an ``Arguments`` in a ``RowCall``."""
 _ABSENT = (0,) * 6
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
@@ -94,7 +112,7 @@ def view_strides(tensor: Tensor) -> list[int]:
 def described(
     problem: Problem, output: Tensor, state: Tensor, gradients: Sequence[int] = _NO_GRADIENTS
 ) -> tuple[bytes, tuple[Tensor | None, ...]]:
-    """The call as the bytes of an ``Arguments``, and small tensors made for it that must outlive it.
+    """The call as the bytes of an ``Arguments`` (rowwise: a ``RowCall``), and small tensors that must outlive it.
 
     ``gradients``: the slots from ``grad_output`` on.
     """
@@ -116,8 +134,11 @@ def described(
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
-        *places(problem, COLUMNS),
+        *_places(problem, COLUMNS),
         *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip
+    if problem.rowwise:
+        columns = _places(problem, ROWWISE_COLUMNS)
+        call += _ROWWISE.pack(CODES[problem.normalizer], problem.number, *columns)
     return call, (multiplier, per_head, positions, first)

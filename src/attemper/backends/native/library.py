@@ -101,14 +101,9 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.attemper_row_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_sums.argtypes = (ctypes.c_char_p,)
     loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
-    loaded.attemper_weights.argtypes = (
-        *(ctypes.c_int64,) * 3, *(ctypes.c_double,) * 2, ctypes.c_void_p, ctypes.c_int64, *(ctypes.c_void_p,) * 2,
-        ctypes.c_int64,
-    )  # fmt: skip
-    loaded.attemper_slope.argtypes = (
-        *(ctypes.c_int64,) * 3, ctypes.c_double, ctypes.c_void_p, ctypes.c_int64, *(ctypes.c_void_p,) * 3,
-        ctypes.c_int64,
-    )  # fmt: skip
+    whole, real, pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+    loaded.attemper_weights.argtypes = (whole, whole, whole, real, real, pointer, whole, pointer, pointer, whole)
+    loaded.attemper_slope.argtypes = (whole, whole, whole, real, pointer, whole, pointer, pointer, pointer, whole)
     loaded.attemper_usable.restype = ctypes.c_int
     loaded.attemper_limit_allocations.argtypes = (ctypes.c_int64,)
     loaded.attemper_limit_allocations.restype = None

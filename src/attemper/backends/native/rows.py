@@ -1,73 +1,108 @@
-"""Attention by the maps that are found on whole rows (docs/design/0008), as ``source/row_attention.h`` has it."""
+"""Rows in C++: weights of rows of scores and their gradients, statistics and sums of rows from their state."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.native.arguments import address, described, places, view, view_strides
-from attemper.backends.native.library import run
-from attemper.backends.native.normalize import KINDS
-from attemper.statistics import Column
+from attemper.backends.native.arguments import address
+from attemper.backends.native.library import check, library, run
+from attemper.backends.normalizers import CODES
+from attemper.backends.sums import SUMMED, WIDTH
+from attemper.statistics import ONE_PASS, STATISTICS, TABLE, Column, state_columns
 
-COLUMNS = (
-    Column.MAXIMUM,
-    Column.VISIBLE_KEYS,
-    Column.THRESHOLD,
-    Column.MASS,
-    Column.SUPPORT,
-    Column.LARGEST_WEIGHT,
-    Column.MEAN_DEPTH,
-    Column.ENTROPY,
-    Column.VARIANCE,
-    Column.SQUARED_WEIGHTS,
-    Column.FIRST_TOKENS,
-    Column.DISTANCE,
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+# In the order of source/statistics.cpp.
+_NAMES = tuple(
+    name
+    for name in ONE_PASS
+    if not STATISTICS[name].whole_number and STATISTICS[name].column not in state_columns((name,))
 )
-"""State columns in the order of ``source/row_attention.h``; gini takes a second pass."""
-_MORE = struct.Struct(f"@qd{len(COLUMNS)}q")
+"""What takes a computation: neither a count nor a state column itself."""
+_COUNTS = tuple(row.name for row in TABLE if row.whole_number)
+_COLUMNS = state_columns(_NAMES)
+_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(_COLUMNS)}q"), struct.Struct(f"{len(_NAMES)}q")
+
+# AttemperSums of source/sums.cpp.
+_SUMS = struct.Struct("5q 2Q 3q Q")
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass."""
-    batch, heads, rows, _ = problem.query.shape
-    width = 0 if problem.value is None else problem.value.shape[3]
-    output = problem.query.new_empty((batch, heads, rows, width))
-    state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
-    call, held = described(problem, output, state)
-    run("attemper_row_forward", call + _more(problem))
-    del held
-    return output, state, state.new_empty(0)
+def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+    """The weights of every row; a row of -inf is 0, one with NaN or +inf is NaN.
+
+    Args:
+        scores: [rows, n], one of ``DTYPES``, on the CPU; ``-inf`` hides a key.
+        kind: a name of ``backends.normalizers.CODES``.
+        number: k of "topk", the smallest weight of "threshold", the bias of "sigmoid", alpha of "entmax".
+        alpha: [rows] float32, alpha (or the bias) of each row, instead of ``number``.
+
+    Returns:
+        [rows, n] of the scores' type.
+    """
+    scores, result = scores.contiguous(), torch.empty(scores.shape, dtype=scores.dtype)
+    rows, n = scores.shape
+    each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
+    sizes, tensors = (rows, n, CODES[kind]), (address(each), DTYPES[scores.dtype], address(scores), address(result))
+    check("attemper_weights", library().attemper_weights(*sizes, number, number, *tensors, torch.get_num_threads()))
+    return result
 
 
-def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients for ``problem.differentiable``, those that ``needs`` marks; float32, contiguous."""
-    state, grad_state = state.contiguous(), upstream.state.to(torch.float32).contiguous()
-    rows = problem.query.shape[:3]
-    shapes = (*(None if tensor is None else tensor.shape for tensor in problem.differentiable[:4]), rows, None, rows)
-    grads = [
-        torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
-        for tensor, shape, needed in zip(problem.differentiable, shapes, needs, strict=True)
-    ]
-    query, key, value, mask, multiplier, _, per_head = grads
-    # In C++ the sink of softmax and what a rowwise normalizer has per head share a slot.
-    addresses = [address(grad) for grad in (query, key, value, mask, multiplier, per_head)]
-    mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
-    slots = (*view(upstream.output), address(grad_state), *addresses[:4], *mask_strides, *addresses[4:])
-    call, held = described(problem, output, state, (*slots, int(problem.maximum_gradient)))
-    run("attemper_row_backward", call + _more(problem))
-    del held
-    if multiplier is not None:
-        axes = [axis for axis, size in enumerate(problem.multiplier.shape) if size == 1]
-        multiplier = multiplier.double().sum(axes, keepdim=True).float() if axes else multiplier
-    if per_head is not None:
-        per_head = per_head.double().sum((0, 2)).float()
-    return Gradients(query, key, value, mask, multiplier, per_head=per_head)
+def gradient(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+    """The gradient of the scores from the gradient of the weights, [rows, n]; the support is held fixed.
+
+    ``number`` or ``alpha``: alpha of "entmax", as in ``weights``.
+    """
+    weights, grad = weights.contiguous(), grad.to(weights.dtype).contiguous()
+    rows, n = weights.shape
+    result = torch.empty(weights.shape, dtype=weights.dtype)
+    each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
+    tensors = (address(each), DTYPES[weights.dtype], address(weights), address(grad), address(result))
+    check(
+        "attemper_slope",
+        library().attemper_slope(rows, n, CODES[kind], number, *tensors, torch.get_num_threads()),
+    )
+    return result
 
 
-def _more(problem: Problem) -> bytes:
-    """What follows an ``Arguments`` in a ``RowCall``."""
-    return _MORE.pack(KINDS.index(problem.normalizer), problem.number, *places(problem, COLUMNS))
+def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those of ``names`` that take a computation (``mass``: without a sink), each [B, H, Q].
+
+    ``state``: [columns, B, H, Q] float32, contiguous.
+    """
+    names = set(names)
+    shape = state.shape[1:]
+    rows, start = shape.numel(), address(state)
+    values = {
+        name: torch.empty(shape, dtype=torch.float32)
+        for name in _NAMES
+        if name in names and all(column in columns for column in STATISTICS[name].softmax)
+    }
+    counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
+    code = library().attemper_statistics(
+        rows,
+        _COLUMN_PLACES.pack(*[start + 4 * rows * columns.index(c) if c in columns else 0 for c in _COLUMNS]),
+        _VALUE_PLACES.pack(*[address(values.get(name)) for name in _NAMES]),
+        address(counts),
+    )
+    check("attemper_statistics", code)
+    if counts is not None:
+        values |= dict.fromkeys(_COUNTS, counts)
+    return values
+
+
+def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:
+    """[H, WIDTH] float64, the layout of ``backends/sums.py``, of softmax without a sink.
+
+    ``state``: [F, B, H, R] float32, contiguous, its first columns ``SUMMED``; ``included`` [B, H, R] bool, any strides.
+    """
+    _, batch, heads, rows = state.shape
+    total = torch.empty((heads, WIDTH), dtype=torch.float64)
+    strides = (0, 0, 0) if included is None else included.stride()
+    assert state.shape[0] >= len(SUMMED)
+    sizes = (batch, heads, rows, first_tokens, torch.get_num_threads())
+    run("attemper_sums", _SUMS.pack(*sizes, address(state), address(included), *strides, address(total)))
+    return total

@@ -1,7 +1,14 @@
 """Normalizers that need all keys of a row: from scores to weights and back, in PyTorch on any device.
 
-The table says everything that ``blocked`` and the operators on rows of scores have to know of one. To add one, write a
-file beside ``sigmoid.py`` and a row here; a compiled backend needs a function of its own, found by the code.
+How to add one:
+
+1. A file beside ``sigmoid.py`` and a row in ``NORMALIZERS``: ``blocked`` computes it, statistics and gradients too, and
+   ``attention(normalizer=...)`` knows its name. ``tests/docs/test_add_a_normalizer.py`` does this.
+2. Its definition in ``backends/reference/rowwise.py``, against which every backend is tested.
+3. A function for a compiled backend, in ``native/source/solve.h`` and ``triton/rowwise/normalizers.py``: "auto" takes
+   these backends where they can run.
+4. For scores and models, a function in ``functional/sparse.py`` and a class in ``nn/normalizers.py``. Tempering by name
+   and files of tempered models follow from the class.
 """
 
 from __future__ import annotations

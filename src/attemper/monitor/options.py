@@ -1,0 +1,64 @@
+"""What is asked of a scan or a watch: which numbers, of which rows and sites, by which backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from attemper.checks import one_of
+from attemper.errors import InputError
+from attemper.readings.alarms import checked_fewest_keys
+from attemper.readings.reading import FEWEST_KEYS
+from attemper.sites.names import checked_sites
+from attemper.statistics import reading_names
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a collector measures."""
+
+    stats: tuple[str, ...]
+    """Names of statistics."""
+    backend: str = "auto"
+    replace: bool = True
+    """Whether models of transformers' registry attend here, output and statistics in one pass."""
+    rows: int | None = None
+    """How many query rows of each sequence; None for all."""
+    sites: tuple[str, ...] | None = None
+    """Names of sites, or their beginnings; None for all."""
+    fewest_keys: int = FEWEST_KEYS
+    """How many keys a row must see before its sharpness is judged."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The options of :func:`watch`, checked as far as they can be without a model."""
+
+    every: int = 1
+    rows: int | None = None
+    stats: str | Iterable[str] = "all"
+    sites: Iterable[str] | None = None
+    store: None = None
+    observe: str = "beside"
+    backend: str = "auto"
+    limits: Mapping[str, float] | None = None
+    fewest_keys: int = FEWEST_KEYS
+
+    def __post_init__(self) -> None:
+        for name, number in (("every", self.every), ("rows", 1 if self.rows is None else self.rows)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
+        if self.store is not None:
+            raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
+        one_of("watch(observe=...)", self.observe, ("beside", "replace"))
+        checked_fewest_keys("watch", self.fewest_keys)
+
+    @property
+    def scope(self) -> Scope:
+        """What is measured on a sampled step.
+
+        Raises:
+            InputError: ``stats`` or ``sites`` name what cannot be measured.
+        """
+        names, sites = reading_names("watch", self.stats), checked_sites("watch", self.sites)
+        return Scope(names, self.backend, self.observe == "replace", self.rows, sites, self.fewest_keys)
