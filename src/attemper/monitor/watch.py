@@ -79,9 +79,8 @@ def watch(
         stats: as in :func:`attemper.scan`.
         sites: names of modules to watch, with all below them; None for all.
         store: must be None in this version.
-        observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here on
-            sampled
-            passes, output and statistics in one pass (not with attention dropout).
+        observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
+            on sampled passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
         limits, fewest_keys: of alarms, as in :func:`attemper.scan`, and one limit more: "fallen" (0.02), the share of
             its normalised entropy in this watch's first sample below which a head has fallen (a warning). "diffuse"
