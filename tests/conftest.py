@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reasons = held_back(items)
     config.hook.pytest_deselected(items=list(reasons))
     items[:] = [item for item in items if item not in reasons]
-    config.stash[HELD_BACK] = Counter(reasons.values())
+    config.stash[HELD_BACK] = dict(Counter(reasons.values()))
     if hasattr(config, "workeroutput"):
         config.workeroutput["held back"] = config.stash[HELD_BACK]  # pyright: ignore[reportAttributeAccessIssue]
 
