@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attemper.backends import table
-from attemper.backends.contract import Problem
+from attemper.backends import reference, table
 from attemper.call import autograd
 from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
@@ -22,8 +21,9 @@ from attemper.call.state import State, rounded, state_of
 def run(request: Request) -> AttentionOutput:
     """Runs a checked call on its backend."""
     problem = request.problem
+    # Autograd, transforms and exporters look into plain PyTorch. It leaves its state in float64.
     plain = table.named(problem.backend).plain
-    output, state, key_mass = _plain(problem) if plain else _by_operator(request)
+    output, state, key_mass = reference.forward(problem) if plain else _by_operator(request)
     if not request.names:
         return AttentionOutput(output, None)
     dtype = problem.compute_dtype
@@ -41,11 +41,6 @@ def run(request: Request) -> AttentionOutput:
         normalizer=request.normalizer,
     )
     return AttentionOutput(output, stats)
-
-
-def _plain(problem: Problem) -> tuple[Tensor, State, Tensor]:
-    """By a backend that is plain PyTorch: autograd, transforms and exporters look into it. Its state is float64."""
-    return table.kernels(problem.backend).forward(problem)
 
 
 def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:

@@ -161,7 +161,7 @@ def _sweep(problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, care
         if scores.bad is not None:
             row.bad |= scores.bad
         maximum = scores.values.amax(-1)
-        base = row.raise_maximum(maximum, rescale=number > 0, plain="y" in problem.columns)
+        base = row.raise_maximum(maximum, rescale=number > 0, plain=Column.PLAIN_VARIANCE in problem.columns)
         row.count += scores.count(tile)
         d = scores.values.sub_(base[..., None])
         if Column.PLAIN_VARIANCE in problem.columns:
