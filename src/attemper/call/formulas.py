@@ -236,11 +236,3 @@ BOUNDS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "normalized_entropy": lambda n: n.new_ones(()),
 }
 """Statistic -> the largest value that it can have, from the counts of visible keys: only rounding ever exceeds it."""
-
-
-def divided(x: Tensor | float, temperature: Tensor) -> Tensor:
-    """x / T, with the gradient of T taken as -(dx . x / T) / T: x / T^2 would overflow at a T of 1e-20. inf gives 0."""
-    fixed = temperature.detach()
-    infinite = torch.isinf(fixed)
-    ratio = torch.where(infinite, 1.0, fixed) / torch.where(infinite, 1.0, temperature)
-    return x / fixed * ratio

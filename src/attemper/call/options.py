@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
@@ -14,10 +13,10 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
-from attemper.call.formulas import divided
 from attemper.call.masks import checked_mask, without_causal_bias
 from attemper.call.normalizer import Normalization, normalization
 from attemper.call.packing import Packing
+from attemper.call.temperature import row_multiplier
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.statistics import state_columns
@@ -26,12 +25,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 """What autocast rounds: not float64."""
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
-_SMALLEST = 1e-30
-"""Temperatures below this may overflow the multiplier."""
-TEMPERATURE_ADVICE = (
-    "Temperature divides the scores: below 1 sharpens, above 1 flattens. For one-hot attention use a small "
-    "temperature such as 0.01; float('inf') gives uniform attention."
-)
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ def request_of(
     mask = None if mask is None else checked_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
     numbers = _numbers(where, options)
     features = _features(options, mask, names, structure) | ({"normalizer"} if chosen.rowwise else set())
-    multiplier = _multiplier(where, query, options)
+    multiplier = row_multiplier(where, query, options.scale, options.temperature)
     chosen.check_temperature(where, options.temperature)
     size = max(query.shape[3], 0 if value is None else value.shape[3])
     given = table.Given(_NAMES[query.dtype], query.device.type, size)
@@ -304,47 +297,6 @@ def checked_window(where: str, window_size: Any) -> tuple[int, int]:
     assert isinstance(left, int)
     assert isinstance(right, int)
     return left, right
-
-
-def _multiplier(where: str, query: Tensor, options: Options) -> Tensor:
-    """scale / T as a 3-D tensor, float32 at least."""
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scale = options.scale
-    if scale is None:
-        scale = 1.0 / math.sqrt(max(query.shape[3], 1))
-    elif isinstance(scale, bool) or not isinstance(scale, int | float | torch.SymFloat) or not abs(scale) < math.inf:
-        raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
-    temperature = options.temperature
-    if isinstance(temperature, Tensor):
-        return divided(scale, _temperature(where, temperature, query).to(dtype))
-    number = positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
-    multiplier = scale / number
-    if number < _SMALLEST and abs(multiplier) > torch.finfo(dtype).max:
-        raise InputError(
-            f"{where}(temperature=...) is {number}: scale / temperature overflows {dtype}. Use 1e-30 or more."
-        )
-    return torch.full((1, 1, 1), multiplier, dtype=dtype, device=query.device)
-
-
-def _temperature(where: str, temperature: Tensor, query: Tensor) -> Tensor:
-    shape = query.shape[:3]
-    if not temperature.dtype.is_floating_point:
-        raise InputError(f"{where}(temperature=...) must be a floating tensor, got {temperature.dtype}.")
-    if temperature.dim() == 1:
-        raise InputError(
-            f"{where}(temperature=...) has one dimension, {list(temperature.shape)}: it would act on queries, not "
-            "on heads. For one temperature per head pass temperature[:, None] ([H, 1]); per query, "
-            "temperature[None, None, :]."
-        )
-    fits = temperature.dim() <= 3 and all(
-        size in (1, full) for size, full in zip(temperature.shape[::-1], shape[::-1], strict=False)
-    )
-    if not fits:
-        raise InputError(
-            f"{where}(temperature=...) must broadcast to [batch, heads, queries] = {list(shape)}, got "
-            f"{list(temperature.shape)}."
-        )
-    return temperature.reshape((1,) * (3 - temperature.dim()) + tuple(temperature.shape))
 
 
 def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.call.formulas import VANISHED, at_most, divided, log_count
+from attemper.call.formulas import VANISHED, at_most, log_count
+from attemper.call.temperature import divided
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 

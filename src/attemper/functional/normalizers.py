@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.call.formulas import divided
+from attemper.call.temperature import divided
 from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE, ScoreRow, keys_last, of_each_row

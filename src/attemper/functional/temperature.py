@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.call.formulas import divided
+from attemper.call.temperature import divided
 from attemper.checks import one_of, positive_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE, floating, keys_last, of_each_row

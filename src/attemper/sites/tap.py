@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from attemper.call import transforms
 from attemper.call.masks import ADVICE, is_plain, without_causal_bias
-from attemper.call.options import TEMPERATURE_ADVICE, Options, autocast_together, checked_window
+from attemper.call.options import Options, autocast_together, checked_window
 from attemper.call.sums import fits
+from attemper.call.temperature import TEMPERATURE_ADVICE
 from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
