@@ -134,8 +134,8 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
     import torch
 
     from attemper.backends import triton as kernels
-    from attemper.backends.contract import Problem, Upstream, letters_of
-    from attemper.statistics import ONE_PASS, state_columns
+    from attemper.backends.contract import Problem, Upstream
+    from attemper.statistics import ONE_PASS, SOFTMAX_BASE, state_columns
 
     batch, heads, groups, tokens = (1, 2, 1, 20) if dry else (2, 16, 16, 8192)
     rows = tokens
@@ -146,10 +146,10 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
         torch.randn(batch, count, length, size, generator=generator, device=device).to(kind)
         for count, length in ((heads, rows), (groups, tokens), (groups, tokens), (heads, rows))
     )
-    every = "mzn" if kernel in ("plain", "query_gradient", "key_gradient") else letters_of(state_columns(ONE_PASS))
+    every = SOFTMAX_BASE if kernel in ("plain", "query_gradient", "key_gradient") else state_columns(ONE_PASS)
     problem = Problem(
         query, key, None if kernel == "statistics" else value, None,
-        torch.full((1, 1, 1), size**-0.5, device=device), right=0, bottom_right=True, fields=every,
+        torch.full((1, 1, 1), size**-0.5, device=device), right=0, bottom_right=True, columns=every,
     )  # fmt: skip
     tuning = _configs()
     if kernel in ("statistics", "forward", "plain", "decode"):

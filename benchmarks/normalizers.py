@@ -34,6 +34,7 @@ from attemper.backends.native import rows as normalize
 from attemper.backends.reference import rowwise
 from attemper.bench.hardware import machine
 from attemper.bench.timing import quotients, rounds
+from attemper.statistics import ROWWISE_BASE, SOFTMAX_BASE, Column, state_columns
 
 SCORES, QUICK_SCORES = (8, 2048, 2048), (8, 256, 1024)
 ATTENTION, QUICK_ATTENTION = (1, 8, 2048, 64), (1, 8, 512, 64)
@@ -145,14 +146,14 @@ def map_ways(scores: Tensor, one: Map, theirs: Function | None, *, backward: boo
     return ways
 
 
-def problem_of(tensors: tuple[Tensor, ...], one: Map | None, fields: str) -> Problem:
+def problem_of(tensors: tuple[Tensor, ...], one: Map | None, columns: tuple[Column, ...]) -> Problem:
     query, key, value = tensors
     multiplier = torch.full((1, 1, 1), query.shape[3] ** -0.5)
     if one is None:
-        return Problem(query=query, key=key, value=value, mask=None, multiplier=multiplier, fields="mzn")
+        return Problem(query=query, key=key, value=value, mask=None, multiplier=multiplier, columns=SOFTMAX_BASE)
     given = None if one.given is None else torch.full((query.shape[1],), one.given)
     return Problem(
-        query=query, key=key, value=value, mask=None, multiplier=multiplier, per_head=given, fields=fields,
+        query=query, key=key, value=value, mask=None, multiplier=multiplier, per_head=given, columns=columns,
         normalizer=one.kind, number=one.number,
     )  # fmt: skip
 
@@ -172,7 +173,10 @@ def attention_ways(tensors: tuple[Tensor, ...], one: Map, theirs: Function | Non
 
         return call
 
-    ways = {"ours": by_kernel(problem_of(tensors, one, "mnx")), "softmax": by_kernel(problem_of(tensors, None, ""))}
+    ways = {
+        "ours": by_kernel(problem_of(tensors, one, ROWWISE_BASE)),
+        "softmax": by_kernel(problem_of(tensors, None, ())),
+    }
     if theirs:
         leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
 
@@ -197,7 +201,7 @@ def checked_map(scores: Tensor, one: Map) -> tuple[float, float]:
 def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, float]:
     """The same of an output, relative to the largest (1 at least), on rows that are ``settled``."""
     query, key, value = tensors
-    output, state, _ = native.forward(problem_of(tensors, one, "mnxs"))
+    output, state, _ = native.forward(problem_of(tensors, one, state_columns(("support_size",), rowwise=True)))
     picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
     worst = 0.0
     for head in range(query.shape[1]):

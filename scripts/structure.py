@@ -2,6 +2,9 @@
 
 Files and lines of Python, circles of imports between files, files that name a statistic, places that ask for softmax
 by name, imports of another file's private names, short files, signatures that the formatter may not touch.
+
+``python scripts/structure.py --diagram`` prints the rooms and who imports whom, as docs/design/0001-architecture.md
+shows them: a Mermaid drawing of the imports that stand, without those that follow from others.
 """
 
 from __future__ import annotations
@@ -19,15 +22,54 @@ BY_NAME = re.compile(r"""[!=]= ?"softmax"|"softmax" [!=]=|in ROW_NORMALIZERS""")
 SKIP = re.compile(r"# fmt: skip$", re.MULTILINE)
 
 
+EVERYWHERE = ("checks", "errors", "files", "text", "statistics", "__init__", "__main__", "conftest")
+"""Not drawn: every room may import them, or they only start another."""
+
+
 def main(arguments: list[str]) -> int:
-    folder = Path(arguments[0]) if arguments else Path(__file__).parents[1] / "src" / PACKAGE
-    sources = {module_of(path, folder): path.read_text("utf-8") for path in sorted(folder.rglob("*.py"))}
+    folders = [Path(argument) for argument in arguments if argument != "--diagram"]
+    sources = sources_of(*folders)
     if not sources:
-        print(f"no Python files below {folder}", file=sys.stderr)
+        print(f"no Python files below {folders[0]}", file=sys.stderr)
         return 2
+    if "--diagram" in arguments:
+        print(diagram(sources))
+        return 0
     for name, value in counts(sources).items():
         print(f"{value:>7,}  {name}")
     return 0
+
+
+def sources_of(folder: Path = Path(__file__).parents[1] / "src" / PACKAGE) -> dict[str, str]:
+    """Module -> its text, for every file of the package."""
+    return {module_of(path, folder): path.read_text("utf-8") for path in sorted(folder.rglob("*.py"))}
+
+
+def diagram(sources: Mapping[str, str]) -> str:
+    """Rooms as a Mermaid graph: an arrow from each to those that it imports, but for what those import already."""
+    below = rooms(sources)
+    lines = ["graph TD"]
+    for room in sorted(below):
+        further = set[str]().union(*(reached(other, below) for other in below[room]))
+        lines += [f"    {room} --> {other}" for other in sorted(below[room] - further)]
+    return "\n".join(lines)
+
+
+def rooms(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Room -> the rooms that its files import, at once or inside a function."""
+    below: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        room = room_of(module)
+        if room in EVERYWHERE:
+            continue
+        found = {room_of(other) for other in imported(source, sources, inside=True)}
+        below[room] = below.get(room, set()) | (found - {room, *EVERYWHERE})
+    return below
+
+
+def room_of(module: str) -> str:
+    """``call`` for ``attemper.call.result``; the package itself is its ``__init__``."""
+    return (module.split(".") + ["__init__"])[1]
 
 
 def module_of(path: Path, folder: Path) -> str:
@@ -51,22 +93,23 @@ def counts(sources: Mapping[str, str]) -> dict[str, int]:
     }
 
 
-def imported(module: str, source: str, known: Mapping[str, str]) -> set[str]:
-    """Files of the package that a file imports when it loads."""
+def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set[str]:
+    """Files of the package that a file imports when it loads; with ``inside``, in its functions too."""
     found: set[str] = set()
-    for node in ast.parse(source).body:
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if inside else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in known}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             inside = names & known.keys()
             found |= inside or ({node.module} & known.keys())
-    return found - {module}
+    return found
 
 
 def circles(sources: Mapping[str, str]) -> list[set[str]]:
     """Groups of files that import each other, each of at least two."""
-    below = {module: imported(module, source, sources) for module, source in sources.items()}
+    below = {module: imported(source, sources) - {module} for module, source in sources.items()}
     reach = {module: reached(module, below) for module in below}
     groups = {frozenset(other for other in reach[module] if module in reach[other]) | {module} for module in below}
     return [set(group) for group in groups if len(group) > 1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,13 @@ def test_the_table_in_the_design_note_is_the_one_enforced_here():
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", TABLE.read_text("utf-8"), re.MULTILINE)
     written = {layer: set(re.findall(r"`(\w+)`", cells)) for layer, cells in rows}
     assert written == MAY_IMPORT | {"cli": set()}  # what the command line may import is said in words
+
+
+def test_the_drawing_in_the_design_note_is_that_of_the_imports():
+    command = [sys.executable, str(ROOT / "scripts" / "structure.py"), "--diagram"]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (written,) = re.findall(r"^```mermaid\n(.*?)^```$", TABLE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert written == drawn, "put what `python scripts/structure.py --diagram` prints there"
 
 
 def test_the_package_init_holds_no_logic():

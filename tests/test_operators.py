@@ -10,17 +10,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper.backends.contract import Problem, letters_of
+import attemper.call.autograd  # registers the gradients
+from attemper.backends.contract import Problem
 from attemper.call import operator, sums
-from attemper.statistics import state_columns
+from attemper.statistics import ONE_PASS, SOFTMAX_BASE, Column, state_columns
 
-ALL_FIELDS = letters_of(state_columns(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance")))
+ALL_COLUMNS = state_columns(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance"))
 
 
 def arguments(**changes: Any) -> Problem:
     query, key, value = (torch.randn(2, 4, n, 4, requires_grad=True) for n in (3, 5, 5))
     base = Problem(
-        query=query, key=key, value=value, mask=None, multiplier=torch.full((1, 1, 1), 0.5), fields=ALL_FIELDS
+        query=query, key=key, value=value, mask=None, multiplier=torch.full((1, 1, 1), 0.5), columns=ALL_COLUMNS
     )
     return Problem(**(vars(base) | changes))
 
@@ -48,8 +49,8 @@ VARIANTS = {
     "first keys": lambda: {"first_keys": torch.tensor([[True, False, False, False, True]])},
     "sampled rows": lambda: {"positions": torch.tensor([0, 2, 4]), "right": 0},
     "packed": packed,
-    "key_mass": lambda: {"key_mass": True, "fields": "mzn"},
-    "gini": lambda: {"fields": "mzng"},
+    "key_mass": lambda: {"key_mass": True, "columns": SOFTMAX_BASE},
+    "gini": lambda: {"columns": state_columns(("gini",))},
     "maximum": lambda: {"maximum_gradient": True},
     "float64": lambda: {
         "query": torch.randn(2, 4, 3, 4, dtype=torch.float64, requires_grad=True),
@@ -144,7 +145,7 @@ def test_statistics_without_a_gradient_have_no_part_in_the_backward_pass(variant
     call = arguments(**VARIANTS[variant]())
     whole, _ = gradients(call, 0, zeros=True)
     alone, seen = gradients(call, 0)
-    assert (seen["fields"], seen["maximum_gradient"], seen["key_mass"]) == ("mzn", False, False)
+    assert (tuple(seen["columns"]), seen["maximum_gradient"], seen["key_mass"]) == (SOFTMAX_BASE, False, False)
     assert seen["state"].shape == seen["grad_state"].shape == (3, *call.query.shape[:3])
     assert seen["grad_key_mass"].shape == (0,)
     for one, two in zip(alone, whole, strict=True):
@@ -154,26 +155,41 @@ def test_statistics_without_a_gradient_have_no_part_in_the_backward_pass(variant
 
 
 @pytest.mark.parametrize(
-    ("results", "fields", "key_mass"), [((0, 1), "mzna", False), ((0, 2), "mzn", True), ((1,), "mzna", False)]
+    ("results", "columns", "key_mass"),
+    [
+        ((0, 1), state_columns(("entropy",)), False),
+        ((0, 2), SOFTMAX_BASE, True),
+        ((1,), state_columns(("entropy",)), False),
+    ],
 )
-def test_what_has_a_gradient_stays_in_the_backward_pass(results: tuple[int, ...], fields: str, key_mass: bool):
-    call = arguments(fields="mzna", key_mass=True, maximum_gradient=True)
+def test_what_has_a_gradient_stays_in_the_backward_pass(
+    results: tuple[int, ...], columns: tuple[Column, ...], key_mass: bool
+):
+    call = arguments(columns=state_columns(("entropy",)), key_mass=True, maximum_gradient=True)
     whole, full = gradients(call, *results, zeros=True)
     some, seen = gradients(call, *results)
-    assert (full["fields"], full["key_mass"], full["maximum_gradient"]) == ("mzna", True, True)
-    assert (seen["fields"], seen["key_mass"], seen["maximum_gradient"]) == (fields, key_mass, 1 in results)
+    assert (tuple(full["columns"]), full["key_mass"], full["maximum_gradient"]) == (
+        state_columns(("entropy",)),
+        True,
+        True,
+    )
+    assert (tuple(seen["columns"]), seen["key_mass"], seen["maximum_gradient"]) == (columns, key_mass, 1 in results)
     for one, two in zip(some, whole, strict=True):
         torch.testing.assert_close(
             one if one is not None else torch.zeros(()), two if two is not None else torch.zeros(())
         )
 
 
-@pytest.mark.parametrize("changes", [{"fields": "mzng"}, {"fields": "mzn", "key_mass": True}], ids=["gini", "key_mass"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"columns": state_columns(("gini",))}, {"columns": SOFTMAX_BASE, "key_mass": True}],
+    ids=["gini", "key_mass"],
+)
 def test_dropout_is_the_same_in_both_passes_when_tiles_hold_whole_rows(changes: dict[str, Any]):
     """It is drawn tile by tile: a backward pass that cut tiles in another way would drop other weights."""
     call = arguments(dropout_p=0.5, seed=torch.tensor(7), tile_rows=2, tile_keys=2, tile_elements=16, **changes)
     (_, _, from_output, *_), seen = gradients(call, 0)
-    assert (seen["fields"], seen["key_mass"]) == (changes["fields"], changes.get("key_mass", False))
+    assert (tuple(seen["columns"]), seen["key_mass"]) == (changes["columns"], changes.get("key_mass", False))
     assert from_output is not None
     output, *_ = operator.attention(call)
     # The output is linear in the values: their gradient times them is the output times what came from above.
@@ -190,8 +206,8 @@ def test_a_call_of_a_user_who_differentiates_the_output_alone_carries_no_statist
         result.output.sum().backward(retain_graph=True)
         (result.output.sum() + result.stats.entropy.sum()).backward()
     alone, both = calls.calls
-    assert (alone["fields"], alone["maximum_gradient"]) == ("mzn", False)
-    assert (both["fields"], both["maximum_gradient"]) == ("mznavcf", True)
+    assert (tuple(alone["columns"]), alone["maximum_gradient"]) == (SOFTMAX_BASE, False)
+    assert (tuple(both["columns"]), both["maximum_gradient"]) == (state_columns(ONE_PASS), True)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -212,7 +228,7 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
         pass
     assert entered == [torch.device("cuda", 1)] * 2
     monkeypatch.setattr(operator, "_current", current)
-    call, flag = arguments(backend="triton", fields="mzna"), torch.ones(1, dtype=torch.int32)
+    call, flag = arguments(backend="triton", columns=state_columns(("entropy",))), torch.ones(1, dtype=torch.int32)
     for launch in (
         lambda: operator.attention(call),
         lambda: gradients(call, 0),
@@ -228,7 +244,15 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
 def test_meta_tensors_give_shapes_beyond_two_to_the_31_elements():
     query = torch.empty(1, 2, 2**20, 2**12, device="meta", dtype=torch.float16)
     output, state, key_mass = operator.attention(
-        Problem(query, query, query, None, torch.empty(1, 1, 1, device="meta"), fields="mzna", key_mass=True)
+        Problem(
+            query,
+            query,
+            query,
+            None,
+            torch.empty(1, 1, 1, device="meta"),
+            columns=state_columns(("entropy",)),
+            key_mass=True,
+        )
     )
     assert output.shape == query.shape
     assert output.numel() > 2**31

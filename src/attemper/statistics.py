@@ -177,7 +177,7 @@ TABLE = (
         softmax=(Column.SQUARED_WEIGHTS,), rowwise=(Column.SQUARED_WEIGHTS,),
         shown=Shown(
             "effective_tokens", "Effective tokens", "tokens",
-            "exp(entropy): as many keys with equal weight would be as spread.",
+            "1 / sum of the squared weights: as many keys with equal weight would have the same sum.",
             low=1.0, logarithmic=True, superlative="fewest", ascending=True, brief=True, column="tokens",
         ),
     ),

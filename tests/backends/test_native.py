@@ -19,6 +19,7 @@ from attemper.backends.native import library
 from attemper.backends.native.arguments import Arguments
 from attemper.backends.table import BACKENDS
 from attemper.errors import BackendError
+from attemper.statistics import state_columns
 from tests.support import agreement, cases
 from tests.support.calls import attended, packed
 
@@ -318,9 +319,16 @@ def test_any_keys_may_be_first_tokens(rows: int):
     first = torch.stack([torch.arange(600) % 7 == 2, torch.arange(600) // 8 % 32 == 31])
     positions = torch.arange(rows) * 600 // rows
     problem = Problem(
-        query=query, key=key, value=None, mask=None, multiplier=torch.full((1, 1, 1), 0.25), fields="mznf",
-        first_keys=first, positions=positions, left=100,
-    )  # fmt: skip
+        query=query,
+        key=key,
+        value=None,
+        mask=None,
+        multiplier=torch.full((1, 1, 1), 0.25),
+        columns=state_columns(("first_token_mass",)),
+        first_keys=first,
+        positions=positions,
+        left=100,
+    )
     hidden = torch.arange(600) < positions[:, None] - 100
     weights = (query.double() @ key.double().mT / 4).masked_fill(hidden, -torch.inf).softmax(-1)
     want = (weights * first[:, None, None]).sum(-1)

@@ -20,14 +20,16 @@ from torch import Tensor
 from attemper.backends import native
 from attemper.backends.contract import UNBOUNDED, Problem, Upstream
 from attemper.backends.reference import rowwise
+from attemper.statistics import ROWWISE_BASE, ROWWISE_ONE_PASS, Column, state_columns
 from tests.backends.test_native import LIBRARIES
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_empty"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]
-FIELDS = "mnxwspahvcft"
-SMOOTH = "mwpahvcft"
+COLUMNS = state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True)
+SUPPORT_COLUMNS = state_columns(("support_size",), rowwise=True)
+SMOOTH = tuple(column for column in COLUMNS if column not in (Column.VISIBLE_KEYS, Column.THRESHOLD, Column.SUPPORT))
 MAPS = (
     ("sparsemax", 0.0, None), ("entmax15", 0.0, None), ("topk", 5.0, None), ("topk", 64.0, None),
     ("threshold", 0.01, None), ("sigmoid", 0.0, -0.7), ("entmax", 0.0, 1.0), ("entmax", 0.0, 1.2),
@@ -66,12 +68,18 @@ class Case:
             if given not in (1.0, 1.5):  # every head another, but where one value has a way of its own
                 per_head = per_head + 0.05 * torch.arange(self.heads)
         return Problem(
-            query=(tensor(self.heads, self.rows, self.size) * self.spread).to(self.dtype), key=key.to(self.dtype),
+            query=(tensor(self.heads, self.rows, self.size) * self.spread).to(self.dtype),
+            key=key.to(self.dtype),
             value=tensor(self.groups, self.keys, self.width).to(self.dtype) if self.width else None,
             mask=None if self.mask is None else self.mask(self),
-            multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size), per_head=per_head, fields=FIELDS,
-            normalizer=kind, number=number, maximum_gradient=True, **self.options,
-        )  # fmt: skip
+            multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size),
+            per_head=per_head,
+            columns=COLUMNS,
+            normalizer=kind,
+            number=number,
+            maximum_gradient=True,
+            **self.options,
+        )
 
 
 def every_third_hidden(case: Case) -> Tensor:
@@ -139,7 +147,7 @@ class Dense:
         self.seen, self.scores, self.terms = seen, s, self._terms(problem)
         w = rowwise.weights(torch.where(seen, s, -math.inf), seen, problem.normalizer, problem.number, per_head)
         self.output = s.new_zeros(*s.shape[:3], 0) if value is None else w @ value.repeat_interleave(repeats, 1)
-        self.letters = self._letters(problem, s, w)
+        self.columns = self._columns(problem, s, w)
 
     @staticmethod
     def _structure(problem: Problem) -> Tensor:
@@ -164,7 +172,7 @@ class Dense:
         apart = (torch.where(seen, s, -math.inf).amax(-1, keepdim=True) - s).nan_to_num(0.0, 0.0, 0.0).abs()
         return 2.0**-24 * (terms + 2 * apart) * (2.0 * torch.randint(0, 2, s.shape) - 1)
 
-    def _letters(self, problem: Problem, s: Tensor, w: Tensor) -> dict[str, Tensor]:
+    def _columns(self, problem: Problem, s: Tensor, w: Tensor) -> dict[Column, Tensor]:
         keys, n = torch.arange(s.shape[3]), self.seen.sum(-1)
         some = n > 0
         total = w.sum(-1)
@@ -178,27 +186,27 @@ class Dense:
         else:
             first = problem.first_keys[:, None, None].double()
         positions = torch.arange(s.shape[2]) if problem.positions is None else problem.positions
-        letters = {
-            "w": total,
+        columns = {
+            Column.MASS: total,
             # A weight below exp(-87) of the largest is 0 in float32.
-            "s": (w > w.amax(-1, keepdim=True) * math.exp(-87)).sum(-1).double(),
-            "p": p.gather(-1, top)[..., 0],
-            "a": (p * (m - finite)).sum(-1),
-            "h": -(p * torch.where(p > 0, p, 1.0).log()).sum(-1),
-            "v": (p * (finite - mean) ** 2).sum(-1),
-            "c": (p * p).sum(-1),
-            "f": (p * first).sum(-1),
-            "t": (p * ((positions + problem.offset)[:, None] - keys).abs()).sum(-1),
+            Column.SUPPORT: (w > w.amax(-1, keepdim=True) * math.exp(-87)).sum(-1).double(),
+            Column.LARGEST_WEIGHT: p.gather(-1, top)[..., 0],
+            Column.MEAN_DEPTH: (p * (m - finite)).sum(-1),
+            Column.ENTROPY: -(p * torch.where(p > 0, p, 1.0).log()).sum(-1),
+            Column.VARIANCE: (p * (finite - mean) ** 2).sum(-1),
+            Column.SQUARED_WEIGHTS: (p * p).sum(-1),
+            Column.FIRST_TOKENS: (p * first).sum(-1),
+            Column.DISTANCE: (p * ((positions + problem.offset)[:, None] - keys).abs()).sum(-1),
         }
-        letters = {letter: torch.where(some, value, 0.0) for letter, value in letters.items()}
-        return letters | {"m": torch.where(some, m[..., 0], -math.inf), "n": n.double()}
+        columns = {column: torch.where(some, value, 0.0) for column, value in columns.items()}
+        return columns | {Column.MAXIMUM: torch.where(some, m[..., 0], -math.inf), Column.VISIBLE_KEYS: n.double()}
 
 
-def upstream_of(dense: Dense, fields: str = FIELDS) -> tuple[Tensor, Tensor]:
+def upstream_of(dense: Dense, columns: tuple[Column, ...] = COLUMNS) -> tuple[Tensor, Tensor]:
     """Gradients of the output and of the state; 0 for what has none."""
-    state = torch.zeros(len(fields), *dense.letters["n"].shape)
-    for place, letter in enumerate(fields):
-        if letter in SMOOTH:
+    state = torch.zeros(len(columns), *dense.columns[Column.VISIBLE_KEYS].shape)
+    for place, column in enumerate(columns):
+        if column in SMOOTH:
             state[place] = torch.randn(state.shape[1:])
     return torch.randn(dense.output.shape), state
 
@@ -206,11 +214,11 @@ def upstream_of(dense: Dense, fields: str = FIELDS) -> tuple[Tensor, Tensor]:
 def gradients(dense: Dense, output: Tensor, state: Tensor) -> dict[str, Tensor]:
     """Of every leaf; and "roundings", what a dozen roundings of dx may move the gradient of the multiplier by, since
     the multiplier's is a sum of products q k dx that mostly cancel."""
-    some = dense.letters["n"] > 0
+    some = dense.columns[Column.VISIBLE_KEYS] > 0
     loss = (dense.output * output.double()).sum()
-    for place, letter in enumerate(FIELDS):
-        if letter in SMOOTH:
-            loss = loss + (torch.where(some, dense.letters[letter], 0.0) * state[place].double()).sum()
+    for place, column in enumerate(COLUMNS):
+        if column in SMOOTH:
+            loss = loss + (torch.where(some, dense.columns[column], 0.0) * state[place].double()).sum()
     leaves = {name: leaf for name, leaf in dense.leaves.items() if leaf is not None and leaf.requires_grad}
     slope, *found = torch.autograd.grad(loss, [dense.scores, *leaves.values()], allow_unused=True)
     grads = {
@@ -261,22 +269,30 @@ def assert_forward(case: Case, problem: Problem, exact: Dense, rounded: list[Den
     output, state, key_mass = native.forward(problem)
     assert key_mass.numel() == 0
     assert_near("output", output, exact.output, [dense.output for dense in rounded], STORED[case.dtype])
-    for place, letter in enumerate(FIELDS):
-        if letter == "x":
+    for place, column in enumerate(COLUMNS):
+        if column is Column.THRESHOLD:
             continue
-        if letter == "s":  # keys at the very border may fall on either side
-            apart = (state[place] - exact.letters["s"]).abs()
-            allowed = max((dense.letters["s"] - exact.letters["s"]).abs().max() for dense in rounded)
+        if column is Column.SUPPORT:  # keys at the very border may fall on either side
+            apart = (state[place] - exact.columns[Column.SUPPORT]).abs()
+            allowed = max(
+                (dense.columns[Column.SUPPORT] - exact.columns[Column.SUPPORT]).abs().max() for dense in rounded
+            )
             assert (apart <= 2 * allowed + 1e-3 * case.keys).all()
             continue
-        assert_near(letter, state[place], exact.letters[letter], [dense.letters[letter] for dense in rounded], 3e-6)
+        assert_near(
+            column.name, state[place], exact.columns[column], [dense.columns[column] for dense in rounded], 3e-6
+        )
     return output, state
 
 
 def assert_backward(
-    problem: Problem, output: Tensor, state: Tensor, above: tuple[Tensor, Tensor], want: dict[str, Tensor],
+    problem: Problem,
+    output: Tensor,
+    state: Tensor,
+    above: tuple[Tensor, Tensor],
+    want: dict[str, Tensor],
     yardsticks: list[dict[str, Tensor]],
-) -> None:  # fmt: skip
+) -> None:
     needs = tuple(tensor is not None and tensor.dtype != torch.bool for tensor in problem.differentiable)
     got = native.backward(problem, output, state, Upstream(*above, state.new_empty(0)), needs)
     for name, gradient in want.items():
@@ -383,11 +399,11 @@ def test_bad_rows_are_told_and_touch_no_other(kind: str):
     assert torch.equal(output[:, :, others], whole[:, :, others])
     assert torch.equal(state[..., others], whole_state[..., others])
     assert output[0, 0, [3, 17]].isnan().all()
-    letters = dict(zip(FIELDS, state[:, 0, 0].unbind(), strict=True))
-    for letter, values in letters.items():
-        assert values[[3, 17]].isnan().all() or letter == "n", letter
-        assert values[5] == (-math.inf if letter == "m" else 0), letter
-    assert letters["n"][[3, 5, 17]].tolist() == [40, 0, 40]
+    columns = dict(zip(COLUMNS, state[:, 0, 0].unbind(), strict=True))
+    for column, values in columns.items():
+        assert values[[3, 17]].isnan().all() or column is Column.VISIBLE_KEYS, column
+        assert values[5] == (-math.inf if column is Column.MAXIMUM else 0), column
+    assert columns[Column.VISIBLE_KEYS][[3, 5, 17]].tolist() == [40, 0, 40]
     assert torch.equal(output[0, 0, 5], torch.zeros(16))
     grads = native.backward(
         hurt, output, state, Upstream(torch.ones_like(output), torch.ones_like(state), key_mass),
@@ -406,10 +422,16 @@ def test_bad_rows_are_told_and_touch_no_other(kind: str):
 def test_weights_in_backward_are_those_of_forward_however_large_scores_are(kind: str, multiplier: float):
     query, key, value = (torch.randn(1, 2, n, 8) for n in (40, 9, 9))
     problem = Problem(
-        query=query, key=key, value=value, mask=None, multiplier=torch.full((1, 1, 1), multiplier), fields="mnx",
-        normalizer=kind, number={"topk": 3.0, "threshold": 0.1}.get(kind, 0.0),
+        query=query,
+        key=key,
+        value=value,
+        mask=None,
+        multiplier=torch.full((1, 1, 1), multiplier),
+        columns=ROWWISE_BASE,
+        normalizer=kind,
+        number={"topk": 3.0, "threshold": 0.1}.get(kind, 0.0),
         per_head=torch.full((2,), 1.3) if kind == "entmax" else None,
-    )  # fmt: skip
+    )
     output, state, key_mass = native.forward(problem)
     above = Upstream(torch.ones_like(output), torch.zeros_like(state), key_mass)
     grads = native.backward(problem, output, state, above, (True, True, True, False, True, False, False))
@@ -452,9 +474,9 @@ def test_what_the_solver_found_is_told(kind: str, number: float, given: float | 
     elif kind == "sigmoid":
         want = torch.zeros_like(d[..., 0])
     else:
-        want = exact.letters["p"]
+        want = exact.columns[Column.LARGEST_WEIGHT]
     state = native.forward(problem)[1]
-    torch.testing.assert_close(state[FIELDS.index("x")].double(), want.detach(), rtol=0, atol=4e-6)
+    torch.testing.assert_close(state[COLUMNS.index(Column.THRESHOLD)].double(), want.detach(), rtol=0, atol=4e-6)
 
 
 @pytest.mark.parametrize(("kind", "number"), [("topk", 5.0), ("threshold", 0.0), ("sigmoid", 0.0)])
@@ -463,9 +485,16 @@ def test_a_weight_of_0_is_not_in_the_support(kind: str, number: float):
     key = torch.full((1, 1, 40, 4), -1000.0)
     key[:, :, 7] = 0.0
     problem = Problem(
-        query=torch.ones(1, 1, 3, 4), key=key, value=key, mask=None, multiplier=torch.ones(1, 1, 1), fields="mnxws",
-        normalizer=kind, number=number, per_head=torch.zeros(1) if kind == "sigmoid" else None,
-    )  # fmt: skip
+        query=torch.ones(1, 1, 3, 4),
+        key=key,
+        value=key,
+        mask=None,
+        multiplier=torch.ones(1, 1, 1),
+        columns=SUPPORT_COLUMNS,
+        normalizer=kind,
+        number=number,
+        per_head=torch.zeros(1) if kind == "sigmoid" else None,
+    )
     assert torch.equal(native.forward(problem)[1][4], torch.ones(1, 1, 3))
 
 
@@ -473,7 +502,7 @@ def test_ties_at_the_border_of_topk_go_to_the_lower_index():
     query, key = torch.ones(1, 1, 40, 4), torch.ones(1, 1, 30, 4)
     identity = torch.eye(30)[None, None]
     problem = Problem(
-        query=query, key=key, value=identity, mask=None, multiplier=torch.ones(1, 1, 1), fields="mnxws",
+        query=query, key=key, value=identity, mask=None, multiplier=torch.ones(1, 1, 1), columns=SUPPORT_COLUMNS,
         normalizer="topk", number=4.0,
     )  # fmt: skip
     output, state, _ = native.forward(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.test_records import reading
+from tests.readings.test_reading import reading
 
 PAGE = Path(__file__).parents[2] / "docs" / "scan-json.md"
 

@@ -226,7 +226,7 @@ MUTANTS = (
     Mutant("gradients: distance", GRADIENTS, "gradient += above[7][:, None] * distance_of(tile, place)", "pass", cases("window")),
     Mutant("settled: never", GRADIENTS, "settled = state[1] == 0.0", "settled = state[1] < 0.0", SETTLED),
     Mutant("settled: output keeps its part", QUERY, "tl.where(settled, structure.rows, row)", "row", SETTLED),
-    Mutant("settled: output keeps its constant", GRADIENTS, "constant = tl.where(settled, constant_gradient(state, above, CALL.LETTERS), constant)", "pass", SETTLED),
+    Mutant("settled: output keeps its constant", GRADIENTS, "constant = tl.where(settled, constant_gradient(state, above, CALL.STATE), constant)", "pass", SETTLED),
     Mutant("settled: beside a sink, too", GRADIENTS, "settled &= mass == 1.0", "pass", precise("test_a_sink_beside_a_settled_row_still_moves_its_score")),
     Mutant("gradients: A's constant", SOFTMAX, "constant -= above[3]", "pass", alone("entropy")),
     Mutant("gradients: B's constant", SOFTMAX, "constant -= above[4] * state[4]", "pass", alone("logit_variance")),

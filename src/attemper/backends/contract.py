@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attemper.statistics import Column
-
-LETTERS = dict(zip(Column, "mznxwspahvcftguy", strict=True))
-"""Column -> its letter in ``fields``."""
-
-
-def letters_of(columns: Iterable[Column]) -> str:
-    return "".join(LETTERS[column] for column in columns)
-
+from attemper.statistics import SOFTMAX_BASE, Column
 
 UNBOUNDED = 1 << 62
 """A window side without a limit."""
@@ -67,8 +58,8 @@ class Problem:
     softcap: float = 0.0
     dropout_p: float = 0.0
     first_tokens: Size = 1
-    fields: str = "mzn"
-    """Letters of the state, in order; "m", "z" and "n" are always among them, "m" first."""
+    columns: tuple[Column, ...] = SOFTMAX_BASE
+    """State columns to leave, in their order; ``SOFTMAX_BASE`` or ``ROWWISE_BASE`` are the first of them."""
     key_mass: bool = False
     maximum_gradient: bool = False
     """Whether backward must place a gradient on the maximum itself (max_logit, max_weight)."""
@@ -126,7 +117,7 @@ class Problem:
         """Whether a tile must hold all keys of its rows at once (gini sorts them; key_mass needs their sum; a threshold
         is found on them).
         """
-        return self.key_mass or "g" in self.fields or self.rowwise
+        return self.key_mass or Column.GINI in self.columns or self.rowwise
 
 
 NAMES = tuple(Problem.__dataclass_fields__)

@@ -10,20 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.statistics import ONE_PASS, state_columns
+from attemper.statistics import ONE_PASS, TABLE, Reduction, Rows, state_columns
 
 SUMMED = state_columns(ONE_PASS)
 """The state columns that the sums follow from."""
 
 BINS = 32
 
-COLUMNS = (
-    "rows", "empty", "nonfinite", "max_logit", "entropy", "normalized_entropy", "effective_tokens", "max_weight",
-    "logit_variance", "mass", "first_token_mass", "rows_of_normalized_entropy", "rows_of_first_token_mass",
-)  # fmt: skip
+_SHOWN = tuple(row for row in TABLE if row.name in ONE_PASS and row.shown is not None)
+_MEANS = tuple(row.name for row in _SHOWN if row.shown and row.shown.reduction is not Reduction.LARGEST)
+_OF_SOME = tuple(row.name for row in _SHOWN if row.defined in (Rows.TWO_KEYS, Rows.BEYOND_FIRST))
+COLUMNS = ("rows", "empty", "nonfinite", "max_logit", *_MEANS, *(f"rows_of_{name}" for name in _OF_SOME))
 """The single columns, in their order. Sums over valid rows; of the two that need more keys, with rows of their own."""
 
-BINNED = ("histogram", "curve_rows", "curve_entropy", "curve_normalized_entropy", "curve_first_token_mass")
+BINNED = ("histogram", *(f"curve_{name}" for name in ("rows", "entropy", *_OF_SOME)))
 """What follows them, ``BINS`` columns each: rows by normalised entropy, and rows and sums by log2 of visible keys."""
 
 WIDTH = len(COLUMNS) + BINS * len(BINNED)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attemper.backends import table
-from attemper.call import autograd, reference
+from attemper.backends import reference, table
+from attemper.call import autograd
 from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sampled
-from attemper.call.state import State, state_of
-from attemper.statistics import state_columns
+from attemper.call.state import State, rounded, state_of
 
 
 def run(request: Request) -> AttentionOutput:
     """Runs a checked call on its backend."""
     problem = request.problem
-    compute = reference.computed if table.named(problem.backend).plain else _by_operator
-    output, values, state = compute(request)
+    # Autograd, transforms and exporters look into plain PyTorch. It leaves its state in float64.
+    plain = table.named(problem.backend).plain
+    output, state, key_mass = reference.forward(problem) if plain else _by_operator(request)
     if not request.names:
         return AttentionOutput(output, None)
+    dtype = problem.compute_dtype
+    given = {"key_mass": key_mass.to(dtype)} if problem.key_mass else None
+    values = statistics_of(state, request.names, problem.sink, request.asked, given, dtype if plain else None)
     stats = AttentionStats(
         values,
-        state,
+        rounded(state, dtype),
         sink=problem.sink,
         first_tokens=problem.first_tokens,
         asked=request.asked,
@@ -41,7 +43,7 @@ def run(request: Request) -> AttentionOutput:
     return AttentionOutput(output, stats)
 
 
-def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], State]:
+def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:
     problem = request.problem
     refuse_onnx(
         f"attention(normalizer={request.normalizer!r}, backend={problem.backend!r})",
@@ -51,11 +53,8 @@ def _by_operator(request: Request) -> tuple[Tensor, Mapping[str, Tensor], State]
     if problem.dropout_p > 0:
         problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
     output, state, key_mass = autograd.attention(problem)
-    columns = state_columns(request.names, rowwise=problem.rowwise)
     derives = table.named(problem.backend).direct and not problem.rowwise
-    rows = state_of(columns, state, problem.backend if derives else None)
-    given = {"key_mass": key_mass} if problem.key_mass else None
-    return output, statistics_of(rows, request.names, problem.sink, request.asked, given), rows
+    return output, state_of(problem.columns, state, problem.backend if derives else None), key_mass
 
 
 def measurement(

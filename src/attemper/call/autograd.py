@@ -26,6 +26,7 @@ from attemper.call import tangents as _tangents
 from attemper.call.operator import COUNT, LIBRARY
 from attemper.call.transforms import FUNCTORCH
 from attemper.errors import BackendError
+from attemper.statistics import ROWWISE_BASE, SOFTMAX_BASE
 
 table.probe()
 _TENSORS = NAMES.index("first_keys") + 1
@@ -87,7 +88,7 @@ def gradient(
     whole = Problem(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
     needs = [bool(need) for need in ctx.needs_input_grad[: len(DIFFERENTIABLE)]]
     problem = _differentiated(whole, grad_state is not None, grad_key_mass is not None)
-    state = state[: len(problem.fields)]
+    state = state[: len(problem.columns)]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     if grad_state is None:
@@ -104,12 +105,11 @@ def gradient(
 
 def _differentiated(problem: Problem, state: bool, key_mass: bool) -> Problem:
     """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
-    least = "mnx" if problem.rowwise else "mzn"
-    assert problem.fields.startswith(least)
+    least = ROWWISE_BASE if problem.rowwise else SOFTMAX_BASE
     key_mass = key_mass or not problem.key_mass
     if state and key_mass:
         return problem
-    changes: dict[str, Any] = {} if state else {"fields": least, "maximum_gradient": False}
+    changes: dict[str, Any] = {} if state else {"columns": least, "maximum_gradient": False}
     wanted = replace(problem, **changes, key_mass=problem.key_mass and key_mass)
     # Dropout is drawn tile by tile, and tiles that hold whole rows are cut otherwise.
     return problem if problem.dropout_p > 0 and problem.whole_rows != wanted.whole_rows else wanted

@@ -27,10 +27,12 @@ _OWN = {row.name: row.column for row in TABLE}
 class Row:
     """What formulas read: ``row[column]`` of the state, ``row[name]`` of a statistic or a step, each computed once."""
 
-    def __init__(self, state: State, sink: Tensor | None) -> None:
+    def __init__(self, state: State, sink: Tensor | None, exact: bool = False) -> None:
+        """``exact``: the state has more digits than the results, so that no bound is needed before they are rounded."""
         self.state = state
         self.sink = sink
         self.known: dict[str, Tensor] = {}
+        self.exact = exact
 
     def __contains__(self, column: Column) -> bool:
         return column in self.state
@@ -42,8 +44,18 @@ class Row:
             own = _OWN.get(name)
             if own is not None and own in self.state:
                 return self.state[own]
-            self.known[name] = FORMULAS[name](self)
+            value = FORMULAS[name](self)
+            self.known[name] = value if self.exact else self.bounded(name, value)
         return self.known[name]
+
+    def bounded(self, name: str, value: Tensor) -> Tensor:
+        """A statistic no larger than it can be, were it not for rounding."""
+        bound = BOUNDS.get(name)
+        return value if bound is None else at_most(value, bound(self["count"].to(value.dtype)))
+
+    def rounded(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """A statistic of an exact state in the type of its call; counts are whole numbers in every type."""
+        return value if value.dtype == torch.int64 else self.bounded(name, value.to(dtype))
 
 
 class LazyStatistics(Mapping[str, Tensor]):
@@ -60,11 +72,13 @@ class LazyStatistics(Mapping[str, Tensor]):
         sink: Tensor | None,
         asked: Iterable[str] | None = None,
         given: Mapping[str, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """``sink`` [H] or None; ``asked``: None for all; ``given``: values that no formula gives (``key_mass``)."""
+        """See ``statistics_of``."""
         self.names = tuple(names)
         self._asked = self.names if asked is None else tuple(asked)
-        self._row = Row(state, sink)
+        self._dtype = dtype
+        self._row = Row(state, sink, exact=dtype is not None)
         self._values: dict[str, Tensor] = {} if given is None else dict(given)
         self._graph = torch.is_grad_enabled()
         if sink is not None:
@@ -77,7 +91,7 @@ class LazyStatistics(Mapping[str, Tensor]):
         if name not in self._values:
             if name not in self.names:
                 raise KeyError(name)
-            value = self._row.known.get(name)
+            value = self._row.known.get(name) if self._dtype is None else None
             if value is None:
                 value = self._computed(name)
             self._values[name] = value if name in self._asked else value.detach()
@@ -96,14 +110,15 @@ class LazyStatistics(Mapping[str, Tensor]):
         """The same statistics outside the autograd graph; none is computed for it."""
         sink = None if self._row.sink is None else self._row.sink.detach()
         given = {name: value.detach() for name, value in self._values.items()}
-        return LazyStatistics(detached(self._row.state), self.names, sink, given=given)
+        return LazyStatistics(detached(self._row.state), self.names, sink, given=given, dtype=self._dtype)
 
     def _computed(self, name: str) -> Tensor:
         state, known = self._row.state, self._row.known
         with same_graph(self._graph):
             if isinstance(state, LazyState) and not known and _OWN[name] not in state:
                 known |= state.statistics(n for n in self.names if self._row.sink is None or n not in OF_SINK)
-            return self._row[name]
+            value = self._row[name]
+            return value if self._dtype is None else self._row.rounded(name, value, self._dtype)
 
 
 def statistics_of(
@@ -112,12 +127,21 @@ def statistics_of(
     sink: Tensor | None,
     asked: Iterable[str] | None = None,
     given: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Mapping[str, Tensor]:
     """The statistics ``names`` of rows in this state, as :class:`LazyStatistics` gives them.
 
     In a compiled graph they are computed at once: it leaves out itself what nobody reads.
+
+    Args:
+        state: what a backend left.
+        names: what is wanted.
+        sink: [H] or None.
+        asked: those of ``names`` that keep their gradient; None for all.
+        given: values that no formula gives (``key_mass``).
+        dtype: type of the results, where the state has more digits: they are rounded once, at the end.
     """
-    values = LazyStatistics(state, names, sink, asked, given)
+    values = LazyStatistics(state, names, sink, asked, given, dtype)
     return {name: values[name] for name in values.names} if torch.compiler.is_compiling() else values
 
 
@@ -152,13 +176,7 @@ def inverse(value: Tensor) -> Tensor:
 
 
 def _entropy(row: Row) -> Tensor:
-    entropy = row[Column.ENTROPY] if Column.ENTROPY in row else row[Column.LOG_SUM] + row[Column.MEAN_DEPTH]
-    return at_most(entropy, log_count(row["count"]))
-
-
-def _normalized_entropy(row: Row) -> Tensor:
-    n = row["count"]
-    return at_most(row["entropy"] / n.clamp(min=2.0).log(), n.new_ones(()))
+    return row[Column.ENTROPY] if Column.ENTROPY in row else row[Column.LOG_SUM] + row[Column.MEAN_DEPTH]
 
 
 def _mass(row: Row) -> Tensor:
@@ -166,6 +184,7 @@ def _mass(row: Row) -> Tensor:
     seen, lse = row["seen"], row["lse"]
     finite = _where_seen(seen, lse, 0.0)
     if row.sink is None:
+        finite = finite.detach() if row.exact else finite
         return torch.where(seen, finite - finite + 1.0, 0.0)
     return torch.where(seen, torch.sigmoid(finite - row.sink.to(lse.dtype)[:, None]), 0.0)
 
@@ -201,7 +220,7 @@ FORMULAS: Mapping[str, Callable[[Row], Tensor]] = {
     # Statistics.
     "lse": lambda row: row[Column.MAXIMUM] + row[Column.LOG_SUM],
     "entropy": _entropy,
-    "normalized_entropy": _normalized_entropy,
+    "normalized_entropy": lambda row: row["entropy"] / row["count"].clamp(min=2.0).log(),
     "effective_tokens": lambda row: inverse(row[Column.SQUARED_WEIGHTS]),
     "max_weight": lambda row: torch.where(row["seen"], torch.exp(-row[Column.LOG_SUM]), 0.0),
     "mean_logit": _mean_logit,
@@ -211,6 +230,12 @@ FORMULAS: Mapping[str, Callable[[Row], Tensor]] = {
     "entropy_with_sink": _entropy_with_sink,
 }
 """Statistic or step -> how it follows from the state, where no state column is the statistic itself."""
+
+BOUNDS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "entropy": log_count,
+    "normalized_entropy": lambda n: n.new_ones(()),
+}
+"""Statistic -> the largest value that it can have, from the counts of visible keys: only rounding ever exceeds it."""
 
 
 def divided(x: Tensor | float, temperature: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 ``attemper::attention`` returns the output and the *state* of every row (see ``backends/blocked``), from which every
 one-pass statistic follows by a formula that autograd differentiates. One backward operator serves them all, and gets no
-more letters of the state than there are gradients for. Their gradients are registered by ``call/autograd.py``.
+more columns of the state than there are gradients for. Their gradients are registered by ``call/autograd.py``.
 ``torch.compile(fullgraph=True)`` sees one opaque node.
 """
 
@@ -28,6 +28,7 @@ _TYPES = {
     "float": "float",
     "bool": "bool",
     "str": "str",
+    "tuple[Column, ...]": "int[]",
 }
 """What a field of ``Problem`` is in a schema."""
 _PROBLEM = ", ".join(f"{_TYPES[str(field.type)]} {field.name}" for field in fields(Problem))
@@ -45,7 +46,7 @@ for _schema in (
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, H, Q, E], state [F, B, H, Q] and key_mass [B, H, K] (size 0 where not asked)."""
+    """Output [B, H, Q, E], state [columns, B, H, Q] and key_mass [B, H, K] (size 0 where not asked)."""
     return torch.ops.attemper.attention(*problem.values())
 
 
@@ -98,7 +99,7 @@ def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     output = query.new_empty((batch, rows, heads, width)) if joined else query.new_empty((batch, heads, rows, width))
     return (
         output.transpose(1, 2) if joined else output,
-        query.new_empty((len(problem.fields), batch, heads, rows), dtype=dtype),
+        query.new_empty((len(problem.columns), batch, heads, rows), dtype=dtype),
         query.new_empty((batch, heads, problem.key.shape[2]) if problem.key_mass else (0,), dtype=dtype),
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.contract import UNBOUNDED, Problem, letters_of
+from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
 from attemper.call.formulas import divided
 from attemper.call.masks import checked_mask, without_causal_bias
@@ -199,7 +199,7 @@ def _state(
     """What a backend leaves for these statistics, as ``Problem`` has it."""
     return {
         "first_keys": _first_keys(mask, first_tokens) if "first_token_mass" in names else None,
-        "fields": letters_of(state_columns(names, rowwise=rowwise)),
+        "columns": state_columns(names, rowwise=rowwise),
         "key_mass": "key_mass" in names,
         "maximum_gradient": "max_weight" in asked or "max_logit" in asked,
     }

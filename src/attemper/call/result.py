@@ -88,11 +88,20 @@ class AttentionStats:
     score_variance: Tensor
 
     def __init__(
-        self, values: Mapping[str, Tensor], state: State, *, sink: Tensor | None = None, first_tokens: int = 1,
-        asked: tuple[str, ...] = (), names: tuple[str, ...] | None = None,
-        keys: int = 0, rows: Tensor | None = None, population: int | None = None, included: Tensor | None = None,
+        self,
+        values: Mapping[str, Tensor],
+        state: State,
+        *,
+        sink: Tensor | None = None,
+        first_tokens: int = 1,
+        asked: tuple[str, ...] = (),
+        names: tuple[str, ...] | None = None,
+        keys: int = 0,
+        rows: Tensor | None = None,
+        population: int | None = None,
+        included: Tensor | None = None,
         normalizer: str = "softmax",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._values = values
         self._state = state
         self._sink = sink
@@ -188,11 +197,18 @@ class AttentionStats:
         self, values: Mapping[str, Tensor], state: State, names: tuple[str, ...], included: Tensor | None = None
     ) -> AttentionStats:
         return AttentionStats(
-            values, state, sink=self._sink, first_tokens=self._first_tokens, asked=self._asked, names=names,
-            keys=self._keys, rows=self.rows,
-            population=self._population, included=self._included if included is None else included,
+            values,
+            state,
+            sink=self._sink,
+            first_tokens=self._first_tokens,
+            asked=self._asked,
+            names=names,
+            keys=self._keys,
+            rows=self.rows,
+            population=self._population,
+            included=self._included if included is None else included,
             normalizer=self.normalizer,
-        )  # fmt: skip
+        )
 
     def defined(self, name: str) -> Tensor:
         """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys,
@@ -283,10 +299,17 @@ class AttentionStats:
         asked = tuple(name for name in self._asked if name in other._asked)
         values = statistics_of(state, self.names, sink, asked)
         return AttentionStats(
-            values, state, sink=sink, first_tokens=self._first_tokens, asked=asked,
-            keys=self._keys + other._keys, rows=self.rows,
-            population=self._population, included=self._included, normalizer=self.normalizer,
-        )  # fmt: skip
+            values,
+            state,
+            sink=sink,
+            first_tokens=self._first_tokens,
+            asked=asked,
+            keys=self._keys + other._keys,
+            rows=self.rows,
+            population=self._population,
+            included=self._included,
+            normalizer=self.normalizer,
+        )
 
 
 class AttentionOutput(NamedTuple):
@@ -342,11 +365,6 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
             f"merge: the first part has {one._keys} keys, fewer than first_tokens={one._first_tokens}: "
             "first_token_mass cannot be told. Make the first part longer or leave the statistic out."
         )
-
-
-def kept_detached(values: dict[str, Tensor], asked: tuple[str, ...]) -> dict[str, Tensor]:
-    """``values`` with those that nobody asked for (kept for merging only) taken off the graph."""
-    return {name: value if name in asked else value.detach() for name, value in values.items()}
 
 
 def by_head(value: Tensor) -> Tensor:

@@ -86,6 +86,11 @@ def detached(state: State) -> State:
     return {column: value.detach() for column, value in state.items()}
 
 
+def rounded(state: State, dtype: torch.dtype) -> State:
+    """The state in the precision of its call, if it was left in another."""
+    return state if isinstance(state, LazyState) else {column: value.to(dtype) for column, value in state.items()}
+
+
 def same_graph(graph: bool) -> AbstractContextManager[object]:
     """Records on the autograd graph if ``graph`` says so, whatever holds at the moment.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.contract import Problem, letters_of
+from attemper.backends.contract import Problem
 from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
 from attemper.call.formulas import statistics_of
 from attemper.call.operator import sampled_positions
@@ -32,7 +32,7 @@ def accumulates(request: Request) -> bool:
     problem = request.problem
     if problem.rowwise or problem.positions is not None or not table.named(problem.backend).sums:
         return False
-    return set(problem.fields) <= set(letters_of(SUMMED)) and set(BY_NAME).isdisjoint(request.names)
+    return set(problem.columns) <= set(SUMMED) and set(BY_NAME).isdisjoint(request.names)
 
 
 def fits(dtype: str, size: int) -> bool:
@@ -105,7 +105,7 @@ def add(
 ) -> None:
     """Adds the statistics of a call to ``sums``, unless ``flag`` [1] int on the device is down."""
     with torch.no_grad():
-        call = replace(problem, value=None, fields=letters_of(SUMMED))
+        call = replace(problem, value=None, columns=SUMMED)
         torch.ops.attemper.accumulate(*call.values(), included, flag, sums, state)
 
 

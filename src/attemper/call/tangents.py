@@ -6,20 +6,20 @@ differentiated again, in both modes. The tiles are those of ``backends/blocked``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attemper.backends import reference
 from attemper.backends.blocked.scores import dropout, first_keys
 from attemper.backends.blocked.tiles import Tile, key_blocks, row_positions, tiles
 from attemper.backends.contract import DIFFERENTIABLE, UNBOUNDED, Problem
-from attemper.backends.reference import rowwise, softmax
+from attemper.backends.reference import softmax
+from attemper.backends.reference.state import Rows
 from attemper.call import operator, row_operator
-
-Measures = dict[str, Callable[[], Tensor]]
 
 
 class _Results(NamedTuple):
@@ -99,25 +99,25 @@ def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
     first = first_keys(problem, tile, 0, problem.key.shape[2])[:, 0].double()
     places = torch.arange(problem.key.shape[2], device=s.device)
     distance = (row_positions(problem, tile)[:, None] - places).abs().double()
+    smallest = None
     if problem.rowwise:
-        w = _row_weights(problem, tile, s)
+        w = p = _row_weights(problem, tile, s)
         smallest = torch.finfo(problem.compute_dtype).tiny
-        measures = rowwise.statistics(s, visible, w, first, distance, smallest)
-        letters = _row_letters(measures)
     else:
+        p = softmax.weights(s, visible)
         sink = None if problem.sink is None else problem.sink[tile.heads]
-        measures = softmax.statistics(s, visible, sink, first, distance)
-        w = softmax.weights(s, visible) * measures["mass"]()[..., None]
-        letters = _softmax_letters(measures, visible.any(-1))
-    state = torch.stack([letters[letter]().double() for letter in problem.fields]).to(problem.compute_dtype)
-    key_mass = measures["key_mass"]().to(problem.compute_dtype) if problem.key_mass else None
+        w = p * softmax.share(s, visible, sink)[..., None]
+    found = Rows(s, visible, p, first=first, distance=distance, smallest=smallest)
+    known = found.columns()
+    state = torch.stack([known[column]() for column in problem.columns]).to(problem.compute_dtype)
+    key_mass = found.key_mass().to(problem.compute_dtype) if problem.key_mass else None
     return _Results(_output(problem, tile, w if kept is None else w * kept), state, key_mass)
 
 
 def _output(problem: Problem, tile: Tile, w: Tensor) -> Tensor:
     if problem.value is None:
         return problem.query.new_zeros((*w.shape[:3], 0))
-    return rowwise.output(w, problem.value[tile.batches, tile.groups], 0.0).to(problem.query.dtype)
+    return reference.weighted(w, problem.value[tile.batches, tile.groups], 0.0).to(problem.query.dtype)
 
 
 def _scores(problem: Problem, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -143,57 +143,6 @@ def _row_weights(problem: Problem, tile: Tile, s: Tensor) -> Tensor:
     visible = s != -torch.inf
     weights = torch.sigmoid(torch.where(visible, s, 0.0) + each[..., None])
     return torch.where(visible, weights, 0.0)
-
-
-def _softmax_letters(measures: Measures, seen: Tensor) -> Measures:
-    """Letter of the state (docs/design/0002) -> its values."""
-
-    def below(name: str) -> Tensor:
-        """A level of the scores less their maximum."""
-        return torch.where(seen, measures[name](), 0.0) - torch.where(seen, measures["max_logit"](), 0.0)
-
-    return {
-        "m": measures["max_logit"],
-        "z": lambda: below("lse"),
-        "n": measures["visible_keys"],
-        "a": lambda: -below("mean_logit"),
-        "v": measures["logit_variance"],
-        "c": lambda: _inverse(measures["effective_tokens"]()),
-        "f": measures["first_token_mass"],
-        "t": measures["mean_distance"],
-        "g": measures["gini"],
-        "u": lambda: -below("score_mean"),
-        "y": lambda: measures["score_variance"](),
-    }
-
-
-def _row_letters(measures: Measures) -> Measures:
-    """The same of the maps of whole rows (docs/design/0008); "x" is a kernel's own affair, and has no tangent."""
-
-    def mean_below() -> Tensor:
-        maximum = measures["max_logit"]()
-        return torch.where(maximum == -torch.inf, 0.0, maximum) - measures["mean_logit"]()
-
-    return {
-        "m": measures["max_logit"],
-        "n": measures["visible_keys"],
-        "x": lambda: torch.zeros_like(measures["mass"]()),
-        "w": measures["mass"],
-        "s": measures["support_size"],
-        "p": measures["max_weight"],
-        "a": mean_below,
-        "h": measures["entropy"],
-        "v": measures["logit_variance"],
-        "c": lambda: _inverse(measures["effective_tokens"]()),
-        "f": measures["first_token_mass"],
-        "t": measures["mean_distance"],
-        "g": measures["gini"],
-        "y": lambda: measures["score_variance"](),
-    }
-
-
-def _inverse(value: Tensor) -> Tensor:
-    return torch.where(value == 0, 0.0, 1 / torch.where(value == 0, 1.0, value))
 
 
 def _kept(layout: Problem, tile: Tile, index: int) -> Tensor:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attemper.call import reference
 from attemper.call.options import Problem
 from attemper.call.sampling import picked
+from attemper.call.weights import scores
 from attemper.functional.temperature import covariance
 
 
@@ -35,11 +35,10 @@ def slope_of(problem: Problem, variance: Tensor) -> Tensor:
 
 
 def _dense(problem: Problem) -> Tensor:
-    scores, visible = reference.scores(problem)
-    x = torch.where(visible, reference.products(problem, visible), 0.0)
+    s, x, visible = scores(problem)
     if problem.softcap:
         x = x * (1 - torch.tanh(x / problem.softcap).square())
-    return covariance(x, torch.where(visible, scores, 0.0), visible)
+    return covariance(x, s, visible)
 
 
 def _sequence(problem: Problem, index: int) -> Problem:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.options import Request
-from attemper.call.reference import head_weights
+from attemper.call.weights import head_weights
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import Scope

@@ -35,10 +35,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from attemper.backends import triton as kernels
-from attemper.backends.contract import Problem, Upstream, letters_of
+from attemper.backends.contract import Problem, Upstream
 from attemper.backends.normalizers import NORMALIZERS
 from attemper.backends.triton.sums import empty_sums
-from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS, state_columns
+from attemper.statistics import ONE_PASS, ROWWISE_BASE, ROWWISE_ONE_PASS, state_columns
 from tests.backends.triton import kept
 
 TARGETS = {
@@ -99,25 +99,26 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     query = torch.empty(1, 2, 4096, size, dtype=dtype)
     key = torch.empty(1, 1, 4096, size, dtype=dtype)
     multiplier = torch.full((1, 1, 1), 0.1)
-    every = letters_of(state_columns(ONE_PASS))
-    yield "softmax: statistics", Problem(query, key, None, None, multiplier, right=0, fields=every)
-    yield "softmax: forward", Problem(query, key, key, None, multiplier, right=0, fields=every)
+    every = state_columns(ONE_PASS)
+    yield "softmax: statistics", Problem(query, key, None, None, multiplier, right=0, columns=every)
+    yield "softmax: forward", Problem(query, key, key, None, multiplier, right=0, columns=every)
     yield "softmax: forward without statistics", Problem(query, key, key, None, multiplier, right=0)
     yield (
         "softmax: decode",
-        Problem(query[:, :, :1], key, key, None, multiplier, right=0, bottom_right=True, fields=every),
+        Problem(query[:, :, :1], key, key, None, multiplier, right=0, bottom_right=True, columns=every),
     )
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
-    everything: dict[str, Any] = {"sink": torch.zeros(2), "softcap": 20.0, "left": 1000, "fields": every + "t"}
+    everything: dict[str, Any] = {"sink": torch.zeros(2), "softcap": 20.0, "left": 1000}
+    everything["columns"] = state_columns((*ONE_PASS, "mean_distance"))
     yield "softmax: every feature, bool mask", Problem(query, key, key, mask, multiplier, **everything)
     yield "softmax: every feature, bias", Problem(query, key, key, mask.to(dtype), multiplier, **everything)
     starts = torch.tensor([0, 96, 4096])
     # Triton makes constants of arguments that are 1.
     yield (
         "softmax: one of each",
-        Problem(query[:, :1, :1], key[:, :, :1], key[:, :, :1], None, multiplier, fields=every),
+        Problem(query[:, :1, :1], key[:, :, :1], key[:, :, :1], None, multiplier, columns=every),
     )
-    yield "softmax: one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, fields=every)
+    yield "softmax: one query, decode", Problem(query[:, :1, :1], key, key, None, multiplier, columns=every)
     row = mask[:, :, :1].to(dtype)
     yield (
         "softmax: one query, bias",
@@ -125,24 +126,24 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
     )
     yield (
         "softmax: packed",
-        Problem(query, key, key, None, multiplier, right=0, cu_seqlens_q=starts, cu_seqlens_k=starts, fields=every),
+        Problem(query, key, key, None, multiplier, right=0, cu_seqlens_q=starts, cu_seqlens_k=starts, columns=every),
     )
     yield from row_problems(query, key, multiplier)
 
 
 def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
     """The same for the maps that are found on whole rows."""
-    every = letters_of(state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True))
+    every = state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True)
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     starts = torch.tensor([0, 96, 4096])
     for name in NORMALIZERS:
         given: dict[str, Any] = {"normalizer": name, "number": 64.0 if name == "topk" else 1e-3, "right": 0}
         if name in ("entmax", "sigmoid"):
             given["per_head"] = torch.zeros(query.shape[1])
-        yield f"{name}: output", Problem(query, key, key, None, multiplier, fields="mnx", **given)
-        yield f"{name}: statistics", Problem(query, key, None, None, multiplier, fields=every, **given)
-        yield f"{name}: every statistic", Problem(query, key, key, None, multiplier, fields=every, **given)
-        given |= {"softcap": 20.0, "left": 1000, "fields": every}
+        yield f"{name}: output", Problem(query, key, key, None, multiplier, columns=ROWWISE_BASE, **given)
+        yield f"{name}: statistics", Problem(query, key, None, None, multiplier, columns=every, **given)
+        yield f"{name}: every statistic", Problem(query, key, key, None, multiplier, columns=every, **given)
+        given |= {"softcap": 20.0, "left": 1000, "columns": every}
         yield f"{name}: every feature, bias", Problem(query, key, key, mask.to(query.dtype), multiplier, **given)
         packed = given | {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
         yield f"{name}: packed, bool mask", Problem(query, key, key, mask, multiplier, **packed)
@@ -152,10 +153,10 @@ def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tenso
 
 def launch_gradients(problem: Problem) -> None:
     """Every gradient of the call, that of a maximum among them where there are statistics."""
-    problem = replace(problem, maximum_gradient=len(problem.fields) > 3)
+    problem = replace(problem, maximum_gradient=len(problem.columns) > 3)
     rows = problem.query.shape[:3]
     output = problem.query.new_empty((*rows, 0 if problem.value is None else problem.value.shape[3]))
-    state = torch.empty((len(problem.fields), *rows))
+    state = torch.empty((len(problem.columns), *rows))
     needs = tuple(tensor is not None and tensor.dtype.is_floating_point for tensor in problem.differentiable)
     kernels.backward(problem, output, state, Upstream(output, state, state), needs)
 

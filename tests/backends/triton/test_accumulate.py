@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attemper
 from attemper.backends import triton as kernels
-from attemper.backends.contract import Problem, letters_of
+from attemper.backends.contract import Problem
 from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.call.result import AttentionStats, by_head
 
@@ -37,7 +37,7 @@ def call(**changes: Any) -> tuple[Problem, AttentionStats]:
     stats = attemper.attention_statistics(query, key, mask, stats="all", backend="blocked", **options)
     first = mask.any(2).any(1)
     problem = Problem(
-        query, key, None, mask, torch.full((1, 1, 1), 8**-0.5), sink=sink, right=0, fields=letters_of(SUMMED),
+        query, key, None, mask, torch.full((1, 1, 1), 8**-0.5), sink=sink, right=0, columns=SUMMED,
         first_keys=first & (first.cumsum(-1) <= 1), **changes,
     )  # fmt: skip
     return problem, stats
@@ -101,7 +101,7 @@ def test_however_rows_are_cut_into_chunks_the_sums_are_the_same(
 def test_a_maximum_below_0_is_kept():
     """Of chunks that are not there, and of those before, nothing is taken for a maximum of 0."""
     query = torch.full((1, 1, 3, 8), 1.0)
-    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), fields=letters_of(SUMMED))
+    problem = Problem(query, -query, None, None, torch.ones(1, 1, 1), columns=SUMMED)
     sums = empty_sums(1, torch.device("cpu"))
     kernels.accumulate(problem, UP, sums)
     kernels.accumulate(replace(problem, multiplier=torch.full((1, 1, 1), 2.0)), UP, sums)

@@ -18,7 +18,7 @@ from attemper.backends import triton as kernels
 from attemper.backends.contract import Problem
 from attemper.backends.triton import tuning
 from attemper.backends.triton.softmax.state import log_of
-from attemper.statistics import ONE_PASS
+from attemper.statistics import ONE_PASS, state_columns
 from tests.support.calls import attended, packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -132,7 +132,7 @@ def test_scores_whose_squares_overflow_leave_every_statistic_and_gradient_finite
 
 def test_a_row_of_one_key_leaves_zeros_with_a_plus():
     query, key = torch.randn(1, 1, 3, 2), torch.randn(1, 1, 1, 2)
-    problem = Problem(query, key, None, None, torch.ones(1, 1, 1), fields="mznavcf")
+    problem = Problem(query, key, None, None, torch.ones(1, 1, 1), columns=state_columns(ONE_PASS))
     _, state, _ = kernels.forward(problem)
     for number in (1, 3, 4):
         assert (state[number] == 0).all()
@@ -191,7 +191,7 @@ def test_sampled_rows_of_documents_stand_at_their_own_places():
     places = [torch.arange(0, length, stride) for length in lengths]
     chosen = torch.cat([place + start for place, start in zip(places, starts[:-1], strict=True)])
     begun = torch.tensor([0, *np.cumsum([len(place) for place in places]).tolist()])
-    options: dict[str, Any] = {"right": 0, "fields": "mznavcf"}
+    options: dict[str, Any] = {"right": 0, "columns": state_columns(ONE_PASS)}
     multiplier = torch.full((1, 1, 1), 0.5)
     options |= {"cu_seqlens_k": starts}
     _, every, _ = kernels.forward(Problem(query, key, None, None, multiplier, cu_seqlens_q=starts, **options))

@@ -14,6 +14,7 @@ sys.path.insert(0, {folder!r})
 from cross_compile import Driver
 import torch
 from triton import knobs, runtime
+from attemper.statistics import ONE_PASS, state_columns
 from attemper.backends import triton as kernels
 from attemper.backends.contract import Problem
 
@@ -34,7 +35,7 @@ for masked in (False, True):
             first = torch.ones(2, count, dtype=torch.bool) if masked else None
             kernels.forward(Problem(
                 query, key, key, mask, torch.full((1, 1, 1), 0.1), first_keys=first, right=0, bottom_right=True,
-                fields="mznavcf",
+                columns=state_columns(ONE_PASS),
             ))
         print(json.dumps(sorted(name for name, _ in set(compiled))))
 """

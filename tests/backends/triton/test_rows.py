@@ -19,7 +19,7 @@ from attemper import nn
 from attemper.backends.contract import Problem, Upstream
 from attemper.backends.triton.rowwise import launch
 from attemper.call.normalizer import Normalization
-from attemper.statistics import ROWWISE_ONE_PASS
+from attemper.statistics import ROWWISE_BASE, ROWWISE_ONE_PASS
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
@@ -322,7 +322,7 @@ def test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_th
     value = torch.full((1, 1, 40, 2), torch.nan)
     value[:, :, 8:16] = 1.5
     problem = Problem(
-        query, key, value, None, torch.ones(1, 1, 1), fields="mnx", normalizer=chosen, number=1.0, tile_rows=4,
+        query, key, value, None, torch.ones(1, 1, 1), columns=ROWWISE_BASE, normalizer=chosen, number=1.0, tile_rows=4,
         tile_keys=8,
     )  # fmt: skip
     output, state, _ = launch.forward(problem)

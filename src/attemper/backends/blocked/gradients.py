@@ -10,6 +10,7 @@ from torch import Tensor
 from attemper.backends.blocked.scores import gini_rank
 from attemper.backends.blocked.tiles import Tile, region, sum_to, tiles
 from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.statistics import Column
 
 
 def empty_gradients(problem: Problem, needs: tuple[bool, ...]) -> Gradients:
@@ -29,7 +30,7 @@ def empty_gradients(problem: Problem, needs: tuple[bool, ...]) -> Gradients:
 
 def without_empty_rows(problem: Problem, state: Tensor, upstream: Upstream) -> Upstream:
     """Every gradient of a row that sees nothing is exactly 0, whatever comes from above (inf times 0 would be NaN)."""
-    empty = state[problem.fields.index("n")] == 0
+    empty = state[problem.columns.index(Column.VISIBLE_KEYS)] == 0
     return Upstream(
         upstream.output.masked_fill(empty[..., None], 0.0), upstream.state.masked_fill(empty, 0.0), upstream.key_mass
     )

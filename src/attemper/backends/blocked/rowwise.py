@@ -40,6 +40,7 @@ from attemper.backends.blocked.scores import (
 from attemper.backends.blocked.tiles import Tile, add_key_mass, empty_results, tiles
 from attemper.backends.contract import Gradients, Problem, Upstream
 from attemper.backends.normalizers import NORMALIZERS
+from attemper.statistics import Column
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,34 +135,40 @@ class _Rows:
         return self.plain_deviations().square_().sum(-1) / self.count.clamp(min=1)
 
     def state(self) -> Tensor:
-        """The letters asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
+        """The columns asked for, [columns, n, R * rows]; NaN (but the count) where a visible score is not finite."""
         problem, tile, p = self.problem, self.tile, self.shares()
         wide = problem.sum_dtype
         inside, deviation = self.deviations(p)
         low, high = tile.keys
         parts = {
-            "m": lambda: self.maximum,
-            "n": lambda: self.count,
+            Column.MAXIMUM: lambda: self.maximum,
+            Column.VISIBLE_KEYS: lambda: self.count,
             # Nothing is left for backward: it finds the same weights again.
-            "x": lambda: torch.zeros_like(self.maximum),
-            "w": self.total,
-            "s": lambda: (p > 0).sum(-1),
-            "p": lambda: p.amax(-1),
-            "a": lambda: -(p * inside).sum(-1, dtype=wide),
-            "h": lambda: 0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1, dtype=wide),
-            "v": lambda: (p * deviation * deviation).sum(-1, dtype=wide),
-            "c": lambda: (p * p).sum(-1, dtype=wide),
-            "f": lambda: (tile.grid(p) * first_keys(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
-            "t": lambda: (tile.grid(p) * distance(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat),
-            "y": self.score_variance,
-            "g": lambda: (p.sort(-1).values * gini_rank(self.count[..., None].to(p.dtype), p.shape[-1])).sum(-1),
+            Column.THRESHOLD: lambda: torch.zeros_like(self.maximum),
+            Column.MASS: self.total,
+            Column.SUPPORT: lambda: (p > 0).sum(-1),
+            Column.LARGEST_WEIGHT: lambda: p.amax(-1),
+            Column.MEAN_DEPTH: lambda: -(p * inside).sum(-1, dtype=wide),
+            Column.ENTROPY: lambda: 0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1, dtype=wide),
+            Column.VARIANCE: lambda: (p * deviation * deviation).sum(-1, dtype=wide),
+            Column.SQUARED_WEIGHTS: lambda: (p * p).sum(-1, dtype=wide),
+            Column.FIRST_TOKENS: lambda: (
+                (tile.grid(p) * first_keys(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat)
+            ),
+            Column.DISTANCE: lambda: (
+                (tile.grid(p) * distance(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat)
+            ),
+            Column.PLAIN_VARIANCE: self.score_variance,
+            Column.GINI: lambda: (p.sort(-1).values * gini_rank(self.count[..., None].to(p.dtype), p.shape[-1])).sum(
+                -1
+            ),
         }
         found_parts = []
-        for letter in problem.fields:
-            part = parts[letter]().to(problem.compute_dtype)
-            if letter not in "mn":
+        for column in problem.columns:
+            part = parts[column]().to(problem.compute_dtype)
+            if column not in (Column.MAXIMUM, Column.VISIBLE_KEYS):
                 part = part.masked_fill(self.count == 0, 0.0)
-            found_parts.append(part if letter == "n" else part.masked_fill(self.bad, math.nan))
+            found_parts.append(part if column == Column.VISIBLE_KEYS else part.masked_fill(self.bad, math.nan))
         return torch.stack(found_parts)
 
 
@@ -179,11 +186,11 @@ def _per_head(problem: Problem, tile: Tile) -> Tensor | None:
     return values.reshape(tile.flat)
 
 
-def _upstream(rows: _Rows, above: Upstream) -> dict[str, Tensor]:
-    """The gradients of the state of a tile's rows by letter, [n, R * rows, 1]."""
+def _upstream(rows: _Rows, above: Upstream) -> dict[Column, Tensor]:
+    """The gradients of the state of a tile's rows by column, [n, R * rows, 1]."""
     tile = rows.tile
-    letters = enumerate(rows.problem.fields)
-    return {letter: above.state[i][tile.place].reshape(*tile.flat, 1) for i, letter in letters}
+    columns = enumerate(rows.problem.columns)
+    return {column: above.state[i][tile.place].reshape(*tile.flat, 1) for i, column in columns}
 
 
 def _weight_gradient(rows: _Rows, value: Tensor | None, index: int, above: Upstream, chunk: KeyGradients) -> Tensor:
@@ -216,48 +223,48 @@ def _score_gradient(rows: _Rows, g: Tensor, above: Upstream, grads: Gradients) -
     return gradient if softcap is None else gradient * softcap
 
 
-def _statistics_gradient(problem: Problem, rows: _Rows, grad: dict[str, Tensor], above: Upstream) -> Tensor:
+def _statistics_gradient(problem: Problem, rows: _Rows, grad: dict[Column, Tensor], above: Upstream) -> Tensor:
     """The gradient of weights that the statistics bring, g_w + (b - sum p b) / W."""
     p, tile = rows.shares(), rows.tile
     inside, deviation = rows.deviations(p)
     low, high = tile.keys
     b = torch.zeros_like(p)
-    if "h" in grad:
-        b -= grad["h"] * torch.where(p > 0, p, 1.0).log()
-    if "c" in grad:
-        b += 2 * grad["c"] * p
-    if "a" in grad:
-        b -= grad["a"] * inside
-    if "v" in grad:
-        b += grad["v"] * deviation * deviation
-    if "f" in grad:
-        tile.grid(b).add_(tile.grid(grad["f"]) * first_keys(problem, tile, low, high))
-    if "t" in grad:
-        tile.grid(b).add_(tile.grid(grad["t"]) * distance(problem, tile, low, high))
-    if "g" in grad:
-        b += gini_gradient(p, rows.count[..., None].to(p.dtype), grad["g"])
+    if Column.ENTROPY in grad:
+        b -= grad[Column.ENTROPY] * torch.where(p > 0, p, 1.0).log()
+    if Column.SQUARED_WEIGHTS in grad:
+        b += 2 * grad[Column.SQUARED_WEIGHTS] * p
+    if Column.MEAN_DEPTH in grad:
+        b -= grad[Column.MEAN_DEPTH] * inside
+    if Column.VARIANCE in grad:
+        b += grad[Column.VARIANCE] * deviation * deviation
+    if Column.FIRST_TOKENS in grad:
+        tile.grid(b).add_(tile.grid(grad[Column.FIRST_TOKENS]) * first_keys(problem, tile, low, high))
+    if Column.DISTANCE in grad:
+        tile.grid(b).add_(tile.grid(grad[Column.DISTANCE]) * distance(problem, tile, low, high))
+    if Column.GINI in grad:
+        b += gini_gradient(p, rows.count[..., None].to(p.dtype), grad[Column.GINI])
     if problem.key_mass:
         upstream = above.key_mass[tile.batches, tile.heads].to(b.dtype)
         tile.grid(b).add_(upstream.unflatten(1, (-1, problem.repeats)).unsqueeze(3)[..., low:high])
-    if "p" in grad and problem.maximum_gradient:
-        b.scatter_add_(-1, rows.scores.values.argmax(-1, keepdim=True), grad["p"])
+    if Column.LARGEST_WEIGHT in grad and problem.maximum_gradient:
+        b.scatter_add_(-1, rows.scores.values.argmax(-1, keepdim=True), grad[Column.LARGEST_WEIGHT])
     total = rows.total().to(b.dtype)[..., None]
     g = torch.where(total == 0, 0.0, (b - (p * b).sum(-1, keepdim=True)) / torch.where(total == 0, 1.0, total))
-    return g + grad["w"] if "w" in grad else g
+    return g + grad[Column.MASS] if Column.MASS in grad else g
 
 
-def _with_direct(problem: Problem, rows: _Rows, gradient: Tensor, grad: dict[str, Tensor]) -> Tensor:
+def _with_direct(problem: Problem, rows: _Rows, gradient: Tensor, grad: dict[Column, Tensor]) -> Tensor:
     """Adds what statistics owe to the scores themselves: means, variances and maximum."""
-    if "a" in grad or "v" in grad:
+    if Column.MEAN_DEPTH in grad or Column.VARIANCE in grad:
         p = rows.shares()
-        if "a" in grad:
-            gradient = gradient - grad["a"] * p
-        if "v" in grad:
-            gradient = gradient + 2 * grad["v"] * p * rows.deviations(p)[1]
-    if "y" in grad:
+        if Column.MEAN_DEPTH in grad:
+            gradient = gradient - grad[Column.MEAN_DEPTH] * p
+        if Column.VARIANCE in grad:
+            gradient = gradient + 2 * grad[Column.VARIANCE] * p * rows.deviations(p)[1]
+    if Column.PLAIN_VARIANCE in grad:
         share = rows.plain_deviations() / rows.count.clamp(min=1)[..., None]
-        gradient = gradient + 2 * grad["y"] * share.to(gradient.dtype)
-    if problem.maximum_gradient or "a" in grad:
-        at_maximum = grad["m"] + grad.get("a", 0.0)
+        gradient = gradient + 2 * grad[Column.PLAIN_VARIANCE] * share.to(gradient.dtype)
+    if problem.maximum_gradient or Column.MEAN_DEPTH in grad:
+        at_maximum = grad[Column.MAXIMUM] + grad.get(Column.MEAN_DEPTH, 0.0)
         gradient = gradient.scatter_add(-1, rows.scores.values.argmax(-1, keepdim=True), at_maximum.to(gradient.dtype))
     return gradient

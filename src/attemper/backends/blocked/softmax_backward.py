@@ -30,6 +30,7 @@ from attemper.backends.blocked.scores import (
 )
 from attemper.backends.blocked.tiles import Tile, key_blocks
 from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.statistics import Column
 
 
 def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream, needs: tuple[bool, ...]) -> Gradients:
@@ -57,16 +58,16 @@ class _RowTerms:
     def __init__(self, problem: Problem, tile: Tile, state: Tensor, above: Upstream, dot: Tensor) -> None:
         self.tile, self.problem = tile, problem
         place = tile.place
-        self.state = {letter: self._flat(state[i][place]) for i, letter in enumerate(problem.fields)}
-        self.grad = {letter: self._flat(above.state[i][place]) for i, letter in enumerate(problem.fields)}
+        self.state = {column: self._flat(state[i][place]) for i, column in enumerate(problem.columns)}
+        self.grad = {column: self._flat(above.state[i][place]) for i, column in enumerate(problem.columns)}
         self.output = above.output[place].to(problem.compute_dtype).reshape(*tile.flat, -1)
         self.key_mass = above.key_mass[tile.batches, tile.heads] if problem.key_mass else above.key_mass
         self.dot = self._flat(dot[place])
-        maximum = self.state["m"]
+        maximum = self.state[Column.MAXIMUM]
         self.base = maximum.masked_fill(maximum == -math.inf, 0.0)
         self.mass = None
         if problem.sink is not None:
-            lse = maximum.to(problem.sum_dtype) + self.state["z"].to(problem.sum_dtype)
+            lse = maximum.to(problem.sum_dtype) + self.state[Column.LOG_SUM].to(problem.sum_dtype)
             self.mass = mass(problem, tile, lse[..., 0]).to(maximum.dtype)[..., None]
         self.constant = self._constant()
 
@@ -75,26 +76,33 @@ class _RowTerms:
 
     def _constant(self) -> Tensor:
         state, grad = self.state, self.grad
-        constant = grad["z"] - (self.dot if self.mass is None else self.mass * self.dot)
-        for letter in "vft":
-            if letter in grad:
-                constant = constant - grad[letter] * state[letter]
-        if "a" in grad:
-            constant = constant - grad["a"]
-        if "c" in grad:
-            constant = constant - 2 * grad["c"] * state["c"]
+        constant = grad[Column.LOG_SUM] - (self.dot if self.mass is None else self.mass * self.dot)
+        for column in (Column.VARIANCE, Column.FIRST_TOKENS, Column.DISTANCE):
+            if column in grad:
+                constant = constant - grad[column] * state[column]
+        if Column.MEAN_DEPTH in grad:
+            constant = constant - grad[Column.MEAN_DEPTH]
+        if Column.SQUARED_WEIGHTS in grad:
+            constant = constant - 2 * grad[Column.SQUARED_WEIGHTS] * state[Column.SQUARED_WEIGHTS]
         return constant
 
     def at_maximum(self) -> Tensor:
         """What falls on the row's maximum alone: 0 if only shift-free quantities such as entropy are differentiated."""
-        return self.grad["m"] - self.grad["z"] + self.grad.get("a", 0.0) + self.grad.get("u", 0.0)
+        return (
+            self.grad[Column.MAXIMUM]
+            - self.grad[Column.LOG_SUM]
+            + self.grad.get(Column.MEAN_DEPTH, 0.0)
+            + self.grad.get(Column.PLAIN_DEPTH, 0.0)
+        )
 
     def without_weights(self, d: Tensor) -> Tensor | None:
         """What falls on every visible key alike, whatever its weight; None if nothing does."""
-        if "y" not in self.grad:
+        if Column.PLAIN_VARIANCE not in self.grad:
             return None
-        count = self.state["n"].clamp(min=1.0)
-        gradient = (2 * self.grad["y"] * (d + self.state["u"]) - self.grad["u"]) / count
+        count = self.state[Column.VISIBLE_KEYS].clamp(min=1.0)
+        gradient = (
+            2 * self.grad[Column.PLAIN_VARIANCE] * (d + self.state[Column.PLAIN_DEPTH]) - self.grad[Column.PLAIN_DEPTH]
+        ) / count
         return gradient.masked_fill_(d == -math.inf, 0.0)
 
 
@@ -127,7 +135,7 @@ def _sweep(block: _Block, grads: Gradients, chunk: KeyGradients) -> Tensor:
         plain = rows.without_weights(d)
         # Masked keys, and scores so far below that their square would overflow: their weight is 0 either way.
         d.clamp_(min=VANISHED)
-        weights = torch.exp(d - rows.state["z"])
+        weights = torch.exp(d - rows.state[Column.LOG_SUM])
         gradient = rows.constant.expand_as(d).clone()
         if block.value is not None:
             gradient += _value_gradient(block, weights, block.value, low, high, chunk)
@@ -179,20 +187,21 @@ def _add_statistics(
 ) -> None:
     """Adds to ``gradient`` what differs from key to key in the gradients of the statistics. ``d`` is overwritten."""
     grad, tile = rows.grad, rows.tile
-    if "c" in grad:
-        gradient += 2 * grad["c"] * weights
-    if "f" in grad:
-        tile.grid(gradient).add_(tile.grid(grad["f"]) * first_keys(problem, tile, low, high))
-    if "t" in grad:
-        tile.grid(gradient).add_(tile.grid(grad["t"]) * distance(problem, tile, low, high))
+    if Column.SQUARED_WEIGHTS in grad:
+        gradient += 2 * grad[Column.SQUARED_WEIGHTS] * weights
+    if Column.FIRST_TOKENS in grad:
+        tile.grid(gradient).add_(tile.grid(grad[Column.FIRST_TOKENS]) * first_keys(problem, tile, low, high))
+    if Column.DISTANCE in grad:
+        tile.grid(gradient).add_(tile.grid(grad[Column.DISTANCE]) * distance(problem, tile, low, high))
     if problem.key_mass:
         upstream = rows.key_mass.to(gradient.dtype).unflatten(1, (-1, problem.repeats)).unsqueeze(3)
         mean = (tile.grid(weights) * upstream).sum(-1, keepdim=True)
         tile.grid(gradient).add_(upstream - mean)
-    if "g" in grad:
-        gradient += gini_gradient(weights, rows.state["n"], grad["g"])
-    if "a" in grad:
+    if Column.GINI in grad:
+        gradient += gini_gradient(weights, rows.state[Column.VISIBLE_KEYS], grad[Column.GINI])
+    if Column.MEAN_DEPTH in grad:
         # -g_a X + g_v (X^2 + 2 X) = X * line, with X = d + a
-        x = d.add_(rows.state["a"])
-        line = -grad["a"] if "v" not in grad else x * grad["v"] + (2 * grad["v"] - grad["a"])
+        x = d.add_(rows.state[Column.MEAN_DEPTH])
+        a, v = grad[Column.MEAN_DEPTH], grad.get(Column.VARIANCE)
+        line = -a if v is None else x * v + (2 * v - a)
         gradient.addcmul_(x, line.expand_as(x))

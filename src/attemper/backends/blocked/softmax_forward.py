@@ -21,6 +21,7 @@ from attemper.backends.blocked.scores import (
 )
 from attemper.backends.blocked.tiles import Tile, add_key_mass, empty_results, key_blocks, tiles
 from attemper.backends.contract import Problem
+from attemper.statistics import Column
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,31 +122,34 @@ class _Rows:
         return self.output * share.to(self.output.dtype)[..., None]
 
     def state(self, problem: Problem, careful: bool) -> Tensor:
-        """The fields asked for, [F, n, R * rows]; NaN (but the count) where a visible score is not finite."""
+        """The columns asked for, [columns, n, R * rows]; NaN (but the count) where a visible score is not finite."""
         inverse = self.inverse_total()
         mean = self.first_moment * inverse
         share = self.count.clamp(min=1).to(inverse.dtype).reciprocal()
         plain_mean = self.plain_first * share
         parts = {
-            "m": self.maximum.to(inverse.dtype),
-            "z": self.log_total(),
-            "n": self.count.to(inverse.dtype),
-            "a": mean.neg(),
-            "v": (self.second_moment * inverse - mean * mean).clamp_(min=0.0),
-            "c": self.squares * inverse * inverse,
-            "f": self.first * inverse,
-            "t": self.distance * inverse,
-            "u": plain_mean.neg(),
+            Column.MAXIMUM: self.maximum.to(inverse.dtype),
+            Column.LOG_SUM: self.log_total(),
+            Column.VISIBLE_KEYS: self.count.to(inverse.dtype),
+            Column.MEAN_DEPTH: mean.neg(),
+            Column.VARIANCE: (self.second_moment * inverse - mean * mean).clamp_(min=0.0),
+            Column.SQUARED_WEIGHTS: self.squares * inverse * inverse,
+            Column.FIRST_TOKENS: self.first * inverse,
+            Column.DISTANCE: self.distance * inverse,
+            Column.PLAIN_DEPTH: plain_mean.neg(),
             # The largest score is at d = 0: at most a factor n cancels.
-            "y": (self.plain_second * share - plain_mean * plain_mean).clamp_(min=0.0),
+            Column.PLAIN_VARIANCE: (self.plain_second * share - plain_mean * plain_mean).clamp_(min=0.0),
         }
-        if "g" in problem.fields:
+        if Column.GINI in problem.columns:
             weights = self.weights().to(inverse.dtype)
             rank = gini_rank(self.count[..., None].to(inverse.dtype), weights.shape[-1])
-            parts["g"] = (weights.sort(-1).values * rank).sum(-1)
+            parts[Column.GINI] = (weights.sort(-1).values * rank).sum(-1)
         if careful:
-            parts = {k: part if k == "n" else part.masked_fill(self.bad, math.nan) for k, part in parts.items()}
-        return torch.stack([parts[letter] for letter in problem.fields]).to(problem.compute_dtype)
+            parts = {
+                k: part if k == Column.VISIBLE_KEYS else part.masked_fill(self.bad, math.nan)
+                for k, part in parts.items()
+            }
+        return torch.stack([parts[column] for column in problem.columns]).to(problem.compute_dtype)
 
 
 def _sweep(problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, careful: bool, index: int) -> _Rows:
@@ -157,10 +161,10 @@ def _sweep(problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, care
         if scores.bad is not None:
             row.bad |= scores.bad
         maximum = scores.values.amax(-1)
-        base = row.raise_maximum(maximum, rescale=number > 0, plain="y" in problem.fields)
+        base = row.raise_maximum(maximum, rescale=number > 0, plain=Column.PLAIN_VARIANCE in problem.columns)
         row.count += scores.count(tile)
         d = scores.values.sub_(base[..., None])
-        if "y" in problem.fields:
+        if Column.PLAIN_VARIANCE in problem.columns:
             visible = d.masked_fill(d == -math.inf, 0.0).to(row.total.dtype)
             row.plain_first += visible.sum(-1)
             row.plain_second += visible.square_().sum(-1)
@@ -174,19 +178,19 @@ def _sweep(problem: Problem, tile: Tile, key: Tensor, value: Tensor | None, care
 
 
 def _add_sums(problem: Problem, tile: Tile, row: _Rows, d: Tensor, e: Tensor, low: int, high: int) -> None:
-    """Adds a block to the sums that the fields need. ``d`` is overwritten."""
-    fields = problem.fields
+    """Adds a block to the sums that the columns need. ``d`` is overwritten."""
+    columns = problem.columns
     row.total += e.sum(-1, dtype=row.total.dtype)
-    if "t" in fields:
+    if Column.DISTANCE in columns:
         row.distance += (tile.grid(e) * distance(problem, tile, low, high)).sum(-1).view(tile.flat)
-    if "f" in fields and problem.first_keys is not None:
+    if Column.FIRST_TOKENS in columns and problem.first_keys is not None:
         row.first += (tile.grid(e) * first_keys(problem, tile, low, high)).sum(-1).view(tile.flat)
-    elif "f" in fields and low < problem.first_tokens:
+    elif Column.FIRST_TOKENS in columns and low < problem.first_tokens:
         row.first += e[..., : problem.first_tokens - low].sum(-1)
-    if "c" in fields:
+    if Column.SQUARED_WEIGHTS in columns:
         row.squares += (e * e).sum(-1)
-    if "a" in fields or "v" in fields:
+    if Column.MEAN_DEPTH in columns or Column.VARIANCE in columns:
         moment = e * d
         row.first_moment += moment.sum(-1)
-        if "v" in fields:
+        if Column.VARIANCE in columns:
             row.second_moment += moment.mul_(d).sum(-1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Problem
+from attemper.statistics import Column
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, rows, _ = problem.query.shape
     width = 0 if problem.value is None else problem.value.shape[3]
     new = problem.query.new_zeros
-    state = new((len(problem.fields), batch, heads, rows), dtype=problem.compute_dtype)
+    state = new((len(problem.columns), batch, heads, rows), dtype=problem.compute_dtype)
     state[0] = -math.inf
     keys = (batch, heads, problem.key.shape[2]) if problem.key_mass else (0,)
     return new((batch, heads, rows, width)), state, new(keys, dtype=problem.compute_dtype)
@@ -126,7 +127,7 @@ def row_positions(problem: Problem, tile: Tile) -> Tensor:
 
 def _key_range(problem: Problem, rows: slice) -> tuple[int, int]:
     keys = problem.key.shape[2]
-    if problem.key_mass or "g" in problem.fields:
+    if problem.key_mass or Column.GINI in problem.columns:
         return 0, keys
     first, last = row_bounds(problem, rows)
     low = min(max(0, first - problem.left), keys)

@@ -1,4 +1,4 @@
-"""The native CPU kernels: C++ over tiles, the blocked kernels' state to the letter, in float32.
+"""The native CPU kernels: C++ over tiles, the state of the blocked kernels, in float32.
 
 Sums across blocks are float64. ``source/*.h`` hold the formulas and loop orders; ``library.py`` picks the build for the
 processor; ``arguments.py`` hands over addresses and strides. No tensor is copied but small ones; the interpreter's lock
@@ -29,7 +29,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     width = 0 if problem.value is None else problem.value.shape[3]
     new = problem.query.new_empty
     output = new((batch, heads, rows, width)) if problem.rowwise else new((batch, rows, heads, width)).transpose(1, 2)
-    state = torch.empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
     call, held = described(problem, output, state)
     run("attemper_row_forward" if problem.rowwise else "attemper_forward", call)
     del held

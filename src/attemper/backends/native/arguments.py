@@ -12,12 +12,41 @@ from torch import Tensor
 
 from attemper.backends.contract import Problem
 from attemper.backends.normalizers import CODES
+from attemper.statistics import Column
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
-LETTERS = "mznavcft"
-"""Letters of the state that one pass gives; gini and key_mass need a second."""
-ROWWISE_LETTERS = "mnxwspahvcft"
+COLUMNS = (
+    Column.MAXIMUM,
+    Column.LOG_SUM,
+    Column.VISIBLE_KEYS,
+    Column.MEAN_DEPTH,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+    Column.DISTANCE,
+)
+"""State columns that one pass gives; gini and key_mass need a second."""
+ROWWISE_COLUMNS = (
+    Column.MAXIMUM,
+    Column.VISIBLE_KEYS,
+    Column.THRESHOLD,
+    Column.MASS,
+    Column.SUPPORT,
+    Column.LARGEST_WEIGHT,
+    Column.MEAN_DEPTH,
+    Column.ENTROPY,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+    Column.DISTANCE,
+)
 """The same of a rowwise normalizer, in the order of ``source/row_attention.h``."""
+
+
+def _places(problem: Problem, columns: tuple[Column, ...]) -> list[int]:
+    """Where each of ``columns`` stands in the state of a call; -1 for those that it does not leave."""
+    left = problem.columns
+    return [left.index(column) if column in left else -1 for column in columns]
 
 
 class View(ctypes.Structure):
@@ -39,7 +68,7 @@ class Arguments(ctypes.Structure):
         ("depth", c_int64), ("width", c_int64),
         ("left", c_int64), ("right", c_int64), ("offset", c_int64), ("first_tokens", c_int64),
         ("softcap", c_double),
-        ("place", c_int64 * len(LETTERS)),
+        ("place", c_int64 * len(COLUMNS)),
         ("output", View), ("state", c_void_p), ("threads", c_int64),
         ("grad_output", View), ("grad_state", c_void_p),
         ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
@@ -52,7 +81,7 @@ class Arguments(ctypes.Structure):
 _SIZE = ctypes.sizeof(Arguments)
 _BEFORE = Arguments.softcap.offset // 8
 _PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
-_ROWWISE = struct.Struct(f"@qd{len(ROWWISE_LETTERS)}q")
+_ROWWISE = struct.Struct(f"@qd{len(ROWWISE_COLUMNS)}q")
 """What follows an ``Arguments`` in a ``RowCall``."""
 _ABSENT = (0,) * 6
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
@@ -105,11 +134,11 @@ def described(
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
-        *[problem.fields.find(letter) for letter in LETTERS],
+        *_places(problem, COLUMNS),
         *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip
     if problem.rowwise:
-        columns = [problem.fields.find(letter) for letter in ROWWISE_LETTERS]
+        columns = _places(problem, ROWWISE_COLUMNS)
         call += _ROWWISE.pack(CODES[problem.normalizer], problem.number, *columns)
     return call, (multiplier, per_head, positions, first)

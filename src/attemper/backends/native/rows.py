@@ -97,7 +97,7 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
 def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:
     """[H, WIDTH] float64, the layout of ``backends/sums.py``, of softmax without a sink.
 
-    ``state``: [F, B, H, R] float32, contiguous, its first letters ``SUMMED``; ``included`` [B, H, R] bool, any strides.
+    ``state``: [F, B, H, R] float32, contiguous, its first columns ``SUMMED``; ``included`` [B, H, R] bool, any strides.
     """
     _, batch, heads, rows = state.shape
     total = torch.empty((heads, WIDTH), dtype=torch.float64)

@@ -1,1 +1,136 @@
-"""The dense backend, float64 inside: the specification of the others."""
+"""The dense backend, float64 inside: the specification of the others.
+
+It is plain PyTorch, which autograd differentiates as often as it is asked, and exporters know. Slow and n x n in memory
+on purpose. It leaves a state as the others do, in float64: statistics that follow are rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.backends.reference import rowwise, softmax
+from attemper.backends.reference.state import Rows
+from attemper.statistics import Column
+
+_DIRECT = (Column.LARGEST_WEIGHT, Column.ENTROPY)
+"""Left beside what is asked for: the quantities themselves, by their definitions, not parts that they follow from."""
+
+
+class Results(NamedTuple):
+    """What a call leaves."""
+
+    output: Tensor
+    """[B, H, Q, E] in the type of the query."""
+    state: dict[Column, Tensor]
+    """Column -> [B, H, Q], float64."""
+    key_mass: Tensor
+    """[B, H, K], float64; of size 0 where it was not asked for."""
+
+
+def forward(problem: Problem) -> Results:
+    """Output, state and key_mass of a call."""
+    s, visible = scores(problem)
+    w = _weights(problem, s, visible)
+    output = problem.query.new_empty((*problem.query.shape[:3], 0))
+    if problem.value is not None:
+        output = weighted(w, problem.value, problem.dropout_p).to(problem.query.dtype)
+    smallest = torch.finfo(problem.compute_dtype).tiny if problem.rowwise else None
+    of_statistics = w if problem.rowwise else softmax.weights(s, visible)
+    rows = Rows(s, visible, of_statistics, first=_first(problem), distance=_distance(problem), smallest=smallest)
+    known = rows.columns()
+    direct = _DIRECT if Column.MEAN_DEPTH in problem.columns else _DIRECT[:1]
+    state = {column: known[column]() for column in (*problem.columns, *direct)}
+    if not problem.rowwise:
+        state = _within(state, problem.compute_dtype)
+    return Results(output, state, rows.key_mass() if problem.key_mass else s.new_empty(0))
+
+
+def weights(problem: Problem) -> Tensor:
+    """The weights that a call applies to its values, [B, H, Q, K] in float64; with a sink they sum to ``mass``."""
+    return _weights(problem, *scores(problem))
+
+
+def scores(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Scores [B, H, Q, K] in float64, and which keys each row sees."""
+    batch, heads, queries, _ = problem.query.shape
+    shape = (batch, heads, queries, problem.key.shape[2])
+    positions, documents = _positions(problem)
+    left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
+    mask = problem.mask
+    visible = softmax.visible_keys(shape, mask, left, right, positions, documents)
+    # In float64 before it is spread: its gradient is summed there.
+    bias = None if mask is None or mask.dtype == torch.bool else mask.double().expand(shape)
+    softcap = problem.softcap or None
+    return softmax.scores(problem.query, problem.key, problem.multiplier, bias, visible, softcap), visible
+
+
+def products(problem: Problem, visible: Tensor) -> Tensor:
+    """``scores`` without bias and softcap: scale / T times q.k, -inf where hidden."""
+    return softmax.scores(problem.query, problem.key, problem.multiplier, None, visible, None)
+
+
+def weighted(w: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    """``O = dropout(w) V`` [B, H, Q, E] in float64."""
+    value = value.double().repeat_interleave(w.shape[1] // max(value.shape[1], 1), dim=1)
+    return torch.nn.functional.dropout(w, dropout_p) @ value
+
+
+def _weights(problem: Problem, s: Tensor, visible: Tensor) -> Tensor:
+    if problem.rowwise:
+        return rowwise.weights(s, visible, problem.normalizer, problem.number, problem.per_head)
+    return softmax.weights(s, visible) * softmax.share(s, visible, problem.sink)[..., None]
+
+
+def _within(state: dict[Column, Tensor], dtype: torch.dtype) -> dict[Column, Tensor]:
+    """NaN in rows whose level float64 holds and ``dtype`` does not: no other backend could tell them."""
+    lse = state[Column.MAXIMUM] + state[Column.LOG_SUM]
+    overflown = (state[Column.VISIBLE_KEYS] > 0) & ~torch.isfinite(lse.to(dtype))
+    return {
+        column: value if column is Column.VISIBLE_KEYS else value.masked_fill(overflown, math.nan)
+        for column, value in state.items()
+    }
+
+
+def _positions(problem: Problem) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """The key on each row's diagonal, counted within its document, and the documents of queries and keys."""
+    queries, keys, device = problem.query.shape[2], problem.key.shape[2], problem.query.device
+    given = None if problem.positions is None else problem.positions.to(device)
+    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
+        return torch.arange(queries, device=device) + problem.offset if given is None else given, None
+    starts_q, starts_k = (offsets.to(device, torch.int64) for offsets in (problem.cu_seqlens_q, problem.cu_seqlens_k))
+    of_query, of_key = _documents(starts_q, queries), _documents(starts_k, keys)
+    if given is not None:
+        return given, (of_query, of_key)
+    positions = torch.arange(queries, device=device) - starts_q[of_query]
+    if problem.bottom_right:
+        positions = positions + (starts_k.diff() - starts_q.diff())[of_query]
+    return positions, (of_query, of_key)
+
+
+def _documents(starts: Tensor, total: int) -> Tensor:
+    """The number of the document that each of ``total`` tokens belongs to."""
+    return torch.searchsorted(starts, torch.arange(total, device=starts.device), right=True) - 1
+
+
+def _key_places(problem: Problem) -> Tensor:
+    """[K]: the place of each key within its sequence."""
+    places = torch.arange(problem.key.shape[2], device=problem.key.device)
+    if problem.cu_seqlens_k is None:
+        return places
+    starts = problem.cu_seqlens_k.to(places.device, torch.int64)
+    return places - starts[_documents(starts, len(places))]
+
+
+def _first(problem: Problem) -> Tensor:
+    if problem.first_keys is not None:
+        return problem.first_keys[:, None, None, :].double()
+    return (_key_places(problem) < problem.first_tokens).double()
+
+
+def _distance(problem: Problem) -> Tensor:
+    return (_positions(problem)[0][:, None] - _key_places(problem)).abs().double()

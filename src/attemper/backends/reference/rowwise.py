@@ -7,7 +7,6 @@ there put it on the graph with its first and second derivatives, and change noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -100,64 +99,3 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
 
 _LARGEST = 690.0
 """A logarithm whose exponential is a number."""
-
-
-def statistics(
-    s: Tensor, visible: Tensor, w: Tensor, first: Tensor, distance: Tensor, smallest: float
-) -> dict[str, Callable[[], Tensor]]:
-    """Every row statistic [B, H, Q] (key_mass [B, H, K]) of weights ``w`` renormalised to sum 1.
-
-    ``smallest``: a sum of weights below it is 0 in the precision of the call, and no statistic of weights is defined.
-    """
-    n = visible.sum(-1)
-    bad = (visible & ~torch.isfinite(torch.where(visible, s, 0.0))).any(-1)
-    total = w.sum(-1)
-    none = ~(total >= smallest)
-    p = torch.where(none[..., None], 0.0, w) / torch.where(none, 1.0, total)[..., None]
-    finite = torch.where(visible & ~bad[..., None], s, 0.0)
-    mean = (p * finite).sum(-1)
-
-    def row(value: Tensor, empty: float = 0.0) -> Tensor:
-        return torch.where(bad, math.nan, torch.where(n > 0, value, empty))
-
-    def entropy() -> Tensor:
-        return 0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1)
-
-    def plain_variance() -> Tensor:
-        """Of the visible scores, every one alike."""
-        shift = finite - (finite.sum(-1) / n.clamp(min=1))[..., None]
-        return torch.where(visible, shift, 0.0).square().sum(-1) / n.clamp(min=1)
-
-    def sorted_gini() -> Tensor:
-        rank = torch.arange(1, p.shape[-1] + 1, device=p.device) - (p.shape[-1] - n)[..., None]
-        return (p.sort(-1).values * (2 * rank - n[..., None] - 1)).sum(-1) / n.clamp(min=1)
-
-    def at_maximum(values: Tensor) -> Tensor:
-        if s.shape[-1] == 0:
-            return total
-        return values.gather(-1, torch.where(visible, s, -math.inf).argmax(-1, keepdim=True)).squeeze(-1)
-
-    squares = (p * p).sum(-1)
-    return {
-        "max_logit": lambda: row(at_maximum(finite), -math.inf),
-        "entropy": lambda: row(entropy()),
-        "normalized_entropy": lambda: row(torch.where(n > 1, entropy() / torch.where(n > 1, n, 2).double().log(), 0.0)),
-        "effective_tokens": lambda: row(torch.where(none, 0.0, 1 / torch.where(none, 1.0, squares))),
-        "max_weight": lambda: row(at_maximum(p)),
-        "mean_logit": lambda: row(mean),
-        "logit_variance": lambda: row((p * (finite - mean[..., None]) ** 2).sum(-1)),
-        "visible_keys": lambda: n,
-        "mass": lambda: row(torch.where(none, 0.0, total)),
-        "first_token_mass": lambda: row((p * first).sum(-1)),
-        "support_size": lambda: (p > 0).sum(-1),
-        "gini": lambda: row(sorted_gini()),
-        "score_variance": lambda: row(plain_variance()),
-        "mean_distance": lambda: row((p * distance).sum(-1)),
-        "key_mass": lambda: torch.where((n > 0)[..., None] & ~bad[..., None], p, 0.0).sum(-2),
-    }
-
-
-def output(w: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """``O = dropout(w) V`` [B, H, Q, E] in float64."""
-    value = value.double().repeat_interleave(w.shape[1] // max(value.shape[1], 1), dim=1)
-    return torch.nn.functional.dropout(w, dropout_p) @ value

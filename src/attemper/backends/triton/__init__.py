@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import Gradients, Problem, Upstream, letters_of
+from attemper.backends.contract import Gradients, Problem, Upstream
 from attemper.backends.triton import launch
 from attemper.backends.triton.rowwise import launch as rowwise
 from attemper.backends.triton.softmax import launch as softmax
 from attemper.backends.triton.softmax.launch import winners
-from attemper.backends.triton.softmax.state import letters
+from attemper.backends.triton.softmax.state import bits
 from attemper.backends.triton.sums import SUMMED, add, positions_kernel
 
 __all__ = ["SUMMED", "accumulate", "backward", "forward", "positions", "winners"]
@@ -56,7 +56,7 @@ def accumulate(
         state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     softmax.sweep(problem, state, state, flag=flag)
     counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
-    add(state, counted, problem.sink, flag, sums, problem.first_tokens, letters(letters_of(SUMMED)))
+    add(state, counted, problem.sink, flag, sums, problem.first_tokens, bits(SUMMED))
 
 
 def positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:

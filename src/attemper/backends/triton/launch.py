@@ -102,7 +102,7 @@ def _multiplier(problem: Problem) -> Strided:
 
 
 def constants(
-    problem: Problem, config: Config, letters: int, upstream: Upstream | None = None, **more: Any
+    problem: Problem, config: Config, bits: int, upstream: Upstream | None = None, **more: Any
 ) -> dict[str, Any]:
     """CALL, what a kernel is specialised for, and how the compiler is to treat it. ``more``: other fields of CALL.
 
@@ -113,7 +113,7 @@ def constants(
     biased = mask is not None and mask.dtype != torch.bool
     tensors = (problem.query, problem.key, problem.value, None if upstream is None else upstream.output)
     fields: dict[str, Any] = {
-        "LETTERS": letters,
+        "STATE": bits,
         "MASK": VISIBLE.value if mask is None else BIAS.value if biased else BOOL.value,
         # At or below it a bias hides its key.
         "LIMIT": torch.finfo(mask.dtype).min / 2 if mask is not None and biased else 0.0,

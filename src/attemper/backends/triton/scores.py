@@ -88,7 +88,7 @@ class Call(NamedTuple):
 class Constants(NamedTuple):
     """``CALL`` in every kernel: what it is compiled for. The features of the call, its sizes, and how it is cut."""
 
-    LETTERS: int
+    STATE: int
     MASK: int
     LIMIT: float
     FIRST: bool

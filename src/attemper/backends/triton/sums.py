@@ -106,7 +106,7 @@ def _added(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens):
 @triton.jit(do_not_specialize=["batches", "rows", "chunks"])
 def chunk_sums_kernel(
     state, included, sink, flag, partial, batches, heads, rows, chunks, first_tokens,
-    INCLUDED: tl.constexpr, SINK: tl.constexpr, LETTERS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    INCLUDED: tl.constexpr, SINK: tl.constexpr, STATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums of one chunk of the rows of one head, to ``partial`` [chunks, heads, WIDTH]."""
     if tl.load(flag) == 0:
@@ -127,7 +127,7 @@ def chunk_sums_kernel(
             at = included.pointer + batch * included.batch + row.to(tl.int64) * included.column
             counted = counted & (tl.load(at, mask=counted, other=0) != 0)
         source = state + (tl.cast(batch, tl.int64) * heads + head) * rows + row
-        m, z, n, a, v, c, f, _ = softmax.loaded(source, plane, counted, LETTERS)
+        m, z, n, a, v, c, f, _ = softmax.loaded(source, plane, counted, STATE)
         mass = tl.zeros_like(z) + 1.0
         if SINK:
             mass = softmax.share(m + z, tl.load(sink + head).to(tl.float32))
@@ -165,7 +165,7 @@ def accumulate_kernel(
 
 
 def add(
-    state: Tensor, included: Any, sink: Tensor | None, flag: Tensor, sums: Tensor, first_tokens: int, letters: int
+    state: Tensor, included: Any, sink: Tensor | None, flag: Tensor, sums: Tensor, first_tokens: int, bits: int
 ) -> None:
     """Adds the rows of ``state`` [F, B, H, R] to ``sums`` [H, WIDTH]; ``included``: which count, as ``Strided``, or None."""
     _, batch, heads, rows = state.shape
@@ -184,7 +184,7 @@ def add(
         first_tokens,
         INCLUDED=included is not None,
         SINK=sink is not None,
-        LETTERS=letters,
+        STATE=bits,
         WIDTH=WIDTH,
         BLOCK=BLOCK,
         enable_fp_fusion=False,

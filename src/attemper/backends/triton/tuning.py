@@ -120,7 +120,7 @@ def forward(problem: Problem) -> Config:
     if INTERPRETED:
         config = IN_THE_INTERPRETER
     else:
-        table = _STATISTICS if problem.value is None else _FORWARD if len(problem.fields) > 3 else _PLAIN
+        table = _STATISTICS if problem.value is None else _FORWARD if len(problem.columns) > 3 else _PLAIN
         width = 0 if problem.value is None else problem.value.shape[3]
         config = chosen(table[machine()], max(problem.query.shape[3], width), problem)
     return _as_tested(config, problem)

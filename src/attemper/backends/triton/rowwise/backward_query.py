@@ -82,7 +82,7 @@ def _totals(tile, call, m, first, second, number, start, count, listed, marks, C
         winner = tl.where(best > top, where + at, winner)
         top = tl.maximum(top, best)
         z, zl = added(z, zl, tl.sum(omega, 1))
-        if V & CALL.LETTERS:
+        if V & CALL.STATE:
             a += tl.sum(omega * d, 1)
         wanted = any_of((omega > 0) | (visible & (m != m)[:, None]))
         tl.store(listed + left, at)
@@ -200,13 +200,13 @@ def row_query_kernel(
     inverse = tl.where(some, 1.0 / z, 0.0) + spoiled
     log_total = tl.where(some, log_of(tl.where(some, z, 1.0), tl.where(some, zl, 0.0)), 0.0)
     zero = 0.0 * n
-    above = loaded(rows.above + at_rows, plane, exists & (n > 0), CALL.LETTERS)
+    above = loaded(rows.above + at_rows, plane, exists & (n > 0), CALL.STATE)
     facts = Facts(m, one, two, number, inverse, log_total, 0.0 - a * inverse, zero, zero, winner, winner, above)
     dout = tile.query
     if CALL.E > 0:
         dout = rows_of(upstream, batch, head, read, CALL.E, CALL, True, structure.rows)
     along, mean_gradient, part, steepest = zero, zero, zero, winner
-    if (CALL.NORMALIZER != SIGMOID) | PER_HEAD | (CALL.LETTERS > W):
+    if (CALL.NORMALIZER != SIGMOID) | PER_HEAD | (CALL.STATE > W):
         along, mean_gradient, part, steepest = _row_sums(tile, call, dout, facts, count, listed, CALL, PER_HEAD)
     else:
         along = above[3]

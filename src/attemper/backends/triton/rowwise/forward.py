@@ -66,7 +66,7 @@ def row_forward_kernel(
         else:
             bounds = bounded(bounds, s, visible)
             d = s
-        omega, logs = shares(s, d, visible, place, one, two, number, CALL, (H & CALL.LETTERS) > 0, CALL.RELATIVE)
+        omega, logs = shares(s, d, visible, place, one, two, number, CALL, (H & CALL.STATE) > 0, CALL.RELATIVE)
         if any_of(omega > 0) > 0:
             sums = gathered(sums, omega, logs, d, tile, call, place, CALL)
             if CALL.E > 0:
@@ -78,7 +78,7 @@ def row_forward_kernel(
     exists = places_here < structure.rows
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places_here
     plane = tl.num_programs(0).to(tl.int64) // per * structure.rows
-    stored(m, n, x, left_over, bad > 0, state + at_rows, plane, exists, CALL.LETTERS)
+    stored(m, n, x, left_over, bad > 0, state + at_rows, plane, exists, CALL.STATE)
     if CALL.E > 0:
         scale = scale + tl.where(bad > 0, float("nan"), 0.0)
         column = tl.arange(0, CALL.BLOCK_E)

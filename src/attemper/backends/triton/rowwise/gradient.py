@@ -1,6 +1,6 @@
 r"""What the backward kernels of the rowwise normalizers share: what is known of a row, and the gradient of a block of scores.
 
-With p = omega / Omega, l = log omega, dP = dO V^T, X = d + a, and g the gradients of the state's letters::
+With p = omega / Omega, l = log omega, dP = dO V^T, X = d + a, and g the gradients of the state columns::
 
     b = -g_h l + 2 g_c p - g_a d + g_v X^2 + g_f [first] + g_t distance + g_p [j = winner]
     ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/design/0008 and normalizers.py)
@@ -67,7 +67,7 @@ def known(rows, at, exists, number, CALL: tl.constexpr):
     m = tl.load(rows.state + at, mask=exists, other=-float("inf"))
     n = tl.load(rows.state + plane + at, mask=exists, other=0.0)
     x = tl.load(rows.state + 2 * plane + at, mask=exists, other=0.0)
-    above = loaded(rows.above + at, plane, exists, CALL.LETTERS)
+    above = loaded(rows.above + at, plane, exists, CALL.STATE)
     limit = tl.load(rows.places + at, mask=exists, other=0)
     winner = tl.load(rows.places + plane + at, mask=exists, other=0)
     steepest = tl.load(rows.places + 2 * plane + at, mask=exists, other=0)
@@ -84,7 +84,7 @@ def known(rows, at, exists, number, CALL: tl.constexpr):
 def weights_of(s, visible, place, facts, CALL: tl.constexpr):
     """``(p, d, logs, inside)`` of a block; ``inside``: a key has weight, or its row has a score that is not finite."""
     d = below(s, visible, facts.m)
-    LOGS: tl.constexpr = ((H & CALL.LETTERS) > 0) | (CALL.NORMALIZER == ENTMAX)
+    LOGS: tl.constexpr = ((H & CALL.STATE) > 0) | (CALL.NORMALIZER == ENTMAX)
     one, two = facts.first, facts.second
     omega, logs = shares(s, d, visible, place, one, two, facts.number, CALL, LOGS, CALL.RELATIVE)
     inside = visible & ((omega > 0) | (facts.inverse != facts.inverse)[:, None])
@@ -96,20 +96,20 @@ def statistics_gradient(p, d, logs, place, tile, call, facts, CALL: tl.constexpr
     """b [M, N]."""
     above = facts.above
     b = 0.0 * p
-    if H & CALL.LETTERS:
+    if H & CALL.STATE:
         b -= above[7][:, None] * logs
-    if C & CALL.LETTERS:
+    if C & CALL.STATE:
         b += 2.0 * above[9][:, None] * p
-    if A & CALL.LETTERS:
+    if A & CALL.STATE:
         b -= above[6][:, None] * d
-    if V & CALL.LETTERS:
+    if V & CALL.STATE:
         x = d + facts.mean[:, None]
         b += above[8][:, None] * x * x
-    if F & CALL.LETTERS:
+    if F & CALL.STATE:
         b += tl.where(first_of(tile, place, call, CALL), above[10][:, None], 0.0)
-    if T & CALL.LETTERS:
+    if T & CALL.STATE:
         b += above[11][:, None] * distance_of(tile, place)
-    if CALL.MAXIMUM and (P & CALL.LETTERS):
+    if CALL.MAXIMUM and (P & CALL.STATE):
         b += tl.where(place[None, :] == facts.winner[:, None], above[5][:, None], 0.0)
     return b
 
@@ -141,17 +141,17 @@ def score_gradients(s, visible, place, upstream, values, tile, call, facts, CALL
             # Products in another order may differ in their last digit, and r there has no limit above alpha = 2.
             relative = tl.where(place[None, :] == facts.steepest[:, None], 0.0, relative) - facts.mean_gradient[:, None]
         ds = r * relative
-    if (A | V) & CALL.LETTERS:
+    if (A | V) & CALL.STATE:
         direct = 0.0 * d
-        if A & CALL.LETTERS:
+        if A & CALL.STATE:
             direct -= facts.above[6][:, None]
-        if V & CALL.LETTERS:
+        if V & CALL.STATE:
             direct += 2.0 * facts.above[8][:, None] * (d + facts.mean[:, None])
         ds += p * direct
     ds = tl.where(inside, ds, 0.0)
     if CALL.MAXIMUM:
         peak = facts.above[0]
-        if A & CALL.LETTERS:
+        if A & CALL.STATE:
             peak += facts.above[6]
         ds += tl.where(visible & (place[None, :] == facts.winner[:, None]), peak[:, None], 0.0)
     return ds, tl.where(inside, applied, 0.0)

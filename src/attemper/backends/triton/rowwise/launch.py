@@ -13,7 +13,7 @@ from attemper.backends.triton.rowwise.backward_query import row_query_kernel
 from attemper.backends.triton.rowwise.forward import row_forward_kernel
 from attemper.backends.triton.rowwise.gradient import NUMBERS, PLACES, Rows
 from attemper.backends.triton.rowwise.normalizers import CODES
-from attemper.backends.triton.rowwise.state import letters, relative
+from attemper.backends.triton.rowwise.state import bits, relative
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -22,7 +22,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     structure = launch.structure(problem)
     batch, heads, count = *query.shape[:2], structure.rows
     output = query.new_empty((batch, heads, count, launch.width(problem)))
-    state = query.new_empty((len(problem.fields), batch, heads, count), dtype=torch.float32)
+    state = query.new_empty((len(problem.columns), batch, heads, count), dtype=torch.float32)
     if batch * heads * count > 0:
         call = _Launch(problem, count)
         row_forward_kernel[(call.programs,)](
@@ -76,10 +76,10 @@ class _Launch:
         self.constants = tuning.all_registers() | launch.constants(
             problem,
             self.config,
-            letters(problem.fields),
+            bits(problem.columns),
             upstream,
             NORMALIZER=CODES[problem.normalizer],
-            RELATIVE=relative(problem.fields),
+            RELATIVE=relative(problem.columns),
         )
 
 

@@ -12,29 +12,43 @@ As in ``softmax/state.py``, sums over blocks are pairs of float32, and the sprea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import triton
 import triton.language as tl
 
 from attemper.backends.triton.rowwise.normalizers import SIGMOID, largest
 from attemper.backends.triton.scores import distance_of, first_of
 from attemper.backends.triton.softmax.state import added, log_of, spread
+from attemper.statistics import Column
 
 W, S, P, A, H, V, C, F, T = (tl.constexpr(1 << bit) for bit in range(9))
-"""Bits of LETTERS: the letters of the state beyond m, n and x, in their order, that the call needs."""
-_LETTERS = "wspahvcft"
+"""Bits of STATE: the state columns w, s, p, a, h, v, c, f, t beyond m, n and x that the call needs."""
+_COLUMNS = (
+    Column.MASS,
+    Column.SUPPORT,
+    Column.LARGEST_WEIGHT,
+    Column.MEAN_DEPTH,
+    Column.ENTROPY,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+    Column.DISTANCE,
+)
+"""The same by name, in the order of their bits."""
 
 SMALLEST = tl.constexpr(1.1754943508222875e-38)
 """Weights whose sum is below it count as none."""
 
 
-def letters(fields: str) -> int:
-    """The bits of the state's letters."""
-    return sum(1 << _LETTERS.index(letter) for letter in fields if letter in _LETTERS)
+def bits(columns: Iterable[Column]) -> int:
+    """The bits of state columns."""
+    return sum(1 << _COLUMNS.index(column) for column in columns if column in _COLUMNS)
 
 
-def relative(fields: str) -> bool:
+def relative(columns: Iterable[Column]) -> bool:
     """Whether weights of sigmoid are wanted relative to the largest: for what shares of their sum decide about."""
-    return bool(set(fields) & set("pahvcft"))
+    return not {*_COLUMNS[2:]}.isdisjoint(columns)
 
 
 @triton.jit
@@ -49,23 +63,23 @@ def gathered(sums, omega, logs, d, tile, call, place, CALL: tl.constexpr):
     """``sums`` with a block of weights [M, N]."""
     z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
     block_z = tl.sum(omega, 1)
-    if H & CALL.LETTERS:
+    if H & CALL.STATE:
         h, hl = added(h, hl, tl.sum(omega * logs, 1))
-    if (A | V) & CALL.LETTERS:
+    if (A | V) & CALL.STATE:
         block_a = tl.sum(omega * d, 1)
-        if V & CALL.LETTERS:
+        if V & CALL.STATE:
             x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
             # In this order, for 0 times a square that overflows would be NaN.
             b, bl = added(b, bl, tl.sum(omega * x * x, 1))
             b, bl = added(b, bl, spread(z, a, 0.0, block_z, block_a, 0.0))
         a, al = added(a, al, block_a)
-    if C & CALL.LETTERS:
+    if C & CALL.STATE:
         c, cl = added(c, cl, tl.sum(omega * omega, 1))
-    if F & CALL.LETTERS:
+    if F & CALL.STATE:
         f += tl.sum(tl.where(first_of(tile, place, call, CALL), omega, 0.0), 1)
-    if T & CALL.LETTERS:
+    if T & CALL.STATE:
         t += tl.sum(omega * distance_of(tile, place), 1)
-    if S & CALL.LETTERS:
+    if S & CALL.STATE:
         s += tl.sum((omega > 0).to(tl.int32), 1)
     z, zl = added(z, zl, block_z)
     return z, zl, h, hl, a, al, b, bl, c, cl, f, t, s
@@ -91,7 +105,7 @@ def finished(sums, m, n, number, CALL: tl.constexpr):
     scale = inverse
     if CALL.NORMALIZER == SIGMOID:
         scale = 0.0 * z + top
-    entropy = tl.where(some, log_of(z, zl) - (h + hl) / z, 0.0) if H & CALL.LETTERS else 0.0 * z
+    entropy = tl.where(some, log_of(z, zl) - (h + hl) / z, 0.0) if H & CALL.STATE else 0.0 * z
     # -0.0 and what rounding leaves below 0 are no entropies.
     entropy = tl.maximum(entropy, 0.0)
     mean = 0.0 - (a + al) * inverse
@@ -101,29 +115,29 @@ def finished(sums, m, n, number, CALL: tl.constexpr):
 
 
 @triton.jit
-def stored(m, n, x, left, bad, target, plane, exists, LETTERS: tl.constexpr):
-    """Writes m, n, x and the letters asked for, one plane after another; NaN but for n where a score is not finite."""
+def stored(m, n, x, left, bad, target, plane, exists, STATE: tl.constexpr):
+    """Writes m, n, x and the columns asked for, one plane after another; NaN but for n where a score is not finite."""
     spoiled = tl.where(bad, float("nan"), 0.0)
     tl.store(target, m + spoiled, mask=exists)
     tl.store(target + plane, n.to(tl.float32), mask=exists)
     tl.store(target + 2 * plane, tl.where(n > 0, x, 0.0) + spoiled, mask=exists)
     target += 3 * plane
     for bit in tl.static_range(9):
-        if (1 << bit) & LETTERS:
+        if (1 << bit) & STATE:
             tl.store(target, left[bit] + spoiled, mask=exists)
             target += plane
 
 
 @triton.jit
-def loaded(source, plane, exists, LETTERS: tl.constexpr):
-    """``(m, n, x, w, s, p, a, h, v, c, f, t)`` of rows (or their gradients); 0 where LETTERS has none."""
+def loaded(source, plane, exists, STATE: tl.constexpr):
+    """``(m, n, x, w, s, p, a, h, v, c, f, t)`` of rows (or their gradients); 0 where STATE has none."""
     m = tl.load(source, mask=exists, other=-float("inf"))
     n = tl.load(source + plane, mask=exists, other=0.0)
     x = tl.load(source + 2 * plane, mask=exists, other=0.0)
     rest = (n * 0.0,)
     place = source + 3 * plane
     for bit in tl.static_range(9):
-        if (1 << bit) & LETTERS:
+        if (1 << bit) & STATE:
             rest = rest + (tl.load(place, mask=exists, other=0.0),)
             place += plane
         else:

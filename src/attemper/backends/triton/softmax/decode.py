@@ -113,9 +113,9 @@ def join_kernel(
             _, _, shrink = softmax.step(rows[0], new)
             _, _, fade = softmax.step(other[0], new)
             out = out * shrink[:, None] + more * fade[:, None]
-        rows = softmax.joined(rows, other, CALL.LETTERS)
-    left, total = softmax.finished(rows, CALL.LETTERS)
-    softmax.stored(left, state + place, plane, exists, CALL.LETTERS)
+        rows = softmax.joined(rows, other, CALL.STATE)
+    left, total = softmax.finished(rows, CALL.STATE)
+    softmax.stored(left, state + place, plane, exists, CALL.STATE)
     if CALL.E > 0:
         part = 1.0 / total
         if CALL.SINK:

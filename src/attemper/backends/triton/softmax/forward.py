@@ -62,11 +62,11 @@ def joined_block(
         at += start
         # Edge blocks come first: the lowest key wins a tie wherever it was met.
         best = tl.where((top > rows[0]) | ((top == rows[0]) & (at < best)), at, best)
-    rows, e, shrink = softmax.absorbed(rows, s, more, CALL.LETTERS, EDGE)
-    if F & CALL.LETTERS:
+    rows, e, shrink = softmax.absorbed(rows, s, more, CALL.STATE, EDGE)
+    if F & CALL.STATE:
         if CALL.FIRST or start < first_limit:
             rows = softmax.with_first(rows, e, first_of(tile, place, call, CALL))
-    if T & CALL.LETTERS:
+    if T & CALL.STATE:
         rows = softmax.with_distance(rows, e, distance_of(tile, place))
     if CALL.E > 0:
         values = block_of(call.value, tile.batch, tile.group, start, local, CALL.E, CALL, EDGE, structure.keys)
@@ -122,7 +122,7 @@ def forward_kernel(
     if CALL.MASK == VISIBLE:
         for at in range(inside_from, inside_to, CALL.BLOCK_N):
             rows, out, best = joined_block(rows, out, best, tile, call, first_limit, at, CALL, False, WINNER)
-    left, total = softmax.finished(rows, CALL.LETTERS)
+    left, total = softmax.finished(rows, CALL.STATE)
     places = begin + tl.arange(0, CALL.BLOCK_M)
     exists = places < structure.rows
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
@@ -130,7 +130,7 @@ def forward_kernel(
         tl.store(winner + at_rows, best, mask=exists)
     else:
         plane = tl.num_programs(0).to(tl.int64) // per_head * structure.rows
-        softmax.stored(left, state + at_rows, plane, exists, CALL.LETTERS)
+        softmax.stored(left, state + at_rows, plane, exists, CALL.STATE)
     if CALL.E > 0:
         part = 1.0 / total
         if CALL.SINK:

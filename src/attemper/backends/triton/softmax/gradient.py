@@ -1,7 +1,7 @@
 r"""What the kernels of the backward pass share: the numbers of a row, and the gradient of a block of scores.
 
 With P and d = s - m of recomputed scores, dP = dO V^T, D = rowsum(dO O), the mass that a sink leaves to the keys (1
-without), and g the gradients of the state's letters::
+without), and g the gradients of the state columns::
 
     dS = P (mass (dP - D) + constant_gradient + varying_gradient + g_f [first] + g_t distance)
        + [j = winner] at_maximum
@@ -59,13 +59,13 @@ def _mass(state, sink, head, CALL: tl.constexpr):
 def known(rows, at, exists, head, CALL: tl.constexpr):
     """``(state, above, constant, mass, winner, peak)`` of the rows ``at`` [M], places in a plane."""
     plane = tl.cast(rows.plane, tl.int64)
-    state = loaded(rows.state + at, plane, exists, CALL.LETTERS)
-    above = loaded(rows.above + at, plane, exists, CALL.LETTERS)
+    state = loaded(rows.state + at, plane, exists, CALL.STATE)
+    above = loaded(rows.above + at, plane, exists, CALL.STATE)
     constant = tl.load(rows.constant + at, mask=exists, other=0.0)
     winner = 0
     if CALL.MAXIMUM:
         winner = tl.load(rows.winner + at, mask=exists, other=0)
-    return state, above, constant, _mass(state, rows.sink, head, CALL), winner, at_maximum(above, CALL.LETTERS)
+    return state, above, constant, _mass(state, rows.sink, head, CALL), winner, at_maximum(above, CALL.STATE)
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def without_noise(terms, CALL: tl.constexpr):
     settled = state[1] == 0.0
     if CALL.SINK:
         settled &= mass == 1.0
-    constant = tl.where(settled, constant_gradient(state, above, CALL.LETTERS), constant)
+    constant = tl.where(settled, constant_gradient(state, above, CALL.STATE), constant)
     return settled, (state, above, constant, mass, winner, peak)
 
 
@@ -96,7 +96,7 @@ def score_gradients(tile, block, upstream, values, terms, place, call, CALL: tl.
         visible, bias = seen(tile, place, call, CALL)
         s += bias
     p, d = weights(s, visible, state, EDGE)
-    gradient = varying_gradient(p, d, state, above, CALL.LETTERS) + constant[:, None]
+    gradient = varying_gradient(p, d, state, above, CALL.STATE) + constant[:, None]
     applied = p
     if CALL.E > 0:
         reached = product(upstream, tl.trans(values), tl.zeros(p.shape, tl.float32))
@@ -104,9 +104,9 @@ def score_gradients(tile, block, upstream, values, terms, place, call, CALL: tl.
             reached *= mass[:, None]
             applied = p * mass[:, None]
         gradient += reached
-    if F & CALL.LETTERS:
+    if F & CALL.STATE:
         gradient += tl.where(first_of(tile, place, call, CALL), above[6][:, None], 0.0)
-    if T & CALL.LETTERS:
+    if T & CALL.STATE:
         gradient += above[7][:, None] * distance_of(tile, place)
     ds = p * gradient
     if CALL.MAXIMUM:
@@ -128,10 +128,10 @@ def constants_kernel(output, upstream, constant, sink_rows, rows, row_count, hea
     row = tl.minimum(places, row_count - 1)
     at = (batch.to(tl.int64) * heads + head) * row_count + places
     plane = tl.cast(rows.plane, tl.int64)
-    state = loaded(rows.state + at, plane, exists, CALL.LETTERS)
-    above = loaded(rows.above + at, plane, exists, CALL.LETTERS)
+    state = loaded(rows.state + at, plane, exists, CALL.STATE)
+    above = loaded(rows.above + at, plane, exists, CALL.STATE)
     full = exists & (state[2] > 0)
-    along = constant_gradient(state, above, CALL.LETTERS)
+    along = constant_gradient(state, above, CALL.STATE)
     if CALL.E > 0:
         out = rows_of(output, batch, head, row, CALL.E, CALL, False, 0).to(tl.float32)
         out *= rows_of(upstream, batch, head, row, CALL.E, CALL, False, 0).to(tl.float32)

@@ -19,7 +19,7 @@ from attemper.backends.triton.softmax.backward_query import query_gradient_kerne
 from attemper.backends.triton.softmax.decode import CARRIED, join_kernel, split_kernel
 from attemper.backends.triton.softmax.forward import forward_kernel
 from attemper.backends.triton.softmax.gradient import Rows, constants_kernel
-from attemper.backends.triton.softmax.state import letters
+from attemper.backends.triton.softmax.state import bits
 from attemper.backends.triton.tuning import Config
 
 
@@ -29,7 +29,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
     rows = queries if problem.rows is None else problem.rows.shape[0]
     output = query.new_empty((batch, heads, rows, launch.width(problem)))
-    state = query.new_empty((len(problem.fields), batch, heads, rows), dtype=torch.float32)
+    state = query.new_empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
     splits = tuning.splits(problem) if state.numel() > 0 and problem.rows is None else min(1, state.numel())
     if splits > 1:
         _decode(problem, tuning.decode(problem), output, state, splits)
@@ -71,7 +71,7 @@ def sweep(
         FLAG=flag is not None,
         GATHER=problem.rows is not None,
         EDGE_STAGES=1 if problem.mask is None else config.stages,
-        **launch.constants(problem, config, letters(problem.fields), **({} if winner is None else nothing)),
+        **launch.constants(problem, config, bits(problem.columns), **({} if winner is None else nothing)),
     )
 
 
@@ -86,7 +86,7 @@ def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, spl
     parts = query.new_empty((splits, CARRIED.value, total), dtype=torch.float32)
     outputs = query.new_empty((splits, total, width), dtype=torch.float32)
     *tensors, mask, first = launch.inputs(problem)
-    constants = launch.constants(problem, config, letters(problem.fields))
+    constants = launch.constants(problem, config, bits(problem.columns))
     split_kernel[(batch * key.shape[1] * splits,)](
         *tensors,
         mask._replace(batch=0, head=0, row=0),
@@ -166,14 +166,14 @@ def _row_numbers(problem: Problem, output: Tensor, state: Tensor, upstream: Upst
         rows,
         count,
         heads,
-        CALL=launch.constants(problem, config, letters(problem.fields), WIDE=is_wide)["CALL"],
+        CALL=launch.constants(problem, config, bits(problem.columns), WIDE=is_wide)["CALL"],
         num_warps=config.warps,
     )
     return rows, sink_rows
 
 
 def _constants(problem: Problem, upstream: Upstream, config: Config) -> dict[str, Any]:
-    return launch.constants(problem, config, letters(problem.fields), upstream)
+    return launch.constants(problem, config, bits(problem.columns), upstream)
 
 
 def _query_gradient(

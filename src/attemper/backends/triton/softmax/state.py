@@ -11,29 +11,40 @@ Joining a block whose maximum raises m by t = m' - m and shrinks by r = e^-t, wh
 
 The spread is kept about its own mean: about the maximum it would be the difference of two numbers that are larger than
 it. Z, A, B and C are pairs of float32 whose sum is exact to twice the digits: blocks added in plain float32 lose those
-of a row that is nearly one-hot. Everything is [M], in registers; what LETTERS leaves out is a constant, which
+of a row that is nearly one-hot. Everything is [M], in registers; what STATE leaves out is a constant, which
 compilers drop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import triton
 import triton.language as tl
 
 from attemper.backends.triton.scores import VANISHED
+from attemper.statistics import Column
 
 A, V, C, F, T = (tl.constexpr(bit) for bit in (1, 2, 4, 8, 16))
-"""Bits of LETTERS: the letters of the state beyond m, z and n that the call needs."""
+"""Bits of STATE: the state columns a, v, c, f, t (docs/design/0002) beyond m, z and n that the call needs."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2_HIGH, LN2_LOW = tl.constexpr(0.693145751953125), tl.constexpr(1.42860682030941723212e-6)
 """log 2 in two parts; the first has so few digits that a whole number times it is exact."""
 
 
-def letters(fields: str) -> int:
-    """The bits of the state's letters."""
-    bits = {"a": A, "v": V, "c": C, "f": F, "t": T}
-    return sum(int(bits[letter].value) for letter in fields if letter in bits)
+_BITS = {
+    Column.MEAN_DEPTH: A,
+    Column.VARIANCE: V,
+    Column.SQUARED_WEIGHTS: C,
+    Column.FIRST_TOKENS: F,
+    Column.DISTANCE: T,
+}
+
+
+def bits(columns: Iterable[Column]) -> int:
+    """The bits of state columns."""
+    return sum(int(_BITS[column].value) for column in columns if column in _BITS)
 
 
 @triton.jit
@@ -79,19 +90,19 @@ def spread(z, a, b, block_z, block_a, block_b):
 
 
 @triton.jit
-def lowered(rows, down, shrink, LETTERS: tl.constexpr):
+def lowered(rows, down, shrink, STATE: tl.constexpr):
     """The sums of rows moved to a maximum that is ``-down`` higher."""
     m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
-    if A & LETTERS:
+    if A & STATE:
         a, al = added(a, al, down * z)
         a, al = a * shrink, (al + down * zl) * shrink
-    if V & LETTERS:
+    if V & STATE:
         b, bl = b * shrink, bl * shrink
-    if C & LETTERS:
+    if C & STATE:
         c, cl = c * (shrink * shrink), cl * (shrink * shrink)
-    if F & LETTERS:
+    if F & STATE:
         f = f * shrink
-    if T & LETTERS:
+    if T & STATE:
         t = t * shrink
     return m, z * shrink, zl * shrink, a, al, b, bl, c, cl, f, t, lowest, n
 
@@ -104,25 +115,25 @@ def hidden(s, visible):
 
 
 @triton.jit
-def absorbed(rows, s, more, LETTERS: tl.constexpr, MASKED: tl.constexpr):
+def absorbed(rows, s, more, STATE: tl.constexpr, MASKED: tl.constexpr):
     """``rows`` after a block of scores [M, N], its weights relative to the maximum, and how far sums before it shrank.
 
     ``more``: visible keys of each row in the block. MASKED: the block has hidden keys, and comes from ``hidden``.
     """
     new = tl.maximum(rows[0], tl.max(s, 1))
     base, down, shrink = step(rows[0], new)
-    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, LETTERS)
+    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, STATE)
     d = s - base[:, None]
     if MASKED:
         d = tl.where(s == -float("inf"), VANISHED, d)
-    if (A & LETTERS) == 0:
+    if (A & STATE) == 0:
         lowest = tl.minimum(lowest, tl.min(d, 1))
     e = exponential(d)
     block_z = tl.sum(e, 1)
-    if A & LETTERS:
+    if A & STATE:
         weighted = e * d
         block_a = tl.sum(weighted, 1)
-        if V & LETTERS:
+        if V & STATE:
             x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
             # In this order, for 0 times a square that overflows would be NaN.
             block_b = tl.sum(e * x * x, 1)
@@ -130,7 +141,7 @@ def absorbed(rows, s, more, LETTERS: tl.constexpr, MASKED: tl.constexpr):
             b, bl = added(b, bl, block_b)
             b, bl = added(b, bl, apart)
         a, al = added(a, al, block_a)
-    if C & LETTERS:
+    if C & STATE:
         c, cl = added(c, cl, tl.sum(e * e, 1))
     z, zl = added(z, zl, block_z)
     return (new, z, zl, a, al, b, bl, c, cl, f, t, lowest, n + more), e, shrink
@@ -151,19 +162,19 @@ def with_distance(rows, e, distance):
 
 
 @triton.jit
-def joined(rows, other, LETTERS: tl.constexpr):
+def joined(rows, other, STATE: tl.constexpr):
     """The rows over the keys of both: the same law, for two parts that were computed apart."""
     new = tl.maximum(rows[0], other[0])
     _, down, shrink = step(rows[0], new)
-    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, LETTERS)
+    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, STATE)
     _, down, shrink = step(other[0], new)
-    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lowered(other, down, shrink, LETTERS)
-    if V & LETTERS:
+    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lowered(other, down, shrink, STATE)
+    if V & STATE:
         b, bl = added(b, bl + bl2, spread(z, a, b, z2, a2, b2))
         b, bl = added(b, bl, b2)
-    if A & LETTERS:
+    if A & STATE:
         a, al = added(a, al + al2, a2)
-    if C & LETTERS:
+    if C & STATE:
         c, cl = added(c, cl + cl2, c2)
     z, zl = added(z, zl + zl2, z2)
     return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, tl.minimum(lowest, lowest2), n + n2
@@ -204,12 +215,12 @@ def log_of(high, low):
 
 
 @triton.jit
-def finished(rows, LETTERS: tl.constexpr):
-    """The state that rows leave: ``(m, z, n, a, v, c, f, t)``, 0 where LETTERS has none; NaN but for n where a visible
+def finished(rows, STATE: tl.constexpr):
+    """The state that rows leave: ``(m, z, n, a, v, c, f, t)``, 0 where STATE has none; NaN but for n where a visible
     score is not finite. And Z, to divide the output by (1 on an empty row)."""
     m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
     bad = (z != z) | (m == float("inf")) | (lowest == -float("inf"))
-    if A & LETTERS:
+    if A & STATE:
         bad = bad | (a != a)
     bad = bad & (n > 0)
     z, zl = added(z, 0.0, zl)
@@ -220,43 +231,43 @@ def finished(rows, LETTERS: tl.constexpr):
     not_a_number = tl.where(bad, float("nan"), 0.0)
     zero = tl.zeros_like(z)
     mean, variance, square, on_first, distance = zero, zero, zero, zero, zero
-    if A & LETTERS:
+    if A & STATE:
         mean = -(a + al) / z + not_a_number
         # -0.0 is no number to show.
         mean = tl.where(mean == 0, 0.0, mean)
-    if V & LETTERS:
+    if V & STATE:
         variance = (b + bl) / z + not_a_number
-    if C & LETTERS:
+    if C & STATE:
         square = (c + cl) / z / z + not_a_number
-    if F & LETTERS:
+    if F & STATE:
         on_first = f / z + not_a_number
-    if T & LETTERS:
+    if T & STATE:
         distance = t / z + not_a_number
     state = (m + not_a_number, log_z + not_a_number, n.to(tl.float32), mean, variance, square, on_first, distance)
     return state, z
 
 
 @triton.jit
-def stored(state, target, plane, exists, LETTERS: tl.constexpr):
-    """Writes the letters that were asked for, one plane of ``plane`` numbers after another, in the operator's order."""
+def stored(state, target, plane, exists, STATE: tl.constexpr):
+    """Writes the columns that were asked for, one plane of ``plane`` numbers after another, in the operator's order."""
     m, z, n, a, v, c, f, t = state
     tl.store(target, m, mask=exists)
     tl.store(target + plane, z, mask=exists)
     tl.store(target + 2 * plane, n, mask=exists)
     place = target + 3 * plane
-    if A & LETTERS:
+    if A & STATE:
         tl.store(place, a, mask=exists)
         place += plane
-    if V & LETTERS:
+    if V & STATE:
         tl.store(place, v, mask=exists)
         place += plane
-    if C & LETTERS:
+    if C & STATE:
         tl.store(place, c, mask=exists)
         place += plane
-    if F & LETTERS:
+    if F & STATE:
         tl.store(place, f, mask=exists)
         place += plane
-    if T & LETTERS:
+    if T & STATE:
         tl.store(place, t, mask=exists)
 
 
@@ -269,26 +280,26 @@ def share(lse, sink):
 
 
 @triton.jit
-def loaded(source, plane, exists, LETTERS: tl.constexpr):
-    """``(m, z, n, a, v, c, f, t)`` of rows, as ``stored`` left them; 0 where LETTERS has none."""
+def loaded(source, plane, exists, STATE: tl.constexpr):
+    """``(m, z, n, a, v, c, f, t)`` of rows, as ``stored`` left them; 0 where STATE has none."""
     m = tl.load(source, mask=exists, other=-float("inf"))
     z = tl.load(source + plane, mask=exists, other=0.0)
     n = tl.load(source + 2 * plane, mask=exists, other=0.0)
     place = source + 3 * plane
     a, v, c, f, t = 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n
-    if A & LETTERS:
+    if A & STATE:
         a = tl.load(place, mask=exists, other=0.0)
         place += plane
-    if V & LETTERS:
+    if V & STATE:
         v = tl.load(place, mask=exists, other=0.0)
         place += plane
-    if C & LETTERS:
+    if C & STATE:
         c = tl.load(place, mask=exists, other=0.0)
         place += plane
-    if F & LETTERS:
+    if F & STATE:
         f = tl.load(place, mask=exists, other=0.0)
         place += plane
-    if T & LETTERS:
+    if T & STATE:
         t = tl.load(place, mask=exists, other=0.0)
     return m, z, n, a, v, c, f, t
 
@@ -307,44 +318,44 @@ def weights(s, visible, state, MASKED: tl.constexpr):
 
 
 @triton.jit
-def constant_gradient(state, above, LETTERS: tl.constexpr):
+def constant_gradient(state, above, STATE: tl.constexpr):
     """What of a score's gradient is the same along a row, without the output's: g_z - g_a - g_v v - 2 g_c c - ..."""
     constant = above[1]
-    if A & LETTERS:
+    if A & STATE:
         constant -= above[3]
-    if V & LETTERS:
+    if V & STATE:
         constant -= above[4] * state[4]
-    if C & LETTERS:
+    if C & STATE:
         constant -= 2.0 * above[5] * state[5]
-    if F & LETTERS:
+    if F & STATE:
         constant -= above[6] * state[6]
-    if T & LETTERS:
+    if T & STATE:
         constant -= above[7] * state[7]
     return constant
 
 
 @triton.jit
-def varying_gradient(p, d, state, above, LETTERS: tl.constexpr):
+def varying_gradient(p, d, state, above, STATE: tl.constexpr):
     """What of a score's gradient differs from key to key, as P: -g_a X + g_v (X^2 + 2X) + 2 g_c P, with X = d + a.
 
     With ``constant_gradient`` and mass (dP - D), times P, it is the gradient of a score before the softcap; first tokens
     and distance add ``above[6]`` where first and ``above[7]`` times the distance.
     """
     gradient = 0.0 * p
-    if A & LETTERS:
+    if A & STATE:
         x = d + state[3][:, None]
         line = -above[3][:, None]
-        if V & LETTERS:
+        if V & STATE:
             line = x * above[4][:, None] + (2.0 * above[4] - above[3])[:, None]
         gradient += x * line
-    if C & LETTERS:
+    if C & STATE:
         gradient += 2.0 * above[5][:, None] * p
     return gradient
 
 
 @triton.jit
-def at_maximum(above, LETTERS: tl.constexpr):
+def at_maximum(above, STATE: tl.constexpr):
     """What falls on the row's maximum alone, g_m - g_z + g_a: 0 for entropy, and for whatever a shift leaves alone."""
-    if A & LETTERS:
+    if A & STATE:
         return above[0] - above[1] + above[3]
     return above[0] - above[1]
