@@ -13,7 +13,7 @@ from torch import Tensor
 import attemper
 from attemper import AttentionStats
 from attemper import functional as F
-from attemper.statistics import Column
+from attemper.statistics import state_columns
 from tests.support import oracle
 from tests.support.calls import attended, skip_without
 
@@ -144,8 +144,7 @@ def test_means_over_many_rows_are_summed_in_float64(dtype: torch.dtype):
     values = (torch.rand(1, 1, 200_000) * 1e-3 + 7.0).to(dtype)
     if dtype == torch.bfloat16:
         values = (torch.rand(1, 1, 200_000) * 5).to(dtype)
-    zeros, ones = torch.zeros(values.shape), torch.ones(values.shape)
-    state = {Column.MAXIMUM: zeros, Column.LOG_SUM: zeros, Column.VISIBLE_KEYS: ones}
+    state = dict.fromkeys(state_columns(()), torch.ones(values.shape))
     lse = torch.zeros(values.shape)
     summary = AttentionStats({"lse": lse, "max_logit": lse, "entropy": values}, state).per_head()["entropy"]
     exact_mean = math.fsum(values.flatten().tolist()) / 200_000
