@@ -82,6 +82,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # triton's bindings tell of leaks where they are not let go in order
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
     """Every worker of xdist collects the same cases."""
