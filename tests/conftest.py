@@ -76,6 +76,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.workeroutput["held back"] = config.stash[HELD_BACK]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no collection of garbage needs to look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # triton's bindings tell of leaks where they are not let go in order
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
     """Every worker of xdist collects the same cases."""
