@@ -15,7 +15,6 @@ from torch import nn
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
 from attemper.integrations.sinks import Sinks
-from attemper.monitor.options import WatchOptions
 from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
@@ -32,8 +31,8 @@ DEFAULT_STATS = ("normalized_entropy", "max_logit")
 class TrainingWatch(Watch):
     """Samples optimizer steps, from the first on, and in them only passes of a model that is in training mode."""
 
-    def __init__(self, model: nn.Module, options: WatchOptions, *, compiled: bool) -> None:
-        super().__init__(model, options)
+    def __init__(self, model: nn.Module, *, compiled: bool, **given: Any) -> None:
+        super().__init__(model, **given)
         self._stepping = True
         self._trained = unwrapped(model)
         self._compiled = self._compiled or compiled
@@ -100,7 +99,7 @@ class Monitor:
         """
         self.close()
         self._sinks = Sinks([*self._trackers, *trackers])
-        running = TrainingWatch(model, WatchOptions(**self._options), compiled=compiled)
+        running = TrainingWatch(model, compiled=compiled, **self._options)
         self.watch, self.last, self._sampled = running, None, 0
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
         self._seen.clear()

@@ -91,13 +91,26 @@ def watch(
         InputError: an argument has no meaning here.
         BackendError: the named backend is missing.
     """
-    return Watch(model, WatchOptions(every, rows, stats, sites, store, observe, backend, limits, fewest_keys))
+    return Watch(
+        model,
+        every=every,
+        rows=rows,
+        stats=stats,
+        sites=sites,
+        store=store,
+        observe=observe,
+        backend=backend,
+        limits=limits,
+        fewest_keys=fewest_keys,
+    )
 
 
 class Watch:
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
-    def __init__(self, model: nn.Module, options: WatchOptions) -> None:
+    def __init__(self, model: nn.Module, **given: Any) -> None:
+        """``given``: the options of :func:`watch`."""
+        options = WatchOptions(**given)
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
         self.baseline = Baseline(checked_limits(options.limits, WATCH_LIMITS), options.fewest_keys)
