@@ -47,7 +47,7 @@ def test_the_check_finds_what_it_is_for(source: str, finding: str):
         f'"""{LONG}\n>>> word\n"""',
         f'"""Args:\n    name: {LONG}\n        and two words.\n"""',
         f'"""Args:\n    name: {LONG}\n    other: word\n"""',
-        f'"""name = function({LONG})\nprint(name)\n"""',
+        f'"""\nname = function({LONG})\nprint(name)\n"""',
         'x = (\n    "one line\\n"\n    "another\\n"\n)',
     ],
 )
