@@ -113,7 +113,7 @@ class Task:
     call: Callable[[], Any]
     """Launches it (and at most what is constant per row beside it); returns its results."""
     option: str
-    """The function of ``configs`` that says how it is launched."""
+    """The function of ``backends/triton/tuning.py`` that says how it is launched."""
     shipped: Any
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/normalizers.png: the weights that each map gives to the same ten scores.
+"""Draws docs/pictures/normalizers.png: the weights that each normalizer gives to the same ten scores.
 
 python scripts/normalizer_picture.py [FILE]
 """
@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 SCORES = torch.tensor([3.0, 2.6, 2.6, 1.9, 1.2, 0.6, 0.0, -0.7, -1.5, -3.0])
-MAPS = {
+NORMALIZERS = {
     "softmax": nn.Softmax(),
     "scalable softmax, s = 1": nn.ScalableSoftmax(),
     "softmax plus one": nn.SoftmaxPlusOne(),
@@ -33,7 +33,7 @@ MAPS = {
 
 def draw(path: Path) -> None:
     figure, axes = plt.subplots(2, 5, figsize=(12.5, 5), sharex=True, layout="constrained")
-    for axis, (name, module) in zip(axes.flat, MAPS.items(), strict=True):
+    for axis, (name, module) in zip(axes.flat, NORMALIZERS.items(), strict=True):
         with torch.no_grad():
             weights = module(SCORES[None, None])[0, 0]
         kept = (weights > 0).tolist()

@@ -72,9 +72,7 @@ def test_interpreted_kernels_are_for_whoever_names_them(run, monkeypatch: pytest
 def test_native_kernels_whose_library_does_not_load_are_not_here(run, monkeypatch: pytest.MonkeyPatch):
     there = tuple(replace(one, missing=None) if one.name == "native" else one for one in BACKENDS)
     monkeypatch.setattr(doctor, "BACKENDS", there)
-    monkeypatch.setattr(
-        "attemper.backends.native.library.why_unusable", lambda: "its library cannot be loaded (no symbol)"
-    )
+    monkeypatch.setattr("attemper.backends.native.why_unusable", lambda: "its library cannot be loaded (no symbol)")
     native = told(run, "native")
     assert (native["here"], native["auto"]) == (False, False)
     assert "no symbol" in str(native["note"])

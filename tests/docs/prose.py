@@ -21,6 +21,7 @@ LONGEST_WORD = 40
 """Characters; what is longer is a name, and may need a line."""
 _ENTRY = re.compile(r"^[\w, ]+: ")
 """An argument and what is said of it."""
+_ASSIGNMENT = re.compile(r"^[\w.,\[\] ]+ = ")
 _STRUCTURE = (">>>", "...", "- ", ".. ", "|", "=", "::")
 _ONLY_A_STRING = re.compile(r"""^\s*(?:raise \w+\(|\w+\(|return |\()?[frb]*"(?P<text>.*)"$""")
 _BEGINS_WITH_A_STRING = re.compile(r"""^\s*[frb]*\"""")
@@ -87,18 +88,26 @@ def _orphans(block: list[Line]) -> Iterator[tuple[int, str]]:
 
 
 def _paragraphs(block: list[Line]) -> Iterator[list[Line]]:
-    """Runs of lines at one indentation, without lists, tables, code and formulas."""
+    """Runs of lines at one indentation, an argument's entry with its continuation, without lists, code and formulas."""
     paragraph: list[Line] = []
     for line in block:
-        structure = line.text.startswith(_STRUCTURE) or "   " in line.text or " = " in line.text
         entry = _ENTRY.match(line.text) is not None
-        if paragraph and (not line.text or structure or entry or line.indent != paragraph[-1].indent):
+        structure = line.text.startswith(_STRUCTURE) or "   " in line.text
+        structure = structure or _ASSIGNMENT.match(line.text) is not None or (" = " in line.text and line.end < FULL)
+        if paragraph and (not line.text or structure or entry or not _goes_on(paragraph, line)):
             yield paragraph
             paragraph = []
         if line.text and not structure:
             paragraph.append(line)
     if paragraph:
         yield paragraph
+
+
+def _goes_on(paragraph: list[Line], line: Line) -> bool:
+    """At the indentation of the line before, or one step inside the entry that the paragraph begins with."""
+    before = paragraph[-1]
+    continues = len(paragraph) == 1 and _ENTRY.match(before.text) is not None and line.indent == before.indent + 4
+    return continues or line.indent == before.indent
 
 
 def _cut_messages(source: str) -> Iterator[tuple[int, str]]:

@@ -34,12 +34,12 @@ def test_the_code_of_the_page():
     assert before["blocks.0.attention"] != after["blocks.0.attention"]
 
 
-def test_the_page_names_every_map():
+def test_the_page_names_every_normalizer():
     text = PAGE.read_text("utf-8")
-    maps = [name for name in vars(nn) if isinstance(vars(nn)[name], type) and issubclass(vars(nn)[name], nn.Normalizer)]
+    found = {name: one for name, one in vars(nn).items() if isinstance(one, type) and issubclass(one, nn.Normalizer)}
     shown = {*re.findall(r"nn\.(\w+)\(", text), *re.findall(r'`"(\w+)"`', text)}
     spelled = {"SoftmaxPlusOne": "softmax_plus_one", "Sparsemax": "sparsemax", "Entmax15": "entmax15"}
-    for name in {*maps} - {"Normalizer", "Softmax"}:
+    for name in found.keys() - {"Normalizer", "Softmax"}:
         assert spelled.get(name, name) in shown
     assert set(names()) - {"softmax"} <= shown
 
@@ -52,8 +52,8 @@ def test_the_picture_is_drawn_of_weights_that_are_there(tmp_path: Path):
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    script.draw(tmp_path / "maps.png")
-    assert (tmp_path / "maps.png").stat().st_size > 20_000
-    weights = {name: module(script.SCORES[None, None])[0, 0] for name, module in script.MAPS.items()}
+    script.draw(tmp_path / "normalizers.png")
+    assert (tmp_path / "normalizers.png").stat().st_size > 20_000
+    weights = {name: module(script.SCORES[None, None])[0, 0] for name, module in script.NORMALIZERS.items()}
     assert [int((weights[name] > 0).sum()) for name in ("softmax", "entmax15", "sparsemax", "top 3")] == [10, 4, 3, 3]
     assert weights["top 3"].sum() == pytest.approx(1)

@@ -24,6 +24,9 @@ def test_no_word_stands_alone_and_no_message_is_cut_inside_a_phrase(folder: str)
         (f'"""{LONG}\nword\nand so on.\n"""', "one word on a line: 'word'"),
         (f'"""{LONG}\nin a\n{LONG}\n"""', "a leftover of a line: 'in a'"),
         (f"# {LONG}\n# word\n", "one word on a line: 'word'"),
+        (f'"""Args:\n    name: {LONG}\n        word\n"""', "one word on a line: 'word'"),
+        (f'"""Args:\n    name: {LONG}\n        in a\n        {LONG}\n"""', "a leftover of a line: 'in a'"),
+        (f'"""Args:\n    name: (True = seen) {LONG}\n        word\n"""', "one word on a line: 'word'"),
         (
             'x = (\n    "a message that is broken where its line was full, of "\n    "learning "\n    "rates"\n)',
             "learning ",
@@ -42,6 +45,9 @@ def test_the_check_finds_what_it_is_for(source: str, finding: str):
         '"""Short.\nword\n"""',
         f'"""{LONG}\n\n- word\n"""',
         f'"""{LONG}\n>>> word\n"""',
+        f'"""Args:\n    name: {LONG}\n        and two words.\n"""',
+        f'"""Args:\n    name: {LONG}\n    other: word\n"""',
+        f'"""\nname = function({LONG})\nprint(name)\n"""',
         'x = (\n    "one line\\n"\n    "another\\n"\n)',
     ],
 )

@@ -146,8 +146,9 @@ def statistics_of(
 
 
 def log_count(n: Tensor) -> Tensor:
-    """log n of counts given as floats, rounded down (0 for n = 0), so that no entropy exceeds the true bound by a
-    rounding.
+    """log n of counts given as floats; 0 for n = 0.
+
+    Rounded down, so that no entropy exceeds the true bound by a rounding.
     """
     wide = torch.float32 if n.device.type == "mps" else torch.float64
     exact = n.clamp(min=1.0).to(wide).log()

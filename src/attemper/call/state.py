@@ -53,7 +53,7 @@ class LazyState(Mapping[Column, Tensor]):
     def statistics(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Those of ``names`` that the kernels derive in one pass instead of thirty operators. Formulas give the same.
 
-        None where a gradient is wanted, or where something listens to what is computed.
+        Empty where a gradient is wanted, or where something listens to what is computed.
         """
         kernels, stacked = self._kernels(), self._stacked
         return {} if kernels is None or stacked.requires_grad else kernels.statistics(self._columns, stacked, names)

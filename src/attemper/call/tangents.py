@@ -133,7 +133,7 @@ def _scores(problem: Problem, tile: Tile) -> tuple[Tensor, Tensor]:
 
 
 def _row_weights(problem: Problem, tile: Tile, s: Tensor) -> Tensor:
-    """The map of whole rows; its operator has a tangent of its own."""
+    """The rowwise weights [b, h, rows, K]; their operator has a tangent of its own."""
     each = None
     if problem.per_head is not None:
         each = problem.per_head[tile.heads].double()[None, :, None].expand(s.shape[:-1])

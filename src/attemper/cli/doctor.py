@@ -6,13 +6,12 @@ import json
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attemper import __version__
-from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, interpreted
+from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, interpreted, kernels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,8 +98,8 @@ def _sentence(devices: Devices) -> str:
 def _usable(backend: Backend, devices: Devices) -> Usable:
     """What "auto" would do here: it takes no kernels for a device that this machine does not have."""
     reason, note = backend.missing or UNUSABLE.get(backend.name) or devices.failure, None
-    if backend.name == "native" and not reason:
-        reason, note = _native()
+    if backend.direct and not reason:
+        reason, note = _library(backend)
     if reason:
         return Usable(backend.name, here=False, auto=False, note=reason)
     if backend.devices == "cuda" and not devices.gpus:
@@ -110,12 +109,11 @@ def _usable(backend: Backend, devices: Devices) -> Usable:
     return Usable(backend.name, here=True, auto=not backend.by_name_only, note=note)
 
 
-def _native() -> tuple[str | None, str | None]:
+def _library(backend: Backend) -> tuple[str | None, str | None]:
     """Why the library that is there does not serve this processor, or else which one does."""
-    from attemper.backends.native.library import library, why_unusable
-
-    reason = why_unusable()
-    return reason, None if reason else f"built, {Path(library()._name).name}"
+    built = kernels(backend.name)
+    reason = built.why_unusable()
+    return reason, None if reason else f"built, {built.file_name()}"
 
 
 def _document(devices: Devices, usable: list[Usable]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
 )
 LIBRARY.define(
-    "injected(Tensor grad, Tensor slope, int site) -> Tensor",
+    "injected(Tensor grad, Tensor gradient, int site) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
 )
 

@@ -118,8 +118,8 @@ class Regularizer:
                 a sum over the parts that nothing divides any more.
 
         Raises:
-            InputError: the loss is no number with a gradient, or no attention ran in training mode since the last
-                attach.
+            InputError: the loss is no number with a gradient,
+                or no attention ran in training mode since the last attach.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InputError(

@@ -178,8 +178,8 @@ def sigma_reparam_(
     Args:
         model: changed in place. Modules of ``nn.Linear`` and transformers' ``Conv1D``, and the packed weights of
             ``nn.MultiheadAttention``; experts that are one tensor of three dimensions are left alone.
-        which: "all" linear layers, as in the paper; those of "attention"; or the projections of queries and keys,
-            "qk".
+        which: "all" linear layers, as in the paper; those of "attention";
+            or "qk", the projections of queries and keys.
         sites: names of modules; only what lies in them is changed. None for the whole model.
         gamma: where to start; the paper has 1. None starts each at its own :math:`\sigma(W)`, so that the weights,
             and what the model computes, stay as they are.

@@ -30,7 +30,7 @@ def attention(
     .. math:: s_{ij} = \mathrm{softcap}(\tfrac{scale}{T_i} q_i \cdot k_j) + bias_{ij}, \quad
               p = \mathrm{softmax}_j(s), \quad o_i = \sum_j p_{ij} v_j
 
-    with softmax, or with another map of scores to weights in its place (``normalizer``).
+    with softmax, or with another normalizer of the scores in its place (``normalizer``).
 
     The positional arguments are those of ``torch.nn.functional.scaled_dot_product_attention``. No n x n tensor is
     ever held (except by ``backend="reference"``), forward or backward.
@@ -41,10 +41,9 @@ def attention(
         value: [B, G, K, E]. Under autocast, tensors of several types are brought to its type, as SDPA brings them; of
             one type they are computed as they are.
         attn_mask: broadcastable to [B, H, Q, K]; bool (True = visible) or floating (added to the scores,
-            differentiable; an
-            entry at or below ``finfo.min / 2`` of its type hides the key, -1e4 or -1e9 do not). Intersects with the
-            rest. A ``torch.nn.attention.bias.CausalBias`` is read as causality with its alignment; any other subclass
-            of Tensor is refused.
+            differentiable; an entry at or below ``finfo.min / 2`` of its type hides the key, -1e4 or -1e9 do not).
+            Intersects with the rest. A ``torch.nn.attention.bias.CausalBias`` is read as causality with its alignment;
+            any other subclass of Tensor is refused.
         dropout_p: dropout of the weights; statistics are of the weights before it.
         is_causal: a query sees keys up to its own place.
         scale: multiplies q.k; None for 1/sqrt(D).
@@ -54,18 +53,17 @@ def attention(
             "sparsemax", "entmax15", or an object of ``attemper.nn`` (``TopK(k)``, ``Threshold(min_weight)``,
             ``Entmax(alpha)``, ``Sigmoid(bias)``, ``Sink(num_heads)``, ``ScalableSoftmax(s)``), whose learned parts are
             differentiated. ``functional`` has them on scores. Statistics are of the weights renormalised to sum 1, and
-            ``mass`` is their sum; those of another map than softmax with a sink or a scale have no ``lse``. The scores
-            of scalable softmax, in every statistic of scores, are those that its softmax sees: times s log n.
-        causal_alignment: where the diagonal stands when Q != K: "top-left" as PyTorch, "bottom-right" as flash-
-            attention.
+            ``mass`` is their sum; only softmax, also with a sink or a scale, has ``lse``. The scores of scalable
+            softmax, in every statistic of scores, are those that its softmax sees: times s log n.
+        causal_alignment: where the diagonal stands when Q != K: "top-left" as in PyTorch,
+            "bottom-right" as in flash-attention.
         window_size: (left, right) visible keys beside the diagonal; -1 for no limit.
         softcap: c of ``c tanh(x / c)``, applied before the bias.
         sink_logits: [H] learned logits that take weight and give no value; statistics describe the visible keys,
             renormalised, and ``mass`` tells what is left to them.
         stats: names of statistics, or "all" for those of one pass.
-        first_tokens: how many tokens count as first for ``first_token_mass``. A key that no query of the call may see
-            under
-            ``attn_mask`` is padding.
+        first_tokens: how many tokens count as first for ``first_token_mass``.
+            A key that no query of the call may see under ``attn_mask`` is padding.
         backend: "auto", or one that must be used: "reference", "blocked", "native" or "triton". `attemper doctor` lists
             what each can do.
 
@@ -172,8 +170,8 @@ def attention_statistics(
         rows: measure only this many query rows of each sequence, evenly strided from a random start. Then
             ``max_logit`` is a lower bound, ``.standard_error()`` estimates what sampling may have missed, and
             ``.rows`` tells which rows were read.
-        generator: draws the start; None for torch's default one (of the query's device on triton, so that nothing
-            waits).
+        generator: draws the start; None for torch's default one
+            (of the query's device on triton, so that nothing waits).
 
     Returns:
         ``AttentionStats`` with tensors [B, H, Q], or [B, H, rows] when sampled.

@@ -69,8 +69,8 @@ def entropy(scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0,
     Args:
         scores: floating; ``-inf`` marks a key the query may not see.
         dim: the dimension of the keys.
-        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. Below 1 sharpens. A tensor is
-            differentiated.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. Below 1 sharpens.
+            A tensor is differentiated.
         unit: "nats" or "bits".
 
     Returns:

@@ -148,8 +148,8 @@ def sigmoid(
 
     Args:
         scores: x, floating; ``-inf`` hides a key.
-        bias: b, a number or broadcastable to ``scores`` without ``dim``; differentiated. Temperature does not divide
-            it.
+        bias: b, a number or broadcastable to ``scores`` without ``dim``; differentiated.
+            Temperature does not divide it.
         dim: the dimension of the keys; its weights do not depend on one another.
         temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
         dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.

@@ -131,12 +131,12 @@ def restore(model: nn.Module, folder: str | Path) -> tuple[Tempered, ...]:
         return ()
     sites = {site.name: site for site in chosen_sites("attemper.load", model, None)}
     here = {_own_name(model, name, sites): parts for name, parts in parts_in(folder).items()}
-    maps = {name: parts[-1] for name, parts in here.items() if isinstance(parts[-1], Normalizer)}
+    normalizers = {name: parts[-1] for name, parts in here.items() if isinstance(parts[-1], Normalizer)}
     each = {name: [part for part in parts if isinstance(part, Temperature)] for name, parts in here.items()}
     handles = []
     for level in range(max([1, *(len(parts) for parts in each.values())])):
         those = {name: parts[level] for name, parts in each.items() if len(parts) > level}
-        handles.append(Tempered(model, list(sites.values()), those, maps if level == 0 else None))
+        handles.append(Tempered(model, list(sites.values()), those, normalizers if level == 0 else None))
     return tuple(handles)
 
 

@@ -86,8 +86,8 @@ def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]
 
 def _summary(handles: tuple[Tempered, ...]) -> str:
     sites = {site for handle in handles for site in handle.sites}
-    maps = {type(part).__name__ for handle in handles for part in handle.normalizers.values()}
-    return f"{len(sites)} site{'' if len(sites) == 1 else 's'}" + (f", {', '.join(sorted(maps))}" if maps else "")
+    used = {type(part).__name__ for handle in handles for part in handle.normalizers.values()}
+    return ", ".join([f"{len(sites)} site{'' if len(sites) == 1 else 's'}", *sorted(used)])
 
 
 def to_device(model: nn.Module, device: str) -> nn.Module:

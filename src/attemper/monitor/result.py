@@ -112,8 +112,8 @@ class Scan:
         """Per-row statistics [B, H, Q] of the last batch at ``site``.
 
         Raises:
-            InputError: no site has this name; its rows were summed inside a CUDA graph; or the scan was loaded from
-                JSON.
+            InputError: no site has this name; its rows were summed inside a CUDA graph;
+                or the scan was loaded from JSON.
         """
         if site in self._last:
             last = self._last[site]

@@ -43,7 +43,7 @@ class TapSums:
         if buffer.refused is not None:
             return buffer.refused
         if self._scope.backend not in ("auto", BACKEND):
-            return f"in compiled code on a GPU a tap is measured by triton, not by backend={self._scope.backend!r}"
+            return f"in compiled code on a GPU a tap is measured by {BACKEND}, not by backend={self._scope.backend!r}"
         if "gini" in self._scope.stats:
             return "in compiled code on a GPU a tap has no gini, which needs whole rows: leave it out of stats="
         if lacking := [name for name in self._scope.stats if name in BY_NAME]:

@@ -33,8 +33,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     weights before dropout. A query that sees no key gives the output projection of 0, where torch's gives NaN.
 
     Args:
-        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as
-            torch's.
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype:
+            as in ``torch.nn.MultiheadAttention``.
         temperature: a module of ``attemper.nn``, a number, a tensor [heads], or None for 1. One that is conditional on
             the input is given the query's input [B, Q, embed_dim].
         normalizer: a name or a module of ``attemper.nn``, as in :func:`attemper.attention`.

@@ -88,8 +88,8 @@ class _Transformed(torch.autograd.Function):
         (raw,) = ctx.saved_tensors
         low, high = ctx.bounds
         with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
-            slope = torch.where((raw >= low) & (raw <= high), _inside(raw, low, high).exp(), 0.0)
-            return tangent * forward_ad.unpack_dual(slope).primal
+            gradient = torch.where((raw >= low) & (raw <= high), _inside(raw, low, high).exp(), 0.0)
+            return tangent * forward_ad.unpack_dual(gradient).primal
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, Any]:

@@ -282,12 +282,12 @@ class Sink(_PerHead):
 
 class ScalableSoftmax(_PerHead):
     """softmax(s log(n) z), n the visible keys of the row: as sharp on long texts as on short ones.
-    :func:`~attemper.functional.scalable_softmax`. In attention s log n multiplies q.k, as a temperature does, and not
-    a bias.
+    :func:`~attemper.functional.scalable_softmax`. In attention s log n acts on q.k and not on a
+    bias, as a temperature does.
 
     Args:
-        s: a number or a tensor [heads]; where a learned one starts. Nakanishi 2025, "Scalable-Softmax Is Superior for
-            Attention".
+        s: a number or a tensor [heads]; where a learned one starts.
+            Nakanishi 2025, "Scalable-Softmax Is Superior for Attention".
         learned: whether it is a parameter.
         num_heads: how many there are: 1, or the number of query heads.
     """

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
 from attemper.backends.native.arguments import address, described, view, view_strides
-from attemper.backends.native.library import run, why_unusable
+from attemper.backends.native.library import file_name, run, why_unusable
 from attemper.backends.native.rows import statistics, sums
 
-__all__ = ["backward", "forward", "statistics", "sums", "why_unusable"]
+__all__ = ["backward", "file_name", "forward", "statistics", "sums", "why_unusable"]
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,6 +58,15 @@ def why_unusable() -> str | None:
     return found if isinstance(found, str) else None
 
 
+def file_name() -> str:
+    """Of the library that serves this process.
+
+    Raises:
+        BackendError: there is none for this processor, or it cannot be loaded.
+    """
+    return Path(library()._name).name
+
+
 @cache
 def _found() -> ctypes.CDLL | str:
     """The library, or why there is none."""

@@ -1,6 +1,7 @@
-r"""What all normalizers share whose weights sum to 1: hidden keys, empty rows, and the gradient of the scores.
+r"""The record of every normalizer (``Normalizer``), and what those share whose weights sum to 1.
 
-With r_j = w_j^(2 - alpha) on the support (1 for sparsemax, w for a softmax over a part of the keys)::
+These share hidden keys, empty rows, and the gradient of the scores. With r_j = w_j^(2 - alpha) on the support
+(1 for sparsemax, w for a softmax over a part of the keys)::
 
     ds_j = r_j (g_j - sum(r g) / sum r)
 
