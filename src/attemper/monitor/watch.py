@@ -70,8 +70,8 @@ def watch(
         print(watch.table())
 
     Args:
-        model: any module; not compiled, or with taps inside (``attemper.tap``, or transformers' models set to
-            "attemper").
+        model: any module; not compiled, or with taps inside (``attemper.tap``, or models of transformers that are set
+            to the attention "attemper").
         every: sample one step in so many, the first one included. Forward passes of ``model`` are counted as steps
             until the first ``.step()``; from then on steps are (call ``.step()`` once before the loop if the first
             step has several forward passes).
