@@ -29,21 +29,18 @@ def test_auto_takes_the_first_of_the_table_that_can():
     assert resolve("auto", frozenset({"second_derivative"})).name == "reference"
 
 
-@pytest.mark.parametrize("by_name_only", [True, False])
-def test_auto_takes_the_native_kernels_on_a_cpu_where_they_are_not_left_to_whoever_names_them(
-    by_name_only: bool, monkeypatch: pytest.MonkeyPatch
-):
-    native = {"missing": None, "by_name_only": by_name_only}
-    there = tuple(replace(backend, **native) if backend.name == "native" else backend for backend in BACKENDS)
+def test_auto_takes_the_native_kernels_on_a_cpu_for_what_they_can_do(monkeypatch: pytest.MonkeyPatch):
+    there = tuple(replace(backend, missing=None) if backend.name == "native" else backend for backend in BACKENDS)
     monkeypatch.setattr(table, "BACKENDS", there)
     assert resolve("native", frozenset({"causal"})).name == "native"
-    assert resolve("auto", frozenset({"causal"})).name == ("blocked" if by_name_only else "native")
+    assert resolve("auto", frozenset({"causal"})).name == "native"
     for needed, given in (
         ({"dropout"}, Given()),
         ({"second_pass"}, Given()),
         (set(), Given("float64")),
         (set(), Given(size=257)),
         (set(), Given(device="mps")),
+        ({"normalizer"}, Given(normalizer="relu")),
     ):
         assert resolve("auto", frozenset(needed), given).name == "blocked"
 
@@ -170,9 +167,10 @@ def test_what_triton_cannot_do_goes_to_blocked_on_a_gpu_too(needed: set[str], gi
         ({"dropout"}, GPU, "it has no dropout"),
         (set(), replace(GPU, dtype="float64"), "it takes float16, bfloat16, float32, not float64"),
         (set(), replace(GPU, size=257), "it takes head sizes up to 256, not 257"),
+        ({"normalizer"}, replace(GPU, normalizer="relu"), "it has no normalizer 'relu'"),
         (set(), replace(GPU, device="cpu"), "its tensors must be on cuda, and these are on cpu"),
     ],
-    ids=["dropout", "float64", "head size", "device"],
+    ids=["dropout", "float64", "head size", "normalizer", "device"],
 )
 def test_triton_refuses_what_it_cannot_do_by_name(
     needed: set[str], given: Given, reason: str, with_triton: None, monkeypatch: pytest.MonkeyPatch
@@ -201,8 +199,7 @@ def test_a_call_tells_the_backend_what_its_tensors_are(dtype: torch.dtype, size:
 
 
 def test_a_library_that_cannot_be_loaded_leaves_auto_to_blocked_and_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
-    there = {"missing": None, "by_name_only": False}
-    both = tuple(replace(backend, **there) if backend.name == "native" else backend for backend in BACKENDS)
+    both = tuple(replace(backend, missing=None) if backend.name == "native" else backend for backend in BACKENDS)
     monkeypatch.setattr(table, "BACKENDS", both)
     assert resolve("auto", frozenset()).name == "native"
     monkeypatch.setitem(table.UNUSABLE, "native", "its library cannot be loaded (no symbol)")

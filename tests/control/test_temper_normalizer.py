@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import nn as maps
+from attemper.backends.normalizers import NORMALIZERS
 from attemper.call.normalizer import topk
 from attemper.errors import InputError
 
@@ -171,6 +172,14 @@ def test_what_cannot_be_is_refused():
     handle = attemper.temper(Attending(), normalizer="entmax15")
     with pytest.raises(InputError, match="another normalizer than softmax cannot be folded"):
         handle.fold()
+
+
+def test_a_normalizer_without_a_module_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(NORMALIZERS, "relu", NORMALIZERS["sparsemax"])
+    with pytest.raises(
+        InputError, match=r"normalizer='relu'\): no module .* There are modules of softmax, .*sparsemax"
+    ):
+        attemper.temper(Attending(), normalizer="relu")
 
 
 def test_a_layer_of_ours_takes_another_map_and_gives_it_back():

@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "adding.md"
 COUNTED = {
     "A statistic": 3,
     "A state column": 8,
-    "A normalizer": 8,
+    "A normalizer": 9,
     "A way into a model": 1,
     "An alarm": 1,
     "A backend": 2,

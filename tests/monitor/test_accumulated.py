@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import BackendError, InputError
-from attemper.backends.sums import BINNED, COLUMNS, column, empty_sums
+from attemper.backends.sums import BINNED, BINS, COLUMNS, empty_sums
 from attemper.call import sums as accumulated
 from attemper.call.attention import measurement, run
 from attemper.call.options import Options
@@ -27,6 +27,14 @@ from tests.sites.own_models import Own
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def column(sums: Tensor, name: str) -> Tensor:
+    """One of ``COLUMNS``, [heads], or of ``BINNED``, [heads, BINS]."""
+    if name in COLUMNS:
+        return sums[:, COLUMNS.index(name)]
+    start = len(COLUMNS) + BINS * BINNED.index(name)
+    return sums[:, start : start + BINS]
 
 
 def sums_of(stats: AttentionStats) -> Tensor:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.backends.sums import COLUMNS, WIDTH, column
+from attemper.backends.sums import COLUMNS, WIDTH
 from attemper.call.result import AttentionStats
-from attemper.call.sums import summed
 from attemper.monitor import head_sums
 from attemper.readings.reading import SiteReading
 from tests.conftest import NATIVE
@@ -60,9 +59,9 @@ def test_readings_are_those_of_the_statistics(
 ) -> None:
     stats = statistics(**CASES[case])
     stats = stats if included is None else stats.where(included)
-    assert summed(stats) is not None
+    assert stats.summed() is not None
     got = reading(stats)
-    monkeypatch.setattr(head_sums, "summed", lambda _: None)
+    monkeypatch.setattr(AttentionStats, "summed", lambda _: None)
     want = reading(stats)
     assert sum(head.rows for head in want.heads) > 0
     assert same(got, want)
@@ -81,12 +80,12 @@ def same(one: Any, two: Any) -> bool:
 
 def test_what_counts_which_rows() -> None:
     stats = statistics(spoiled=True, attn_mask=mask(0.03))
-    sums = summed(stats)
+    sums = stats.summed()
     assert sums is not None
     assert sums.shape == (HEADS, WIDTH)
     for name, rows in (("rows", stats.valid), ("empty", stats.empty), ("nonfinite", stats.nonfinite)):
         assert rows.any()
-        assert torch.equal(column(sums, name), rows.sum((0, 2)).double())
+        assert torch.equal(sums[:, COLUMNS.index(name)], rows.sum((0, 2)).double())
     assert "max_logit" in COLUMNS
 
 
@@ -96,15 +95,15 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(summed(stats))
+            found.append(stats.summed())
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_what_the_sums_lack_is_reduced_from_statistics() -> None:
-    assert summed(statistics(sink_logits=torch.zeros(HEADS))) is None
-    assert summed(statistics(normalizer="sparsemax")) is None
+    assert statistics(sink_logits=torch.zeros(HEADS)).summed() is None
+    assert statistics(normalizer="sparsemax").summed() is None
     query = torch.randn(1, 2, 5, 8)
-    assert summed(attemper.attention_statistics(query, query, stats=("entropy",), backend="native")) is None
-    assert summed(attemper.attention_statistics(query, query, stats="all", backend="blocked")) is None
+    assert attemper.attention_statistics(query, query, stats=("entropy",), backend="native").summed() is None
+    assert attemper.attention_statistics(query, query, stats="all", backend="blocked").summed() is None

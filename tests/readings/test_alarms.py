@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attemper import InputError
-from attemper.readings.alarms import alarms, checked_limits
+from attemper.readings.alarms import KINDS, alarms, checked_limits
 from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
 from tests.report.readings import head, site
 
@@ -87,3 +87,9 @@ def test_every_head_of_every_site_is_looked_at() -> None:
         replace(site(name, 1), heads=(replace(sick, head=0), replace(sick, head=1))) for name in ("a", "b")
     )
     assert [(alarm.site, alarm.head) for alarm in alarms(sites)] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_an_alarm_that_judges_what_buckets_do_not_hold_is_refused() -> None:
+    with pytest.raises(InputError, match=r"gini is not .* as entropy_nats, normalized_entropy, first_token_mass are"):
+        replace(KINDS["diffuse"], statistic="gini")
+    assert replace(KINDS["diffuse"], statistic="gini", judged=False).statistic == "gini"

@@ -10,20 +10,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.statistics import ONE_PASS, TABLE, Reduction, Rows, state_columns
+from attemper.statistics import Column
 
-SUMMED = state_columns(ONE_PASS)
-"""The state columns that the sums follow from."""
+SUMMED = (
+    Column.MAXIMUM,
+    Column.LOG_SUM,
+    Column.VISIBLE_KEYS,
+    Column.MEAN_DEPTH,
+    Column.VARIANCE,
+    Column.SQUARED_WEIGHTS,
+    Column.FIRST_TOKENS,
+)
+"""The state columns that the sums follow from, in the order in which ``native/source/sums.cpp`` reads them."""
 
 BINS = 32
 
-_SHOWN = tuple(row for row in TABLE if row.name in ONE_PASS and row.shown is not None)
-_MEANS = tuple(row.name for row in _SHOWN if row.shown and row.shown.reduction is not Reduction.LARGEST)
-_OF_SOME = tuple(row.name for row in _SHOWN if row.defined in (Rows.TWO_KEYS, Rows.BEYOND_FIRST))
-COLUMNS = ("rows", "empty", "nonfinite", "max_logit", *_MEANS, *(f"rows_of_{name}" for name in _OF_SOME))
-"""The single columns, in their order. Sums over valid rows; of the two that need more keys, with rows of their own."""
+COLUMNS = (
+    "rows",
+    "empty",
+    "nonfinite",
+    "max_logit",
+    "entropy",
+    "normalized_entropy",
+    "effective_tokens",
+    "max_weight",
+    "logit_variance",
+    "mass",
+    "first_token_mass",
+    "rows_of_normalized_entropy",
+    "rows_of_first_token_mass",
+)
+"""The single columns, in the order of the kernels. Sums over valid rows; of the two that need more keys, with rows of
+their own. A new statistic is not among them: what asks for it is reduced from its rows.
+"""
 
-BINNED = ("histogram", *(f"curve_{name}" for name in ("rows", "entropy", *_OF_SOME)))
+BINNED = ("histogram", "curve_rows", "curve_entropy", "curve_normalized_entropy", "curve_first_token_mass")
 """What follows them, ``BINS`` columns each: rows by normalised entropy, and rows and sums by log2 of visible keys."""
 
 WIDTH = len(COLUMNS) + BINS * len(BINNED)
@@ -48,11 +69,3 @@ def joined(one: Tensor, two: Tensor) -> Tensor:
     both = one + two
     torch.maximum(one[:, _MAXIMUM], two[:, _MAXIMUM], out=both[:, _MAXIMUM])
     return both
-
-
-def column(sums: Tensor, name: str) -> Tensor:
-    """One of ``COLUMNS``, [heads], or of ``BINNED``, [heads, BINS]."""
-    if name in COLUMNS:
-        return sums[:, COLUMNS.index(name)]
-    start = len(COLUMNS) + BINS * BINNED.index(name)
-    return sums[:, start : start + BINS]

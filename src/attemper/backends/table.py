@@ -43,14 +43,20 @@ softmax and what follows from it.
 """
 
 
+COMPILED_NORMALIZERS = ("softmax", "sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
+"""What the compiled kernels know, in the order of their codes (``enum Kind`` of ``native/source/solve.h``)."""
+
+
 @dataclass(frozen=True)
 class Given:
-    """The tensors of a call, as far as a backend may be unable to take them."""
+    """The tensors and the normalizer of a call, as far as a backend may be unable to take them."""
 
     dtype: str = "float32"
     device: str = "cpu"
     size: int = 0
     """The larger of the head sizes of keys and values."""
+    normalizer: str = "softmax"
+    """The kernel of the normalizer: "softmax" also with a sink or a scale."""
 
 
 UNUSABLE: dict[str, str] = {}
@@ -70,8 +76,8 @@ class Backend:
     """Why it cannot be used on this machine; None where it can."""
     largest: int | None = None
     """The largest head size it takes."""
-    by_name_only: bool = False
-    """Whether "auto" leaves it to whoever names it."""
+    normalizers: tuple[str, ...] | None = None
+    """The normalizers that its kernels know; None: all."""
     plain: bool = False
     """Whether it is plain operators of PyTorch, which autograd and exporters know: it needs no operator of its own."""
     waits: bool = True
@@ -91,6 +97,8 @@ class Backend:
             return missing
         if lacking := needed - self.features:
             return f"it has no {', '.join(sorted(lacking))}"
+        if self.normalizers is not None and given.normalizer not in self.normalizers:
+            return f"it has no normalizer {given.normalizer!r}"
         if given.dtype not in self.dtypes:
             return f"it takes {', '.join(self.dtypes)}, not {given.dtype}"
         if self.devices not in ("any", given.device):
@@ -147,6 +155,7 @@ BACKENDS = (
         "cpu",
         _native_missing(),
         256,
+        COMPILED_NORMALIZERS,
         direct=True,
         joins_heads=True,
     ),
@@ -158,6 +167,7 @@ BACKENDS = (
         "cuda",
         _triton_missing(),
         256,
+        COMPILED_NORMALIZERS,
         waits=False,
         gathers=True,
         sums=True,
@@ -227,9 +237,7 @@ def _first_able(needed: frozenset[str], given: Given) -> Backend | None:
     """The first that "auto" may take: of those made for the device, then of the rest."""
     for made_for_it in (True, False):
         for backend in BACKENDS:
-            if backend.by_name_only or (backend.devices == given.device) is not made_for_it:
-                continue
-            if backend.reason(needed, given) is None:
+            if (backend.devices == given.device) is made_for_it and backend.reason(needed, given) is None:
                 return backend
     return None
 

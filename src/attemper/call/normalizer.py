@@ -19,10 +19,10 @@ from attemper.errors import InputError
 from attemper.statistics import asked_names, with_kept
 
 FORMS_OF_SOFTMAX = {
-    "softmax": Signature(),
-    "softmax_plus_one": Signature(),
+    "softmax": Signature(mergeable=True),
+    "softmax_plus_one": Signature(mergeable=True),
     "scalable_softmax": Signature(parameter="s", default=1.0, module="ScalableSoftmax(s)"),
-    "sink": Signature(parameter="the sink's logit", module="Sink(num_heads)"),
+    "sink": Signature(parameter="the sink's logit", module="Sink(num_heads)", mergeable=True),
 }
 """Softmax itself, with a sink, or with another multiplier. All others are ``backends.normalizers.NORMALIZERS``."""
 
@@ -40,6 +40,18 @@ def names() -> tuple[str, ...]:
 def is_rowwise(name: str) -> bool:
     """Whether a weight needs all keys of its row: not softmax, with or without a sink or a scale."""
     return name in NORMALIZERS
+
+
+def is_plain(name: str) -> bool:
+    """Whether it is softmax itself, without a sink or a scale."""
+    return name == "softmax"
+
+
+def is_mergeable(name: str) -> bool:
+    """Whether results over two parts of the keys determine that over all: no weight depends on how many keys there are,
+    but through the sum.
+    """
+    return signatures()[name].mergeable
 
 
 @dataclass(frozen=True)
@@ -60,8 +72,8 @@ class Normalization:
 
     @property
     def plain(self) -> bool:
-        """Whether it is softmax itself, without a sink or a scale."""
-        return self.name == "softmax"
+        """Whether it is softmax itself: :func:`is_plain`."""
+        return is_plain(self.name)
 
     @property
     def kernel(self) -> str:

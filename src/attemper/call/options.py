@@ -144,7 +144,7 @@ def request_of(
     multiplier = row_multiplier(where, query, options.scale, options.temperature)
     chosen.check_temperature(where, options.temperature)
     size = max(query.shape[3], 0 if value is None else value.shape[3])
-    given = table.Given(_NAMES[query.dtype], query.device.type, size)
+    given = table.Given(_NAMES[query.dtype], query.device.type, size, chosen.kernel)
     problem = Problem(
         query,
         key,

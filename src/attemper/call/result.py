@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.merging import joined_output, merged
-from attemper.call.normalizer import is_rowwise
-from attemper.call.state import State, detached
+from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
+from attemper.call.state import LazyState, State, detached
 from attemper.errors import InputError
 from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows
 
@@ -252,6 +252,14 @@ class AttentionStats:
             errors[name] = sample_std / summary.count.sqrt() * math.sqrt(max(0.0, 1 - fraction))
         return errors
 
+    def summed(self) -> Tensor | None:
+        """The rows as sums per head, [H, WIDTH] float64 (``backends/sums.py``), by one pass of a kernel; None where
+        none can do it.
+        """
+        if not is_plain(self.normalizer) or self._sink is not None or not isinstance(self._state, LazyState):
+            return None
+        return self._state.sums(self._included, self._first_tokens)
+
     def histogram(self) -> Tensor:
         """[H, 32] int64: valid rows by normalised entropy, in 32 equal bins of [0, 1]. Adds up over parts."""
         heads = self.shape[1]
@@ -339,7 +347,7 @@ class AttentionOutput(NamedTuple):
 
 def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
     for part in (one, two):
-        if part.normalizer not in ("softmax", "softmax_plus_one", "sink"):
+        if not is_mergeable(part.normalizer):
             raise InputError(
                 f"merge: weights of {part.normalizer} over some keys do not determine those over all. Only softmax "
                 "merges: compute it in one call."

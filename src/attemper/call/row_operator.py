@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from attemper.backends.native import rows as native_rows
 from attemper.backends.native.library import why_unusable
-from attemper.backends.normalizers import NORMALIZERS
+from attemper.backends.normalizers import CODES, NORMALIZERS
 from attemper.backends.normalizers.entmax import alpha_gradient, by_alpha, iterations
 from attemper.backends.normalizers.topk import largest
 from attemper.call import transforms
@@ -67,16 +67,17 @@ def _vector(alpha: Tensor | None) -> Tensor | None:
     return None if alpha is None else alpha.reshape(-1)
 
 
-def _in_cpp(tensor: Tensor) -> bool:
-    """For float32 on a CPU that the native library serves; else in PyTorch."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and why_unusable() is None
+def _in_cpp(tensor: Tensor, kind: str) -> bool:
+    """For float32 on a CPU that the native library serves, by a normalizer that it knows; else in PyTorch."""
+    served = kind in CODES and tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    return served and why_unusable() is None
 
 
 @torch.library.impl(LIBRARY, "row_weights", "CompositeExplicitAutograd")
 def _weights(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
     rows, each = _matrix(scores), _vector(alpha)
     with torch.no_grad():
-        if not _in_cpp(scores):
+        if not _in_cpp(scores, kind):
             return NORMALIZERS[kind].weights(rows, number, each).reshape(scores.shape)
         result = native_rows.weights(rows, kind, number, each)
         if each is not None and bool((strange := ~((each >= 1) & each.isfinite())).any()):
@@ -90,7 +91,7 @@ def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: s
     with torch.no_grad():
         # Above alpha = 2 PyTorch: it holds negative powers of small weights in range.
         steep = kind == "entmax" and bool((each > 2).any() if each is not None else number > 2)
-        if steep or not _in_cpp(weights):
+        if steep or not _in_cpp(weights, kind):
             result = NORMALIZERS[kind].gradient(rows, upstream, number, each)
         else:
             result = native_rows.gradient(rows, upstream, kind, number, each)

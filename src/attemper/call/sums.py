@@ -13,16 +13,18 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, column, emptied, empty_sums, joined
+from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, emptied, empty_sums, joined
 from attemper.call.formulas import statistics_of
 from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
 from attemper.call.result import AttentionStats
-from attemper.call.state import LazyState, state_of
-from attemper.statistics import BY_NAME
+from attemper.call.state import state_of
+from attemper.statistics import BY_NAME, TABLE
 
 BACKEND = table.summing().name
 """The backend whose kernels make the sums."""
+_LACKING = {row.name for row in TABLE if row.name in BY_NAME or (row.shown is not None and row.name not in COLUMNS)}
+"""Statistics that readings may want and the sums do not hold."""
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""
 
@@ -32,7 +34,7 @@ def accumulates(request: Request) -> bool:
     problem = request.problem
     if problem.rowwise or problem.positions is not None or not table.named(problem.backend).sums:
         return False
-    return set(problem.columns) <= set(SUMMED) and set(BY_NAME).isdisjoint(request.names)
+    return set(problem.columns) <= set(SUMMED) and _LACKING.isdisjoint(request.names)
 
 
 def fits(dtype: str, size: int) -> bool:
@@ -92,14 +94,6 @@ def accumulated(request: Request, included: Tensor | None) -> Accumulated:
     )
 
 
-def summed(stats: AttentionStats) -> Tensor | None:
-    """Rows that were measured already as sums per head, [H, WIDTH], by one pass; None where no kernel can do it."""
-    state = stats._state
-    if stats.normalizer != "softmax" or stats._sink is not None or not isinstance(state, LazyState):
-        return None
-    return state.sums(stats._included, stats._first_tokens)
-
-
 def add(
     problem: Problem, sums: Tensor, flag: Tensor, *, included: Tensor | None = None, state: Tensor | None = None
 ) -> None:
@@ -118,11 +112,9 @@ __all__ = [
     "accumulated",
     "accumulates",
     "add",
-    "column",
     "emptied",
     "empty_sums",
     "fits",
     "joined",
     "sampled_positions",
-    "summed",
 ]

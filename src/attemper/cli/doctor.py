@@ -106,7 +106,7 @@ def _usable(backend: Backend, devices: Devices) -> Usable:
         if interpreted():
             return Usable(backend.name, here=True, auto=False, note="interpreted, on the CPU: for tests, by name only")
         return Usable(backend.name, here=False, auto=False, note="installed, but there is no GPU that torch sees")
-    return Usable(backend.name, here=True, auto=not backend.by_name_only, note=note)
+    return Usable(backend.name, here=True, auto=True, note=note)
 
 
 def _library(backend: Backend) -> tuple[str | None, str | None]:

@@ -259,12 +259,19 @@ def _normalizer(given: Any) -> Normalizer:
     """The normalizer as a module.
 
     Raises:
-        InputError: it is no name and no module of a normalizer.
+        InputError: it is no name and no module of a normalizer, or a name that no module has.
     """
     if isinstance(given, Normalizer):
         return given
     meant = normalization("temper", given if isinstance(given, str) else repr(given)).name
-    return next(module for module in MODULES if module.name == meant)()
+    for module in MODULES:
+        if module.name == meant:
+            return module()
+    raise InputError(
+        f"temper(normalizer={given!r}): no module of attemper.nn computes it. There are modules of "
+        f"{', '.join(module.name for module in MODULES)}; for another, pass an object of your own subclass of "
+        "attemper.nn.Normalizer."
+    )
 
 
 def _refuse_torch_layers(sites: list[Site]) -> None:

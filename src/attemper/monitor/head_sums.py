@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attemper.call.result import BUCKETS, AttentionStats, by_head
-from attemper.call.sums import BINNED, COLUMNS, summed
+from attemper.call.sums import BINNED, COLUMNS
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, number
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows
@@ -71,7 +71,7 @@ class SiteSums:
         if 0 in stats.shape:
             return
         self.normalizer = stats.normalizer
-        sums = summed(stats) if self._has_sums(stats) else None
+        sums = stats.summed() if self._has_sums(stats) else None
         self.add_sums(self._sums_of(stats) if sums is None else sums, queries, keys)
 
     def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:

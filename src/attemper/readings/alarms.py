@@ -7,14 +7,16 @@ an alarm is to add a record to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
+from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading, VisibleKeyBucket
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
+JUDGED = tuple(field.name for field in fields(VisibleKeyBucket) if field.name not in ("first", "last", "rows"))
+"""The statistics that are known of rows that see enough keys: those of buckets by visible keys."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,16 @@ class AlarmKind:
     worst: str = ""
     """What the sentence calls the largest value. Empty: it tells no value."""
     judged: bool = True
-    """Whether it judges only rows that see enough keys."""
+    """Whether it judges only rows that see enough keys: a statistic of ``JUDGED``."""
     relative: bool = False
     """Whether the limit is a share of the head's value in the first sample of a watch. A scan has no first sample."""
+
+    def __post_init__(self) -> None:
+        if self.judged and self.statistic not in JUDGED:
+            raise InputError(
+                f"AlarmKind({self.name!r}): {self.statistic} is not known of only the rows that see enough keys, as "
+                f"{', '.join(JUDGED)} are: judge one of these, or pass judged=False."
+            )
 
     def value(self, head: HeadReading, fewest_keys: int) -> float | None:
         """The number that it judges; None where there is none."""

@@ -12,20 +12,21 @@ from attemper.backends.native.arguments import address
 from attemper.backends.native.library import check, library, run
 from attemper.backends.normalizers import CODES
 from attemper.backends.sums import SUMMED, WIDTH
-from attemper.statistics import ONE_PASS, STATISTICS, TABLE, Column, state_columns
+from attemper.statistics import STATISTICS, Column
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
-# In the order of source/statistics.cpp.
-_NAMES = tuple(
-    name
-    for name in ONE_PASS
-    if not STATISTICS[name].whole_number and STATISTICS[name].column not in state_columns((name,))
+# What source/statistics.cpp derives and from which columns, both in its order. Formulas give all other statistics.
+DERIVED = ("lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass")
+DERIVED_FROM = (
+    Column.MAXIMUM,
+    Column.LOG_SUM,
+    Column.VISIBLE_KEYS,
+    Column.MEAN_DEPTH,
+    Column.SQUARED_WEIGHTS,
 )
-"""What takes a computation: neither a count nor a state column itself."""
-_COUNTS = tuple(row.name for row in TABLE if row.whole_number)
-_COLUMNS = state_columns(_NAMES)
-_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(_COLUMNS)}q"), struct.Struct(f"{len(_NAMES)}q")
+_COUNTS = ("visible_keys", "support_size")
+_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(DERIVED_FROM)}q"), struct.Struct(f"{len(DERIVED)}q")
 
 # AttemperSums of source/sums.cpp.
 _SUMS = struct.Struct("5q 2Q 3q Q")
@@ -69,7 +70,7 @@ def gradient(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alph
 
 
 def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of ``names`` that take a computation (``mass``: without a sink), each [B, H, Q].
+    """Those of ``names`` that are ``DERIVED`` (``mass``: without a sink) or counts, each [B, H, Q].
 
     ``state``: [columns, B, H, Q] float32, contiguous.
     """
@@ -78,14 +79,14 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
     rows, start = shape.numel(), address(state)
     values = {
         name: torch.empty(shape, dtype=torch.float32)
-        for name in _NAMES
+        for name in DERIVED
         if name in names and all(column in columns for column in STATISTICS[name].softmax)
     }
     counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
     code = library().attemper_statistics(
         rows,
-        _COLUMN_PLACES.pack(*[start + 4 * rows * columns.index(c) if c in columns else 0 for c in _COLUMNS]),
-        _VALUE_PLACES.pack(*[address(values.get(name)) for name in _NAMES]),
+        _COLUMN_PLACES.pack(*[start + 4 * rows * columns.index(c) if c in columns else 0 for c in DERIVED_FROM]),
+        _VALUE_PLACES.pack(*[address(values.get(name)) for name in DERIVED]),
         address(counts),
     )
     check("attemper_statistics", code)

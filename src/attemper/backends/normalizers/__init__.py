@@ -6,7 +6,7 @@ How to add one:
    ``attention(normalizer=...)`` knows its name. ``tests/docs/test_add_a_normalizer.py`` does this.
 2. Its definition in ``backends/reference/rowwise.py``, against which every backend is tested.
 3. A function for a compiled backend, in ``native/source/solve.h`` and ``triton/rowwise/normalizers.py``: "auto" takes
-   these backends where they can run.
+   these backends where they can run, once ``COMPILED_NORMALIZERS`` in ``backends/table.py`` names it.
 4. For scores and models, a function in ``functional/sparse.py`` and a class in ``nn/normalizers.py``. Tempering by name
    and files of tempered models follow from the class.
 """
@@ -18,6 +18,7 @@ from attemper.backends.normalizers.sigmoid import SIGMOID
 from attemper.backends.normalizers.simplex import Normalizer
 from attemper.backends.normalizers.sparsemax import ENTMAX15, SPARSEMAX
 from attemper.backends.normalizers.topk import THRESHOLD, TOPK
+from attemper.backends.table import COMPILED_NORMALIZERS
 
 NORMALIZERS: dict[str, Normalizer] = {
     "sparsemax": SPARSEMAX,
@@ -28,5 +29,5 @@ NORMALIZERS: dict[str, Normalizer] = {
     "sigmoid": SIGMOID,
 }
 
-CODES = {name: code for code, name in enumerate(("softmax", *NORMALIZERS))}
+CODES = {name: code for code, name in enumerate(COMPILED_NORMALIZERS)}
 """Name -> its number in compiled kernels (``native/source/solve.h``, ``triton/rowwise/normalizers.py``)."""

@@ -31,6 +31,8 @@ class Signature:
     """The parameter where the name alone is given."""
     module: str | None = None
     """The object of ``attemper.nn`` that says more than the name; None if there is no more to say."""
+    mergeable: bool = False
+    """Whether results over two parts of the keys determine that over all."""
 
     @property
     def by_name(self) -> bool:
