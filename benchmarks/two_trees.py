@@ -1,7 +1,8 @@
 """Whether a change made attemper slower: python benchmarks/two_trees.py OLD NEW [--rounds 15] [--json FILE]
 
 OLD and NEW are checkouts, each with its native kernels built. Two processes stay alive, one for each tree, and are
-asked in turns, in alternating order, to run the same case; only one of them works at a time. Shown are medians over the
+asked in turns, in alternating order, to run the same case, with one thread each: threads of the one that waits would
+disturb the other. Shown are medians over the
 rounds: the time of each tree, and the ratio new / old within a round, with its quartiles. ``import attemper`` is timed
 in fresh processes. Before a case is timed, both trees must give the same numbers (to 1e-4 of their size).
 """
@@ -55,7 +56,7 @@ class Tree:
     """One checkout, and a process that runs cases in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.environment = os.environ | {"PYTHONPATH": str(folder / "src")}
+        self.environment = os.environ | {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--worker"]
         self._process = subprocess.Popen(
             command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
