@@ -1,10 +1,10 @@
 """Whether a change made attemper slower: python benchmarks/two_trees.py OLD NEW [--rounds 15] [--json FILE]
 
 OLD and NEW are checkouts, each with its native kernels built. Two processes stay alive, one for each tree, and are
-asked in turns, in alternating order, to run the same case, with one thread each: threads of the one that waits would
-disturb the other. Shown are medians over the
-rounds: the time of each tree, and the ratio new / old within a round, with its quartiles. ``import attemper`` is timed
-in fresh processes. Before a case is timed, both trees must give the same numbers (to 1e-4 of their size).
+asked in turns, in alternating order, to run the same case; only one of them works at a time, with one thread, since
+waiting threads of the other would disturb it. Shown are medians over the rounds: the time of each tree, and the ratio
+new / old within a round, with its quartiles. ``import attemper`` is timed in fresh processes. Before a case is timed,
+both trees must give the same numbers (to 1e-4 of their size).
 """
 
 from __future__ import annotations
