@@ -27,15 +27,13 @@ class LazyState(Mapping[Column, Tensor]):
         self._backend = backend
         self._stacked = stacked
         self._graph = torch.is_grad_enabled()
-        self._parts: tuple[Tensor, ...] | None = None
+        self._parts: dict[Column, Tensor] | None = None
 
     def __getitem__(self, column: Column) -> Tensor:
-        if column not in self._columns:
-            raise KeyError(column)
         if self._parts is None:
             with same_graph(self._graph):
-                self._parts = self._stacked.unbind(0)
-        return self._parts[self._columns.index(column)]
+                self._parts = dict(zip(self._columns, self._stacked.unbind(0), strict=True))
+        return self._parts[column]
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self._columns)

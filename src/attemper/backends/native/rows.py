@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -77,15 +78,12 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
     names = set(names)
     shape = state.shape[1:]
     rows, start = shape.numel(), address(state)
-    values = {
-        name: torch.empty(shape, dtype=torch.float32)
-        for name in DERIVED
-        if name in names and all(column in columns for column in STATISTICS[name].softmax)
-    }
+    derivable, places = _derivable(columns)
+    values = {name: torch.empty(shape, dtype=torch.float32) for name in derivable if name in names}
     counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
     code = library().attemper_statistics(
         rows,
-        _COLUMN_PLACES.pack(*[start + 4 * rows * columns.index(c) if c in columns else 0 for c in DERIVED_FROM]),
+        _COLUMN_PLACES.pack(*[0 if place is None else start + 4 * rows * place for place in places]),
         _VALUE_PLACES.pack(*[address(values.get(name)) for name in DERIVED]),
         address(counts),
     )
@@ -93,6 +91,13 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
     if counts is not None:
         values |= dict.fromkeys(_COUNTS, counts)
     return values
+
+
+@cache
+def _derivable(columns: tuple[Column, ...]) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """Which of ``DERIVED`` a state of these columns gives, and where it has each of ``DERIVED_FROM``; None: nowhere."""
+    names = tuple(name for name in DERIVED if set(STATISTICS[name].softmax) <= set(columns))
+    return names, tuple(columns.index(column) if column in columns else None for column in DERIVED_FROM)
 
 
 def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:
