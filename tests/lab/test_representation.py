@@ -27,6 +27,7 @@ from attemper.lab.representation import (
     tempered,
 )
 from attemper.lab.threads import one_thread
+from tests.support.experiments import Run
 
 
 @pytest.fixture(scope="module")
@@ -255,8 +256,10 @@ def test_a_layer_table_averages_to_the_table_of_means(short):
 
 
 @pytest.mark.slow("takes many seconds")
-def test_on_the_shipped_model_rank_falls_and_cosine_rises_with_temperature_the_opposite_of_what_is_said():
-    result = representation.representation()
+def test_on_the_shipped_model_rank_falls_and_cosine_rises_with_temperature_the_opposite_of_what_is_said(
+    experiment: Run,
+):
+    result = experiment("representation")
     entropy, rank, cosine = columns(result, OUTPUTS, "normalised entropy", "effective rank", "mean cosine")
     assert [direction(values) for values in (entropy, rank, cosine)] == ["rises", "falls", "rises"]
     assert rank[0] - rank[-1] > 50
