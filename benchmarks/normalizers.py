@@ -279,8 +279,8 @@ def line(row: Row) -> str:
     sides = "fwd + bwd" if row.backward else "fwd"
     others = "".join(f"{name:>9} {ratio:>6.2f} ({row.other_ms[name]:.0f} ms)" for name, ratio in row.ratios.items())
     return (
-        f"{row.what:<10}{row.normalizer:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms{row.pairs:>4}"
-        f"  {others}   error {row.error:.0e}"
+        f"{row.what:<10}{row.normalizer:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms"
+        f"{row.pairs:>4}  {others}   error {row.error:.0e}"
     )
 
 
@@ -300,7 +300,8 @@ def main() -> None:
     print(here)
     print("the entmax package is " + ("compared" if options.package and package() else "left out"))
     print(
-        f"{'':<10}{'normalizer':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}   ours / other (the other)"
+        f"{'':<10}{'normalizer':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}",
+        "  ours / other (the other)",
     )
     rows = measured(options)
     if options.json:

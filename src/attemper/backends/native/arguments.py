@@ -51,7 +51,6 @@ _BEFORE = Arguments.softcap.offset // 8
 _PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
 _ROWWISE = struct.Struct("@qdqq")
 """What follows an ``Arguments`` in a ``RowwiseCall``: normalizer, number, per_head and its gradient."""
-_NOWHERE = (-1,) * len(Column)
 _ABSENT = (0,) * 6
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
@@ -96,7 +95,7 @@ def described(
     sink, per_head = _numbers(problem.sink), _numbers(problem.per_head)
     positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
     first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
-    places = list(_NOWHERE)
+    places = [-1] * len(Column)
     for place, column in enumerate(problem.columns):
         places[column] = place
     call = _PACK.pack(
