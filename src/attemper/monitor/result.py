@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.call.result import AttentionStats
-from attemper.call.sums import Accumulated
+from attemper.call.sums import CallSums
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
 
@@ -25,7 +25,7 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: Mapping[str, AttentionStats | Accumulated] | None) -> None:
+    def __init__(self, reading: Reading, last: Mapping[str, AttentionStats | CallSums] | None) -> None:
         self.reading = reading
         self._loaded = last is None
         self._last = last or {}
@@ -117,7 +117,7 @@ class Scan:
         """
         if site in self._last:
             last = self._last[site]
-            return last.statistics() if isinstance(last, Accumulated) else last
+            return last.statistics() if isinstance(last, CallSums) else last
         if self._loaded:
             raise InputError(
                 f"row_statistics({site!r}): this scan was loaded from JSON, which holds readings of heads and no rows. "
