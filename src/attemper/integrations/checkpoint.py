@@ -44,8 +44,8 @@ def _refuse_gguf(path: Path) -> None:
     files = sorted(folder.glob("*.gguf")) if path.is_dir() else [path]
     if files:
         raise InputError(
-            f"{clean_name(files[0])} is a GGUF file, quantised for llama.cpp; attemper reads safetensors. Give the model "
-            f"it was made from, or convert it: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
+            f"{clean_name(files[0])} is a GGUF file, quantised for llama.cpp; attemper reads safetensors. Give the "
+            f"model it was made from, or convert it: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
             f"gguf_file={files[0].name!r}).save_pretrained(folder), and AutoTokenizer alike; then give that folder."
         )
 

@@ -95,8 +95,8 @@ def tempered_copy(model: ByteModel, temperature: float) -> ByteModel:
     number = positive_number("tempered_copy(temperature=...)", temperature, "It divides every score.", infinite=True)
     if model.config.qk_norm:
         raise InputError(
-            "tempered_copy(model): queries of this model are normalised after their projection, so that its weights have "
-            "no say in the size of a score. Take a model with qk_norm=False."
+            "tempered_copy(model): queries of this model are normalised after their projection, so that its weights "
+            "have no say in the size of a score. Take a model with qk_norm=False."
         )
     changed = copy.deepcopy(model)
     for attention in _attentions(changed):
