@@ -61,7 +61,7 @@ def test_readings_are_those_of_the_statistics(
     stats = stats if included is None else stats.where(included)
     assert stats.sums() is not None
     got = reading(stats)
-    monkeypatch.setattr(AttentionStats, "summed", lambda _: None)
+    monkeypatch.setattr(AttentionStats, "sums", lambda _: None)
     want = reading(stats)
     assert sum(head.rows for head in want.heads) > 0
     assert same(got, want)
