@@ -27,7 +27,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """``attemper demo`` with a very small model, in an empty folder."""
-    monkeypatch.setattr(demo, "DemoRun", lambda **given: RUN.changed(**given))
+    monkeypatch.setattr(demo, "DemoRun", lambda **given: RUN.change(**given))
     monkeypatch.setattr(demo, "standard_library", corpus)
     monkeypatch.chdir(tmp_path)
 
@@ -56,7 +56,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(run: Run, tm
     assert "trained 40 steps" in out
     assert f"run: {folder.relative_to(tmp_path)}" in out
     assert "attention: no alarm that is a warning or worse" in out
-    assert "plain alarm of the loss (mean of 20 steps over 1.2 times its lowest): it rang at no step" in out
+    assert "plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): it rang at no step" in out
 
 
 def test_json_is_one_document_on_stdout(run: Run, tmp_path: Path):
@@ -109,10 +109,10 @@ def test_what_cannot_be_done_is_told_before_training(run: Run, tmp_path: Path, a
 def test_curves_show_the_loss_each_layer_and_the_alarms():
     screen = io.StringIO()
     console = Console(file=screen, width=120, height=40, force_terminal=True, color_system=None)
-    run = RUN.changed(steps=40)
+    run = RUN.change(steps=40)
     with Live(console=console, auto_refresh=False) as live:
         curves = Curves(run, live)
-        demo.demonstrated(run, curves.show, corpus())
+        demo.run_demo(run, curves.show, corpus())
     last = screen.getvalue().rpartition("step ")[2]
     assert last.startswith("40 of 40   learning rate 0.0000")
     assert "loss  █" in last

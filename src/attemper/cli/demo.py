@@ -14,7 +14,7 @@ import typer
 
 from attemper.cli.output import INTERRUPTED, check_files, failure, print_json, say
 from attemper.errors import InputError
-from attemper.text import count, named, shown
+from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
     from attemper.lab.trained.demo import DemoRun, Outcome
@@ -57,14 +57,14 @@ def demo(
     check_files(html, None)
     say(f"demo: trains a small byte-level model on this Python's library, {steps} steps ({STEPS} take about a minute)")
     from attemper.cli.demo_view import view
-    from attemper.lab.trained.demo import DemoRun, demonstrated
+    from attemper.lab.trained.demo import DemoRun, run_demo
 
     run = DemoRun(steps=steps, seed=seed, inject=None if inject is None else inject.value)
     try:
-        with view(run) as shown:
-            outcome = demonstrated(run, shown.show)
+        with view(run) as progress:
+            outcome = run_demo(run, progress.show)
     except KeyboardInterrupt:
-        message = f"interrupted; what was seen so far is in {named(folder)}"
+        message = f"interrupted; what was seen so far is in {clean_name(folder)}"
         raise SystemExit(failure(message, INTERRUPTED)) from None
     outcome.scan.to_html(page)
     if as_json:
@@ -83,11 +83,13 @@ def _new_folder(store: Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise InputError(f"--store {named(folder)}: this folder is not empty. Name a new one, such as runs/demo-2.")
+            raise InputError(
+                f"--store {clean_name(folder)}: this folder is not empty. Name a new one, such as runs/demo-2."
+            )
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            f"--store {named(folder)}: {reason}. Name a folder that can be made, such as runs/demo."
+            f"--store {clean_name(folder)}: {reason}. Name a folder that can be made, such as runs/demo."
         ) from error
     return folder
 
@@ -98,15 +100,15 @@ def _lines(outcome: Outcome, folder: Path, page: Path) -> list[str]:
     attention = (
         "attention: no alarm that is a warning or worse"
         if first is None
-        else f"attention: first alarm at step {first.step}, {first.severity} {first.kind}: {shown(first.message)}"
+        else f"attention: first alarm at step {first.step}, {first.severity} {first.kind}: {clean(first.message)}"
     )
     loss = "it rang at no step" if outcome.loss_alarm is None else f"it rang at step {outcome.loss_alarm}"
     return [
         f"trained {count(outcome.steps, 'step')} in {outcome.seconds:.0f} s, loss {outcome.loss:.3f} nats a byte",
         attention,
-        f"plain alarm of the loss (mean of 20 steps over 1.2 times its lowest): {loss}",
-        f"run: {named(folder)}",
-        f"page: {named(page)}",
+        f"plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): {loss}",
+        f"run: {clean_name(folder)}",
+        f"page: {clean_name(page)}",
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attemper.cli.output import say
 from attemper.readings.alarms import by_kind
-from attemper.text import count, shown, sparkline
+from attemper.text import clean, count, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -58,7 +58,7 @@ def alarm_lines(progress: Progress) -> list[str]:
     lines = []
     for (severity, kind), alarms in by_kind(progress.alarms).items():
         more = f", and {count(len(alarms) - 1, 'head')} more" if len(alarms) > 1 else ""
-        lines.append(f"step {progress.step}: {severity} {kind}: {shown(alarms[0].message)}{more}")
+        lines.append(f"step {progress.step}: {severity} {kind}: {clean(alarms[0].message)}{more}")
     if progress.loss_rings:
         lines.append(f"step {progress.step}: the plain alarm of the loss")
     return lines
@@ -113,7 +113,7 @@ class Curves:
         for name, values in self._entropies.items():
             logits = self._logits[name]
             bars = sparkline(values, COLUMNS, low=0.0, high=1.0), sparkline(logits, COLUMNS)
-            grid.add_row(shown(name), bars[0], _two_digits(values[-1]), bars[1], _whole(logits[-1]))
+            grid.add_row(clean(name), bars[0], _two_digits(values[-1]), bars[1], _whole(logits[-1]))
         loss = f"loss  {sparkline(self._losses, 2 * COLUMNS)}  {progress.loss:.3f} nats a byte"
         alarms = [Text(line, style="bold" if "notice" not in line else "") for line in self._alarms[-8:]]
         return Group(Text(head), Text(loss), grid, *alarms)

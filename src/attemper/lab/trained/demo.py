@@ -17,7 +17,7 @@ from statistics import fmean
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.model import ByteConfig
 from attemper.lab.threads import one_thread
-from attemper.lab.trained.training import Run, one_step, started
+from attemper.lab.trained.training import Run, one_step, start
 from attemper.monitor.watch import watch
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm
@@ -47,14 +47,14 @@ class DemoRun(Run):
 
 
 class LossAlarm:
-    """The plain alarm of a loss: its mean over 20 steps is 1.2 times the lowest such mean so far, or it is no number.
+    """The plain alarm of a loss: its mean over 20 steps is 1.25 times the lowest such mean so far, or it is no number.
 
     Attributes:
         step: at which it rang; None before.
     """
 
     WINDOW = 20
-    FACTOR = 1.2
+    FACTOR = 1.25
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -119,7 +119,7 @@ def is_heard(alarm: Alarm) -> bool:
 
 
 @one_thread()
-def demonstrated(run: DemoRun, on_step: Callable[[Progress], object], corpus: Corpus | None = None) -> Outcome:
+def run_demo(run: DemoRun, on_step: Callable[[Progress], object], corpus: Corpus | None = None) -> Outcome:
     """Trains to the end of ``run``, or until the loss is no number.
 
     With one thread of torch: the same run gives the same numbers on any number of cores.
@@ -131,7 +131,7 @@ def demonstrated(run: DemoRun, on_step: Callable[[Progress], object], corpus: Co
     Raises:
         InputError: this Python came without the sources of its library.
     """
-    corpus, (state, control) = corpus or standard_library(), started(run)
+    corpus, (state, control) = corpus or standard_library(), start(run)
     alarm, alarms, before = LossAlarm(), dict[tuple[str, str, int | None], Alarm](), time.monotonic()
     losses = state.curve.losses
     with watch(state.model, every=run.every) as watching:
