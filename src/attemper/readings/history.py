@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +89,8 @@ def trend(steps: Array, values: Array) -> Trend:
         Sen 1968, "Estimates of the regression coefficient based on Kendall's tau"; for r, Hamed and Rao 1998.
     """
     middles, means = block_means(steps, values)
-    shape, means = means.shape[1:], means.reshape(len(means), -1)
+    shape = means.shape[1:]
+    means = means.reshape(len(means), math.prod(shape))
     parts = [
         _sen(middles, means[:, start : start + HEADS_AT_ONCE].T) for start in range(0, means.shape[1], HEADS_AT_ONCE)
     ]
@@ -119,7 +121,10 @@ def _sen(x: Array, y: Array) -> Array:
     half = QUANTILE * np.sqrt(spread)
     low = np.floor((pairs - half) / 2).astype(np.int64) - 1
     high = np.ceil((pairs + half) / 2).astype(np.int64)
-    ends = np.where(low >= 0, _at(slopes, low, pairs), -np.inf), np.where(high < pairs, _at(slopes, high, pairs), np.inf)
+    ends = (
+        np.where(low >= 0, _at(slopes, low, pairs), -np.inf),
+        np.where(high < pairs, _at(slopes, high, pairs), np.inf),
+    )
     return np.stack([slope, *(np.where(pairs > 0, end, np.nan) for end in ends)])
 
 
@@ -144,7 +149,7 @@ def _at(ranked: Array, rank: Array, many: Array) -> Array:
 
 def _likeness(rest: Array) -> Array:
     """[heads]: correlation of each number of [heads, blocks] with the one after it; 0 where nothing varies."""
-    centred = rest - np.where(np.isnan(rest), np.nan, mean(rest.T)[:, None])
+    centred = rest - mean(rest.T)[:, None]
     square = mean(np.square(centred).T)
     product = mean((centred[:, 1:] * centred[:, :-1]).T) if rest.shape[1] > 1 else np.zeros(len(rest))
     with np.errstate(invalid="ignore", divide="ignore"):
