@@ -28,7 +28,7 @@ def test_a_deviation_is_that_of_the_population() -> None:
     np.testing.assert_allclose(history.std(values), values.std(0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("samples", [2, 5, 40, 300])
+@pytest.mark.parametrize("samples", [2, 5, 40, 200])
 def test_a_trend_is_the_median_of_all_slopes(samples: int) -> None:
     random = np.random.default_rng(samples)
     steps = np.sort(random.choice(5000, samples, replace=False))
@@ -41,13 +41,13 @@ def test_a_trend_is_the_median_of_all_slopes(samples: int) -> None:
         np.testing.assert_allclose(found[place], 1000 * slow_slope(steps, values[:, *place]), rtol=1e-5, atol=1e-9)
 
 
-def test_a_trend_of_many_samples_is_that_of_300_means_of_neighbours() -> None:
+def test_a_trend_of_many_samples_is_that_of_200_means_of_neighbours() -> None:
     steps = np.arange(0, 10_000, 7)
     values = np.random.default_rng(0).normal(size=(len(steps), 2))
     middles, means = history.block_means(steps, values)
     assert len(middles) == len(means) <= history.MOST_BLOCKS
-    np.testing.assert_allclose(means[0], values[:5].mean(0))
-    assert middles[0] == 14.0
+    np.testing.assert_allclose(means[0], values[:8].mean(0))
+    assert middles[0] == 24.5
     found, expected = history.trend(steps, values), history.trend(middles, means)
     np.testing.assert_array_equal(found.slope, expected.slope)
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from attemper.readings.sample import SiteLabel
 
-MOST_BLOCKS = 300
-"""A trend is taken from at most so many means of neighbouring samples: 44,850 slopes a head."""
+MOST_BLOCKS = 200
+"""A trend is taken from at most so many means of neighbouring samples: 19,900 slopes a head."""
 HEADS_AT_ONCE = 64
-"""Heads whose slopes are sorted together: 11 MB of them."""
+"""Heads whose slopes are sorted together: 5 MB of them."""
 QUANTILE = 1.959964
 """Of the normal distribution, at 97.5%: for intervals of 95%."""
 MOST_LIKENESS = 0.95

@@ -1,95 +1,215 @@
-"""Histories in the files of a run: samples of one statistic at one site, joined from hot rows and cold chunks."""
+"""What one process wrote of a run, read while it is written or after: samples, and the numbers of sites over them."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from attemper.store.chunk import Values, unpacked
-from attemper.store.fragment import SiteLabel
+from attemper.errors import InputError
+from attemper.readings.sample import Sample, SiteKey, SiteLabel
+from attemper.store.chunk import unpacked
+from attemper.store.folding import Layout, Pair, layouts
+from attemper.store.schema import Tables
+
+Array = np.ndarray
+Hot = tuple[int, Layout, Array]
+_LABEL = ", ".join(part.name for part in fields(SiteLabel))
+
+
+MOMENT = np.dtype([("id", "i8"), ("segment", "i8"), ("step", "i8"), ("time", "f8"), ("tokens", "i8"), ("layout", "i8")])
+"""A sample of a fragment but for its numbers: what the table ``sample`` has of it."""
+
+
+def between(moments: Array, start: int | None, stop: int | None) -> Array:
+    """Those of ``moments``, which are by step, with ``start`` <= step < ``stop``."""
+    first = 0 if start is None else np.searchsorted(moments["step"], start)
+    last = len(moments) if stop is None else np.searchsorted(moments["step"], stop)
+    return moments[first:last]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One sample of a file: its number there, segment, step, time and layout."""
+class Segment:
+    """What one process wrote of a run without going back."""
 
-    sample: int
-    segment: int
-    step: int
+    rank: int
+    began: float
+    """Seconds since 1970, UTC."""
+    process: int
+    versions: dict[str, str]
+    samples: int
+    """How many of them count: a later segment replaces what it overlaps."""
+    first_step: int | None
+    last_step: int | None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Samples that could not be stored."""
+
+    samples: int
+    reason: str
     time: float
-    layout: int
+    """Seconds since 1970, UTC, when that was noted."""
+    step: int | None = None
 
 
 class FragmentReader:
     """What one process wrote, as far as it stands at the moment of each question."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, tables: Tables, rank: int = 0) -> None:
+        self.rank = rank
+        self._tables = tables
+        self._read = self._kept = np.zeros(0, MOMENT)
+        """All samples as they were read last, and those of them that count."""
+        self._layouts: dict[int, Layout] = {}
+        self._held: dict[tuple[int, ...], Array] = {}
+        """Layouts -> the samples that have one of them."""
 
-    @cached_property
+    def close(self) -> None:
+        self._tables.close()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Answers to all questions within belong together, whatever the writer does meanwhile."""
+        return self._tables.snapshot()
+
+    # --- what the fragment says of the run ---
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {name: json.loads(value) for name, value in self._tables.rows("SELECT name, value FROM about")}
+
+    @property
     def statistics(self) -> dict[str, int]:
-        """Name -> number in the file."""
-        return dict(self._connection.execute("SELECT name, id FROM statistic ORDER BY id"))
+        """Name -> number in the fragment."""
+        return dict(self._tables.rows("SELECT name, id FROM statistic ORDER BY id"))
 
     @property
-    def sites(self) -> dict[SiteLabel, int]:
-        """Label -> number in the file, in the order in which they appeared."""
-        rows = self._connection.execute(
-            "SELECT name, mode, layer, kind, attention, normalizer, heads, id FROM site ORDER BY id"
-        )
-        return {SiteLabel(*row[:-1]): row[-1] for row in rows}
+    def sites(self) -> dict[SiteKey, SiteLabel]:
+        """In the order in which they were first seen; of a site whose label has changed, the latest."""
+        return {label.key: label for label, _ in self._places}
 
     @property
-    def moments(self) -> list[Moment]:
-        """All samples that count, by step: a later segment replaces what it overlaps."""
-        rows = self._connection.execute("SELECT id, segment, step, time, layout FROM sample ORDER BY id DESC")
-        kept: list[Moment] = []
-        least: dict[int, int] = {}
-        bound = None
-        for moment in (Moment(*row) for row in rows):
-            least.setdefault(moment.segment, moment.step)
-            if kept and moment.segment != kept[-1].segment:
-                bound = kept[-1].step if bound is None else min(bound, kept[-1].step)
-            if bound is None or moment.step < bound:
-                kept.append(moment)
-        return kept[::-1]
+    def _places(self) -> list[tuple[SiteLabel, int]]:
+        rows = self._tables.rows(f"SELECT {_LABEL}, id FROM site ORDER BY id")
+        return [(SiteLabel(*row[:-1]), row[-1]) for row in rows]
 
-    def values(self, statistic: str, site: SiteLabel) -> dict[int, Values]:
-        """Sample -> [heads] of every sample that holds the site; those that were thinned away are missing."""
-        number, place = self.statistics[statistic], self.sites[site]
-        found: dict[int, Values] = {}
-        chunks = self._connection.execute(
-            "SELECT first, every, numbers FROM cold WHERE statistic = ? AND site = ? ORDER BY first", (number, place)
-        )
-        for first, every, data in chunks:
-            block = unpacked(data)
-            found.update(zip(range(first, first + every * len(block), every), block, strict=True))
-        return found | self._hot(number, place)
-
-    def _hot(self, statistic: int, site: int) -> dict[int, Values]:
-        rows = self._connection.execute(
-            "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample ORDER BY hot.sample"
-        )
-        found = {}
-        for sample, layout, data in rows:
-            place = self._place(layout, statistic, site)
-            if place is not None:
-                row, heads, statistics = place
-                found[sample] = np.frombuffer(data, "<f4").reshape(statistics, -1)[row, heads]
+    @property
+    def segments(self) -> list[Segment]:
+        moments, found = self.moments, []
+        rows = self._tables.rows("SELECT id, rank, began, process, versions FROM segment ORDER BY id")
+        for number, rank, began, process, versions in rows:
+            steps = moments["step"][moments["segment"] == number]
+            ends = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
+            found.append(Segment(rank, began, process, json.loads(versions), len(steps), *ends))
         return found
 
-    @cache
-    def _place(self, layout: int, statistic: int, site: int) -> tuple[int, slice, int] | None:
-        """Where a statistic of a site stands in the hot rows of a layout: row, heads, and how many rows there are."""
-        (text,) = self._connection.execute("SELECT content FROM layout WHERE id = ?", (layout,)).fetchone()
-        content, start = json.loads(text), 0
-        for other, heads in content["sites"]:
-            if other == site and statistic in content["statistics"]:
-                numbers = content["statistics"]
-                return numbers.index(statistic), slice(start, start + heads), len(numbers)
-            start += heads
-        return None
+    @property
+    def coverage(self) -> dict[SiteKey, str | None]:
+        """Every site that was expected -> None where it was read, else why it was not."""
+        rows = self._tables.rows("SELECT name, kind, mode, reason FROM coverage")
+        return {(name, kind, mode): reason for name, kind, mode, reason in rows}
+
+    @property
+    def lost(self) -> list[Lost]:
+        return [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+
+    @property
+    def moments(self) -> Array:
+        """[samples] of ``MOMENT`` by step: a later sample replaces those before it whose step is not lower."""
+        ((many, last),) = self._tables.rows("SELECT count(*), max(id) FROM sample")
+        if many != len(self._read) or (many and last != self._read["id"][-1]):
+            self._read_moments()
+        return self._kept
+
+    def _read_moments(self) -> None:
+        rows = self._tables.rows(f"SELECT {', '.join(MOMENT.names or ())} FROM sample ORDER BY id")
+        self._read = self._kept = np.array(rows, MOMENT)
+        if rows:
+            later = np.minimum.accumulate(self._read["step"][::-1])[::-1]
+            self._kept = self._read[np.append(self._read["step"][:-1] < later[1:], True)]
+        self._layouts, self._held = layouts(self._tables.rows), {}
+
+    # --- numbers ---
+
+    def values(self, statistic: str, keys: Sequence[SiteKey], moments: Array) -> Iterator[Array]:
+        """Of each site [moments, heads] float32; NaN where a sample has no number."""
+        number, span = self.statistics.get(statistic, -1), self._span(moments)
+        hot = self._hot(span)
+        for key in keys:
+            sites = [site for label, site in self._places if label.key == key]
+            yield _aligned(moments["id"], [self._series((number, site), span, hot) for site in sites])
+
+    def sample(self, moments: Array, place: int) -> Sample:
+        """Every number of one of the samples."""
+        one = moments[place : place + 1]
+        layout, span = self._layouts[int(one["layout"][0])], self._span(one)
+        names = {number: name for name, number in self.statistics.items()}
+        labels = {site: label for label, site in self._places}
+        hot = self._hot(span)
+        values = np.full((len(layout.statistics), layout.heads), np.nan, np.float32)
+        for pair, (row, heads) in layout.pairs.items():
+            values[row, heads] = _aligned(one["id"], [self._series(pair, span, hot)])[0]
+        return Sample(
+            step=int(one["step"][0]),
+            time=float(one["time"][0]),
+            sites=tuple(labels[site] for site in layout.sites),
+            quantities=tuple(names[number] for number in layout.statistics),
+            values=values,
+            tokens=int(one["tokens"][0]),
+        )
+
+    def _span(self, moments: Array) -> tuple[int, int]:
+        """First and last number of the samples whose chunks hold ``moments``."""
+        if not len(moments):
+            return 0, -1
+        first, last = int(moments["id"][0]), int(moments["id"][-1])
+        ((start,),) = self._tables.rows("SELECT coalesce(max(first), 0) FROM chunk WHERE first <= ?", (first,))
+        return start, last
+
+    def _hot(self, span: tuple[int, int]) -> list[Hot]:
+        """Samples that are not folded: their numbers, layouts and values."""
+        rows = self._tables.rows(
+            "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
+            "WHERE hot.sample BETWEEN ? AND ? ORDER BY hot.sample",
+            span,
+        )
+        return [(sample, self._layouts[number], np.frombuffer(data, "<f4")) for sample, number, data in rows]
+
+    def _series(self, pair: Pair, span: tuple[int, int], hot: Sequence[Hot]) -> tuple[Array, Array]:
+        """Samples of a span that hold a statistic of a site, and their values [samples, heads]."""
+        question = "SELECT numbers FROM cold WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
+        parts = [unpacked(numbers) for (numbers,) in self._tables.rows(question, (*pair, *span))]
+        samples = self._holding(pair, span[0])[: sum(map(len, parts))]
+        if sum(map(len, parts)) != len(samples):
+            raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
+        for sample, layout, values in hot:
+            if pair in layout.pairs:
+                row, heads = layout.pairs[pair]
+                samples = np.append(samples, sample)
+                parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        return samples, np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+
+    def _holding(self, pair: Pair, first: int) -> Array:
+        """Numbers of the samples from ``first`` on that hold a statistic of a site."""
+        holding = tuple(number for number in self._layouts if pair in self._layouts[number].pairs)
+        if holding not in self._held:
+            self._held[holding] = self._read["id"][np.isin(self._read["layout"], holding)]
+        samples = self._held[holding]
+        return samples[np.searchsorted(samples, first) :]
+
+
+def _aligned(wanted: Array, parts: Sequence[tuple[Array, Array]]) -> Array:
+    """[wanted, heads]: of each wanted sample the values that one of ``parts`` (samples, values) has for it."""
+    parts = [(samples, values) for samples, values in parts if len(samples)]
+    if len(parts) == 1 and np.array_equal(parts[0][0], wanted):
+        return parts[0][1]
+    found = np.full((len(wanted), max((values.shape[1] for _, values in parts), default=0)), np.nan, np.float32)
+    for samples, values in parts:
+        _, here, there = np.intersect1d(wanted, samples, assume_unique=True, return_indices=True)
+        found[here, : values.shape[1]] = values[there]
+    return found
