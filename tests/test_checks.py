@@ -16,8 +16,8 @@ from attemper.checks import did_you_mean, one_of
 from attemper.lab import run, train
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import configured
-from attemper.monitor.compare import Comparison
 from attemper.readings.alarms import checked_limits
+from attemper.readings.comparison import Comparison
 from attemper.statistics import asked_names
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.integrations.folder import load
-    from attemper.monitor.compare import Comparison, compare
     from attemper.monitor.pattern import Pattern, pattern
-    from attemper.monitor.result import Scan
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
+    from attemper.readings.comparison import Comparison, compare
+    from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
 
 __version__ = "0.1.0"
@@ -39,11 +39,11 @@ _HOMES = {
     "calibrate": "attemper.control.calibrate",
     "Calibration": "attemper.control.calibration",
     "QKClip": "attemper.control.qk_clip",
-    "Scan": "attemper.monitor.result",
+    "Scan": "attemper.readings.scan",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
-    "Comparison": "attemper.monitor.compare",
-    "compare": "attemper.monitor.compare",
+    "Comparison": "attemper.readings.comparison",
+    "compare": "attemper.readings.comparison",
     "Pattern": "attemper.monitor.pattern",
     "pattern": "attemper.monitor.pattern",
     "dense_weights": "attemper.functional.attention",

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from attemper import InputError, compare
-from attemper.monitor.compare import Comparison
-from attemper.readings.comparison import STATISTICS
+from attemper.readings.comparison import STATISTICS, Comparison
 from attemper.readings.reading import Reading
 from attemper.report.comparison import MOST_ROWS, comparison_page
 from attemper.text import shown

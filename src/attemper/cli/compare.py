@@ -68,7 +68,7 @@ def compare(
     else:
         from rich.console import Console
 
-        from attemper.monitor.compare_table import table
+        from attemper.readings.comparison_table import table
 
         console = Console()
         console.print(table(found, console.width, statistic=sort, top=top))

@@ -31,7 +31,7 @@ from attemper.readings.reading import FEWEST_KEYS
 from attemper.text import named
 
 if TYPE_CHECKING:
-    from attemper.monitor.result import Scan
+    from attemper.readings.scan import Scan
 
 _ALARMS = " or ".join(", ".join(LIMITS).rsplit(", ", 1))
 

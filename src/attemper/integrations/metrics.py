@@ -17,8 +17,8 @@ from typing import Protocol
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.monitor.result import Scan
 from attemper.readings.alarms import KINDS
+from attemper.readings.scan import Scan
 from attemper.statistics import SHOWN
 
 logger = logging.getLogger("attemper")

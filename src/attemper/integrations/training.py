@@ -15,10 +15,10 @@ from torch import nn
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
 from attemper.integrations.sinks import Sinks
-from attemper.monitor.result import Scan
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm, Reading
+from attemper.readings.scan import Scan
 from attemper.sites.names import unwrapped
 from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import shown

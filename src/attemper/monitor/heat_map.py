@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import InputError, MissingExtraError
+from attemper.readings.notebook import VIRIDIS
 from attemper.text import cut, shown
 
 MOST_CELLS = 48
@@ -20,12 +21,6 @@ MOST_LABELS = 80
 """Labels on an axis of a picture; of more, every so many-th is shown."""
 LONGEST_LABEL = 24
 
-VIRIDIS = (
-    (68, 1, 84), (72, 26, 108), (71, 47, 125), (65, 68, 135), (57, 86, 140), (49, 104, 142), (42, 120, 142),
-    (35, 136, 142), (31, 152, 139), (34, 168, 132), (53, 183, 121), (84, 197, 104), (122, 209, 81), (165, 219, 54),
-    (210, 226, 27), (253, 231, 37),
-)  # fmt: skip
-"""Dark is little weight, light is much; readable without colour vision, since lightness rises throughout."""
 MISSING = (160, 160, 160)
 """Weights that are no number."""
 _SMALL = "font-size:12px;color:inherit;opacity:0.75"
@@ -77,18 +72,6 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return file.getvalue()
-
-
-def viridis(share: float) -> tuple[int, int, int]:
-    """The colour of a value from 0 to 1; the nearest of ``VIRIDIS``."""
-    return VIRIDIS[round(min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1))]
-
-
-def ink_on(colour: tuple[int, int, int]) -> str:
-    """Black or white, whichever has more contrast: never below 4.5 to 1, by the formula of WCAG."""
-    shares = [channel / 255 for channel in colour]
-    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
-    return "#000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#fff"
 
 
 def _largest(weights: Tensor) -> float:

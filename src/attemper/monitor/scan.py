@@ -13,9 +13,9 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance, title
 from attemper.monitor.options import Scope
-from attemper.monitor.result import Scan
 from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
 from attemper.readings.reading import FEWEST_KEYS, Reading
+from attemper.readings.scan import Scan
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names
 

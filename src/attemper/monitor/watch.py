@@ -20,10 +20,10 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance
 from attemper.monitor.options import WatchOptions
-from attemper.monitor.result import Scan
 from attemper.readings.alarms import WATCH_LIMITS, checked_limits
 from attemper.readings.baseline import Baseline
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
+from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.act import modules_with_normalizer

@@ -6,8 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attemper.monitor.compare import Comparison
-from attemper.readings.comparison import HeadChange
+from attemper.readings.comparison import Comparison, HeadChange
 from attemper.statistics import SHOWN
 from attemper.text import columns_that_fit, shown
 
