@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ MOST_LIKENESS = 0.95
 Array = np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class History:
     """The numbers of one statistic at the steps that were sampled; NaN where a sample has none.
 
@@ -33,9 +33,9 @@ class History:
     statistic: str
     steps: Array
     """[steps] whole numbers, ascending."""
-    values: Array = field(repr=False)
+    values: Array
     """float32."""
-    sites: tuple[SiteLabel, ...] = field(repr=False)
+    sites: tuple[SiteLabel, ...]
     """The sites of ``values``, in their order; one where a site was asked for."""
     site: str | None = None
     """The name that was asked for; None for all sites."""
@@ -43,6 +43,11 @@ class History:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def __repr__(self) -> str:
+        steps = f"{len(self)} steps" + (f" from {self.steps[0]} to {self.steps[-1]}" if len(self) else "")
+        of = f"site={self.site!r}, head={self.head}" if self.site else f"{len(self.sites)} sites, head={self.head}"
+        return f"History({self.statistic!r}, {of}: {steps}, values {list(self.values.shape)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey, SiteLabel
 from attemper.store.chunk import unpacked
 from attemper.store.folding import Layout, Pair, layouts
+from attemper.store.lock import is_held
 from attemper.store.schema import Tables
 
 Array = np.ndarray
@@ -61,14 +63,26 @@ class Lost:
 class FragmentReader:
     """What one process wrote, as far as it stands at the moment of each question."""
 
-    def __init__(self, tables: Tables, rank: int = 0) -> None:
+    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None) -> None:
+        """
+        Args:
+            tables: of the fragment.
+            lock: the file that a writer of the fragment locks; None where nobody else can write.
+        """
         self.rank = rank
+        self._lock = lock
         self._tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
         self._layouts: dict[int, Layout] = {}
+        self._state: object = None
         self._held: dict[tuple[int, ...], Array] = {}
         """Layouts -> the samples that have one of them."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a process of this machine writes to it."""
+        return self._lock is not None and is_held(self._lock)
 
     def close(self) -> None:
         self._tables.close()
@@ -121,8 +135,10 @@ class FragmentReader:
     @property
     def moments(self) -> Array:
         """[samples] of ``MOMENT`` by step: a later sample replaces those before it whose step is not lower."""
-        ((many, last),) = self._tables.rows("SELECT count(*), max(id) FROM sample")
-        if many != len(self._read) or (many and last != self._read["id"][-1]):
+        # Samples are added at the end, and taken away only together with chunks.
+        (state,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
+        if state != self._state:
+            self._state = state
             self._read_moments()
         return self._kept
 
@@ -144,9 +160,8 @@ class FragmentReader:
             sites = [site for label, site in self._places if label.key == key]
             yield _aligned(moments["id"], [self._series((number, site), span, hot) for site in sites])
 
-    def sample(self, moments: Array, place: int) -> Sample:
-        """Every number of one of the samples."""
-        one = moments[place : place + 1]
+    def sample(self, one: Array) -> Sample:
+        """Every number of one sample; ``one`` is its moment, [1]."""
         layout, span = self._layouts[int(one["layout"][0])], self._span(one)
         names = {number: name for name, number in self.statistics.items()}
         labels = {site: label for label, site in self._places}
