@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
     from attemper.store.folder import open_run
+    from attemper.store.options import Store
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ _HOMES = {
     "Thermostat": "attemper.control.thermostat",
     "temper": "attemper.control.temper",
     "Tempered": "attemper.control.temper",
+    "Store": "attemper.store.options",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",
@@ -87,6 +89,7 @@ __all__ = [
     "Regularizer",
     "Scan",
     "SigmaReparam",
+    "Store",
     "Tempered",
     "Thermostat",
     "Watch",

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from attemper.sites import package_arguments
-from attemper.sites.observation import AttentionCall, current, guard, report, reported
+from attemper.sites.observation import AttentionCall, current, guard, mark_reported, report
 from attemper.sites.package_arguments import NamedArguments
 from attemper.sites.tap import in_backward
 
@@ -130,7 +130,7 @@ def _reporting(function: Callable[..., Any], reader: FunctionReader) -> Callable
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not current() or in_backward():
             return function(*args, **kwargs)
-        with reported():
+        with mark_reported():
             result = function(*args, **kwargs)
         guard(current(), report, partial(reader, function), args, kwargs)
         return result

@@ -88,7 +88,7 @@ class FeatureAxes:
         """Notes the features of what a function has made."""
         result = call.result
         if isinstance(result, Tensor):
-            made = _made(call) or self._derive(call)
+            made = _output_features(call) or self._derive(call)
             if made is not None:
                 self._known[result] = made
         elif self._known and call.func in VIEWS and isinstance(result, (tuple, list)):
@@ -137,7 +137,7 @@ def is_weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
-def _made(call: FunctionCall) -> Features | None:
+def _output_features(call: FunctionCall) -> Features | None:
     """The features of a layer's own output."""
     dimensions = call.result.dim()
     if call.func is F.linear:

@@ -1,139 +1,81 @@
 """What one process writes of a run: samples as they come (hot), folded into compressed chunks of 128 (cold).
 
-A sample is one row with every number in it, so that taking it costs the writer one insert. Every 128 samples of the
-same sites are folded: for each statistic and site one chunk [128, heads], byte-shuffled and compressed, and beside it
-the pyramid: least, mean and largest of 32, 64 and 128 samples, and of 2^k more where there are as many. A reader of
-a whole run with 300 columns reads the pyramid and nothing else.
+A sample is one row with every number in it, so that taking it costs the writer one insert. Samples are numbered from 0;
+when 128 numbers are complete they are folded: for each statistic and site one chunk [samples, heads], byte-shuffled and
+compressed, and blocks of the pyramid. A chunk holds the samples of its span whose layout has the site: which ones says
+the table ``sample``.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from attemper.store.chunk import DEFAULT_BITS, Values, packed, rounded, unpacked
-from attemper.store.pyramid import blocks, pairs, top
-from attemper.store.schema import IN_MEMORY, opened_to_write
+from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
+from attemper.store.about import stored
+from attemper.store.chunk import rounded
+from attemper.store.folding import CHUNK, fold, summary
+from attemper.store.options import DEFAULT_BITS
+from attemper.store.schema import Tables, opened_in_memory, opened_to_read, opened_to_write
+from attemper.store.thinning import thin
 
-CHUNK = 128
-"""Samples that are folded into one chunk."""
-FIRST_LEVEL = 5
-"""The pyramid begins at blocks of 2^5 samples: an earlier level would cost more than the data."""
-PART = 128
-"""How many rows of one part of the pyramid make a row of the part above it."""
-PYRAMID_BITS = 10
-"""Of the pyramid's numbers: 4.9e-4, less than a pixel."""
-SUMMARY = ("normalized_entropy", "max_logit", "nonfinite_rows")
-"""Statistics that ``summary`` has per site, for whoever asks in plain SQL."""
-THINNED = 4
-"""Of how many samples a thinned chunk keeps one."""
+logger = logging.getLogger("attemper")
 
-
-@dataclass(frozen=True)
-class SiteLabel:
-    """A site and what is known of it."""
-
-    name: str
-    mode: str
-    layer: int | None
-    kind: str
-    """"self" or "cross"."""
-    attention: str
-    """"full", "window", "cross", "mla", "sparse" or "sink"."""
-    normalizer: str
-    heads: int
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number per head that samples hold."""
-
-    name: str
-    unit: str
-    exact: bool = False
-    """Whether all its bits are kept: counts."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Every number of one moment of training."""
-
-    step: int
-    time: float
-    """Seconds since 1970, UTC."""
-    sites: tuple[SiteLabel, ...]
-    values: Values
-    """[quantities, heads of all sites one after another] float32; NaN where a number is missing."""
+_LABEL = ", ".join(part.name for part in fields(SiteLabel))
+VACUUM_PAGES = 4096
+"""Free pages that are given back at once when a file is closed."""
 
 
 class Fragment:
-    """The file of one process. Not safe for threads: its writer has one."""
+    """The tables of one process, to be written. Its methods are called from one thread at a time."""
 
     def __init__(
         self,
-        path: Path,
-        quantities: Sequence[Quantity],
+        path: Path | None,
         *,
+        rank: int = 0,
         bits: int | None = DEFAULT_BITS,
-        write_ahead: bool = True,
         max_bytes: int | None = None,
         versions: Mapping[str, str] | None = None,
+        write_ahead: bool = True,
     ) -> None:
-        """Opens or makes the file and begins a segment in it.
+        """Opens or makes the file and begins a segment in it; None for a history in memory.
 
         Raises:
             InputError: the file is something else, or of a newer version.
-            sqlite3.Error: the disk is full, failed, or refuses locks.
+            OSError, sqlite3.Error: the disk is full, failed, or refuses locks.
         """
         self.path = path
-        self.quantities = tuple(quantities)
-        self._bits, self._max_bytes = bits, max_bytes
-        self._connection = opened_to_write(path, write_ahead=write_ahead)
-        self._file = file_identity(path)
-        self._sites: dict[SiteLabel, int] = {}
-        self._layouts: dict[tuple[SiteLabel, ...], int] = {}
-        self._last_layout: tuple[int, tuple[SiteLabel, ...]] | None = None
+        self._bits, self._max_bytes, self._rank = bits, max_bytes, rank
+        self._versions = json.dumps(dict(versions or {}))
+        self.lock = threading.RLock()
+        """Held while a history in memory is read or written."""
+        self.connection = opened_to_write(path, write_ahead=write_ahead) if path else opened_in_memory()
+        self._file = _identity(path)
         self.thinned = False
         """Whether older samples were thinned to stay below ``max_bytes``."""
-        with self._transaction() as connection:
-            self._ids = [self._quantity(connection, quantity) for quantity in self.quantities]
-            self._segment = connection.execute(
-                "INSERT INTO segment (began, process, versions) VALUES (?, ?, ?)",
-                (time.time(), os.getpid(), json.dumps(dict(versions or {}))),
-            ).lastrowid
-            (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM sample").fetchone()
-            (self.last_step,) = connection.execute("SELECT step FROM sample WHERE id = ?", (last,)).fetchone() or (None,)
-            self._fold(connection)  # what an earlier process left
-        self._next, self._hot = last + 1, 0
+        try:
+            with self.transaction() as connection:
+                found = connection.execute("SELECT id, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
+                self._next, self.last_step = (found[0] + 1, found[1]) if found else (0, None)
+                self._segment, self._segment_step = self._new_segment(None), None
+            self._fold()  # what a process that was killed left
+        except BaseException:
+            self.connection.close()
+            raise
 
-    def describe(self, about: Mapping[str, object]) -> None:
-        """Keeps what is known of the run: its name, tags, notes, the model's configuration."""
-        rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in about.items()]
-        with self._transaction() as connection:
-            connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
-
-    def cover(self, sites: Mapping[tuple[str, str], str | None]) -> None:
-        """Keeps which sites (name, mode) were expected: None for one that is read, else why it is not."""
-        rows = [(*site, reason) for site, reason in sites.items()]
-        with self._transaction() as connection:
-            connection.executemany("INSERT OR REPLACE INTO coverage VALUES (?, ?, ?)", rows)
-
-    def lose(self, samples: int, step: int | None, reason: str) -> None:
-        """Keeps that samples are missing, and why."""
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)",
-                (step, time.time(), samples, reason),
-            )
+    # --- what is kept ---
 
     def append(self, sample: Sample) -> None:
         """Takes one sample; when this returns, a killed process no longer loses it.
@@ -142,205 +84,220 @@ class Fragment:
             OSError: the file is gone.
             sqlite3.Error: the disk is full or failed. Nothing of the sample is kept then.
         """
-        if file_identity(self.path) != self._file:
+        if self.path is not None and _identity(self.path) != self._file:
             raise FileNotFoundError(f"{self.path.name} is gone: it was moved or deleted while it was written to")
-        numbers = np.stack(
-            [
-                rounded(row, None if quantity.exact else self._bits)
-                for row, quantity in zip(sample.values, self.quantities, strict=True)
-            ]
-        )
-        with self._transaction() as connection:
-            layout = self._layout(connection, sample.sites)
-            if self._last_layout is not None and self._last_layout[0] != layout:
-                self._fold(connection)
-            self._last_layout = (layout, sample.sites)
+        numbers = self._kept(sample)
+        with self.transaction() as connection:
+            segment = self._segment_of(sample)
+            layout, sites = self._layout(sample)
             connection.execute(
-                "INSERT INTO sample VALUES (?, ?, ?, ?, ?)",
-                (self._next, self._segment, sample.step, sample.time, layout),
+                "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?)",
+                (self._next, segment, sample.step, sample.time, sample.tokens, layout),
             )
             connection.execute("INSERT INTO hot VALUES (?, ?)", (self._next, numbers.tobytes()))
-            connection.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?)", self._summary(sample, numbers))
+            numbers_of = [[self._next] * len(sites), sites, *summary(sample, numbers)]
+            connection.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?)", zip(*numbers_of, strict=True))
+        self._segment, self._segment_step, self.last_step = segment, sample.step, sample.step
         self._next += 1
-        self._hot += 1
 
     def fold(self) -> bool:
-        """Folds the hot samples where there are enough of them; whether it did."""
-        if self._hot < CHUNK:
+        """Folds what is complete, and thins a run that has grown too large; whether there was anything to fold."""
+        if self._next % CHUNK or not self._fold():
             return False
-        with self._transaction() as connection:
-            self._fold(connection)
-        if self._max_bytes is not None and self._bytes() > self._max_bytes:
-            self._thin()
+        if self._max_bytes is not None and self.bytes_used > self._max_bytes:
+            self._thin(self._max_bytes)
         return True
 
-    def close(self) -> None:
-        """Ends the file. Samples that make no whole chunk stay as they are."""
-        self._connection.close()
+    def describe(self, about: Mapping[str, object]) -> None:
+        """Keeps what is known of the run: name, tags, notes, the model's configuration. Paths lose their folders."""
+        rows = [(name, stored(value)) for name, value in about.items()]
+        with self.transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
+
+    def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
+        """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
+        rows = [(*site, reason) for site, reason in sites.items()]
+        with self.transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO coverage VALUES (?, ?, ?, ?)", rows)
+
+    def lose(self, samples: int, step: int | None, reason: str) -> None:
+        """Keeps that samples are missing, and why."""
+        row = (step, time.time(), samples, reason)
+        with self.transaction() as connection:
+            connection.execute("INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)", row)
+
+    def close(self, deadline: float = float("inf")) -> None:
+        """Ends the file: no log is left beside it, and no free room if there is time until ``deadline`` (monotonic).
+
+        Samples that make no whole chunk stay hot.
+        """
+        if self.path is None:
+            return
+        with suppress(sqlite3.Error):
+            while self._pragma("freelist_count") and time.monotonic() < deadline:
+                self.connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        with suppress(sqlite3.Error):  # a reader that is open keeps the log where it is
+            self.connection.execute("PRAGMA busy_timeout = 0")
+            self.connection.execute("PRAGMA journal_mode = DELETE")
+        self.connection.close()
+
+    def tables(self) -> Tables:
+        """To be read, also while this is written to."""
+        return Tables(self.connection, self.lock) if self.path is None else opened_to_read(self.path)
+
+    @property
+    def bytes_used(self) -> int:
+        """Of the file, but for pages that are free to be written again."""
+        return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
 
     # --- within a transaction ---
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._connection
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            self._sites, self._layouts, self._last_layout = {}, {}, None  # they may name rows that are not there
-            raise
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing of what is written within."""
+        with self.lock:
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                self._forget()
+                raise
 
-    def _quantity(self, connection: sqlite3.Connection, quantity: Quantity) -> int:
-        connection.execute(
-            "INSERT OR IGNORE INTO statistic (name, unit, exact) VALUES (?, ?, ?)",
-            (quantity.name, quantity.unit, int(quantity.exact)),
-        )
-        return connection.execute("SELECT id FROM statistic WHERE name = ?", (quantity.name,)).fetchone()[0]
+    def _forget(self) -> None:
+        """Numbers of rows that were looked up may be of rows that were not kept."""
+        for name in ("_statistics", "_sites", "_layouts"):
+            self.__dict__.pop(name, None)
 
-    def _site(self, connection: sqlite3.Connection, label: SiteLabel) -> int:
-        if label not in self._sites:
-            names = ", ".join(part.name for part in fields(SiteLabel))
-            connection.execute(
-                f"INSERT INTO site ({names}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name, mode) DO UPDATE SET "
-                "layer = excluded.layer, kind = excluded.kind, attention = excluded.attention, "
-                "normalizer = excluded.normalizer, heads = max(heads, excluded.heads)",
-                astuple(label),
+    def _kept(self, sample: Sample) -> np.ndarray:
+        """Values of a sample with the bits that are stored: all bits of counts."""
+        if self._bits is None:
+            return rounded(sample.values, None)
+        numbers = rounded(sample.values, self._bits)
+        exact = [row for row, name in enumerate(sample.quantities) if _quantity(name).exact]
+        numbers[exact] = sample.values[exact]
+        return numbers
+
+    def _segment_of(self, sample: Sample) -> int:
+        """The segment that a sample belongs to: a new one where steps go backwards."""
+        if self._segment_step is None:
+            self.connection.execute(
+                "UPDATE segment SET first_sample = ?, first_step = ? WHERE id = ?",
+                (self._next, sample.step, self._segment),
             )
-            found = connection.execute("SELECT id FROM site WHERE name = ? AND mode = ?", (label.name, label.mode))
-            self._sites[label] = found.fetchone()[0]
+        elif sample.step < self._segment_step:
+            return self._new_segment(sample.step)
+        return self._segment
+
+    def _new_segment(self, first_step: int | None) -> int:
+        row = (self._next, first_step, time.time(), self._rank, os.getpid(), self._versions)
+        return self._added("segment (first_sample, first_step, began, rank, process, versions)", row)
+
+    @cached_property
+    def _statistics(self) -> dict[str, int]:
+        return dict(self.connection.execute("SELECT name, id FROM statistic"))
+
+    @cached_property
+    def _sites(self) -> dict[SiteLabel, int]:
+        rows = self.connection.execute(f"SELECT {_LABEL}, id FROM site ORDER BY id")
+        return {SiteLabel(*row[:-1]): row[-1] for row in rows}
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[tuple[str, ...], tuple[SiteLabel, ...]], tuple[int, list[int]]]:
+        """Of samples that this process took: layout and its sites."""
+        return {}
+
+    def _layout(self, sample: Sample) -> tuple[int, list[int]]:
+        """Number of a sample's layout and those of its sites."""
+        key = sample.quantities, sample.sites
+        if key not in self._layouts:
+            statistics = [self._statistic(name) for name in sample.quantities]
+            sites = [self._site(label) for label in sample.sites]
+            content = json.dumps(statistics), json.dumps(sites)
+            found = self.connection.execute("SELECT id FROM layout WHERE statistics = ? AND sites = ?", content)
+            (number,) = found.fetchone() or (None,)
+            if number is None:
+                number = self._added("layout (statistics, sites)", content)
+            self._layouts[key] = number, sites
+        return self._layouts[key]
+
+    def _statistic(self, name: str) -> int:
+        if name not in self._statistics:
+            self._statistics[name] = self._added("statistic (name, unit, exact)", astuple(_quantity(name)))
+        return self._statistics[name]
+
+    def _site(self, label: SiteLabel) -> int:
+        if label not in self._sites:
+            self._sites[label] = self._added(f"site ({_LABEL})", astuple(label))
         return self._sites[label]
 
-    def _layout(self, connection: sqlite3.Connection, sites: tuple[SiteLabel, ...]) -> int:
-        if sites not in self._layouts:
-            heads = [[self._site(connection, label), label.heads] for label in sites]
-            text = json.dumps({"statistics": self._ids, "sites": heads})
-            connection.execute("INSERT OR IGNORE INTO layout (content) VALUES (?)", (text,))
-            found = connection.execute("SELECT id FROM layout WHERE content = ?", (text,))
-            self._layouts[sites] = found.fetchone()[0]
-        return self._layouts[sites]
-
-    def _summary(self, sample: Sample, numbers: Values) -> Iterator[tuple[object, ...]]:
-        """(sample, site, mean and least normalised entropy, largest logit, rows that are not finite) of each site."""
-        places = {quantity.name: place for place, quantity in enumerate(self.quantities)}
-        entropy, logit, nonfinite = (numbers[places[name]] if name in places else None for name in SUMMARY)
-        for label, heads in zip(sample.sites, places_of(sample.sites), strict=True):
-            yield (
-                self._next,
-                self._sites[label],
-                _known(entropy, heads, np.mean),
-                _known(entropy, heads, np.min),
-                _known(logit, heads, np.max),
-                _known(nonfinite, heads, np.sum),
-            )
-
-    def _fold(self, connection: sqlite3.Connection) -> None:
-        """All hot samples into chunks; every run of them that has one segment and one layout into its own."""
-        rows = connection.execute(
-            "SELECT hot.sample, segment, content, numbers FROM hot JOIN sample ON sample.id = hot.sample "
-            "JOIN layout ON layout.id = layout ORDER BY hot.sample"
-        ).fetchall()
-        start = 0
-        for end in range(1, len(rows) + 1):
-            if end == len(rows) or end - start == CHUNK or rows[end][1:3] != rows[start][1:3]:
-                self._fold_alike(connection, rows[start][0], json.loads(rows[start][2]), [r[3] for r in rows[start:end]])
-                start = end
-        connection.execute("DELETE FROM hot")
-        self._hot = 0
-
-    def _fold_alike(
-        self, connection: sqlite3.Connection, first: int, layout: dict[str, Any], hot: list[bytes]
-    ) -> None:
-        """Samples of one layout, from ``first`` on, into one chunk for each statistic and site."""
-        statistics, start = layout["statistics"], 0
-        numbers = np.stack([np.frombuffer(row, "<f4") for row in hot]).reshape(len(hot), len(statistics), -1)
-        for site, heads in layout["sites"]:
-            for place, statistic in enumerate(statistics):
-                values = numbers[:, place, start : start + heads]
-                connection.execute(
-                    "INSERT INTO cold VALUES (?, ?, ?, 1, ?)", (statistic, site, first, packed(values))
-                )
-                lowest, _ = blocks(values, 1 << FIRST_LEVEL)
-                self._pyramid_row(connection, (statistic, site, FIRST_LEVEL), first, lowest)
-                self._pyramid_part(connection, (statistic, site, FIRST_LEVEL))
-            start += heads
-
-    def _pyramid_row(
-        self, connection: sqlite3.Connection, place: tuple[int, int, int], first: int, found: Values
-    ) -> None:
-        data = packed(rounded(found, PYRAMID_BITS))
-        connection.execute("INSERT INTO pyramid VALUES (?, ?, ?, ?, ?)", (*place, first, data))
-
-    def _pyramid_part(self, connection: sqlite3.Connection, place: tuple[int, int, int]) -> None:
-        """Joins the last ``PART`` rows of a part to a row of the part above it, where there are as many new ones."""
-        condition = "FROM pyramid WHERE statistic = ? AND site = ? AND level = ?"
-        (rows,) = connection.execute(f"SELECT count(*) {condition}", place).fetchone()
-        if rows % PART:
-            return
-        found = connection.execute(f"SELECT first, numbers {condition} ORDER BY first DESC LIMIT {PART}", place)
-        below = [(first, unpacked(data)) for first, data in reversed(found.fetchall())]
-        tops = [top(values.reshape(len(values), 3, -1)) for _, values in below]
-        # A chunk that ended early counts by its blocks.
-        counts = np.array([float(len(values)) for _, values in below])
-        joined, _ = pairs(np.stack(tops), counts)
-        statistic, site, level = place
-        above = (statistic, site, level + (len(below[0][1]) - 1).bit_length() + 1)
-        self._pyramid_row(connection, above, below[0][0], joined)
-        self._pyramid_part(connection, above)
+    def _added(self, into: str, row: tuple[object, ...]) -> int:
+        """The number of a new row."""
+        places = ", ".join("?" * len(row))
+        number = self.connection.execute(f"INSERT INTO {into} VALUES ({places})", row).lastrowid
+        assert number is not None
+        return number
 
     # --- room ---
 
-    def _bytes(self) -> int:
-        """Of the file, but for pages that are free to be written again."""
-        pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
+    def _fold(self) -> bool:
+        """Folds every complete 128 that are hot."""
+        (oldest,) = self.connection.execute("SELECT min(sample) FROM hot").fetchone()
+        if oldest is None:
+            return False
+        firsts = range(oldest - oldest % CHUNK, self._next - CHUNK + 1, CHUNK)
+        for first in firsts:
+            with self.transaction() as connection:
+                fold(connection, first)
+        return bool(firsts)
 
-    def _thin(self) -> None:
-        """Keeps one of four samples in the oldest chunks until the file is small enough; the pyramid stays whole."""
+    def _thin(self, most: int) -> None:
+        """Thins the oldest samples until the file is small enough, or until nothing is left that could be thinned."""
+        while self.bytes_used > most:
+            with self.transaction() as connection:
+                if not thin(connection, self._next):
+                    break
+                self._note_thinned(connection)
+        self._say_thinned(most)
+        spare = self._pragma("page_count") - most // self._pragma("page_size")
+        if spare > 0:
+            with self.lock:
+                self.connection.execute(f"PRAGMA incremental_vacuum({spare})").fetchall()
+
+    def _note_thinned(self, connection: sqlite3.Connection) -> None:
+        """Keeps in the file up to which step samples are missing, and of how many one is left where fewest are."""
+        step, spacing = connection.execute(
+            "SELECT max(step), max(span) / :chunk FROM chunk JOIN sample ON id >= first AND id < first + span "
+            "WHERE span > :chunk",
+            {"chunk": CHUNK},
+        ).fetchone()
+        row = ("thinned", stored({"until_step": step, "largest_spacing": spacing}))
+        connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", row)
+
+    def _say_thinned(self, most: int) -> None:
+        if not self.thinned:
+            where = "in memory" if self.path is None else f"of {self.path.name}"
+            logger.info(
+                "attemper: the history %s has reached its %.1f MB: its oldest samples are thinned, and least, mean "
+                "and largest of those that go are kept.", where, most / 1e6
+            )  # fmt: skip
         self.thinned = True
-        firsts = self._connection.execute("SELECT every, first FROM cold GROUP BY every, first ORDER BY every, first")
-        for every, first in firsts.fetchall():
-            with self._transaction() as connection:
-                self._thin_chunk(connection, every, first)
-            if self._max_bytes is None or self._bytes() <= self._max_bytes:
-                break
-        self._connection.execute("PRAGMA incremental_vacuum")
 
-    def _thin_chunk(self, connection: sqlite3.Connection, every: int, first: int) -> None:
-        rows = connection.execute("SELECT rowid, numbers FROM cold WHERE first = ? AND every = ?", (first, every))
-        for row, data in rows.fetchall():
-            values = unpacked(data)[::THINNED]
-            connection.execute(
-                "UPDATE cold SET every = ?, numbers = ? WHERE rowid = ?", (every * THINNED, packed(values), row)
-            )
+    def _pragma(self, name: str) -> int:
+        with self.lock:
+            return self.connection.execute(f"PRAGMA {name}").fetchone()[0]
 
 
-def _known(values: Values | None, heads: slice, reduce: Callable[[Values], np.floating]) -> float | None:
-    """One number of a site's heads, those that are missing left out; None where all are."""
-    if values is None:
-        return None
-    known = values[heads][~np.isnan(values[heads])]
-    return float(reduce(known)) if known.size else None
+def _quantity(name: str) -> Quantity:
+    return QUANTITIES.get(name) or Quantity(name, "")
 
 
-def places_of(sites: Sequence[SiteLabel]) -> Iterator[slice]:
-    """Where each site's heads stand among all."""
-    start = 0
-    for site in sites:
-        yield slice(start, start + site.heads)
-        start += site.heads
-
-
-def file_identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path | None) -> tuple[int, int] | None:
     """What tells a file from another of the same name; None where there is none."""
-    if path == IN_MEMORY:
-        return None
     try:
-        found = path.stat()
+        found = path.stat() if path is not None else None
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found and (found.st_dev, found.st_ino)

@@ -1,52 +1,60 @@
-"""Least, mean and largest of 2, 4, 8, ... blocks of samples: what a picture of a whole run is drawn from.
+"""Least, mean, largest and count of blocks of 32, 128, 512, ... samples: what a picture of a whole run is drawn from.
 
-A row of the lowest *part* has the blocks of 32 samples of one chunk; a row of the part above it joins 128 such rows, two
-by two, and so on. What lies between two parts follows by ``pairs``.
+Level k has blocks of 2^k samples; block b holds the samples with numbers from b 2^k on. k is 5, 7, 9, ...: an earlier
+level would cost more than the data, and what lies between two levels follows by ``joined``. A row of the table holds
+32 blocks of one level, so that a picture with 300 columns reads at most 40 rows of a statistic and a site.
 """
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
-from attemper.store.chunk import Values
-
-LEAST, MEAN, LARGEST = range(3)
-
-
-def blocks(values: Values, size: int) -> tuple[Values, Values]:
-    """[samples, heads] in blocks of ``size`` samples, the last one perhaps shorter.
-
-    Returns:
-        [blocks, 3, heads] least, mean and largest without NaN (NaN where there is nothing else), and [blocks] samples.
-    """
-    parts = [values[start : start + size] for start in range(0, len(values), size)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of what is NaN only
-        found = [(np.nanmin(part, 0), np.nanmean(part, 0, np.float64), np.nanmax(part, 0)) for part in parts]
-    return np.array(found, np.float32), np.array([len(part) for part in parts], np.float64)
+FIRST_LEVEL = 5
+LEVEL_STEP = 2
+ROW_BLOCKS = 32
+LEAST, MEAN, LARGEST, COUNT = range(4)
+"""Places in the second dimension of blocks."""
+PYRAMID_BITS = 10
+"""Mantissa bits that are kept of these numbers: 4.9e-4 relative, less than a pixel."""
 
 
-def pairs(values: Values, counts: Values) -> tuple[Values, Values]:
-    """Two blocks each joined to one; a last one without a second stays."""
-    joined, sums = [], []
-    for start in range(0, len(values), 2):
-        two, weights = values[start : start + 2], counts[start : start + 2]
-        known = ~np.isnan(two[:, MEAN])
-        share = known * weights[:, None]
-        total = share.sum(0)
-        mean = np.where(known, two[:, MEAN].astype(np.float64), 0.0) * share
-        with np.errstate(invalid="ignore"):
-            middle = np.where(total > 0, mean.sum(0) / np.where(total > 0, total, 1.0), np.nan)
-        joined.append((np.fmin.reduce(two[:, LEAST]), middle, np.fmax.reduce(two[:, LARGEST])))
-        sums.append(weights.sum())
-    return np.array(joined, np.float32), np.array(sums, np.float64)
+def row_span(level: int) -> int:
+    """Samples that one row of a level covers."""
+    return ROW_BLOCKS << level
 
 
-def top(values: Values) -> Values:
-    """[3, heads]: all blocks joined to one."""
-    counts = np.ones(len(values))
-    while len(values) > 1:
-        values, counts = pairs(values, counts)
-    return values[0]
+def level_for(samples: int, columns: int) -> int:
+    """The coarsest level with at least ``columns`` blocks over ``samples``; 0 where samples themselves are needed."""
+    level = FIRST_LEVEL
+    while samples >> (level + LEVEL_STEP) >= columns:
+        level += LEVEL_STEP
+    return level if samples >> level >= columns else 0
+
+
+def blocks(values: np.ndarray) -> np.ndarray:
+    """[blocks, samples of a block, ...] -> [blocks, 4, ...]. NaN counts for nothing; it comes out of nothing else."""
+    known = ~np.isnan(values)
+    count = known.sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, values, 0.0).sum(1, np.float64) / count
+    parts = (np.fmin.reduce(values, 1), mean, np.fmax.reduce(values, 1), count)
+    return np.stack(parts, 1).astype(np.float32)
+
+
+def joined(rows: np.ndarray, many: int) -> np.ndarray:
+    """[n * many, 4, ...] -> [n, 4, ...]: every ``many`` blocks joined to one."""
+    grouped = rows.reshape(-1, many, *rows.shape[1:])
+    counts = grouped[:, :, COUNT].astype(np.float64)
+    total = counts.sum(1)
+    sums = np.where(counts > 0, grouped[:, :, MEAN], 0.0) * counts
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = sums.sum(1) / total
+    parts = (np.fmin.reduce(grouped[:, :, LEAST], 1), mean, np.fmax.reduce(grouped[:, :, LARGEST], 1), total)
+    return np.stack(parts, 1).astype(np.float32)
+
+
+def nothing(many: int, heads: int) -> np.ndarray:
+    """[many, 4, heads]: blocks without a sample."""
+    empty = np.full((many, 4, heads), np.nan, np.float32)
+    empty[:, COUNT] = 0.0
+    return empty
