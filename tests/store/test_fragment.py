@@ -11,7 +11,7 @@ import pytest
 
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
-from attemper.store.chunk import rounded, unpacked
+from attemper.store.chunk import round_bits, unpack
 from attemper.store.folding import CHUNK, layouts
 from attemper.store.fragment import Fragment
 from tests.support.samples import NAMES, sample, samples, sites, values
@@ -36,7 +36,7 @@ def read(fragment: Fragment) -> dict[tuple[str, tuple[str, str, str]], dict[int,
     found: dict = {}
     for statistic, site, first, data in connection.execute("SELECT statistic, site, first, numbers FROM cold"):
         held = [one for one in of if first <= one < first + spans[first] and (statistic, site) in known[of[one]].pairs]
-        block = unpacked(data)
+        block = unpack(data)
         assert len(block) == len(held)
         found.setdefault((names[statistic], keys[site]), {}).update(zip(held, block, strict=True))
     for number, data in connection.execute("SELECT sample, numbers FROM hot"):
@@ -51,7 +51,7 @@ def assert_holds(fragment: Fragment, taken: list[Sample], bits: int | None = 15)
     found, expected = read(fragment), {}
     for number, one in enumerate(taken):
         for row, name in enumerate(one.quantities):
-            kept = rounded(one.values[row], None if name.endswith("rows") else bits)
+            kept = round_bits(one.values[row], None if name.endswith("rows") else bits)
             for key, heads in one.places.items():
                 expected.setdefault((name, key), {})[number] = kept[heads]
     assert found.keys() == expected.keys()
@@ -187,7 +187,7 @@ def pyramid_of(fragment: Fragment, level: int, statistic: str, site: int) -> dic
     return {
         first + (place << level): block
         for first, data, heads in rows
-        for place, block in enumerate(unpacked(data).reshape(-1, 4, heads))
+        for place, block in enumerate(unpack(data).reshape(-1, 4, heads))
     }
 
 
@@ -242,7 +242,7 @@ def test_a_run_is_thinned_with_age_and_says_so(tmp_path, caplog):
         assert len(by_sample) == len(steps)
         row = NAMES.index(name)
         for number, heads in by_sample.items():
-            whole = rounded(values(number, 6)[row], None if name.endswith("rows") else 15)
+            whole = round_bits(values(number, 6)[row], None if name.endswith("rows") else 15)
             assert np.array_equal(heads, whole[:3] if key[0] == "layers.0.attn" else whole[3:])
     tables.close()
     fragment.close()

@@ -32,24 +32,24 @@ def test_blocks_hold_least_mean_largest_and_count(missing):
 @pytest.mark.parametrize("missing", [0.0, 0.5, 0.97, 1.0])
 def test_joined_blocks_are_the_blocks_of_all_their_samples(missing):
     values = drawn(1, missing)
-    found = pyramid.joined(pyramid.blocks(values), 4)
+    found = pyramid.join(pyramid.blocks(values), 4)
     np.testing.assert_allclose(found, pyramid.blocks(values.reshape(16, 32, 3)), rtol=1e-5, atol=1e-6)
 
 
 def test_infinities_stay():
     values = np.array([[[1.0], [np.inf]], [[-np.inf], [np.inf]]], np.float32)
-    found = pyramid.joined(pyramid.blocks(values), 2)
+    found = pyramid.join(pyramid.blocks(values), 2)
     assert found[0, pyramid.LEAST, 0] == -np.inf
     assert found[0, pyramid.LARGEST, 0] == np.inf
 
 
 def test_no_sample_is_nothing():
-    nothing = pyramid.nothing(2, 3)
-    assert np.isnan(nothing[:, :3]).all()
-    assert not nothing[:, pyramid.COUNT].any()
+    empty_blocks = pyramid.empty_blocks(2, 3)
+    assert np.isnan(empty_blocks[:, :3]).all()
+    assert not empty_blocks[:, pyramid.COUNT].any()
     values = drawn(2, 0.2)
-    both = np.concatenate([pyramid.blocks(values), pyramid.nothing(64, 3)])
-    np.testing.assert_array_equal(pyramid.joined(both, 64)[0], pyramid.joined(pyramid.blocks(values), 64)[0])
+    both = np.concatenate([pyramid.blocks(values), pyramid.empty_blocks(64, 3)])
+    np.testing.assert_array_equal(pyramid.join(both, 64)[0], pyramid.join(pyramid.blocks(values), 64)[0])
 
 
 @pytest.mark.parametrize(

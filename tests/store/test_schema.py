@@ -56,19 +56,19 @@ def test_a_file_of_another_kind_or_of_a_newer_version_is_refused_and_stays_as_it
     make(path)
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises((InputError, sqlite3.Error), match=message if path.is_file() else "unable to open"):
-        schema.opened_to_write(path, write_ahead=True)
+        schema.open_to_write(path, write_ahead=True)
     with pytest.raises(InputError, match=message):
-        schema.opened_to_read(path)
+        schema.open_to_read(path)
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
 def test_a_missing_and_an_empty_file_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="not a file of an attemper run"):
-        schema.opened_to_read(tmp_path / "missing.sqlite")
+        schema.open_to_read(tmp_path / "missing.sqlite")
     (tmp_path / "empty.sqlite").touch()
     with pytest.raises(InputError, match="is empty: the process that made it ended before its first sample"):
-        schema.opened_to_read(tmp_path / "empty.sqlite")
-    schema.opened_to_write(tmp_path / "empty.sqlite", write_ahead=True).close()
+        schema.open_to_read(tmp_path / "empty.sqlite")
+    schema.open_to_write(tmp_path / "empty.sqlite", write_ahead=True).close()
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
@@ -77,19 +77,19 @@ def test_a_truncated_file_is_told_when_it_is_read(tmp_path, kept):
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data))])
     with pytest.raises(InputError, match=r"cannot be read: .*malformed|not a file of an attemper run"):
-        [schema.opened_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
+        [schema.open_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
 
 
 def test_a_migration_runs_once_and_a_failed_one_leaves_the_file_as_it_was(run, monkeypatch):
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE added (id); CREATE TABLE added (id)"))
     monkeypatch.setattr(schema, "VERSION", 2)
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
-        schema.opened_to_write(run, write_ahead=True)
-    assert schema.opened_to_read(run).rows("PRAGMA user_version") == [(1,)]
+        schema.open_to_write(run, write_ahead=True)
+    assert schema.open_to_read(run).rows("PRAGMA user_version") == [(1,)]
     monkeypatch.setattr(schema, "MIGRATIONS", (schema.MIGRATIONS[0], "CREATE TABLE added (id)"))
     for _ in range(2):
-        schema.opened_to_write(run, write_ahead=True).close()
-    tables = schema.opened_to_read(run)
+        schema.open_to_write(run, write_ahead=True).close()
+    tables = schema.open_to_read(run)
     assert tables.rows("PRAGMA user_version") == [(2,)]
     assert tables.rows("SELECT count(*) FROM sample, added") == [(0,)]
 
@@ -98,13 +98,13 @@ def test_a_migration_runs_once_and_a_failed_one_leaves_the_file_as_it_was(run, m
 def test_a_finished_run_in_a_write_protected_folder_is_read(run):
     run.parent.chmod(0o500)
     try:
-        assert schema.opened_to_read(run).rows("SELECT count(*) FROM sample") == [(3,)]
+        assert schema.open_to_read(run).rows("SELECT count(*) FROM sample") == [(3,)]
     finally:
         run.parent.chmod(0o700)
 
 
 def test_reading_leaves_no_file_behind(run):
-    tables = schema.opened_to_read(run)
+    tables = schema.open_to_read(run)
     assert tables.rows("SELECT count(*) FROM sample") == [(3,)]
     tables.close()
     assert os.listdir(run.parent) == [run.name]
@@ -112,7 +112,7 @@ def test_reading_leaves_no_file_behind(run):
 
 def test_nothing_can_be_written_by_a_reader(run):
     with pytest.raises(InputError, match="readonly"):
-        schema.opened_to_read(run).rows("DELETE FROM sample")
+        schema.open_to_read(run).rows("DELETE FROM sample")
 
 
 def test_within_a_snapshot_the_file_stands_still(run):
@@ -134,7 +134,7 @@ def test_a_copy_of_a_live_file_is_whole(run, tmp_path):
         writer.append(one)
     writer.tables().copy(tmp_path / "copy.sqlite")
     writer.append(next(samples(1)))
-    copied = schema.opened_to_read(tmp_path / "copy.sqlite")
+    copied = schema.open_to_read(tmp_path / "copy.sqlite")
     assert copied.rows("SELECT count(*) FROM sample") == [(203,)]
     copied.close()
     writer.close()
@@ -142,7 +142,7 @@ def test_a_copy_of_a_live_file_is_whole(run, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_does_not_read_with_the_connection_of_its_parent(run):
-    tables = schema.opened_to_read(run)
+    tables = schema.open_to_read(run)
     child = os.fork()
     if not child:
         try:

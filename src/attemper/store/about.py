@@ -11,11 +11,11 @@ _ABSOLUTE = re.compile(r"^(file:/|/|~|[A-Za-z]:[\\/]|\\\\)")
 """How a path begins that tells of somebody's machine."""
 
 
-def stored(value: object) -> str:
+def to_json(value: object) -> str:
     """``value`` as JSON; what JSON has no word for as text. Of an absolute path only the last name is kept.
 
     Example:
-        >>> stored({"model": "/home/ada/models/tiny", "layers": 2})
+        >>> to_json({"model": "/home/ada/models/tiny", "layers": 2})
         '{"model": "tiny", "layers": 2}'
     """
     return json.dumps(_plain(value), ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 A head's numbers change little from sample to sample, so their bytes are put side by side (all first bytes, then all
 second bytes, ...) before zlib compresses them. The last bits of a mean over rows are noise and take most of the room:
-``rounded`` leaves the bits that the run was asked to keep.
+``round_bits`` leaves the bits that the run was asked to keep.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEVEL = 1
 """zlib's fastest: higher levels gain 2% and take three times as long."""
 
 
-def rounded(values: np.ndarray, bits: int | None) -> np.ndarray:
+def round_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
     """``values`` as float32 with ``bits`` bits of mantissa, to the nearest and ties to even; None keeps all 23.
 
     NaN and infinity stay. A number that would round to infinity is cut instead.
@@ -41,15 +41,15 @@ def rounded(values: np.ndarray, bits: int | None) -> np.ndarray:
     return np.where(finite, np.where(np.isfinite(near), near, cut), values).astype("<f4")
 
 
-def packed(values: np.ndarray) -> bytes:
+def pack(values: np.ndarray) -> bytes:
     """[samples, ...] float32 as bytes. A number's samples stand one after another: they are alike."""
     rows = np.asarray(values, dtype="<f4").reshape(len(values), -1)
     shuffled = np.ascontiguousarray(rows.T).reshape(-1).view(np.uint8).reshape(-1, 4).T
     return _HEADER.pack(_VERSION, *rows.shape) + zlib.compress(shuffled.tobytes(), _LEVEL)
 
 
-def unpacked(data: bytes) -> np.ndarray:
-    """[samples, numbers of one sample] float32 that ``packed`` was given.
+def unpack(data: bytes) -> np.ndarray:
+    """[samples, numbers of one sample] float32 that ``pack`` was given.
 
     Raises:
         InputError: these bytes are of a newer version, or damaged.

@@ -13,7 +13,7 @@ import numpy as np
 
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
-from attemper.store.chunk import packed, rounded, unpacked
+from attemper.store.chunk import pack, round_bits, unpack
 
 CHUNK = 128
 """Samples that are folded at a time."""
@@ -84,9 +84,9 @@ def fold(connection: sqlite3.Connection, first: int) -> None:
             places.setdefault(pair, []).append(where)
             found.setdefault(pair, []).append(blocks[:, :, row, heads])
     for pair, parts in values.items():
-        numbers = packed(in_order(parts, places[pair]))
+        numbers = pack(in_order(parts, places[pair]))
         connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
-    _extend(connection, pyramid.FIRST_LEVEL, first, {pair: _together(parts) for pair, parts in found.items()})
+    _extend(connection, pyramid.FIRST_LEVEL, first, {pair: _join_layouts(parts) for pair, parts in found.items()})
     connection.execute("INSERT INTO chunk VALUES (?, ?)", (first, CHUNK))
     connection.execute("DELETE FROM hot WHERE sample >= ? AND sample < ?", (first, first + CHUNK))
 
@@ -98,11 +98,11 @@ def in_order(parts: list[np.ndarray], places: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)[np.argsort(np.concatenate(places))]
 
 
-def _together(parts: list[np.ndarray]) -> np.ndarray:
+def _join_layouts(parts: list[np.ndarray]) -> np.ndarray:
     """[blocks, 4, heads] of the same blocks, seen by the samples of several layouts."""
     if len(parts) == 1:
         return parts[0]
-    return pyramid.joined(np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), len(parts))
+    return pyramid.join(np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), len(parts))
 
 
 def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mapping[Pair, np.ndarray]) -> None:
@@ -115,11 +115,11 @@ def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mappi
         old = connection.execute(
             "SELECT numbers FROM pyramid WHERE statistic = ? AND site = ? AND level = ? AND first = ?", place
         ).fetchone()
-        whole = np.concatenate([_padded(old and old[0], before, blocks.shape[-1]), blocks])
+        whole = np.concatenate([_pad(old and old[0], before, blocks.shape[-1]), blocks])
         connection.execute(
             "INSERT INTO pyramid VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (statistic, site, level, first) DO UPDATE SET numbers = excluded.numbers",
-            (*place, packed(rounded(whole, pyramid.PYRAMID_BITS))),
+            (*place, pack(round_bits(whole, pyramid.PYRAMID_BITS))),
         )
     if before + many == pyramid.ROW_BLOCKS:
         ended = connection.execute(
@@ -128,18 +128,18 @@ def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mappi
             (level, row),
         )
         above = {
-            (statistic, site): pyramid.joined(_padded(numbers, pyramid.ROW_BLOCKS, heads), 1 << pyramid.LEVEL_STEP)
+            (statistic, site): pyramid.join(_pad(numbers, pyramid.ROW_BLOCKS, heads), 1 << pyramid.LEVEL_STEP)
             for statistic, site, numbers, heads in ended.fetchall()
         }
         _extend(connection, level + pyramid.LEVEL_STEP, row, above)
 
 
-def _padded(numbers: bytes | None, many: int, heads: int) -> np.ndarray:
+def _pad(numbers: bytes | None, many: int, heads: int) -> np.ndarray:
     """[many, 4, heads]: the blocks of a row, and blocks without a sample for those where the site was not seen."""
     if numbers is None:
-        return pyramid.nothing(many, heads)
-    blocks = unpacked(numbers)
-    return np.concatenate([blocks.reshape(len(blocks), 4, -1), pyramid.nothing(many - len(blocks), heads)])
+        return pyramid.empty_blocks(many, heads)
+    blocks = unpack(numbers)
+    return np.concatenate([blocks.reshape(len(blocks), 4, -1), pyramid.empty_blocks(many - len(blocks), heads)])
 
 
 def summary(sample: Sample, numbers: np.ndarray) -> list[list[float]]:

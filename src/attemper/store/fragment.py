@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
-from attemper.store.about import stored
-from attemper.store.chunk import rounded
+from attemper.store.about import to_json
+from attemper.store.chunk import round_bits
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS
-from attemper.store.schema import Tables, opened_in_memory, opened_to_read, opened_to_write
+from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
 from attemper.store.thinning import thin
 
 logger = logging.getLogger("attemper")
@@ -61,7 +61,7 @@ class Fragment:
         self._versions = json.dumps(dict(versions or {}))
         self.lock = threading.RLock()
         """Held while a history in memory is read or written."""
-        self.connection = opened_to_write(path, write_ahead=write_ahead) if path else opened_in_memory()
+        self.connection = open_to_write(path, write_ahead=write_ahead) if path else open_in_memory()
         self._file = _identity(path)
         self.thinned = False
         """Whether older samples were thinned to stay below ``max_bytes``."""
@@ -110,7 +110,7 @@ class Fragment:
 
     def describe(self, about: Mapping[str, object]) -> None:
         """Keeps what is known of the run: name, tags, notes, the model's configuration. Paths lose their folders."""
-        rows = [(name, stored(value)) for name, value in about.items()]
+        rows = [(name, to_json(value)) for name, value in about.items()]
         with self.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
 
@@ -143,7 +143,7 @@ class Fragment:
 
     def tables(self) -> Tables:
         """To be read, also while this is written to."""
-        return Tables(self.connection, self.lock) if self.path is None else opened_to_read(self.path)
+        return Tables(self.connection, self.lock) if self.path is None else open_to_read(self.path)
 
     @property
     def bytes_used(self) -> int:
@@ -174,8 +174,8 @@ class Fragment:
     def _kept(self, sample: Sample) -> np.ndarray:
         """Values of a sample with the bits that are stored: all bits of counts."""
         if self._bits is None:
-            return rounded(sample.values, None)
-        numbers = rounded(sample.values, self._bits)
+            return round_bits(sample.values, None)
+        numbers = round_bits(sample.values, self._bits)
         exact = [row for row, name in enumerate(sample.quantities) if _quantity(name).exact]
         numbers[exact] = sample.values[exact]
         return numbers
@@ -193,7 +193,7 @@ class Fragment:
 
     def _new_segment(self, first_step: int | None) -> int:
         row = (self._next, first_step, time.time(), self._rank, os.getpid(), self._versions)
-        return self._added("segment (first_sample, first_step, began, rank, process, versions)", row)
+        return self._insert("segment (first_sample, first_step, began, rank, process, versions)", row)
 
     @cached_property
     def _statistics(self) -> dict[str, int]:
@@ -219,21 +219,21 @@ class Fragment:
             found = self.connection.execute("SELECT id FROM layout WHERE statistics = ? AND sites = ?", content)
             (number,) = found.fetchone() or (None,)
             if number is None:
-                number = self._added("layout (statistics, sites)", content)
+                number = self._insert("layout (statistics, sites)", content)
             self._layouts[key] = number, sites
         return self._layouts[key]
 
     def _statistic(self, name: str) -> int:
         if name not in self._statistics:
-            self._statistics[name] = self._added("statistic (name, unit, exact)", astuple(_quantity(name)))
+            self._statistics[name] = self._insert("statistic (name, unit, exact)", astuple(_quantity(name)))
         return self._statistics[name]
 
     def _site(self, label: SiteLabel) -> int:
         if label not in self._sites:
-            self._sites[label] = self._added(f"site ({_LABEL})", astuple(label))
+            self._sites[label] = self._insert(f"site ({_LABEL})", astuple(label))
         return self._sites[label]
 
-    def _added(self, into: str, row: tuple[object, ...]) -> int:
+    def _insert(self, into: str, row: tuple[object, ...]) -> int:
         """The number of a new row."""
         places = ", ".join("?" * len(row))
         number = self.connection.execute(f"INSERT INTO {into} VALUES ({places})", row).lastrowid
@@ -273,7 +273,7 @@ class Fragment:
             "WHERE span > :chunk",
             {"chunk": CHUNK},
         ).fetchone()
-        row = ("thinned", stored({"until_step": step, "largest_spacing": spacing}))
+        row = ("thinned", to_json({"until_step": step, "largest_spacing": spacing}))
         connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", row)
 
     def _say_thinned(self, most: int) -> None:

@@ -42,7 +42,7 @@ class Lock:
         self.path, self._key = path, os.path.realpath(path)
         if self._key in _HELD:
             raise LockHeldError(path.name)
-        self._file = _locked(path)
+        self._file = _open_and_lock(path)
         _HELD.add(self._key)
 
     def release(self) -> None:
@@ -74,7 +74,7 @@ def forget() -> None:
     _HELD.clear()
 
 
-def _locked(path: Path) -> int:
+def _open_and_lock(path: Path) -> int:
     for _ in range(_TRIALS):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if _lock(file) and _still_there(file, path):  # else its earlier holder removed it in between

@@ -50,7 +50,7 @@ def enter(live: Live) -> None:
         for name in ENDING_SIGNALS:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _signalled)
+                signal.signal(number, _on_signal)
                 _ours.add(number)
 
 
@@ -74,12 +74,12 @@ def _end_all() -> None:
 
 def _return_signals() -> None:
     for number in _ours:
-        if signal.getsignal(number) is _signalled:
+        if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_DFL)
     _ours.clear()
 
 
-def _signalled(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     del frame
     if os.getpid() == 1:  # the first process of a container: the system ignores the signal, and training goes on
         for live in list(_live):
@@ -90,7 +90,7 @@ def _signalled(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
-def _copied() -> None:
+def _on_fork() -> None:
     """In a forked child: it writes nothing, keeps no lock, and dies of a signal as it would without us."""
     for live in _live:
         live.abandon()
@@ -102,4 +102,4 @@ def _copied() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_copied)
+    os.register_at_fork(after_in_child=_on_fork)

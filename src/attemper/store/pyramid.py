@@ -1,7 +1,7 @@
 """Least, mean, largest and count of blocks of 32, 128, 512, ... samples: what a picture of a whole run is drawn from.
 
 Level k has blocks of 2^k samples; block b holds the samples with numbers from b 2^k on. k is 5, 7, 9, ...: an earlier
-level would cost more than the data, and what lies between two levels follows by ``joined``. A row of the table holds
+level would cost more than the data, and what lies between two levels follows by ``join``. A row of the table holds
 32 blocks of one level, so that a picture with 300 columns reads at most 40 rows of a statistic and a site.
 """
 
@@ -41,7 +41,7 @@ def blocks(values: np.ndarray) -> np.ndarray:
     return np.stack(parts, 1).astype(np.float32)
 
 
-def joined(rows: np.ndarray, many: int) -> np.ndarray:
+def join(rows: np.ndarray, many: int) -> np.ndarray:
     """[n * many, 4, ...] -> [n, 4, ...]: every ``many`` blocks joined to one."""
     grouped = rows.reshape(-1, many, *rows.shape[1:])
     counts = grouped[:, :, COUNT].astype(np.float64)
@@ -53,7 +53,7 @@ def joined(rows: np.ndarray, many: int) -> np.ndarray:
     return np.stack(parts, 1).astype(np.float32)
 
 
-def nothing(many: int, heads: int) -> np.ndarray:
+def empty_blocks(many: int, heads: int) -> np.ndarray:
     """[many, 4, heads]: blocks without a sample."""
     empty = np.full((many, 4, heads), np.nan, np.float32)
     empty[:, COUNT] = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from attemper.errors import InputError
-from attemper.text import named
+from attemper.text import clean_name
 
 APPLICATION = 0x61747472
 """SQLite's mark of whose file it is: "attr"."""
@@ -120,7 +120,7 @@ class Tables:
             self._connection.close()
 
 
-def opened_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
+def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
     """The file at ``path``, made if it is not there, with every migration done.
 
     Args:
@@ -132,7 +132,7 @@ def opened_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
         sqlite3.Error: the disk is full, failed, or refuses locks.
     """
     new = not path.exists() or path.stat().st_size == 0
-    connection = _connected(str(path))
+    connection = _connect(str(path))
     try:
         if not new:
             check_version(connection, path)
@@ -145,36 +145,36 @@ def opened_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
     return connection
 
 
-def opened_in_memory() -> sqlite3.Connection:
+def open_in_memory() -> sqlite3.Connection:
     """The same tables, which end with their process."""
-    connection = _connected(":memory:")
+    connection = _connect(":memory:")
     _prepare(connection, new=True, journal="MEMORY")
     return connection
 
 
-def opened_to_read(path: Path) -> Tables:
+def open_to_read(path: Path) -> Tables:
     """The same file read-only: beside its writer, or of a run that has ended.
 
     Raises:
         InputError: the file is missing, something else, damaged, or of a newer version.
     """
     try:
-        return Tables(_connected_to_read(path))
+        return Tables(_connect_to_read(path))
     except sqlite3.Error as error:
         raise InputError(f"{not_a_run(path)} ({error})") from error
 
 
-def _connected(name: str, *, uri: bool = False) -> sqlite3.Connection:
+def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
     return sqlite3.connect(
         name, uri=uri, isolation_level=None, timeout=PATIENCE_SECONDS, check_same_thread=False, cached_statements=64
     )
 
 
-def _connected_to_read(path: Path) -> sqlite3.Connection:
+def _connect_to_read(path: Path) -> sqlite3.Connection:
     """In a folder that is write-protected SQLite cannot make the files that a write-ahead log needs: where there is no
     log, there is no writer, and the file is opened as one that nobody changes."""
     for options in ("mode=ro", "mode=ro&immutable=1"):
-        connection = _connected(f"file:{quote(str(path.absolute()))}?{options}", uri=True)
+        connection = _connect(f"file:{quote(str(path.absolute()))}?{options}", uri=True)
         try:
             connection.execute("PRAGMA query_only = 1")
             connection.execute("PRAGMA mmap_size = 0")
@@ -208,14 +208,14 @@ def _prepare(connection: sqlite3.Connection, *, new: bool, journal: str) -> None
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Refuses a file that is not ours, or of a version that is newer than this attemper."""
     if path.is_file() and not path.stat().st_size:
-        raise InputError(f"{named(path.name)} is empty: the process that made it ended before its first sample.")
+        raise InputError(f"{clean_name(path.name)} is empty: the process that made it ended before its first sample.")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
         raise InputError(not_a_run(path))
     if version > VERSION:
         raise InputError(
-            f"{named(path.name)} was written by a newer attemper: its version is {version}, and this one reads up to "
+            f"{clean_name(path.name)} was written by a newer attemper: its version is {version}, and this one reads up to "
             f"{VERSION}. Upgrade attemper: pip install --upgrade attemper."
         )
 
@@ -239,4 +239,6 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 def not_a_run(path: Path) -> str:
     """What is told of a file that is no fragment."""
-    return f"{named(path.name)} is not a file of an attemper run. Name a folder that attemper.watch(store=...) wrote."
+    return (
+        f"{clean_name(path.name)} is not a file of an attemper run. Name a folder that attemper.watch(store=...) wrote."
+    )

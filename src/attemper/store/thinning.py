@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attemper.store.chunk import packed, unpacked
+from attemper.store.chunk import pack, unpack
 from attemper.store.folding import CHUNK, Layout, layouts
 
 MERGED = 4
@@ -71,7 +71,7 @@ def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapp
             "DELETE FROM cold WHERE statistic = ? AND site = ? AND first >= ? AND first <= ?",
             (*pair, first, firsts[-1]),
         )
-        numbers = packed(np.concatenate([part for part in parts if part is not None]))
+        numbers = pack(np.concatenate([part for part in parts if part is not None]))
         connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
     connection.execute("DELETE FROM chunk WHERE first >= ? AND first <= ?", (first, firsts[-1]))
     connection.execute("INSERT INTO chunk VALUES (?, ?)", (first, MERGED * span))
@@ -93,7 +93,7 @@ def _left(
     ).fetchone()
     if row is None:
         return None
-    values = unpacked(row[0])
+    values = unpack(row[0])
     assert len(values) == len(holding)
     return values[[sample in kept for sample in holding]]
 

@@ -26,7 +26,7 @@ from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock, LockHeldError
 from attemper.store.options import Store
 from attemper.store.schema import Tables
-from attemper.text import named
+from attemper.text import clean_name
 
 logger = logging.getLogger("attemper")
 
@@ -245,7 +245,7 @@ def open_writer(
         InputError: the path is a file, or no path.
     """
     if store is None:
-        return _described(Writer(_in_memory(versions)), about or {})
+        return _describe(Writer(_in_memory(versions)), about or {})
     options = store if isinstance(store, Store) else Store(store)
     facts = {
         "name": options.name or options.last_name,
@@ -257,7 +257,7 @@ def open_writer(
     folder = Path(options.path)
     if folder.is_file():
         raise InputError(
-            f"{named(folder.name)} is a file. A run is stored in a folder: name a new one, or one of a run."
+            f"{clean_name(folder.name)} is a file. A run is stored in a folder: name a new one, or one of a run."
         )
     held = None
     try:
@@ -274,25 +274,25 @@ def open_writer(
     except (*TROUBLE, InputError, LockHeldError) as error:
         if held is not None:
             held.release()
-        return _described(_refused(options, error, versions), facts)
-    return _described(Writer(fragment, held=held), facts)
+        return _describe(_refuse(options, error, versions), facts)
+    return _describe(Writer(fragment, held=held), facts)
 
 
 def _in_memory(versions: Mapping[str, str] | None) -> Fragment:
     return Fragment(None, max_bytes=MEMORY_BYTES, versions=versions)
 
 
-def _described(writer: Writer, facts: Mapping[str, object]) -> Writer:
+def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
     writer.describe(facts)
     return writer
 
 
-def _refused(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
+def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
     reason = str(error)
     if isinstance(error, LockHeldError):
         reason = "another watch is writing to it. Give each run a folder of its own"
     logger.warning(
         "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and ends with this "
-        "process, and all of its samples count as dropped.", named(options.last_name), reason.rstrip("."),
+        "process, and all of its samples count as dropped.", clean_name(options.last_name), reason.rstrip("."),
     )  # fmt: skip
     return Writer(_in_memory(versions), refused=reason)
