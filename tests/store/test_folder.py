@@ -116,7 +116,7 @@ def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path) -> None:
         run.history("gini")
     with pytest.raises(InputError, match=r"'layers.1.atn' is not in the run a.*Did you mean 'layers.1.attn'\?"):
         run.history("entropy", "layers.1.atn")
-    with pytest.raises(InputError, match="seen in several ways: .*'train'.*'eval'.*say mode="):
+    with pytest.raises(InputError, match=r"seen in several ways: .*'train'.*'eval'.*say mode="):
         run.history("entropy", "layers.1.attn")
     assert run.history("entropy", "layers.1.attn", mode="eval").sites[0].mode == "eval"
     assert run.history("entropy", both[3]).sites == (both[3],)

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attemper.errors import InputError
 from attemper.readings import history
-from attemper.readings.sample import Sample, SiteLabel
+from attemper.readings.sample import Sample
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks

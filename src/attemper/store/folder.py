@@ -13,9 +13,9 @@ from attemper.errors import InputError
 from attemper.store.lock import is_held
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
-from attemper.store.schema import opened_to_read
+from attemper.store.schema import open_to_read
 from attemper.store.series import FragmentReader
-from attemper.text import count, named
+from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")
 OURS = re.compile(r"fragment-\d{1,9}\.(sqlite(-wal|-shm|-journal)?|lock|parquet)")
@@ -50,7 +50,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     readers, failures = [], []
     for rank, file in files.items():
         try:
-            readers.append(FragmentReader(opened_to_read(file), rank, file.with_suffix(".lock")))
+            readers.append(FragmentReader(open_to_read(file), rank, file.with_suffix(".lock")))
         except InputError as error:
             failures.append(error)
     if not readers:
@@ -70,14 +70,14 @@ def _files(path: Path) -> dict[int, Path]:
         return {int(name[1]) if name else 0: path}
     if not path.is_dir():
         near = [entry.name for entry in _entries(path.parent) if entry.is_dir()]
-        raise InputError(f"there is no run {named(path)}.{did_you_mean(path.name, near)}")
+        raise InputError(f"there is no run {clean_name(path)}.{did_you_mean(path.name, near)}")
     if files := fragments(path):
         return files
     if inside := [run.name for run in runs_below(path)]:
-        listed = ", ".join(map(named, inside[:5])) + (" and more" if len(inside) > 5 else "")
-        raise InputError(f"{named(path)} is a folder of {count(len(inside), 'run')}: {listed}. Name one of them.")
+        listed = ", ".join(map(clean_name, inside[:5])) + (" and more" if len(inside) > 5 else "")
+        raise InputError(f"{clean_name(path)} is a folder of {count(len(inside), 'run')}: {listed}. Name one of them.")
     raise InputError(
-        f"there is no run in the folder {named(path)}. A run has files such as fragment-0.sqlite, which "
+        f"there is no run in the folder {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
         "attemper.watch(model, store=...) writes."
     )
 
@@ -123,14 +123,14 @@ def delete_run(folder: Path) -> None:
         InputError: a process writes it, or a file cannot be deleted.
     """
     if any(is_held(file.with_suffix(".lock")) for file in fragments(folder).values()):
-        raise InputError(f"{named(folder)} is written to at this moment. End its training first.")
+        raise InputError(f"{clean_name(folder)} is written to at this moment. End its training first.")
     try:
         for file in files_of(folder).paths:
             file.unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()
     except OSError as error:
-        raise InputError(f"{named(folder)} cannot be deleted: {error.strerror or error}.") from error
+        raise InputError(f"{clean_name(folder)} cannot be deleted: {error.strerror or error}.") from error
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

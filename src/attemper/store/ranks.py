@@ -88,9 +88,9 @@ class Ranks:
             yield from reader.values(statistic, keys, _of_steps(reader, steps))
             return
         for key in keys:
-            yield self._joined(statistic, key, steps)
+            yield self._join(statistic, key, steps)
 
-    def _joined(self, statistic: str, key: SiteKey, steps: Array) -> Array:
+    def _join(self, statistic: str, key: SiteKey, steps: Array) -> Array:
         heads = max((reader.sites[key].heads for reader in self.readers if key in reader.sites), default=0)
         found = np.full((len(steps), heads), np.nan, np.float32)
         missing = np.ones(len(steps), bool)
@@ -107,7 +107,7 @@ class Ranks:
         samples = [
             reader.sample(moments) for reader in self.readers if len(moments := between(reader.moments, step, step + 1))
         ]
-        return samples[0] if len(samples) == 1 else _together(samples)
+        return samples[0] if len(samples) == 1 else _join_samples(samples)
 
 
 def _of_steps(reader: FragmentReader, steps: Array) -> Array:
@@ -117,7 +117,7 @@ def _of_steps(reader: FragmentReader, steps: Array) -> Array:
     return moments[np.isin(moments["step"], steps)]
 
 
-def _together(samples: Sequence[Sample]) -> Sample:
+def _join_samples(samples: Sequence[Sample]) -> Sample:
     """One sample of several ranks' samples of a step."""
     names = tuple(dict.fromkeys(name for sample in samples for name in sample.quantities))
     values, labels = [], {}

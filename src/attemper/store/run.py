@@ -21,7 +21,7 @@ from attemper.readings.scan import Scan
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
-from attemper.text import count, named
+from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
     pass
@@ -152,8 +152,8 @@ class Run:
             step, spacing = thinned["until_step"], thinned["largest_spacing"]
             yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept"
         if shared := self._ranks.shared_sites:
-            what = count(len(shared), "site was", "sites were")
-            yield f"{what} written by several ranks, {named(shared[0][0])} for one: the numbers are the first rank's"
+            what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
+            yield f"{what} written by several ranks, {one} for one: the numbers are the first rank's"
 
     # --- numbers over steps ---
 
@@ -189,7 +189,7 @@ class Run:
             self._check_head(head, labels)
             steps = self._ranks.moments(start, stop)["step"]
             series = list(self._ranks.values(name, [label.key for label in labels], steps))
-        values = _stacked(series, max((label.heads for label in labels), default=0), len(steps))
+        values = _stack(series, max((label.heads for label in labels), default=0), len(steps))
         if site is not None:
             values = values[:, 0]
         if head is not None:
@@ -246,8 +246,8 @@ class Run:
         with self._ranks.snapshot():
             steps = self.steps
             if not len(steps):
-                raise InputError(f"the run {named(self.name)} has no sample yet.")
-            wanted = int(steps[-1]) if step is None else _sampled(step, steps)
+                raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+            wanted = int(steps[-1]) if step is None else _check_step(step, steps)
             skipped = [Skipped(one.name, one.reason) for one in self.coverage.skipped]
             return reading(self._ranks.sample(wanted), self.about, skipped)
 
@@ -270,7 +270,7 @@ class Run:
         name = quantity(asked)
         if name not in self.statistics:
             raise InputError(
-                f"statistic {asked!r} is not in the run {named(self.name)}. It has {', '.join(self.statistics)}."
+                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(self.statistics)}."
             )
         return name
 
@@ -279,7 +279,7 @@ class Run:
         known = {key: label for key, label in self._ranks.sites.items() if mode in (None, label.mode)}
         if mode is not None and not known:
             raise InputError(
-                f"mode={mode!r}: the run {named(self.name)} has no such site; modes are 'train' and 'eval'."
+                f"mode={mode!r}: the run {clean_name(self.name)} has no such site; modes are 'train' and 'eval'."
             )
         if site is None:
             return tuple(known.values())
@@ -293,7 +293,7 @@ class Run:
         names = tuple(dict.fromkeys(label.name for label in known.values()))
         listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise InputError(
-            f"site {site!r} is not in the run {named(self.name)}. It has {listed}.{did_you_mean(site, names)}"
+            f"site {site!r} is not in the run {clean_name(self.name)}. It has {listed}.{did_you_mean(site, names)}"
         )
 
     def _check_head(self, head: int | None, labels: Sequence[SiteLabel]) -> None:
@@ -301,11 +301,11 @@ class Run:
             return
         most = max((label.heads for label in labels), default=0)
         if isinstance(head, bool) or not isinstance(head, int | np.integer) or not 0 <= head < most:
-            where = f"{named(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
+            where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
             raise InputError(f"head must be a whole number from 0 to {most - 1}, got {head!r}: {where} {most} heads.")
 
 
-def _stacked(series: Sequence[Array], heads: int, steps: int) -> Array:
+def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
     """[steps, sites, heads] of each site's [steps, heads], padded with NaN."""
     if all(values.shape[1] == heads for values in series) and series:
         return np.stack(series, 1)
@@ -315,7 +315,7 @@ def _stacked(series: Sequence[Array], heads: int, steps: int) -> Array:
     return found
 
 
-def _sampled(step: int, steps: Array) -> int:
+def _check_step(step: int, steps: Array) -> int:
     """``step`` if it was sampled.
 
     Raises:

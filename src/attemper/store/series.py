@@ -13,7 +13,7 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey, SiteLabel
-from attemper.store.chunk import unpacked
+from attemper.store.chunk import unpack
 from attemper.store.folding import Layout, Pair, layouts
 from attemper.store.lock import is_held
 from attemper.store.schema import Tables
@@ -158,7 +158,7 @@ class FragmentReader:
         hot = self._hot(span)
         for key in keys:
             sites = [site for label, site in self._places if label.key == key]
-            yield _aligned(moments["id"], [self._series((number, site), span, hot) for site in sites])
+            yield _align(moments["id"], [self._series((number, site), span, hot) for site in sites])
 
     def sample(self, one: Array) -> Sample:
         """Every number of one sample; ``one`` is its moment, [1]."""
@@ -168,7 +168,7 @@ class FragmentReader:
         hot = self._hot(span)
         values = np.full((len(layout.statistics), layout.heads), np.nan, np.float32)
         for pair, (row, heads) in layout.pairs.items():
-            values[row, heads] = _aligned(one["id"], [self._series(pair, span, hot)])[0]
+            values[row, heads] = _align(one["id"], [self._series(pair, span, hot)])[0]
         return Sample(
             step=int(one["step"][0]),
             time=float(one["time"][0]),
@@ -198,7 +198,7 @@ class FragmentReader:
     def _series(self, pair: Pair, span: tuple[int, int], hot: Sequence[Hot]) -> tuple[Array, Array]:
         """Samples of a span that hold a statistic of a site, and their values [samples, heads]."""
         question = "SELECT numbers FROM cold WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
-        parts = [unpacked(numbers) for (numbers,) in self._tables.rows(question, (*pair, *span))]
+        parts = [unpack(numbers) for (numbers,) in self._tables.rows(question, (*pair, *span))]
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
             raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
@@ -218,7 +218,7 @@ class FragmentReader:
         return samples[np.searchsorted(samples, first) :]
 
 
-def _aligned(wanted: Array, parts: Sequence[tuple[Array, Array]]) -> Array:
+def _align(wanted: Array, parts: Sequence[tuple[Array, Array]]) -> Array:
     """[wanted, heads]: of each wanted sample the values that one of ``parts`` (samples, values) has for it."""
     parts = [(samples, values) for samples, values in parts if len(samples)]
     if len(parts) == 1 and np.array_equal(parts[0][0], wanted):
