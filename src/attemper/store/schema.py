@@ -215,8 +215,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise InputError(not_a_run(path))
     if version > VERSION:
         raise InputError(
-            f"{clean_name(path.name)} was written by a newer attemper: its version is {version}, and this one reads up to "
-            f"{VERSION}. Upgrade attemper: pip install --upgrade attemper."
+            f"{clean_name(path.name)} was written by a newer attemper: its version is {version}, and this one reads "
+            f"up to {VERSION}. Upgrade attemper: pip install --upgrade attemper."
         )
 
 
