@@ -53,7 +53,7 @@ def _site(sample: Sample, label: SiteLabel) -> SiteReading:
 
 
 def _head(label: SiteLabel, head: int, columns: Mapping[str, list[Any]]) -> HeadReading:
-    values = {name: columns[name][head] if name in columns else None for name in _FIELDS}
+    values: dict[str, Any] = {name: columns[name][head] if name in columns else None for name in _FIELDS}
     values |= {name: values[name] or 0 for name in _FIELDS if QUANTITIES[name].exact}
     judged = bool(columns["judged_rows"][head]) if "judged_rows" in columns else False
     return HeadReading(head=head, layer=label.layer, judged=judged, **_NONE_STORED, **values)
