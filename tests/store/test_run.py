@@ -92,6 +92,24 @@ def test_a_step_that_goes_back_within_a_process_replaces_what_it_overlaps(tmp_pa
     assert len(run.segments) == 2
 
 
+def test_a_step_with_two_passes_has_the_sites_of_both_and_of_a_site_in_both_the_later_number(tmp_path: Path) -> None:
+    train, evaluation = sites(2), sites(1, mode="eval")
+    both = [sample(step, labels) for step in range(0, 200, 10) for labels in (train, (*evaluation, train[1]))]
+    taken = written(
+        tmp_path / "a", [replace(one, values=one.values + place) for place, one in enumerate(both)], bits=None
+    )
+    run = open_run(tmp_path / "a")
+    assert run.steps.tolist() == list(range(0, 200, 10))
+    found = run.history("entropy").values
+    assert found.shape == (20, 3, 3)
+    np.testing.assert_array_equal(found[:, 0], numbers(taken[::2], "entropy_nats")[:, :3])
+    np.testing.assert_array_equal(found[:, 1], numbers(taken[1::2], "entropy_nats")[:, 3:])
+    np.testing.assert_array_equal(found[:, 2], numbers(taken[1::2], "entropy_nats")[:, :3])
+    heads = {(site.name, site.mode): site.heads[0].entropy_nats for site in run.at(50).sites}
+    assert heads["layers.1.attn", "train"] == pytest.approx(float(found[5, 1, 0]))
+    assert len(heads) == 3
+
+
 def test_sites_of_other_heads_and_sites_that_come_later_are_filled_up_with_nan(tmp_path: Path) -> None:
     one, two = sites(1, 2), (*sites(1, 2), replace(sites(2, 3)[1], mode="eval"))
     written(tmp_path / "a", [sample(0, one), *(sample(step, two) for step in range(1, 140)), sample(140, one)])

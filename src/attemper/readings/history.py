@@ -86,9 +86,8 @@ def trend(steps: Array, values: Array) -> Trend:
     .. math:: \beta = \operatorname{median}_{i<j} \frac{y_j - y_i}{x_j - x_i}
 
     over at most ``MOST_BLOCKS`` means of equally many neighbouring samples. Up to 29% of them may be wrong without the
-    slope following them. The interval is Sen's, between two ranks of the slopes; it is widened by
-    :math:`(1 + r) / (1 - r)` for neighbours that are alike, r being their correlation around the line where it is
-    positive.
+    slope following them. The interval is Sen's, between two ranks of the slopes. Where neighbouring means are alike,
+    with a correlation r > 0 around the line, the variance behind it is :math:`(1 + r) / (1 - r)` times as large.
 
     Source:
         Sen 1968, "Estimates of the regression coefficient based on Kendall's tau"; for r, Hamed and Rao 1998.

@@ -73,52 +73,36 @@ class Ranks:
     def lost(self) -> list[Lost]:
         return [lost for reader in self.readers for lost in reader.lost]
 
-    def moments(self, start: int | None = None, stop: int | None = None) -> Array:
-        """[steps] of ``MOMENT``, of the first rank that has each step."""
-        found = [between(reader.moments, start, stop) for reader in self.readers]
-        if len(found) == 1:
-            return found[0]
-        joined = np.concatenate(found)
-        return joined[np.unique(joined["step"], return_index=True)[1]]
+    def steps(self, start: int | None = None, stop: int | None = None) -> Array:
+        """The steps that were sampled, ascending, with ``start`` <= step < ``stop``."""
+        return np.unique(np.concatenate([between(reader.moments, start, stop)["step"] for reader in self.readers]))
 
     def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
         """Of each site [steps, heads] float32, NaN where no rank has a number. ``steps`` ascend."""
         if len(self.readers) == 1:
-            reader = self.readers[0]
-            yield from reader.values(statistic, keys, _of_steps(reader, steps))
-            return
-        for key in keys:
-            yield self._join(statistic, key, steps)
+            yield from self.readers[0].values(statistic, keys, steps)
+        else:
+            for key in keys:
+                yield self._join_values(statistic, key, steps)
 
-    def _join(self, statistic: str, key: SiteKey, steps: Array) -> Array:
-        heads = max((reader.sites[key].heads for reader in self.readers if key in reader.sites), default=0)
-        found = np.full((len(steps), heads), np.nan, np.float32)
-        missing = np.ones(len(steps), bool)
-        for reader in self.readers:
-            moments = _of_steps(reader, steps[missing])
-            if key in reader.sites and len(moments):
-                (values,) = reader.values(statistic, [key], moments)
-                found[np.isin(steps, moments["step"]), : values.shape[1]] = values
-                missing = np.isnan(found).all(1)
+    def _join_values(self, statistic: str, key: SiteKey, steps: Array) -> Array:
+        having = [reader for reader in self.readers if key in reader.sites]
+        found = np.full((len(steps), max(reader.sites[key].heads for reader in having)), np.nan, np.float32)
+        for reader in having:
+            missing = np.flatnonzero(np.isnan(found).all(1))
+            if len(missing):
+                (values,) = reader.values(statistic, [key], steps[missing])
+                found[missing, : values.shape[1]] = values
         return found
 
     def sample(self, step: int) -> Sample:
         """Every number of one step, which was sampled."""
-        samples = [
-            reader.sample(moments) for reader in self.readers if len(moments := between(reader.moments, step, step + 1))
-        ]
+        samples = [sample for reader in self.readers for sample in reader.samples(step)]
         return samples[0] if len(samples) == 1 else _join_samples(samples)
 
 
-def _of_steps(reader: FragmentReader, steps: Array) -> Array:
-    moments = reader.moments
-    if len(steps) == len(moments) and np.array_equal(moments["step"], steps):
-        return moments
-    return moments[np.isin(moments["step"], steps)]
-
-
 def _join_samples(samples: Sequence[Sample]) -> Sample:
-    """One sample of several ranks' samples of a step."""
+    """One sample of several of a step: of a site that two of them have, the first one counts."""
     names = tuple(dict.fromkeys(name for sample in samples for name in sample.quantities))
     values, labels = [], {}
     for sample in samples:

@@ -107,7 +107,7 @@ class Run:
     @property
     def steps(self) -> Array:
         """The steps that were sampled, ascending."""
-        return self._ranks.moments()["step"]
+        return self._ranks.steps()
 
     @property
     def sites(self) -> tuple[SiteLabel, ...]:
@@ -187,7 +187,7 @@ class Run:
         with self._ranks.snapshot():
             labels = self._labels(site, mode)
             self._check_head(head, labels)
-            steps = self._ranks.moments(start, stop)["step"]
+            steps = self._ranks.steps(start, stop)
             series = list(self._ranks.values(name, [label.key for label in labels], steps))
         values = _stack(series, max((label.heads for label in labels), default=0), len(steps))
         if site is not None:

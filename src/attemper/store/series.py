@@ -134,41 +134,43 @@ class FragmentReader:
 
     @property
     def moments(self) -> Array:
-        """[samples] of ``MOMENT`` by step: a later sample replaces those before it whose step is not lower."""
+        """[samples] of ``MOMENT`` that count, by step. Two have the same step where a step had two passes."""
         # Samples are added at the end, and taken away only together with chunks.
         (state,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
         if state != self._state:
             self._state = state
-            self._read_moments()
+            rows = self._tables.rows(f"SELECT {', '.join(MOMENT.names or ())} FROM sample ORDER BY id")
+            self._read = np.array(rows, MOMENT)
+            self._kept = _not_replaced(self._read)
+            self._layouts, self._held = layouts(self._tables.rows), {}
         return self._kept
-
-    def _read_moments(self) -> None:
-        rows = self._tables.rows(f"SELECT {', '.join(MOMENT.names or ())} FROM sample ORDER BY id")
-        self._read = self._kept = np.array(rows, MOMENT)
-        if rows:
-            later = np.minimum.accumulate(self._read["step"][::-1])[::-1]
-            self._kept = self._read[np.append(self._read["step"][:-1] < later[1:], True)]
-        self._layouts, self._held = layouts(self._tables.rows), {}
 
     # --- numbers ---
 
-    def values(self, statistic: str, keys: Sequence[SiteKey], moments: Array) -> Iterator[Array]:
-        """Of each site [moments, heads] float32; NaN where a sample has no number."""
+    def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
+        """Of each site [steps, heads] float32; NaN where a step, of those ascending, has no number."""
+        moments = self.moments
+        moments = moments[np.isin(moments["step"], steps)]
         number, span = self.statistics.get(statistic, -1), self._span(moments)
-        hot = self._hot(span)
+        hot, rows = self._hot(span), np.searchsorted(steps, moments["step"])
         for key in keys:
             sites = [site for label, site in self._places if label.key == key]
-            yield _align(moments["id"], [self._series((number, site), span, hot) for site in sites])
+            series = [self._series((number, site), span, hot) for site in sites]
+            yield _align(moments["id"], rows, len(steps), series)
 
-    def sample(self, one: Array) -> Sample:
-        """Every number of one sample; ``one`` is its moment, [1]."""
+    def samples(self, step: int) -> list[Sample]:
+        """Every number of a step: a sample of each of its passes, the last one first."""
+        moments = between(self.moments, step, step + 1)
+        return [self._sample(moments[place : place + 1]) for place in reversed(range(len(moments)))]
+
+    def _sample(self, one: Array) -> Sample:
         layout, span = self._layouts[int(one["layout"][0])], self._span(one)
         names = {number: name for name, number in self.statistics.items()}
         labels = {site: label for label, site in self._places}
         hot = self._hot(span)
         values = np.full((len(layout.statistics), layout.heads), np.nan, np.float32)
         for pair, (row, heads) in layout.pairs.items():
-            values[row, heads] = _align(one["id"], [self._series(pair, span, hot)])[0]
+            values[row, heads] = _align(one["id"], np.zeros(1, int), 1, [self._series(pair, span, hot)])[0]
         return Sample(
             step=int(one["step"][0]),
             time=float(one["time"][0]),
@@ -218,13 +220,24 @@ class FragmentReader:
         return samples[np.searchsorted(samples, first) :]
 
 
-def _align(wanted: Array, parts: Sequence[tuple[Array, Array]]) -> Array:
-    """[wanted, heads]: of each wanted sample the values that one of ``parts`` (samples, values) has for it."""
+def _not_replaced(moments: Array) -> Array:
+    """Without the samples that a later segment replaces: those from its first step on."""
+    starts = np.flatnonzero(np.diff(moments["segment"], prepend=-1))
+    firsts = moments["step"][starts]
+    following = np.append(np.minimum.accumulate(firsts[::-1])[::-1][1:], np.iinfo(np.int64).max)
+    return moments[moments["step"] < np.repeat(following[: len(starts)], np.diff(starts, append=len(moments)))]
+
+
+def _align(wanted: Array, rows: Array, many: int, parts: Sequence[tuple[Array, Array]]) -> Array:
+    """[many, heads]: of each wanted sample, in its row, the values that one of ``parts`` (samples, values) has for it.
+
+    Of two samples in one row the later one counts.
+    """
     parts = [(samples, values) for samples, values in parts if len(samples)]
-    if len(parts) == 1 and np.array_equal(parts[0][0], wanted):
+    if len(parts) == 1 and len(wanted) == many and np.array_equal(parts[0][0], wanted):
         return parts[0][1]
-    found = np.full((len(wanted), max((values.shape[1] for _, values in parts), default=0)), np.nan, np.float32)
+    found = np.full((many, max((values.shape[1] for _, values in parts), default=0)), np.nan, np.float32)
     for samples, values in parts:
         _, here, there = np.intersect1d(wanted, samples, assume_unique=True, return_indices=True)
-        found[here, : values.shape[1]] = values[there]
+        found[rows[here], : values.shape[1]] = values[there]
     return found
