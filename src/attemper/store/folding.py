@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,7 @@ class Layout:
     def heads(self) -> int:
         return max((places.stop for places in self.sites.values()), default=0)
 
-    @property
+    @cached_property
     def pairs(self) -> dict[Pair, tuple[int, slice]]:
         """(statistic, site) -> row and heads."""
         return {
@@ -42,11 +44,11 @@ class Layout:
         }
 
 
-def layouts(connection: sqlite3.Connection) -> dict[int, Layout]:
-    """Every layout of a file."""
-    heads = dict(connection.execute("SELECT id, heads FROM site"))
-    rows = connection.execute("SELECT id, statistics, sites FROM layout")
-    return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in rows}
+def layouts(rows: Callable[[str], Iterable[Any]]) -> dict[int, Layout]:
+    """Every layout of a file, of which ``rows`` answers questions."""
+    heads = dict(rows("SELECT id, heads FROM site"))
+    found = rows("SELECT id, statistics, sites FROM layout")
+    return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in found}
 
 
 def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -> Layout:
@@ -59,7 +61,7 @@ def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -
 
 def fold(connection: sqlite3.Connection, first: int) -> None:
     """Folds the hot samples from ``first`` on. Within a transaction."""
-    known, by_layout = layouts(connection), {}
+    known, by_layout = layouts(connection.execute), {}
     rows = connection.execute(
         "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
         "WHERE hot.sample >= ? AND hot.sample < ? ORDER BY hot.sample",
