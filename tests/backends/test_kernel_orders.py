@@ -106,7 +106,7 @@ from pathlib import Path
 
 ROW = '''    Statistic(
         "perplexity", "e^H", "1 to n", softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,),
-        shown=Shown("perplexity", "Perplexity", "keys", "Keys that would have this entropy with equal weights."),
+        shown=Display("perplexity", "Perplexity", "keys", "Keys that would have this entropy with equal weights."),
     ),
 '''
 BEFORE = '''    Statistic(

@@ -77,7 +77,7 @@ def view_strides(tensor: Tensor) -> list[int]:
     return [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
-def described(
+def describe(
     problem: Problem,
     output: Tensor,
     state: Tensor,
