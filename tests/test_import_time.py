@@ -16,7 +16,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "attemper"
 HEAVY = {"torch", "numpy", "transformers"}
 COMMAND_LINE = {"typer", "rich", "click"}
-WITHOUT_TORCH = ("errors", "checks", "files", "text", "statistics", "records", "store", "report", "cli")
+WITHOUT_TORCH = ("errors", "checks", "files", "text", "statistics", "readings", "store", "report", "cli")
 
 HELP = "import sys; sys.argv = ['attemper', *{arguments!r}]; from attemper.cli import main; raise SystemExit(main())"
 ASK = """
@@ -44,6 +44,7 @@ def asked(*questions: str) -> dict[str, tuple[str, set[str]]]:
 
 ROOT = "import attemper; attemper.__version__; dir(attemper)"
 ERROR = "import attemper; attemper.InputError"
+READINGS = "import attemper; attemper.Scan, attemper.compare, attemper.Comparison"
 ATTENTION = "import attemper; attemper.attention; attemper.functional"
 SCAN = "import attemper; attemper.scan"
 LAYERS = [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
@@ -51,7 +52,7 @@ OPTIONS = [["--help"], ["scan", "--help"], ["doctor", "--help"]]
 
 
 def loaded_by_names(question: str) -> set[str]:
-    return asked(ROOT, ERROR, ATTENTION, SCAN)[question][1]
+    return asked(ROOT, ERROR, READINGS, ATTENTION, SCAN)[question][1]
 
 
 def without_torch(question: str) -> tuple[str, set[str]]:
@@ -72,6 +73,7 @@ def test_import_attemper_loads_neither_torch_nor_the_command_line():
 
 def test_a_public_name_loads_its_home_when_it_is_used():
     assert not loaded_by_names(ERROR) & HEAVY
+    assert not loaded_by_names(READINGS) & (HEAVY | {"rich"})
     assert "torch" in loaded_by_names(ATTENTION)
 
 

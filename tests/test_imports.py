@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import attemper
-from tests.support.import_table import FACADE, MAY_IMPORT, WITHOUT_TORCH, violations
+from tests.support.import_table import FACADE, MAY_IMPORT, ONLY_INSIDE, WITHOUT_TORCH, violations
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "design" / "0001-architecture.md"
@@ -156,7 +156,7 @@ def test_an_import_outside_the_table_is_told_with_its_line_and_both_layers(path,
         ("attemper/lab/scaling.py", "from attemper.report import page\nfrom attemper.schedules import constant\n"),
         ("attemper/call/operator.py", "from attemper.backends import blocked\n"),
         ("attemper/__init__.py", "from importlib import import_module\nx = import_module(name)\n"),
-        ("attemper/monitor/result.py", "def to_html(self):\n    from attemper.report import page\n"),
+        ("attemper/readings/scan.py", "def to_html(self):\n    from attemper.report import page\n"),
     ],
 )
 def test_what_the_table_allows_passes(path, source):
@@ -173,11 +173,11 @@ def test_imports_for_type_checkers_are_free_in_an_init_only():
     )
 
 
-def test_monitor_imports_the_report_inside_to_html_only():
-    (found,) = found_in("attemper/monitor/result.py", "def table(self):\n    from attemper.report import page\n")
-    assert found.endswith("only inside to_html() or to_png()")
-    assert len(found_in("attemper/monitor/result.py", "import attemper.report\n")) == 1
-    assert len(found_in("attemper/monitor/result.py", "def to_html(x=import_module('attemper.report')): ...\n")) == 1
+def test_readings_import_the_report_inside_to_html_only():
+    (found,) = found_in("attemper/readings/scan.py", "def table(self):\n    from attemper.report import page\n")
+    assert found.endswith("only inside to_html()")
+    assert len(found_in("attemper/readings/scan.py", "import attemper.report\n")) == 1
+    assert len(found_in("attemper/readings/scan.py", "def to_html(x=import_module('attemper.report')): ...\n")) == 1
 
 
 @pytest.mark.parametrize("layer", sorted(WITHOUT_TORCH))
@@ -222,7 +222,10 @@ def test_the_command_line_loads_torch_inside_its_verbs_only():
 
 
 def test_the_table_has_no_circle():
-    """The layers have an order: no chain of permitted imports comes back to where it began."""
+    """The layers have an order: no chain of permitted imports comes back to where it began.
+
+    A page, which only a function named to_html may load, is not counted: it is loaded when both layers are there.
+    """
     order: list[str] = []
 
     def visit(layer: str, path: tuple[str, ...]) -> None:
@@ -230,6 +233,8 @@ def test_the_table_has_no_circle():
         if layer in order:
             return
         for below in sorted(MAY_IMPORT[layer] - {layer}):
+            if (layer, below) in ONLY_INSIDE:
+                continue
             visit(below, (*path, layer))
         order.append(layer)
 

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.integrations.folder import load
-    from attemper.monitor.compare import Comparison, compare
     from attemper.monitor.pattern import Pattern, pattern
-    from attemper.monitor.result import Scan
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
+    from attemper.readings.comparison import Comparison, compare
+    from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
+    from attemper.store.folder import open_run
+    from attemper.store.options import Store
 
 __version__ = "0.1.0"
 
@@ -39,17 +41,18 @@ _HOMES = {
     "calibrate": "attemper.control.calibrate",
     "Calibration": "attemper.control.calibration",
     "QKClip": "attemper.control.qk_clip",
-    "Scan": "attemper.monitor.result",
+    "Scan": "attemper.readings.scan",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
-    "Comparison": "attemper.monitor.compare",
-    "compare": "attemper.monitor.compare",
+    "Comparison": "attemper.readings.comparison",
+    "compare": "attemper.readings.comparison",
     "Pattern": "attemper.monitor.pattern",
     "pattern": "attemper.monitor.pattern",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "load": "attemper.integrations.folder",
     "nn": "attemper.nn",
+    "open_run": "attemper.store.folder",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
     "SigmaReparam": "attemper.control.sigma_reparam",
@@ -64,6 +67,7 @@ _HOMES = {
     "Thermostat": "attemper.control.thermostat",
     "temper": "attemper.control.temper",
     "Tempered": "attemper.control.temper",
+    "Store": "attemper.store.options",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",
@@ -85,6 +89,7 @@ __all__ = [
     "Regularizer",
     "Scan",
     "SigmaReparam",
+    "Store",
     "Tempered",
     "Thermostat",
     "Watch",
@@ -97,6 +102,7 @@ __all__ = [
     "functional",
     "load",
     "nn",
+    "open_run",
     "pattern",
     "regularize",
     "scan",

@@ -5,6 +5,7 @@ around it, nothing that could be read as code.
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ _INVISIBLE = frozenset(("Cc", "Cs", "Zl", "Zp"))
 """Control characters, lone surrogates (which no encoding can hold), line and paragraph separators."""
 
 
-def shown(text: object) -> str:
+def clean(text: object) -> str:
     r"""``text`` with what cannot be seen, or would rearrange its neighbours, written out.
 
     Names of models, sites and files come from others: one with an escape sequence could clear a terminal, one with a
@@ -41,9 +42,9 @@ def cut(text: str, longest: int) -> str:
 LONGEST_NAME = 200
 
 
-def named(name: object) -> str:
-    """A name that others chose as it stands in a message: ``shown``, and cut where it is too long to read."""
-    return cut(shown(name), LONGEST_NAME)
+def clean_name(name: object) -> str:
+    """A name that others chose as it stands in a message: ``clean``, and cut where it is too long to read."""
+    return cut(clean(name), LONGEST_NAME)
 
 
 def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[str]:
@@ -59,7 +60,7 @@ def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[st
     return names
 
 
-def rounded(value: float | None, digits: int = 5) -> float | int | None:
+def round_digits(value: float | None, digits: int = 5) -> float | int | None:
     """``value`` to ``digits`` significant digits, in the fewest characters; whole numbers lose their point."""
     if value is None:
         return None
@@ -79,6 +80,40 @@ def number(value: float | None, digits: int = 4) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(
+    values: Sequence[float | None], columns: int, *, low: float | None = None, high: float | None = None
+) -> str:
+    """``values`` in their order as bars, at most ``columns`` of them: where there are more values, a bar is a mean.
+
+    Args:
+        values: None or NaN where there is none, shown as a blank.
+        low, high: what the lowest and the highest bar stand for; None for the least and the largest bar.
+
+    Example:
+        >>> sparkline([0.0, 1.0, None, 2.0, 3.0], 9)
+        '▁▃ ▆█'
+    """
+    count = min(columns, len(values))
+    shares = (values[place * len(values) // count : (place + 1) * len(values) // count] for place in range(count))
+    bars = [_mean([value for value in share if value is not None and math.isfinite(value)]) for share in shares]
+    known = [bar for bar in bars if bar is not None]
+    first = min(known, default=0.0) if low is None else low
+    span = (max(known, default=0.0) if high is None else high) - first
+    return "".join(" " if bar is None else BARS[_level(bar - first, span)] for bar in bars)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _level(above: float, span: float) -> int:
+    """Which bar shows ``above``, a part of ``span``; the lowest where all are alike."""
+    return 0 if span <= 0 else min(len(BARS) - 1, max(0, int(above / span * len(BARS))))
 
 
 def count(many: int, one: str, several: str | None = None) -> str:

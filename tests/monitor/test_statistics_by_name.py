@@ -17,7 +17,7 @@ import attemper
 from attemper import InputError, report
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
-from attemper.monitor.compare import compare
+from attemper.readings.comparison import compare
 from attemper.readings.reading import HeadReading, Reading
 from attemper.statistics import BY_NAME, NAMES, SHOWN_BY_NAME
 from tests.conftest import NATIVE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attemper import InputError
-from attemper.readings.alarms import KINDS, alarms, checked_limits
+from attemper.readings.alarms import KINDS, alarms, check_limits
 from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
 from tests.report.readings import head, site
 
@@ -33,7 +33,7 @@ def raised(one: HeadReading, **options: Any) -> tuple[Alarm, ...]:
 
 
 def test_the_default_limits_are_these() -> None:
-    assert checked_limits(None) == DEFAULTS
+    assert check_limits(None) == DEFAULTS
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
@@ -53,7 +53,7 @@ def test_a_limit_that_is_given_takes_the_place_of_its_default_alone(kind: str) -
     assert raised(measured(kind, value)) == ()
     (alarm,) = raised(measured(kind, value), limits={kind: limit})
     assert (alarm.kind, alarm.limit) == (kind, limit)
-    assert checked_limits({kind: limit}) == {**DEFAULTS, kind: limit}
+    assert check_limits({kind: limit}) == {**DEFAULTS, kind: limit}
 
 
 @pytest.mark.parametrize("kind", ["collapsed", "diffuse", "first_token"])
@@ -78,7 +78,7 @@ def test_one_row_that_is_not_finite_is_critical() -> None:
 @pytest.mark.parametrize("value", [float("nan"), True, "high", None])
 def test_a_limit_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"limits\['diffuse'\] must be a number, got"):
-        checked_limits({"diffuse": value})
+        check_limits({"diffuse": value})
 
 
 def test_every_head_of_every_site_is_looked_at() -> None:

@@ -26,22 +26,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functional": {"call"},
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call"},
-    "readings": set(),
-    "store": {"readings"},
-    "monitor": {"sites", "functional", "store", "readings", "report", "call", "backends"},
+    "readings": {"report"},
+    "store": {"readings", "report"},
+    "monitor": {"sites", "functional", "store", "readings", "call", "backends"},
     "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
     "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
     "report": {"store", "readings"},
     "bench": {"monitor", "functional", "call", "backends"},
-    "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules", "call"},
+    "lab": {"report", "control", "monitor", "readings", "sites", "nn", "functional", "schedules", "call"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}
 FACADE = "attemper"
 """The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
 
-ONLY_INSIDE = {("monitor", "report"): ("to_html", "to_png")}
-"""(importer, imported) -> the functions that may hold the import."""
+ONLY_INSIDE = {(layer, "report"): ("to_html",) for layer in ("readings", "store")}
+"""(importer, imported) -> the functions that may hold the import: a page is loaded when one is written."""
 
 WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "readings", "store", "report"}
 """Never import torch: it costs seconds."""

@@ -11,11 +11,11 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
-from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance, title
+from attemper.monitor.model import check_model, device_of, now, provenance, title, why_nothing
 from attemper.monitor.options import Scope
-from attemper.monitor.result import Scan
-from attemper.readings.alarms import alarms, checked_fewest_keys, checked_limits
+from attemper.readings.alarms import alarms, check_fewest_keys, check_limits
 from attemper.readings.reading import FEWEST_KEYS, Reading
+from attemper.readings.scan import Scan
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names
 
@@ -64,7 +64,7 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    checked, fewest_keys = checked_limits(limits), checked_fewest_keys("scan", fewest_keys)
+    checked, fewest_keys = check_limits(limits), check_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
     device = device_of(model)
     check_backend(backend, None if device is None else device.type)
@@ -79,7 +79,7 @@ def scan(
         raise InputError("scan: there is no batch: batches is empty (or was used up before).")
     collector.refuse(switch.refused)
     if not collector.sites:
-        raise InputError(nothing_seen("scan", model, collector.skips()))
+        raise InputError(why_nothing("scan", model, collector.skips()))
     found = collector.sample()
     raised = alarms(found.sites, checked, fewest_keys)
     reading = Reading(

@@ -160,7 +160,7 @@ LIMITS = {name: limit for name, limit in WATCH_LIMITS.items() if not KINDS[name]
 """Those of a scan, which has no first sample."""
 
 
-def checked_limits(limits: Mapping[str, float] | None, known: Mapping[str, float] = LIMITS) -> dict[str, float]:
+def check_limits(limits: Mapping[str, float] | None, known: Mapping[str, float] = LIMITS) -> dict[str, float]:
     """The default limits, ``known``, with those given in their place.
 
     Raises:
@@ -175,7 +175,7 @@ def checked_limits(limits: Mapping[str, float] | None, known: Mapping[str, float
     return merged
 
 
-def checked_fewest_keys(where: str, fewest_keys: int) -> int:
+def check_fewest_keys(where: str, fewest_keys: int) -> int:
     """``fewest_keys`` if it is a whole number of at least 2.
 
     Raises:
@@ -199,7 +199,7 @@ def alarms(
         limits: by kind, in the place of ``LIMITS``.
         fewest_keys: rows that see fewer say nothing about sharpness or first tokens.
     """
-    merged = checked_limits(limits, WATCH_LIMITS)
+    merged = check_limits(limits, WATCH_LIMITS)
     return tuple(alarm for site in sites for head in site.heads for alarm in _of_head(site, head, merged, fewest_keys))
 
 

@@ -1,26 +1,34 @@
-"""Two readings of one architecture, head by head: what has changed, the largest changes first."""
+"""``attemper.compare``: what changed between two scans of one architecture, head by head."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from attemper.checks import one_of
-from attemper.errors import InputError
+from attemper.errors import InputError, MissingExtraError
 from attemper.readings.reading import Reading, SiteReading
+from attemper.readings.sample import SiteKey
 from attemper.readings.schema import SCHEMA
 from attemper.statistics import SHOWN, SHOWN_BY_NAME
 from attemper.text import count
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from attemper.readings.scan import Scan
 
 ALWAYS = tuple(name for name, shown in SHOWN.items() if shown.brief)
 STATISTICS = (*ALWAYS, *SHOWN_BY_NAME)
 """What is compared of each head, in the order of columns; after ``ALWAYS``, what a scan has if it was asked for."""
 Pair = tuple[float | None, float | None]
 """(before, after); None where a reading has no number."""
-Key = tuple[str, str, str]
-"""(name, kind, mode): a site in training is not the same in evaluation."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,9 +79,17 @@ class HeadChange:
         return {**place, **pairs, "layer": self.layer}
 
 
-@dataclass(frozen=True, eq=False)
-class Changes:
-    """What changed from one reading to another; :class:`attemper.Comparison` shows it."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """What changed from one scan to another. ``print(comparison)`` shows a table.
+
+    Attributes:
+        before, after: the names of the two sides.
+        tokens: how many each has read, if that is known. Other texts change the numbers, too.
+        heads: a ``HeadChange`` for each head of the sites that both have, the largest change of normalised entropy
+            first; then by the other statistics in their order. A head that lost its number, or got one, comes first.
+        only_before, only_after: names of sites that the other scan does not have.
+    """
 
     before: str
     after: str
@@ -143,12 +159,113 @@ class Changes:
         """``to_dict`` as JSON text; a missing number is null."""
         return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
 
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of this comparison: one HTML file that opens offline, with every number exact.
 
-def _sites(reading: Reading) -> dict[Key, SiteReading]:
+        It is written whole or not at all, and the same comparison gives the same bytes.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: no file can be written there.
+        """
+        from attemper.report import write_comparison
+
+        return write_comparison(self.to_dict(), self.summary(), path)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("Comparison.to_pandas", "pandas", "pandas") from error
+        rows = []
+        for head in self.heads:
+            row: dict[str, Any] = {name: getattr(head, name) for name in ("site", "layer", "kind", "mode", "head")}
+            for statistic, (before, after) in head.pairs.items():
+                row |= {
+                    f"{statistic}_before": before,
+                    f"{statistic}_after": after,
+                    f"{statistic}_change": head.change(statistic),
+                }
+            rows.append(row)
+        frame = pandas.DataFrame(rows)
+        return frame.astype({"layer": "Int64"}) if rows else frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from attemper.readings.comparison_table import table
+
+        yield table(self, options.max_width)
+
+    def _repr_html_(self) -> str:
+        from attemper.readings.notebook import comparison_html
+
+        return comparison_html(self, STATISTICS)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        file = io.StringIO()
+        Console(file=file, width=120, color_system=None).print(self)
+        return file.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        alone = len(self.only_before) + len(self.only_after)
+        return f"Comparison({self.before!r} -> {self.after!r}: {len(self.heads)} heads, {alone} sites on one side only)"
+
+
+def compare(
+    before: Scan | Reading | Mapping[str, Any] | str | os.PathLike[str],
+    after: Scan | Reading | Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    names: tuple[str, str] | None = None,
+) -> Comparison:
+    """What changed between two scans of one architecture: a checkpoint and a later one, a model before and after a fix.
+
+    Sites are matched by name, kind and mode, heads by number. ::
+
+        print(attemper.compare(attemper.scan(old, batches), attemper.scan(new, batches)))
+
+    Args:
+        before, after: a ``Scan``, its ``reading``, the document of ``to_dict``, the JSON of ``scan --json``, or the
+            path of a file that holds it. Compare scans of the same texts: other texts change the numbers, too.
+        names: what to call the two sides; None for the names of their models.
+
+    Returns:
+        A :class:`Comparison`; sites that only one has are listed in it.
+
+    Raises:
+        InputError: a site has not the same number of heads in both; the two have no site in common; or what is given
+            is not a scan.
+    """
+    return Comparison.between(_reading_of("before", before), _reading_of("after", after), names)
+
+
+def _reading_of(side: str, given: Any) -> Reading:
+    reading = getattr(given, "reading", given)
+    if isinstance(reading, Reading):
+        return reading
+    if not isinstance(given, str | os.PathLike | Mapping):
+        raise InputError(
+            f"compare({side}) must be a Scan, its reading, or what `attemper scan --json` prints; got "
+            f"{type(given).__name__}."
+        )
+    try:
+        return Reading.from_dict(given) if isinstance(given, Mapping) else Reading.from_json(given)
+    except InputError as error:
+        raise InputError(f"compare({side}): {error}") from error
+
+
+def _sites(reading: Reading) -> dict[SiteKey, SiteReading]:
     return {(site.name, site.kind, site.mode): site for site in reading.sites}
 
 
-def _changes(key: Key, before: SiteReading, after: SiteReading) -> Iterator[HeadChange]:
+def _changes(key: SiteKey, before: SiteReading, after: SiteReading) -> Iterator[HeadChange]:
     others = {head.head: head for head in after.heads}
     if {head.head for head in before.heads} != set(others):
         raise InputError(
@@ -160,14 +277,14 @@ def _changes(key: Key, before: SiteReading, after: SiteReading) -> Iterator[Head
         yield HeadChange(*key, head.head, before.layer, pairs)
 
 
-def _names(sites: Mapping[Key, SiteReading]) -> str:
+def _names(sites: Mapping[SiteKey, SiteReading]) -> str:
     listed = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
     return ", ".join(listed) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "") if listed else "none"
 
 
-def _sentence(changes: Changes, statistic: str) -> Iterator[str]:
+def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
     """Its parts: how many differ, the mean, where most, and what it does not cover."""
-    heads = changes.heads
+    heads = comparison.heads
     many = sum(any(head.differs(name) for name in STATISTICS) for head in heads)
     yield f"{count(len(heads), 'head')}, {many or 'none'} differ{'' if many > 1 else 's'}"
     both = [head for head in heads if head.change(statistic) is not None]
@@ -178,9 +295,9 @@ def _sentence(changes: Changes, statistic: str) -> Iterator[str]:
         yield f"{mean}, most in {_largest_change(most, statistic)}" if most.differs(statistic) else mean
     if lost := sum(head.differs(statistic) for head in heads if head.change(statistic) is None):
         yield f"{count(lost, 'head has', 'heads have')} a number on one side only"
-    if alone := len(changes.only_before) + len(changes.only_after):
+    if alone := len(comparison.only_before) + len(comparison.only_after):
         yield f"{count(alone, 'site is', 'sites are')} on one side only"
-    first, second = changes.tokens or (0, 0)
+    first, second = comparison.tokens or (0, 0)
     if first != second:
         yield f"the texts differ ({first:,} and {second:,} tokens), which changes numbers, too"
 

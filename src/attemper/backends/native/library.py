@@ -15,7 +15,7 @@ from attemper.errors import BackendError
 _FOLDER = Path(__file__).parent
 _BUILDS = {"AVX512": ("amx", "avx512bf16", "avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 """What PyTorch says of the processor (ATEN_CPU_CAPABILITY overrides it) -> builds in the order of preference."""
-_OTHER_LAYOUT, _NO_MEMORY = 1, 2
+_OTHER_LAYOUT, _NO_MEMORY, _UNKNOWN_NORMALIZER = 1, 2, 4
 
 
 def library() -> ctypes.CDLL:
@@ -24,7 +24,7 @@ def library() -> ctypes.CDLL:
     Raises:
         BackendError: there is none for this processor, or it cannot be loaded.
     """
-    found = _found()
+    found = _load()
     if isinstance(found, str):
         raise BackendError(f"backend='native' cannot serve this call: {found}. Use backend='blocked' or install again.")
     return found
@@ -54,7 +54,7 @@ def why_foreign(path: Path, stamp: str, sources: Path) -> str | None:
 
 def why_unusable() -> str | None:
     """Why the library that is there does not serve this process; None where it does."""
-    found = _found()
+    found = _load()
     return found if isinstance(found, str) else None
 
 
@@ -68,7 +68,7 @@ def file_name() -> str:
 
 
 @cache
-def _found() -> ctypes.CDLL | str:
+def _load() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
     for build in builds(capability):
@@ -80,7 +80,7 @@ def _found() -> ctypes.CDLL | str:
             if not loaded.attemper_usable():
                 continue
             if (wrong := why_foreign(path, stamp_of(loaded), _FOLDER / "source")) is None:
-                return declared(loaded)
+                return declare_types(loaded)
         except (OSError, AttributeError) as error:
             return f"its library cannot be loaded ({error})"
         # "auto" goes on without it, many times slower at long sequences: not without a word.
@@ -102,17 +102,17 @@ def stamp_of(loaded: ctypes.CDLL) -> str:
     return loaded.attemper_stamp().decode()
 
 
-def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+def declare_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions."""
     loaded.attemper_forward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_backward.argtypes = (ctypes.c_char_p,)
-    loaded.attemper_row_forward.argtypes = (ctypes.c_char_p,)
-    loaded.attemper_row_backward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_rowwise_forward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_rowwise_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_sums.argtypes = (ctypes.c_char_p,)
     loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
     whole, real, pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
     loaded.attemper_weights.argtypes = (whole, whole, whole, real, real, pointer, whole, pointer, pointer, whole)
-    loaded.attemper_slope.argtypes = (whole, whole, whole, real, pointer, whole, pointer, pointer, pointer, whole)
+    loaded.attemper_gradient.argtypes = (whole, whole, whole, real, pointer, whole, pointer, pointer, pointer, whole)
     loaded.attemper_usable.restype = ctypes.c_int
     loaded.attemper_limit_allocations.argtypes = (ctypes.c_int64,)
     loaded.attemper_limit_allocations.restype = None
@@ -145,6 +145,11 @@ def check(name: str, code: int) -> None:
         raise BackendError(
             f"backend='native' ({name}): the library reads its arguments otherwise than this version writes them. "
             "Build it again: python scripts/build_native.py, or install again; or use backend='blocked'."
+        )
+    if code == _UNKNOWN_NORMALIZER:
+        raise BackendError(
+            f"backend='native' ({name}): the library does not know this normalizer. Build it again: python "
+            "scripts/build_native.py, or install again; or use backend='blocked'."
         )
     raise BackendError(
         f"backend='native' ({name}) returned {code}: its plan of its own memory did not hold, and nothing was "

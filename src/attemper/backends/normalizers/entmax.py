@@ -9,9 +9,9 @@ as a function of q^a, for a <= 1 the convex function of ``sparsemax.py``::
 
     y <- y + log(1 - (S - S^(1-a)) / V) / a
 
-so from the right it is monotone there. For a > 1 a weight leaves 0 with infinite slope: a step that leaves the bracket,
-or two that do not halve it, give way to halving. Where a key's weight hangs on less than the last digit of y, it is
-what the other keys leave: the result lies between the weights at the two ends of the last bracket.
+so from the right it is monotone there. For a > 1 the derivative of a weight that leaves 0 is infinite: a step that
+leaves the bracket, or two that do not halve it, give way to halving. Where a key's weight hangs on less than the last
+digit of y, it is what the other keys leave: the result lies between the weights at the two ends of the last bracket.
 
 In float64, whatever the scores: for a = 2, the root of a rounding of 1e-7 would be 3e-4. Differences of powers are
 written by expm1 and log1p, so that alpha may come as close to 1 as it likes; alpha = 1 is softmax.
@@ -75,14 +75,14 @@ def _entmax(below: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     a = (alpha.to(wide) - 1)[:, None] if isinstance(alpha, Tensor) else d.new_full((len(d), 1), alpha - 1)
     solvable = (a > 0) & a.isfinite()
     rows = _Rows(torch.where(solvable, a, 1.0) * -d, torch.where(solvable, a, 1.0))
-    bracket = _solved(rows, ties=(d == 0).sum(-1, keepdim=True), visible=(d != -math.inf).sum(-1, keepdim=True))
+    bracket = _solve(rows, ties=(d == 0).sum(-1, keepdim=True), visible=(d != -math.inf).sum(-1, keepdim=True))
     p = torch.where(solvable, _between(rows, bracket), math.nan)
     if bool((a == 0).any()):
         p = torch.where(a == 0, torch.softmax(d, -1), p)
     return p.to(below.dtype), torch.where(solvable, bracket.evaluations, 0)[:, 0]
 
 
-def _solved(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
+def _solve(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
     """The ends of the last bracket, or twice the same y where S is 1 there."""
     dtype, a = rows.a.dtype, rows.a
     low, high = -visible.to(dtype).log(), -ties.to(dtype).log()

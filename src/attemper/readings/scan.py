@@ -1,4 +1,4 @@
-"""The result of a scan as an object: readings, tables, JSON."""
+"""The result of a scan, or a sample of a watch, as an object: readings, tables, JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.call.result import AttentionStats
-from attemper.call.sums import Accumulated
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
 
@@ -25,7 +23,13 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: Mapping[str, AttentionStats | Accumulated] | None) -> None:
+    def __init__(self, reading: Reading, last: Mapping[str, Any] | None) -> None:
+        """
+        Args:
+            reading: everything but rows.
+            last: rows of the last batch by site, as ``AttentionStats`` or as what has a method ``statistics`` that
+                gives them. None: the reading was loaded.
+        """
         self.reading = reading
         self._loaded = last is None
         self._last = last or {}
@@ -108,8 +112,8 @@ class Scan:
         frame = pandas.DataFrame(head_rows(self.reading.placed_heads), columns=pandas.Index(HEAD_COLUMNS))
         return frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
 
-    def row_statistics(self, site: str) -> AttentionStats:
-        """Per-row statistics [B, H, Q] of the last batch at ``site``.
+    def row_statistics(self, site: str) -> Any:
+        """Per-row statistics of the last batch at ``site``: an :class:`attemper.AttentionStats` of tensors [B, H, Q].
 
         Raises:
             InputError: no site has this name; its rows were summed inside a CUDA graph;
@@ -117,7 +121,7 @@ class Scan:
         """
         if site in self._last:
             last = self._last[site]
-            return last.statistics() if isinstance(last, Accumulated) else last
+            return last.statistics() if hasattr(last, "statistics") else last
         if self._loaded:
             raise InputError(
                 f"row_statistics({site!r}): this scan was loaded from JSON, which holds readings of heads and no rows. "
@@ -131,12 +135,12 @@ class Scan:
         raise InputError(f"no site {site!r} was seen. Sites: {', '.join(site.name for site in self.sites)}.")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from attemper.monitor.table import table
+        from attemper.readings.scan_table import table
 
         yield table(self.reading, options.max_width)
 
     def _repr_html_(self) -> str:
-        from attemper.monitor.notebook import scan_html
+        from attemper.readings.notebook import scan_html
 
         return scan_html(self.reading)
 

@@ -9,20 +9,25 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from attemper.monitor.heat_map import ink_on, viridis
 from attemper.readings.alarms import by_kind
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
-from attemper.text import cut, shown
+from attemper.text import clean, cut
 
 if TYPE_CHECKING:
-    from attemper.monitor.compare import Comparison
-    from attemper.readings.comparison import HeadChange
+    from attemper.readings.comparison import Comparison, HeadChange
 
 MOST_LINES = 48
 """Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
 LONGEST_NAME = 80
+
+VIRIDIS = (
+    (68, 1, 84), (72, 26, 108), (71, 47, 125), (65, 68, 135), (57, 86, 140), (49, 104, 142), (42, 120, 142),
+    (35, 136, 142), (31, 152, 139), (34, 168, 132), (53, 183, 121), (84, 197, 104), (122, 209, 81), (165, 219, 54),
+    (210, 226, 27), (253, 231, 37),
+)  # fmt: skip
+"""Dark is little weight, light is much; readable without colour vision, since lightness rises throughout."""
 
 _PLAIN = "border:0;padding:1px 8px 1px 0;text-align:right;font-weight:400;background:transparent"
 _LEFT = _PLAIN.replace("right", "left")
@@ -75,7 +80,7 @@ def _line(text: str, longest: int = 200) -> str:
 
 
 def _text(text: object, longest: int = LONGEST_NAME) -> str:
-    return escape(cut(shown(text), longest))
+    return escape(cut(clean(text), longest))
 
 
 def _cell(text: object, style: str = _PLAIN) -> str:
@@ -180,3 +185,15 @@ def _change(before: float | None, after: float | None) -> str:
     values = [_MISSING if value is None else f"{value:.4g}" for value in (before, after)]
     difference = "" if before is None or after is None else f" ({after - before:+.3g})"
     return f"{values[0]} → {values[1]}{difference}"
+
+
+def viridis(share: float) -> tuple[int, int, int]:
+    """The colour of a value from 0 to 1; the nearest of ``VIRIDIS``."""
+    return VIRIDIS[round(min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1))]
+
+
+def ink_on(colour: tuple[int, int, int]) -> str:
+    """Black or white, whichever has more contrast: never below 4.5 to 1, by the formula of WCAG."""
+    shares = [channel / 255 for channel in colour]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return "#000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#fff"

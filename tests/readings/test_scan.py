@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,3 +86,18 @@ def test_without_pandas_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"Scan.to_pandas needs the package pandas.*'attemper\[pandas\]'"):
         scanned().to_pandas()
+
+
+def test_scans_are_loaded_shown_and_compared_without_torch(tmp_path: Path) -> None:
+    file = tmp_path / "scan.json"
+    file.write_text(scanned().to_json(), encoding="utf-8")
+    code = f"""
+import sys
+import attemper
+scan = attemper.Scan.from_json({str(file)!r})
+changes = attemper.compare(scan, scan)
+print(scan, scan._repr_html_(), changes, changes._repr_html_(), scan.to_html({str(tmp_path / "scan.html")!r}))
+changes.to_html({str(tmp_path / "changes.html")!r})
+assert not {{"torch", "numpy"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

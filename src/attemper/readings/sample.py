@@ -1,0 +1,130 @@
+"""One sample of a watched model as arrays: all heads of all sites side by side. What alarms judge and a store keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from attemper.checks import one_of
+from attemper.errors import InputError
+from attemper.statistics import SHOWN, STATISTIC_OF, Reduction
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = ("self", "cross")
+MODES = ("train", "eval")
+ATTENTIONS = ("full", "window", "cross", "mla", "sparse", "sink")
+"""Types of attention that a label names."""
+
+SiteKey = tuple[str, str, str]
+"""(name, kind, mode): what tells a site from all others of a run."""
+
+
+@dataclass(frozen=True)
+class SiteLabel:
+    """What is known of a site beside its numbers."""
+
+    name: str
+    kind: str
+    """One of ``KINDS``."""
+    mode: str
+    """One of ``MODES``."""
+    layer: int | None
+    """The block that it is in; see ``layer_of``."""
+    attention: str
+    """One of ``ATTENTIONS``."""
+    normalizer: str
+    heads: int
+    """How many query heads it has."""
+
+    @property
+    def key(self) -> SiteKey:
+        return self.name, self.kind, self.mode
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number per head that a sample may hold."""
+
+    name: str
+    unit: str
+    exact: bool = False
+    """Whether a store keeps all its bits: counts."""
+
+
+_COUNTS = {
+    "rows": "rows",
+    "empty_rows": "rows",
+    "nonfinite_rows": "rows",
+    "queries": "queries",
+    "keys": "keys",
+    "judged_rows": "rows",
+}
+_JUDGED = ("normalized_entropy", "first_token_mass")
+"""Statistics that alarms judge over the rows that see at least ``fewest_keys`` keys, ``judged_rows`` of them."""
+
+QUANTITIES: dict[str, Quantity] = {
+    **{name: Quantity(name, shown.unit) for name, shown in SHOWN.items()},
+    **{name: Quantity(name, unit, exact=True) for name, unit in _COUNTS.items()},
+    **{f"judged_{name}": Quantity(f"judged_{name}", SHOWN[name].unit) for name in _JUDGED},
+}
+"""Name -> quantity: the fields of ``HeadReading`` that show statistics, counts, and what alarms judge."""
+
+_ALIASES = {STATISTIC_OF[name]: name for name, one in SHOWN.items() if one.reduction is not Reduction.ROOT_OF_MEAN}
+"""Statistic -> the field that shows it, where that is the same number: ``logit_std`` is a root."""
+
+
+def quantity(name: str) -> str:
+    """The name in ``QUANTITIES`` that is meant by a statistic's name or by a field of ``HeadReading``.
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> quantity("entropy"), quantity("max_logit"), quantity("rows")
+        ('entropy_nats', 'max_logit', 'rows')
+    """
+    roots = {STATISTIC_OF[name]: name for name in SHOWN if STATISTIC_OF[name] not in _ALIASES}
+    if name in roots:
+        raise InputError(f"statistic {name!r} is kept as {roots[name]!r}, the root of its mean: ask for that.")
+    valid = dict.fromkeys((*QUANTITIES, *_ALIASES))
+    return _ALIASES.get(name, name if name in QUANTITIES else one_of("statistic", name, valid))
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Numbers of every head at one step. Several forwards of one step are one sample."""
+
+    step: int
+    time: float
+    """Seconds since 1970, UTC."""
+    sites: tuple[SiteLabel, ...]
+    quantities: tuple[str, ...]
+    """Names of ``QUANTITIES``, one for each row of ``values``."""
+    values: np.ndarray
+    """[quantities, heads of all sites one after another] float32, NaN where a number is missing."""
+    tokens: int = 0
+    """Real tokens read: padding left out."""
+
+    def __post_init__(self) -> None:
+        expected = len(self.quantities), sum(site.heads for site in self.sites)
+        assert self.values.shape == expected, f"values are {self.values.shape}, expected {expected}"
+
+    @cached_property
+    def places(self) -> dict[SiteKey, slice]:
+        """Where the heads of each site stand in a row of ``values``."""
+        return dict(_places(self.sites))
+
+    def of(self, name: str) -> np.ndarray | None:
+        """[heads] of one quantity; None if the sample does not hold it."""
+        return self.values[self.quantities.index(name)] if name in self.quantities else None
+
+
+def _places(sites: tuple[SiteLabel, ...]) -> Iterator[tuple[SiteKey, slice]]:
+    start = 0
+    for site in sites:
+        yield site.key, slice(start, start + site.heads)
+        start += site.heads
