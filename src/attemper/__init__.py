@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from attemper.readings.comparison import Comparison, compare
     from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
+    from attemper.store.folder import open_run
+    from attemper.store.options import Store
 
 __version__ = "0.1.0"
 
@@ -50,6 +52,7 @@ _HOMES = {
     "functional": "attemper.functional",
     "load": "attemper.integrations.folder",
     "nn": "attemper.nn",
+    "open_run": "attemper.store.folder",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
     "SigmaReparam": "attemper.control.sigma_reparam",
@@ -64,6 +67,7 @@ _HOMES = {
     "Thermostat": "attemper.control.thermostat",
     "temper": "attemper.control.temper",
     "Tempered": "attemper.control.temper",
+    "Store": "attemper.store.options",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",
@@ -85,6 +89,7 @@ __all__ = [
     "Regularizer",
     "Scan",
     "SigmaReparam",
+    "Store",
     "Tempered",
     "Thermostat",
     "Watch",
@@ -97,6 +102,7 @@ __all__ = [
     "functional",
     "load",
     "nn",
+    "open_run",
     "pattern",
     "regularize",
     "scan",

@@ -89,7 +89,7 @@ class AttentionStats:
 
     Attributes:
         names: the statistics it holds.
-        normalizer: the map that the weights come from. ``lse`` belongs to softmax, also with a sink or a scale; parts
+        normalizer: what makes weights of scores. ``lse`` belongs to softmax, also with a sink or a scale; parts
             of the keys merge where no weight depends on how many keys there are.
         rows: positions of the measured rows [Q] when they are a sample (``attention_statistics(rows=)``), else None.
         lower_bounds: names whose maximum is only a lower bound, because rows were sampled.

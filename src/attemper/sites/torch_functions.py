@@ -109,7 +109,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values."""
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
             try:
                 self._axes.follow(call)
                 self.origins.follow(call)
