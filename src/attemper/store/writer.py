@@ -306,7 +306,7 @@ def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
 
 
 def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
-    reason = str(error)
+    reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, LockHeldError):
         reason = "another watch is writing to it. Give each run a folder of its own"
     logger.warning(
