@@ -7,13 +7,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
 from attemper.store.chunk import pack, round_bits, unpack
+from attemper.store.schema import Row
 
 CHUNK = 128
 """Samples that are folded at a time."""
@@ -44,11 +44,11 @@ class Layout:
         }
 
 
-def layouts(rows: Callable[[str], Iterable[Any]]) -> dict[int, Layout]:
-    """Every layout of a file, of which ``rows`` answers questions."""
-    heads = dict(rows("SELECT id, heads FROM site"))
-    found = rows("SELECT id, statistics, sites FROM layout")
-    return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in found}
+def layouts(ask: Callable[[str], Iterable[Row]]) -> dict[int, Layout]:
+    """Every layout of a file; ``ask`` is ``Tables.rows``, or a connection's ``execute``."""
+    heads = dict(ask("SELECT id, heads FROM site"))
+    rows = ask("SELECT id, statistics, sites FROM layout")
+    return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in rows}
 
 
 def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -> Layout:
