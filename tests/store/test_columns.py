@@ -60,7 +60,7 @@ def test_columns_of_a_site_that_came_late_and_of_one_that_two_ranks_have(tmp_pat
     late = (sample(step, sites(1) if step < 700 else sites(2)) for step in range(1500))
     written(tmp_path / "a", late)
     found = columns(open_run(tmp_path / "a").ranks, "max_logit", SITE, 50)
-    known = ~np.isnan(found.mean).any(1)
+    known = np.asarray(~np.isnan(found.mean).any(1))
     assert found.steps[known].min() in range(600, 701)
     assert known[found.steps >= 704].all()
     written(tmp_path / "b", samples(900), rank=0)

@@ -18,13 +18,14 @@ from attemper.readings.history import History, Trend
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.readings.scan import Scan
+from attemper.store import export
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
 from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
-    pass
+    import pandas
 
 Array = np.ndarray
 Site = str | SiteLabel | SiteKey
@@ -58,16 +59,15 @@ class Run:
     attention, by ``(name, kind, mode)``, or say ``mode=``.
     """
 
-    def __init__(self, ranks: Ranks, path: Path | None = None, unreadable: Sequence[str] = ()) -> None:
+    def __init__(self, ranks: Ranks, title: str = "this run", unreadable: Sequence[str] = ()) -> None:
         """
         Args:
             ranks: the fragments.
-            path: of the folder; None for a history in memory.
+            title: what to call a run that was not given a name: its folder's.
             unreadable: what is wrong with fragments that could not be opened.
         """
-        self.path = path
         self.ranks = ranks
-        self._unreadable = tuple(unreadable)
+        self._title, self._unreadable = title, tuple(unreadable)
 
     def close(self) -> None:
         """Closes the files. Without it they are closed when the run is no longer used."""
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return str(self.about.get("name") or (self.path.name if self.path else "this run"))
+        return str(self.about.get("name") or self._title)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -254,6 +254,29 @@ class Run:
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page of the last sample; see :meth:`attemper.Scan.to_html`."""
         return Scan(self.reading, None).to_html(path)
+
+    # --- for other programs ---
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each step and head: step, site, layer, kind, mode, head, and every statistic.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return export.to_pandas(self.ranks)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the rows of ``to_pandas`` as a Parquet file, a site at a time.
+
+        Returns:
+            Where the file is.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            InputError: no file can be written there.
+        """
+        export.to_parquet(self.ranks, path)
+        return Path(path)
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -91,6 +91,10 @@ class FragmentReader:
     def close(self) -> None:
         self._tables.close()
 
+    def copy(self, path: Path) -> None:
+        """A whole copy of the fragment, also while it is written to."""
+        self._tables.copy(path)
+
     def snapshot(self) -> AbstractContextManager[None]:
         """Answers to all questions within belong together, whatever the writer does meanwhile."""
         return self._tables.snapshot()
