@@ -14,19 +14,20 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.call.attention import run
+from attemper.call.attention import run, scores
 from attemper.call.normalizer import normalization
-from attemper.call.options import Options, request_of
+from attemper.call.options import Problem, request_of
 from attemper.call.result import AttentionStats
-from attemper.call.sampling import sample
+from attemper.call.sampling import pick, sample
 from attemper.errors import InputError
-from attemper.functional.call_slope import is_monotone, slope_of
-from attemper.sites.observation import AttentionCall
+from attemper.functional.temperature import covariance
+from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
 from attemper.sites.tap import LIBRARY, in_backward, token
 
-_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int meter,
-    float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
-LIBRARY.define(f"entropy_and_slope({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
+LIBRARY.define(
+    f"entropy_and_slope(Tensor(a!) token, int meter, {OPERANDS}) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+)
 
 
 @dataclass
@@ -80,16 +81,7 @@ class EntropyMeter:
             if not in_backward():
                 self.measure(call)
             return output
-        options, (left, right) = call.options, call.options.window_size
-        given = options.temperature
-        scale = options.scale
-        if not isinstance(given, Tensor) and given != 1.0:
-            scale = (call.query.shape[-1] ** -0.5 if scale is None else scale) / given
-        tensors = (call.query, call.key, call.mask, options.sink_logits, given if isinstance(given, Tensor) else None)
-        detached = [None if tensor is None else tensor.detach() for tensor in tensors]
-        bottom_right = options.causal_alignment == "bottom-right"
-        rest = (scale, options.is_causal, bottom_right, left, right, options.softcap, options.enable_gqa)
-        torch.ops.attemper.entropy_and_slope(token(str(call.query.device)), *detached, self.key, *rest)
+        torch.ops.attemper.entropy_and_slope(token(str(call.query.device)), self.key, *operands_of(call))
         return output
 
     @torch.no_grad()
@@ -122,26 +114,52 @@ def as_visible(mask: Tensor) -> Tensor:
     return ~hides if bool(((mask == 0) | hides).all()) else mask
 
 
+def is_monotone(problem: Problem) -> bool:
+    """Whether entropy only rises with the temperature of this call: it has no bias and no softcap."""
+    return not problem.softcap and (problem.mask is None or problem.mask.dtype == torch.bool)
+
+
+def slope_of(problem: Problem, variance: Tensor) -> Tensor:
+    r"""dH / d log T of each row, [B, H, Q] in nats.
+
+    .. math:: \frac{dH}{d \log T} = \mathrm{Cov}_p(s, x\, \mathrm{softcap}'(x)), \quad x = \tfrac{scale}{T} q \cdot k
+
+    Without bias and softcap that is ``variance``, the variance of the logits, which the pass over the keys gives. With
+    them the scores of these rows are held, one sequence at a time: sample rows before.
+    """
+    if is_monotone(problem):
+        return variance
+    if problem.rows is not None:
+        problem = pick(problem, problem.rows)
+    parts = [_dense_slope(_sequence(problem, index)) for index in range(problem.query.shape[0])]
+    return torch.cat(parts).to(variance.dtype) if parts else variance
+
+
+def _dense_slope(problem: Problem) -> Tensor:
+    s, x, visible = scores(problem)
+    if problem.softcap:
+        x = x * (1 - torch.tanh(x / problem.softcap).square())
+    return covariance(x, s, visible)
+
+
+def _sequence(problem: Problem, index: int) -> Problem:
+    """One sequence of a batch."""
+
+    def one(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.shape[0] == 1 else tensor[index : index + 1]
+
+    names = ("query", "key", "multiplier", "mask", "first_keys")
+    return replace(problem, **{name: one(getattr(problem, name)) for name in names})
+
+
 _keys = count(1)
 _meters: WeakValueDictionary[int, EntropyMeter] = WeakValueDictionary()
 
 
 @torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")
-def _entropy_and_slope(_token: Tensor, *given: Any) -> None:
-    query, key, mask, sink, temperature, meter, scale, is_causal, bottom_right, left, right, softcap, gqa = given
-    if in_backward() or meter not in _meters:
-        return  # a recomputation of a pass that was measured, or a meter that is gone
-    options = Options(
-        scale=scale,
-        temperature=1.0 if temperature is None else temperature,
-        is_causal=is_causal,
-        causal_alignment="bottom-right" if bottom_right else "top-left",
-        window_size=(left, right),
-        softcap=softcap,
-        sink_logits=sink,
-        enable_gqa=gqa,
-    )
-    _meters[meter].measure(AttentionCall(query, key, mask, options))
+def _entropy_and_slope(_token: Tensor, meter: int, *operands: Any) -> None:
+    if not in_backward() and meter in _meters:  # no recomputation of a pass that was measured, no meter that is gone
+        _meters[meter].measure(call_of(operands))
 
 
 @torch.library.register_fake("attemper::entropy_and_slope", lib=LIBRARY)
