@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.backends.contract import Problem
-from attemper.call.sums import add, emptied, empty_sums
+from attemper.call.sums import add, clear, empty_sums
 from attemper.sites import tap_buffers
 
 Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
@@ -98,7 +98,7 @@ def tap(inputs: Inputs, capture: Capture) -> bool:
         buffer = next(b for b in tap_buffers._buffers.values() if b.name == "benchmarks.gpu_graphs")
         inputs.change()
         buffer.flag.fill_(1)
-        emptied(buffer.sums)
+        clear(buffer.sums)
         replay()
         added = buffer.sums.clone()
         buffer.flag.fill_(0)

@@ -10,7 +10,7 @@ import attemper
 from attemper import BackendError, InputError
 from attemper.backends import blocked, table
 from attemper.backends.reference import softmax
-from attemper.backends.table import BACKENDS, FEATURES, Given, resolve
+from attemper.backends.table import BACKENDS, FEATURES, Inputs, resolve
 
 TRITON = ["triton"] if find_spec("triton") else []
 PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
@@ -35,12 +35,12 @@ def test_auto_takes_the_native_kernels_on_a_cpu_for_what_they_can_do(monkeypatch
     assert resolve("native", frozenset({"causal"})).name == "native"
     assert resolve("auto", frozenset({"causal"})).name == "native"
     for needed, given in (
-        ({"dropout"}, Given()),
-        ({"second_pass"}, Given()),
-        (set(), Given("float64")),
-        (set(), Given(size=257)),
-        (set(), Given(device="mps")),
-        ({"normalizer"}, Given(normalizer="relu")),
+        ({"dropout"}, Inputs()),
+        ({"second_pass"}, Inputs()),
+        (set(), Inputs("float64")),
+        (set(), Inputs(size=257)),
+        (set(), Inputs(device="mps")),
+        ({"normalizer"}, Inputs(normalizer="relu")),
     ):
         assert resolve("auto", frozenset(needed), given).name == "blocked"
 
@@ -131,7 +131,7 @@ def test_explicit_backends_are_never_replaced(monkeypatch: pytest.MonkeyPatch):
     assert used == ["reference", "blocked", "blocked"]
 
 
-GPU = Given("bfloat16", "cuda", 128)
+GPU = Inputs("bfloat16", "cuda", 128)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_auto_takes_triton_on_a_gpu_and_never_on_a_cpu(with_triton: None):
     ],
     ids=["dropout", "second pass", "float64", "head size"],
 )
-def test_what_triton_cannot_do_goes_to_blocked_on_a_gpu_too(needed: set[str], given: Given, with_triton: None):
+def test_what_triton_cannot_do_goes_to_blocked_on_a_gpu_too(needed: set[str], given: Inputs, with_triton: None):
     assert resolve("auto", frozenset(needed), given).name == "blocked"
 
 
@@ -173,7 +173,7 @@ def test_what_triton_cannot_do_goes_to_blocked_on_a_gpu_too(needed: set[str], gi
     ids=["dropout", "float64", "head size", "normalizer", "device"],
 )
 def test_triton_refuses_what_it_cannot_do_by_name(
-    needed: set[str], given: Given, reason: str, with_triton: None, monkeypatch: pytest.MonkeyPatch
+    needed: set[str], given: Inputs, reason: str, with_triton: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(

@@ -15,8 +15,7 @@ from attemper.call.normalizer import normalization
 from attemper.checks import did_you_mean, one_of
 from attemper.lab import run, train
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.interventions import configured
-from attemper.readings.alarms import checked_limits
+from attemper.lab.trained.interventions import configure
 from attemper.readings.comparison import Comparison
 from attemper.statistics import asked_names
 
@@ -48,10 +47,10 @@ MISTYPED = {
     "statistic of a comparison": (lambda: Comparison("a", "b", (), (), ()).largest("max_logits"), "'max_logit'"),
     "normalizer": (lambda: normalization("attention", "sparse_max"), "'sparsemax'"),
     "backend": (lambda: resolve("nativ", frozenset()), "'native'"),
-    "limit": (lambda: checked_limits({"colapsed": 1.0}), "'collapsed'"),
+    "limit": (lambda: attemper.AlarmLimits.of({"colapsed": 1.0}), "'collapsed'"),
     "experiment": (lambda: run("scalling"), "'scaling'"),
     "experiment that trains": (lambda: train("colapse", out=None), "'collapse'"),  # type: ignore[arg-type]
-    "intervention": (lambda: configured(ByteConfig(), "qk-norm"), "'QK-norm'"),
+    "intervention": (lambda: configure(ByteConfig(), "qk-norm"), "'QK-norm'"),
     "feature map": (
         lambda: attemper.functional.linear_attention(*torch.zeros(3, 1, 1, 2, 2), feature_map="rleu"),  # type: ignore[arg-type]
         "'relu'",

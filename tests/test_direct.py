@@ -75,7 +75,7 @@ def test_results_and_gradients_are_those_of_the_operator(
 ):
     short = results(graph)
     assert not dispatched
-    monkeypatch.setattr(transforms, "undisturbed", lambda: False)
+    monkeypatch.setattr(transforms, "is_undisturbed", lambda: False)
     long = results(graph)
     assert dispatched == ["native"]
     names = ["output", *ONE_PASS, *leaves(False)]

@@ -17,13 +17,13 @@ from attemper.control.temperature_file import write
 from attemper.errors import InputError
 from attemper.files import replace_synced, write_whole
 from attemper.lab import model as lab
-from attemper.lab.trained.summary import written
+from attemper.lab.trained.summary import write_results
 from tests.report import readings
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "pages": lambda folder: write_whole(folder / "file", "text"),
     "temperatures": lambda folder: write(folder / "file", {"a": torch.ones(1)}, "kind"),
-    "results of the lab": lambda folder: written({"runs": []}, folder / "file"),
+    "results of the lab": lambda folder: write_results({"runs": []}, folder / "file"),
     "weights of the lab": lambda folder: lab.save(lab.load(), folder / "file"),
 }
 SOURCE = Path(__file__).parents[1] / "src" / "attemper"
@@ -125,7 +125,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 def test_a_place_where_no_file_can_be_is_refused_in_one_line(tmp_path: Path, place: str, reason: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"the page cannot be written to .*Name a file") as refused:
-        files.checked_target(tmp_path / place)
+        files.check_target(tmp_path / place)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
     assert listing(tmp_path) == ["file"]
@@ -148,7 +148,7 @@ def test_a_write_that_fails_leaves_the_earlier_page_and_nothing_else(
 
 
 def test_checking_a_place_leaves_nothing_there(tmp_path: Path) -> None:
-    files.checked_target(tmp_path / "page.html")
+    files.check_target(tmp_path / "page.html")
     assert listing(tmp_path) == []
 
 

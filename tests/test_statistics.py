@@ -21,10 +21,10 @@ from attemper.statistics import (
     TABLE,
     Column,
     Statistic,
+    add_kept,
     asked_names,
     rowwise_names,
     state_columns,
-    with_kept,
 )
 from tests.support.calls import attended
 
@@ -89,9 +89,9 @@ def test_all_means_the_support_only_where_weights_can_be_zero():
 
 
 def test_softmax_keeps_what_merging_needs():
-    assert with_kept(("entropy",)) == ("lse", "entropy", "max_logit")
-    assert with_kept(ONE_PASS) is ONE_PASS
-    assert with_kept(()) == ()
+    assert add_kept(("entropy",)) == ("lse", "entropy", "max_logit")
+    assert add_kept(ONE_PASS) is ONE_PASS
+    assert add_kept(()) == ()
 
 
 def test_a_spread_beside_a_large_logit_says_that_it_is_under_the_weights():

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from attemper.text import LONGEST_NAME, cut, named, shown
+from attemper.text import LONGEST_NAME, clean, clean_name, cut
 
 CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -14,19 +14,19 @@ BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0
 
 @pytest.mark.parametrize("code", [*CONTROLS, *BIDIRECTIONAL, 0x2028, 0x2029, 0xDC80], ids=hex)
 def test_what_cannot_be_seen_or_moves_its_neighbours_is_written_out(code: int):
-    assert shown(f"a{chr(code)}b") == f"a\\u{code:04x}b"
+    assert clean(f"a{chr(code)}b") == f"a\\u{code:04x}b"
 
 
 def test_letters_of_every_script_stay_as_they_are():
     text = "model é ß 模型 אבג نموذج 🙂 – x"
-    assert shown(text) == text
+    assert clean(text) == text
 
 
 def test_an_escape_sequence_cannot_reach_the_terminal():
-    assert shown("\x1b[2J\x1b]0;title\x07") == "\\u001b[2J\\u001b]0;title\\u0007"
-    assert not any(unicodedata.category(character) == "Cc" for character in shown("\x1b[31m\x9b31m\r\n"))
+    assert clean("\x1b[2J\x1b]0;title\x07") == "\\u001b[2J\\u001b]0;title\\u0007"
+    assert not any(unicodedata.category(character) == "Cc" for character in clean("\x1b[31m\x9b31m\r\n"))
 
 
 def test_a_name_that_is_too_long_to_read_is_cut():
-    assert named("a" * 5000) == "a" * (LONGEST_NAME - 1) + "…"
-    assert named("a" * LONGEST_NAME) == cut("a" * LONGEST_NAME, LONGEST_NAME) == "a" * LONGEST_NAME
+    assert clean_name("a" * 5000) == "a" * (LONGEST_NAME - 1) + "…"
+    assert clean_name("a" * LONGEST_NAME) == cut("a" * LONGEST_NAME, LONGEST_NAME) == "a" * LONGEST_NAME

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
     from attemper.readings.comparison import Comparison, compare
+    from attemper.readings.limits import AlarmLimits
     from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
+    from attemper.store.options import Store
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AlarmLimits": "attemper.readings.limits",
     "AttentionOutput": "attemper.call.result",
     "AttentionStats": "attemper.call.result",
     "BackendError": "attemper.errors",
@@ -64,12 +67,14 @@ _HOMES = {
     "Thermostat": "attemper.control.thermostat",
     "temper": "attemper.control.temper",
     "Tempered": "attemper.control.temper",
+    "Store": "attemper.store.options",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",
 }
 
 __all__ = [
+    "AlarmLimits",
     "AttentionOutput",
     "AttentionStats",
     "BackendError",
@@ -85,6 +90,7 @@ __all__ = [
     "Regularizer",
     "Scan",
     "SigmaReparam",
+    "Store",
     "Tempered",
     "Thermostat",
     "Watch",

@@ -1,6 +1,6 @@
 """Files that are written whole or not at all: a reader, or a machine that lost its power, finds the old or the new.
 
-``checked_target`` is asked before the work starts, ``write_whole`` puts text there, and ``replacement`` lends a path to
+``check_target`` is asked before the work starts, ``write_whole`` puts text there, and ``replacement`` lends a path to
 libraries that write a file themselves.
 """
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attemper.errors import InputError
-from attemper.text import named
+from attemper.text import clean_name
 
 SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv"}
 """What a user may ask to be written, and how the names of such files end."""
@@ -22,7 +22,7 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 """Errors of file systems that cannot sync a folder; there is nothing to do about them."""
 
 
-def checked_target(path: str | os.PathLike[str], what: str = "page") -> Path:
+def check_target(path: str | os.PathLike[str], what: str = "page") -> Path:
     """Where a page or a picture for ``path`` goes, links followed, once it is certain that a file can be written there.
 
     Raises:
@@ -51,9 +51,9 @@ def write_whole(path: str | os.PathLike[str], text: str | bytes, what: str = "pa
         Where the file is, links followed.
 
     Raises:
-        InputError: as ``checked_target``, or the disk is full; an earlier file is as it was.
+        InputError: as ``check_target``, or the disk is full; an earlier file is as it was.
     """
-    target = checked_target(path, what)
+    target = check_target(path, what)
     try:
         with replacement(target) as part:
             part.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
@@ -119,6 +119,6 @@ def _temporary(target: Path) -> Path:
 
 
 def _message(what: str, path: str | os.PathLike[str], reason: str) -> str:
-    name, example = named(os.fspath(path)), f"{what}{SUFFIXES[what]}"
+    name, example = clean_name(os.fspath(path)), f"{what}{SUFFIXES[what]}"
     advice = f"Name a file in a folder that exists, such as {example}."
     return f"the {what} cannot be written to {name!r}: {reason}. {advice}"

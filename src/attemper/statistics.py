@@ -88,7 +88,7 @@ class Reduction(Enum):
 
 
 @dataclass(frozen=True)
-class Shown:
+class Display:
     """The number of a reading that shows a statistic, and how."""
 
     name: str
@@ -147,7 +147,7 @@ class Statistic:
     defined: Rows = Rows.WEIGHTED
     uses_sink: bool = False
     """Whether it follows from the sink, too."""
-    shown: Shown | None = None
+    shown: Display | None = None
     """None: no reading shows it."""
 
 
@@ -156,7 +156,7 @@ TABLE = (
     Statistic(
         "entropy", "H = -sum p log p = lse - mu", "0 to log n, nats",
         softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,),
-        shown=Shown(
+        shown=Display(
             "entropy_nats", "Entropy", "nats",
             "How spread the weights are: 0 when one key takes all, log n when n keys share equally.",
             low=0.0, superlative="lowest", ascending=True, column="H nats", digits=2,
@@ -165,7 +165,7 @@ TABLE = (
     Statistic(
         "normalized_entropy", "H / log n, for n >= 2", "0 to 1",
         softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,), defined=Rows.TWO_KEYS,
-        shown=Shown(
+        shown=Display(
             "normalized_entropy", "Normalised entropy", "of log n",
             "Entropy divided by the entropy of equal weights: 0 is one-hot, 1 is uniform.",
             low=0.0, high=1.0, superlative="sharpest", ascending=True, brief=True, compared="entropy, % of log n",
@@ -175,7 +175,7 @@ TABLE = (
     Statistic(
         "effective_tokens", "1 / sum p^2", "1 to n, keys",
         softmax=(Column.SQUARED_WEIGHTS,), rowwise=(Column.SQUARED_WEIGHTS,),
-        shown=Shown(
+        shown=Display(
             "effective_tokens", "Effective tokens", "tokens",
             "1 / sum of the squared weights: as many keys with equal weight would have the same sum.",
             low=1.0, logarithmic=True, superlative="fewest", ascending=True, brief=True, column="tokens",
@@ -184,14 +184,14 @@ TABLE = (
     Statistic(
         "max_weight", "the largest p, e^(m - lse)", "above 0, to 1",
         rowwise=(Column.LARGEST_WEIGHT,), column=Column.LARGEST_WEIGHT,
-        shown=Shown(
+        shown=Display(
             "max_weight", "Largest weight", "of the weight", "Weight of the key that gets most, mean over rows.",
             low=0.0, high=1.0,
         ),
     ),
     Statistic(
         "max_logit", "m", "logit", kept=True, defined=Rows.ALL, column=Column.MAXIMUM,
-        shown=Shown(
+        shown=Display(
             "max_logit", "Largest logit", "", "The largest score before softmax, over all rows.",
             brief=True, column="max logit", reduction=Reduction.LARGEST,
         ),
@@ -200,7 +200,7 @@ TABLE = (
     Statistic(
         "logit_variance", "E_p[(s - mu)^2], the spread under the weights; readings show its root as `logit_std`",
         "logit^2", softmax=(Column.MEAN_DEPTH, Column.VARIANCE), rowwise=(Column.VARIANCE,), column=Column.VARIANCE,
-        shown=Shown(
+        shown=Display(
             "logit_std", "Logit spread under the weights", "",
             "sqrt of the mean variance of the scores, each counted by its weight: 0 where one key takes all, however "
             "far the other scores are.",
@@ -214,7 +214,7 @@ TABLE = (
     Statistic(
         "mass", "weight given to values: 1, or sigmoid(lse - sink) with a learned sink", "0 to 1",
         defined=Rows.ALL, uses_sink=True, column=Column.MASS,
-        shown=Shown(
+        shown=Display(
             "mass", "Mass", "",
             "Sum of the weights: below 1 where a sink takes a part, above 1 only without normalisation.",
             low=0.0, high=1.0,
@@ -224,7 +224,7 @@ TABLE = (
         "first_token_mass", "p on the first `first_tokens` tokens of the sequence (by default one)", "0 to 1",
         softmax=(Column.FIRST_TOKENS,), rowwise=(Column.FIRST_TOKENS,), column=Column.FIRST_TOKENS,
         defined=Rows.BEYOND_FIRST,
-        shown=Shown(
+        shown=Display(
             "first_token_mass", "First-token weight", "of the weight", "Weight on the first key: near 1 is a sink.",
             low=0.0, high=1.0, brief=True, compared="first token, %", percent=True,
         ),
@@ -232,7 +232,7 @@ TABLE = (
     Statistic(
         "support_size", "weights that are not 0; with softmax this is n", "keys",
         rowwise=(Column.SUPPORT,), softmax_by_name=True, whole_number=True, defined=Rows.ALL,
-        shown=Shown(
+        shown=Display(
             "support_size", "Support", "keys",
             "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
             low=1.0, logarithmic=True, superlative="fewest", ascending=True, column="support",
@@ -242,7 +242,7 @@ TABLE = (
     Statistic(
         "mean_distance", "E_p of the distance between query and key", "positions",
         softmax=(Column.DISTANCE,), rowwise=(Column.DISTANCE,), by_name=True, mergeable=False, column=Column.DISTANCE,
-        shown=Shown(
+        shown=Display(
             "mean_distance", "Mean distance", "positions",
             "How far away the keys are that get the weight, mean under the weights: near 0 is local.",
             low=0.0, column="distance", compared="mean distance",
@@ -251,7 +251,7 @@ TABLE = (
     Statistic(
         "gini", "sum_i (2i - n - 1) p_(i) / n, p ascending", "0 to (n - 1)/n",
         softmax=(Column.GINI,), rowwise=(Column.GINI,), by_name=True, mergeable=False, column=Column.GINI,
-        shown=Shown(
+        shown=Display(
             "gini", "Gini coefficient", "", "Inequality of the weights: 0 is uniform, 1 is one-hot.",
             low=0.0, high=1.0, column="gini", digits=3, compared="gini, %", percent=True,
         ),
@@ -260,7 +260,7 @@ TABLE = (
         "entropy_with_sink",
         "entropy with the sink as one more outcome: mass H + h(mass), h(u) = -u log u - (1-u) log(1-u)", "nats",
         softmax=(Column.MEAN_DEPTH,), rowwise=None, by_name=True, uses_sink=True,
-        shown=Shown(
+        shown=Display(
             "entropy_with_sink_nats", "Entropy with the sink", "nats",
             "Entropy of the weights where the learned sink counts as one more key.",
             low=0.0, superlative="lowest", ascending=True, column="H with sink", digits=2,
@@ -274,7 +274,7 @@ TABLE = (
         "above 1e19)", "logit^2",
         softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,),
         column=Column.PLAIN_VARIANCE, by_name=True,
-        shown=Shown(
+        shown=Display(
             "score_variance", "Score variance", "logit^2",
             "Variance of the visible scores, mean over rows: every key counts alike, whatever its weight.",
             low=0.0, column="score variance", digits=2,
@@ -366,7 +366,7 @@ def rowwise_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in NAMES if name in wanted and name not in OF_SOFTMAX)
 
 
-def with_kept(asked: tuple[str, ...]) -> tuple[str, ...]:
+def add_kept(asked: tuple[str, ...]) -> tuple[str, ...]:
     """``asked`` and what softmax computes beside it so that partial results merge; nothing if nothing was asked."""
     if not asked or all(name in asked for name in _KEPT):
         return asked

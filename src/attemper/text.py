@@ -15,7 +15,7 @@ _INVISIBLE = frozenset(("Cc", "Cs", "Zl", "Zp"))
 """Control characters, lone surrogates (which no encoding can hold), line and paragraph separators."""
 
 
-def shown(text: object) -> str:
+def clean(text: object) -> str:
     r"""``text`` with what cannot be seen, or would rearrange its neighbours, written out.
 
     Names of models, sites and files come from others: one with an escape sequence could clear a terminal, one with a
@@ -41,9 +41,9 @@ def cut(text: str, longest: int) -> str:
 LONGEST_NAME = 200
 
 
-def named(name: object) -> str:
-    """A name that others chose as it stands in a message: ``shown``, and cut where it is too long to read."""
-    return cut(shown(name), LONGEST_NAME)
+def clean_name(name: object) -> str:
+    """A name that others chose as it stands in a message: ``clean``, and cut where it is too long to read."""
+    return cut(clean(name), LONGEST_NAME)
 
 
 def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[str]:
@@ -59,7 +59,7 @@ def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[st
     return names
 
 
-def rounded(value: float | None, digits: int = 5) -> float | int | None:
+def round_digits(value: float | None, digits: int = 5) -> float | int | None:
     """``value`` to ``digits`` significant digits, in the fewest characters; whole numbers lose their point."""
     if value is None:
         return None

@@ -90,7 +90,7 @@ def libraries() -> dict[str, ctypes.CDLL]:
     for name in library.builds(torch.backends.cpu.get_cpu_capability()):
         path = folder / f"attemper_native_{name}.so"
         if path.exists():
-            loaded = library.declared(ctypes.CDLL(str(path)))
+            loaded = library.declare_types(ctypes.CDLL(str(path)))
             if loaded.attemper_usable():
                 found[name] = loaded
     return found
@@ -477,7 +477,7 @@ def test_a_library_that_does_not_serve_this_process_is_told_and_not_raised(
         for name in ("avx512", "avx2", "portable"):
             (tmp_path / f"attemper_native_{name}.so").write_bytes(content)
     monkeypatch.setattr(library, "_FOLDER", tmp_path)
-    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
     reason = library.why_unusable()
     assert reason is not None
     assert ("cannot be loaded" if content else "has no library for a processor") in reason

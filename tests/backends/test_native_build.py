@@ -18,7 +18,9 @@ def test_where_a_compiler_is_the_native_kernels_are_built_from_these_sources():
         build.compiler()
     except build.CannotBuildError as error:
         pytest.skip(str(error))
-    assert build.built(), "a C++ compiler is here and the native kernels are not built: python scripts/build_native.py"
+    assert build.library_files(), (
+        "a C++ compiler is here and the native kernels are not built: python scripts/build_native.py"
+    )
     assert build.stale() == [], "built from other sources: python scripts/build_native.py"
 
 
@@ -44,7 +46,7 @@ def compiled(source: Path, tmp_path: Path) -> Path:
 
 
 def times(folder: Path) -> list[int]:
-    return [path.stat().st_mtime_ns for path in build.built(folder)]
+    return [path.stat().st_mtime_ns for path in build.library_files(folder)]
 
 
 def test_nothing_is_compiled_again_until_sources_or_options_change(
@@ -83,7 +85,7 @@ def test_an_install_that_cannot_compile_leaves_the_reason_and_no_old_library(
         if not compiler:
             changed.setenv("PATH", "/nowhere")
         told = build.install(compiled, source=source)
-    assert build.built(compiled) == []
+    assert build.library_files(compiled) == []
     folder = compiled.parent / "backends" / "native"
     folder.mkdir(parents=True)
     (compiled / build.UNBUILT).rename(folder / build.UNBUILT)
@@ -103,7 +105,7 @@ def test_an_error_of_the_compiler_is_told_and_a_repaired_build_takes_the_reason_
     (source / "small.h").write_text(good)
     assert build.install(compiled, source=source) is None
     assert not (compiled / build.UNBUILT).exists()
-    assert build.built(compiled)
+    assert build.library_files(compiled)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_the_loaded_library_is_of_the_sources_beside_it():
 @pytest.mark.parametrize("stamp", [f"0123456789abcdef-01-{attemper.__version__}", ""])
 def test_a_library_from_other_sources_is_refused_with_what_to_do(stamp: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(library, "stamp_of", lambda loaded: stamp)
-    library._found.cache_clear()
+    library._load.cache_clear()
     try:
         told = re.escape(stamp[:12] or "?")
         with pytest.warns(RuntimeWarning, match=rf"not used.*built from other sources.*{told}.*build_native\.py"):
@@ -140,7 +140,7 @@ def test_a_library_from_other_sources_is_refused_with_what_to_do(stamp: str, mon
         with pytest.raises(BackendError, match=r"other sources.*pip install --force-reinstall attemper"):
             library.library()
     finally:
-        library._found.cache_clear()
+        library._load.cache_clear()
 
 
 def test_an_install_without_sources_takes_libraries_of_its_own_version_only(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attemper import __version__, cli
-from attemper.backends.table import BACKENDS, FEATURES, Given, resolve
+from attemper.backends.table import BACKENDS, FEATURES, Inputs, resolve
 
 doctor = sys.modules["attemper.cli.doctor"]
 """The module: the name of the package is the verb."""
@@ -81,7 +81,7 @@ def test_native_kernels_whose_library_does_not_load_are_not_here(run, monkeypatc
 def test_what_auto_takes_for_a_plain_call_is_said_to_be_taken(run):
     document = json.loads(run("--json"))
     taken = {one["name"]: one["auto"] for one in document["backends"]}
-    assert taken[resolve("auto", frozenset(), Given()).name]
+    assert taken[resolve("auto", frozenset(), Inputs()).name]
 
 
 def test_the_document_has_versions_devices_and_the_features_of_every_backend(run):

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from attemper import InputError, Scan, cli
-from attemper.cli.heads import STATISTICS, HeadTable, Order, checked_order, heads_csv
+from attemper.cli.heads import STATISTICS, HeadTable, Order, check_order, heads_csv
 from tests.report import readings
 
 Run = Callable[..., tuple[int, str, str]]
@@ -44,12 +44,12 @@ def test_heads_are_in_order_from_either_end_and_those_without_a_number_last():
 
 
 def test_a_minus_asks_for_the_smallest_and_top_alone_for_the_sharpest():
-    assert checked_order(None, None) is None
-    assert checked_order("max_logit", None) == Order("max_logit")
-    assert checked_order("-max_logit", 5) == Order("max_logit", smallest_first=True, top=5)
-    assert checked_order(None, 5) == Order("normalized_entropy", smallest_first=True, top=5)
+    assert check_order(None, None) is None
+    assert check_order("max_logit", None) == Order("max_logit")
+    assert check_order("-max_logit", 5) == Order("max_logit", smallest_first=True, top=5)
+    assert check_order(None, 5) == Order("normalized_entropy", smallest_first=True, top=5)
     with pytest.raises(InputError, match=r"the statistic must be one of .* Did you mean 'max_logit'"):
-        checked_order("-max_logits", None)
+        check_order("-max_logits", None)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

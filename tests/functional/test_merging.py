@@ -9,7 +9,7 @@ from torch import Tensor
 
 import attemper
 from attemper.call.formulas import at_most, log_count
-from attemper.call.merging import merged
+from attemper.call.merging import merge
 from attemper.statistics import ONE_PASS, Column, state_columns
 from tests.support import budgets, oracle
 
@@ -86,10 +86,10 @@ def test_merging_states_takes_the_empty_row_as_identity_however_low_the_other_ma
             Column.VISIBLE_KEYS: torch.full((1, 1, 1), 3.0)
         }
         row[Column.MAXIMUM] = torch.full((1, 1, 1), maximum)
-        for both in (merged(row, nothing), merged(nothing, row)):
+        for both in (merge(row, nothing), merge(nothing, row)):
             for column in columns:
                 torch.testing.assert_close(both[column], row[column], rtol=1e-6, atol=1e-7, msg=column.name)
-    both = merged(nothing, nothing)
+    both = merge(nothing, nothing)
     assert both[Column.MAXIMUM].item() == -torch.inf
     assert all(both[column].item() == 0 for column in columns if column != Column.MAXIMUM)
 

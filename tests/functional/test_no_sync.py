@@ -21,7 +21,7 @@ from attemper.call import operator as _ops
 from attemper.call.attention import measurement, run
 from attemper.call.options import Options
 from attemper.call.packing import Packing
-from attemper.call.sums import accumulated
+from attemper.call.sums import accumulate
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -110,7 +110,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
         **packed(device), is_causal=True, stats="all", backend="triton"
     ).output,
     "measured, packed, sampled": lambda device: measured_of(packed(device)),
-    "accumulated": lambda device: accumulated(
+    "accumulated": lambda device: accumulate(
         measurement(tensors(device)[0], tensors(device)[1], None, Options(stats="all", backend="triton"), rows=5),
         torch.ones(2, 5, dtype=torch.bool, device=device),
     ).sums,

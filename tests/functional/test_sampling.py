@@ -103,7 +103,7 @@ def test_the_standard_error_is_that_of_a_sample_without_replacement():
     stats = attemper.attention_statistics(query, key, is_causal=True, rows=6, stats=("entropy", "normalized_entropy"))
     for name, error in stats.standard_error().items():
         for head in range(3):
-            values = stats[name][:, head][stats.defined(name)[:, head]].double()
+            values = stats[name][:, head][stats.defined_rows(name)[:, head]].double()
             want = values.std(correction=1) / math.sqrt(len(values)) * math.sqrt(1 - 6 / Q)
             torch.testing.assert_close(error[head], want, msg=name)
 

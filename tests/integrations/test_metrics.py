@@ -14,7 +14,7 @@ from torch import nn
 
 import attemper
 from attemper import InputError, Scan
-from attemper.integrations.metrics import budget, checked_statistics, scalars
+from attemper.integrations.metrics import budget, check_statistics, scalars
 from tests.sites.own_models import Own
 
 STATS = ("normalized_entropy", "max_logit")
@@ -79,8 +79,8 @@ def test_a_level_is_sent_whole_or_not_at_all(
     assert [len(values) for values in found.values()] == [12, 12, 16]
     chosen = budget(max_keys, None)
     with caplog.at_level(logging.INFO, "attemper"):
-        sent = chosen.chosen(found)
-        chosen.chosen(found)
+        sent = chosen.choose(found)
+        chosen.choose(found)
     assert sent == {name: value for level in levels.split() for name, value in found[level].items()}
     left_out = 40 - len(sent)
     assert [record.getMessage().split(" are not")[0] for record in caplog.records] == (
@@ -97,8 +97,8 @@ def test_by_default_layers_of_any_number_are_sent_and_heads_are_not_and_nothing_
     sites = tuple(replace(site, name=f"layers.{layer}") for layer in range(126))
     found = scalars(Scan(replace(scan.reading, sites=sites), {}), STATS)
     assert [len(values) for values in found.values()] == [12, 6 * 126, 2 * 32 * 126]
-    assert set(budget(None, None).chosen(found)) == {*found["model"], *found["site"]}
-    heads = budget(None, "attention/*/head3/max_logit").chosen(found)
+    assert set(budget(None, None).choose(found)) == {*found["model"], *found["site"]}
+    heads = budget(None, "attention/*/head3/max_logit").choose(found)
     assert heads.keys() == {f"attention/layers.{layer}/head3/max_logit" for layer in range(126)}
     assert caplog.records == []
 
@@ -117,11 +117,11 @@ def test_the_callbacks_of_all_frameworks_have_the_same_defaults() -> None:
 
 def test_a_filter_comes_before_the_budget(scan: Scan) -> None:
     found = scalars(scan, STATS)
-    assert set(budget(16, ["*/head?/*"]).chosen(found)) == set(found["head"])
-    assert set(budget(200, lambda name: name.endswith("/min")).chosen(found)) == {
+    assert set(budget(16, ["*/head?/*"]).choose(found)) == set(found["head"])
+    assert set(budget(200, lambda name: name.endswith("/min")).choose(found)) == {
         name for values in found.values() for name in values if name.endswith("/min")
     }
-    assert list(budget(1, "attention/normalized_entropy/min").chosen(found)) == ["attention/normalized_entropy/min"]
+    assert list(budget(1, "attention/normalized_entropy/min").choose(found)) == ["attention/normalized_entropy/min"]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_a_budget_without_meaning_is_an_error(arguments: tuple[Any, Any], messag
 
 
 def test_statistics_are_fields_of_a_head() -> None:
-    assert checked_statistics("mass") == ("mass",)
-    assert checked_statistics(["mass", "gini", "mass"]) == ("mass", "gini")
+    assert check_statistics("mass") == ("mass",)
+    assert check_statistics(["mass", "gini", "mass"]) == ("mass", "gini")
     with pytest.raises(InputError, match=r"stats must be one of 'entropy_nats'.*; got 'entropy'"):
-        checked_statistics(["entropy"])
+        check_statistics(["entropy"])
     with pytest.raises(InputError, match="stats must name what is logged, some of entropy_nats"):
-        checked_statistics([])
+        check_statistics([])

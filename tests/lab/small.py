@@ -19,4 +19,4 @@ def corpus() -> Corpus:
 
 def small(**values: object) -> Run:
     """A run of 8 steps, changed by ``values``."""
-    return Run(steps=8, batch=2, every=3, config=CONFIG).changed(**values)
+    return Run(steps=8, batch=2, every=3, config=CONFIG).change(**values)

@@ -15,7 +15,7 @@ def test_the_plan_has_three_seeds_of_one_setting():
     runs = plan()
     assert len(runs) == 3 * len(INTERVENTIONS)
     assert [run.intervention for run in runs[: len(INTERVENTIONS)]] == list(INTERVENTIONS)
-    assert {run.changed(intervention="plain", seed=0) for run in runs} == {SETTING}
+    assert {run.change(intervention="plain", seed=0) for run in runs} == {SETTING}
 
 
 def row(name: str, seed: int, loss: float | None, entropies: list[float]) -> dict[str, Any]:

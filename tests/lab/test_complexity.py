@@ -16,15 +16,15 @@ from attemper.lab.complexity import (
     TILE,
     TOLD,
     WAYS,
-    bytes_blocked,
+    blocked_bytes,
+    blocked_memory,
     bytes_eager,
     eager,
-    held_blocked,
-    held_eager,
+    eager_memory,
     inputs,
     largest_error,
     operations,
-    operations_as_told,
+    usual_operations,
 )
 from tests.lab.printed import Printed, column, rows
 
@@ -40,12 +40,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_count_that_the_article_meant_is_33_816_576_and_the_operations_are_twice_as_many():
-    Printed("softmax analysis", "operations for 512 tokens, d = 64", "33816576", operations_as_told(*TOLD)).check()
+    Printed("softmax analysis", "operations for 512 tokens, d = 64", "33816576", usual_operations(*TOLD)).check()
     Printed("softmax analysis", "the same, all counted", "33816576", operations(*TOLD).total, "68681728").check()
 
 
 def test_the_articles_own_line_fails_on_an_int():
-    total = operations_as_told(*TOLD)
+    total = usual_operations(*TOLD)
     with pytest.raises(AttributeError, match="'int' object has no attribute 'subs'"):
         total.subs([("seq_len", 512), ("hidden_dim", 64)])  # type: ignore[attr-defined]
 
@@ -86,14 +86,14 @@ def test_blocked_bytes_and_memory_follow_the_tiles_of_the_backend(tokens: int):
         for low, high in key_blocks(problem, tile):
             moved += 4 * 2 * heads * (high - low) * SIZE
             largest = max(largest, batches * heads * height * (high - low))
-    assert HEADS * bytes_blocked(tokens, SIZE) == moved
+    assert HEADS * blocked_bytes(tokens, SIZE) == moved
     assert largest == min(TILE, HEADS * tokens * tokens)
-    assert held_blocked(tokens) == 5 * 4 * largest
+    assert blocked_memory(tokens) == 5 * 4 * largest
 
 
 def test_what_eager_code_holds_grows_with_the_square_and_blocks_stop_growing():
-    assert held_eager(2048) == 4 * held_eager(1024) == 2 * HEADS * 4 * 2048**2
-    assert held_blocked(2048) == held_blocked(1024)
+    assert eager_memory(2048) == 4 * eager_memory(1024) == 2 * HEADS * 4 * 2048**2
+    assert blocked_memory(2048) == blocked_memory(1024)
 
 
 def test_the_three_ways_compute_the_same():
@@ -162,9 +162,9 @@ def test_eager_memory_is_the_counted_one_and_blocked_memory_stops_growing():
     if peaks is None:
         pytest.skip("this system does not tell the peak of a process")
     last, before = LENGTHS[-1], LENGTHS[-2]
-    counted = held_eager(last) / 2**20
+    counted = eager_memory(last) / 2**20
     # Beyond the counted tensors: pages of code that runs for the first time, buffers of the matrix product.
     assert counted <= peaks[last]["eager"] <= counted + 8
-    assert peaks[last]["blocked"] <= held_blocked(last) / 2**20 + 8
+    assert peaks[last]["blocked"] <= blocked_memory(last) / 2**20 + 8
     assert peaks[last]["blocked"] < 1.5 * peaks[before]["blocked"]
-    assert peaks[last]["SDPA"] < held_blocked(last) / 2**20
+    assert peaks[last]["SDPA"] < blocked_memory(last) / 2**20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attemper.errors import InputError, MissingExtraError
-from attemper.lab.draw import STYLES, _marks, checked_picture, draw
+from attemper.lab.draw import STYLES, _marks, check_picture, draw
 from tests.lab.test_experiment import EXPERIMENT
 
 DRAWN = replace(EXPERIMENT, charts=(replace(EXPERIMENT.charts[0], series=(
@@ -52,7 +52,7 @@ def test_curves_differ_without_colour():
 
 def test_a_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for call in (lambda: draw(DRAWN, tmp_path / "a.png"), lambda: checked_picture(tmp_path / "a.png")):
+    for call in (lambda: draw(DRAWN, tmp_path / "a.png"), lambda: check_picture(tmp_path / "a.png")):
         with pytest.raises(MissingExtraError, match=r"needs the package matplotlib.*pip install 'attemper\[plot\]'"):
             call()
 
@@ -72,7 +72,7 @@ def test_a_write_protected_file_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(InputError, match="it is write-protected"):
-        checked_picture(tmp_path / "a.png")
+        check_picture(tmp_path / "a.png")
 
 
 def test_a_disk_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,13 +14,13 @@ from attemper.lab.model import ByteConfig, ByteModel, windows
 from attemper.lab.trained import lengthened
 from attemper.lab.trained.length import PLAIN, experiment, interval, plan
 from attemper.lab.trained.lengthened import (
-    calibrated,
+    calibrate,
     entropies,
-    entropy_matched,
     evenly,
     factors_of_ways,
-    judged,
-    scaled,
+    judge,
+    match_entropy,
+    scale_queries,
 )
 from tests.lab.printed import rows
 
@@ -49,7 +49,7 @@ def test_scaled_queries_are_those_of_scores_divided_by_a_temperature_per_head_an
     layer: Any = model.blocks[0]
     x = layer.attention_norm(model.embedding(ids))
     plain = layer.attention.q_proj(x).unflatten(-1, (2, 8))
-    with scaled(model, places):
+    with scale_queries(model, places):
         found = layer.attention.q_proj(x).unflatten(-1, (2, 8))
         shorter = layer.attention.q_proj(x[:, :5]).unflatten(-1, (2, 8))
     expected = torch.stack([plain[:, :, head] * places[0, head][:, None] for head in range(2)], dim=2)
@@ -63,9 +63,9 @@ def test_calibration_lowers_the_loss_it_sees_and_a_temperature_per_head_lowers_i
 ):
     monkeypatch.setattr(lengthened, "EVALUATIONS", 30)
     ids = text(8)
-    factors = {per: 1 / calibrated(model, ids, per=per)[..., None].expand(-1, -1, 64) for per in ("model", "head")}
-    losses = {per: torch.tensor(judged(model, ids, each)["losses"]).mean().item() for per, each in factors.items()}
-    plain = torch.tensor(judged(model, ids, torch.ones(2, 2, 64))["losses"]).mean().item()
+    factors = {per: 1 / calibrate(model, ids, per=per)[..., None].expand(-1, -1, 64) for per in ("model", "head")}
+    losses = {per: torch.tensor(judge(model, ids, each)["losses"]).mean().item() for per, each in factors.items()}
+    plain = torch.tensor(judge(model, ids, torch.ones(2, 2, 64))["losses"]).mean().item()
     assert factors["model"].unique().numel() == 1
     assert factors["head"].unique().numel() == 4
     assert losses["head"] < losses["model"] < plain
@@ -76,10 +76,10 @@ def test_one_calibrated_temperature_is_where_a_grid_has_its_least_loss(
 ):
     monkeypatch.setattr(lengthened, "EVALUATIONS", 30)
     ids = text(4)
-    found = calibrated(model, ids, per="model")[0, 0].item()
+    found = calibrate(model, ids, per="model")[0, 0].item()
 
     def loss(temperature: float) -> float:
-        return torch.tensor(judged(model, ids, torch.full((2, 2, 64), 1 / temperature))["losses"]).mean().item()
+        return torch.tensor(judge(model, ids, torch.full((2, 2, 64), 1 / temperature))["losses"]).mean().item()
 
     assert loss(found) <= min(loss(found * factor) for factor in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)) + 1e-6
 
@@ -90,8 +90,8 @@ def test_matched_entropies_are_those_of_windows_of_the_trained_length(
     monkeypatch.setattr(lengthened, "HALVINGS", 16)
     ids = text(4)
     target = entropies(model, ids[:, :-1].reshape(-1, 16))
-    temperatures = entropy_matched(model, ids, 16)
-    with scaled(model, (1 / temperatures)[..., None].expand(-1, -1, 65)):
+    temperatures = match_entropy(model, ids, 16)
+    with scale_queries(model, (1 / temperatures)[..., None].expand(-1, -1, 65)):
         found = entropies(model, ids[:, :-1])
     reached = temperatures > 1.01 / lengthened.FARTHEST
     assert reached.any()
@@ -114,11 +114,11 @@ def test_log_n_multiplies_scores_by_the_law_and_beyond_home_only_where_it_says_s
 
 
 def test_losses_by_place_and_by_window_have_one_mean(model: ByteModel):
-    found = judged(model, text(6, 257), torch.ones(2, 2, 256))
+    found = judge(model, text(6, 257), torch.ones(2, 2, 256))
     assert sum(found["losses"]) / 6 == pytest.approx(sum(found["by_place"]) / 2, rel=1e-5)
     assert found["temperatures"] == [[1.0, 1.0], [1.0, 1.0]]
     law = factors_of_ways(model, text(2), 64, 16)["log n"]
-    assert judged(model, text(2), law)["temperatures"] is None
+    assert judge(model, text(2), law)["temperatures"] is None
 
 
 def test_windows_lie_evenly_and_never_overlap():

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from attemper.lab import stored, train
+from attemper.lab import read_results, train
 from attemper.lab.trained import lr_sensitivity as lab
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS
 from attemper.lab.trained.lr_sensitivity import RATES, experiment, plan, sensitivity
-from attemper.lab.trained.summary import thinned
+from attemper.lab.trained.summary import thin_out
 from tests.lab.printed import rows
 
 
@@ -139,7 +139,7 @@ def test_a_curve_keeps_about_thirty_points_the_mean_loss_and_the_largest_gradien
         "gradient_norms": [1.0] * 305 + [7.0] + [1.0] * 294, "max_logits": [float(step) for step in range(60)],
         "entropies": [[0.5, 0.1 + step / 100] for step in range(60)],
     }  # fmt: skip
-    thin = thinned(curve)
+    thin = thin_out(curve)
     assert thin["steps"] == list(range(0, 600, 20))
     assert thin["losses"][1] == pytest.approx(sum(range(1, 21)) / 20)
     assert [step for step, norm in zip(thin["steps"], thin["gradient_norms"], strict=True) if norm > 1] == [320]
@@ -156,7 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow("takes many seconds")
 def test_a_quick_run_ends_with_tables_of_every_intervention_and_a_file_that_gives_them_again(folder: Path):
-    found = stored("lr-sensitivity", folder / "results.json")
+    found = read_results("lr-sensitivity", folder / "results.json")
     assert found.tables[0].column("intervention") == tuple(INTERVENTIONS)
     assert all(math.isfinite(value) for line in rows(found.tables[0]) for value in line[1:])
     lines: list[str] = []

@@ -30,7 +30,7 @@ from attemper.lab.model import (
     encode,
     load,
     rotary,
-    rotated,
+    rotate,
     save,
     windows,
 )
@@ -127,7 +127,7 @@ def test_attention_equals_softmax_by_hand(model):
     )
     query, key = attention.q_norm(query), attention.k_norm(key)
     if rotation:
-        query, key = rotated(query, *rotation), rotated(key, *rotation)
+        query, key = rotate(query, *rotation), rotate(key, *rotation)
     scores = (query @ key.mT / 8**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
     expected = attention.o_proj((scores.softmax(-1) @ value).transpose(1, 2).reshape(2, 9, 16))
     torch.testing.assert_close(attention(x, rotation), expected)
@@ -136,7 +136,7 @@ def test_attention_equals_softmax_by_hand(model):
 def test_a_rotation_keeps_lengths_and_makes_scores_depend_on_distance_alone():
     query, key = torch.randn(8), torch.randn(8)
     angles = rotary(30, 8, query.device)
-    turned = [rotated(x.expand(1, 1, 30, 8), *angles)[0, 0].double() for x in (query, key)]
+    turned = [rotate(x.expand(1, 1, 30, 8), *angles)[0, 0].double() for x in (query, key)]
     scores = turned[0] @ turned[1].mT
     torch.testing.assert_close(turned[0].norm(dim=-1), query.double().norm().expand(30))
     for distance in (0, 3, 11):
@@ -341,7 +341,7 @@ def head_scores(model: ByteModel, ids: Tensor) -> Tensor:
     scores = []
     for layer, x in zip(attentions(model), inputs, strict=True):
         split = (F.linear(x, p.weight).unflatten(-1, (-1, size)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))
-        query, key = (rotated(part, *angles).double() for part in split)
+        query, key = (rotate(part, *angles).double() for part in split)
         scores.append((query @ key.mT / size**0.5).masked_fill(future, -torch.inf).detach())
     return torch.stack(scores)
 

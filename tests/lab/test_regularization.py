@@ -57,16 +57,16 @@ def test_initial_weights_have_the_bounds_of_keras():
 def test_demonstrations_trained_together_are_those_trained_alone(monkeypatch: pytest.MonkeyPatch):
     chosen = lab.OPTIMIZERS["falling rate"]
     monkeypatch.setattr(lab, "STEPS", 3)
-    together = lab.trained(chosen, 0)
+    together = lab.train(chosen, 0)
     monkeypatch.setattr(lab, "ALPHAS", (0.2,))
-    alone = lab.trained(chosen, 0)
+    alone = lab.train(chosen, 0)
     torch.testing.assert_close(together.entropy[1:2], alone.entropy, rtol=0, atol=1e-12)
     torch.testing.assert_close(together.loss[1:2], alone.loss, rtol=0, atol=1e-12)
 
 
 def test_the_first_steps_go_towards_the_target(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lab, "STEPS", 20)
-    run = lab.trained(lab.OPTIMIZERS["falling rate"], 0)
+    run = lab.train(lab.OPTIMIZERS["falling rate"], 0)
     assert len(run.distance) == len(lab.ALPHAS)
     first, last = zip(*run.distance, strict=True)
     assert all(after < before for before, after in zip(first[:3], last[:3], strict=True))

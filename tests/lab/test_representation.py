@@ -24,7 +24,7 @@ from attemper.lab.representation import (
     mean_cosine,
     reliability,
     shipped_text,
-    tempered,
+    tempered_copy,
 )
 from attemper.lab.threads import one_thread
 
@@ -112,7 +112,7 @@ def test_a_tempered_model_attends_at_that_temperature_in_every_layer(model: Byte
     ids = windows(shipped_text(), 64)[:2]
     with torch.no_grad(), _Calls() as own:
         model(ids)
-    changed = tempered(model, temperature)
+    changed = tempered_copy(model, temperature)
     with torch.no_grad(), _Calls() as seen:
         changed(ids)
     (q, k, v), (own_q, own_k, own_v) = seen.calls[0], own.calls[0]
@@ -132,7 +132,7 @@ def _queries(model: ByteModel) -> list[Tensor]:
 
 def test_tempering_leaves_the_model_and_everything_but_queries_as_they_are(model: ByteModel):
     before = copy.deepcopy(model.state_dict())
-    changed = tempered(model, 2.0).state_dict()
+    changed = tempered_copy(model, 2.0).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
         assert torch.equal(changed[name], tensor) is not name.endswith("q_proj.weight"), name
@@ -140,13 +140,13 @@ def test_tempering_leaves_the_model_and_everything_but_queries_as_they_are(model
 
 def test_a_model_whose_queries_are_normalised_cannot_be_tempered_so():
     with pytest.raises(InputError, match=r"tempered\(model\): queries of this model are normalised.*qk_norm=False"):
-        tempered(ByteModel(ByteConfig(layers=1, heads=1, width=8, qk_norm=True)), 2.0)
+        tempered_copy(ByteModel(ByteConfig(layers=1, heads=1, width=8, qk_norm=True)), 2.0)
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
 def test_a_temperature_must_be_above_0(model: ByteModel, temperature: float):
     with pytest.raises(InputError, match=r"tempered\(temperature=\.\.\.\) must be above 0"):
-        tempered(model, temperature)
+        tempered_copy(model, temperature)
 
 
 def test_the_loss_is_the_bits_per_byte_of_the_model(model: ByteModel):
@@ -205,7 +205,7 @@ def test_the_number_of_threads_changes_nothing_and_is_left_as_it_was(short):
         assert representation.representation().to_dict() == want
         assert torch.get_num_threads() == 2
         with pytest.raises(InputError, match="must be above 0"), one_thread():
-            tempered(load(), 0)
+            tempered_copy(load(), 0)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

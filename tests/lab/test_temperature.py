@@ -45,10 +45,10 @@ LAYER = AsPrinted().layer
 LIBRARY_U = schedules.layerwise(lab.LAYERS, lab.LOW, lab.HIGH, "u").__getitem__
 FROM_CODE = [
     # What its class returns against what its comment describes.
-    FromItsCode(ARTICLE, "T at step 0", SCHEDULE(0, 1000), lab.annealed(0.0), right=False),
-    FromItsCode(ARTICLE, "T as the warm-up ends", SCHEDULE(100, 1000), lab.annealed(0.1), right=False),
-    FromItsCode(ARTICLE, "T half way through the annealing", SCHEDULE(550, 1000), lab.annealed(0.55), right=True),
-    FromItsCode(ARTICLE, "T at the last step", SCHEDULE(1000, 1000), lab.annealed(1.0), right=False),
+    FromItsCode(ARTICLE, "T at step 0", SCHEDULE(0, 1000), lab.anneal(0.0), right=False),
+    FromItsCode(ARTICLE, "T as the warm-up ends", SCHEDULE(100, 1000), lab.anneal(0.1), right=False),
+    FromItsCode(ARTICLE, "T half way through the annealing", SCHEDULE(550, 1000), lab.anneal(0.55), right=True),
+    FromItsCode(ARTICLE, "T at the last step", SCHEDULE(1000, 1000), lab.anneal(1.0), right=False),
     FromItsCode(ARTICLE, "T of the first layer, u", LAYER(0, "u", 5), LIBRARY_U(0), right=False),
     FromItsCode(ARTICLE, "T of the second layer, u", LAYER(1, "u", 5), LIBRARY_U(1), right=False),
     FromItsCode(ARTICLE, "T of the middle layer, u", LAYER(2, "u", 5), LIBRARY_U(2), right=False),
@@ -56,8 +56,8 @@ FROM_CODE = [
 PRINTED = [
     Printed(ARTICLE, "T_low, of the first layer, linear", "0.5", lab.their_layerwise(0, "linear")),
     Printed(ARTICLE, "T_high, of the last layer, linear", "1.0", lab.their_layerwise(4, "linear")),
-    Printed(ARTICLE, "T_init, after the warm-up", "2.0", lab.annealed(lab.WARMUP)),
-    Printed(ARTICLE, "T_final, at the last step", "0.1", lab.annealed(1.0)),
+    Printed(ARTICLE, "T_init, after the warm-up", "2.0", lab.anneal(lab.WARMUP)),
+    Printed(ARTICLE, "T_final, at the last step", "0.1", lab.anneal(1.0)),
     Printed(ARTICLE, "lowest limit of the entropy", "0", float(entropy(torch.tensor([1.0, 2.0]), temperature=1e-3))),
 ]
 

@@ -12,8 +12,8 @@ import pytest
 
 from attemper import lab
 from attemper.errors import InputError
-from attemper.lab import EXPERIMENTS, TRAINED, stored, train
-from attemper.lab.trained.summary import read_summary, written
+from attemper.lab import EXPERIMENTS, TRAINED, read_results, train
+from attemper.lab.trained.summary import read_summary, write_results
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
@@ -51,7 +51,7 @@ def test_experiments_that_train_are_not_those_that_run_in_seconds():
 
 
 def test_an_unknown_name_lists_those_that_train(tmp_path: Path):
-    for call in (lambda: train("scaling", out=tmp_path), lambda: stored("scaling", tmp_path / "x")):
+    for call in (lambda: train("scaling", out=tmp_path), lambda: read_results("scaling", tmp_path / "x")):
         with pytest.raises(InputError, match=r"lab experiment that trains.*'lr-sensitivity', 'collapse', 'length'"):
             call()
 
@@ -67,7 +67,7 @@ def test_numbers_that_are_none_are_refused(given: dict[str, Any], tmp_path: Path
 
 def test_a_file_of_results_has_a_line_for_each_run_and_comes_back_the_same(tmp_path: Path):
     content = {"schema": 1, "experiment": "length", "planned": 2, "runs": [{"run": {"a": 1}}, {"run": {"a": None}}]}
-    path = written(content, tmp_path / "results.json")
+    path = write_results(content, tmp_path / "results.json")
     assert json.loads(path.read_text("utf-8")) == content == read_summary(path, "length")
     assert '{"run": {"a": 1}},\n{"run": {"a": null}}\n' in path.read_text("utf-8")
 
@@ -76,4 +76,4 @@ def test_a_file_of_results_has_a_line_for_each_run_and_comes_back_the_same(tmp_p
 def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match=r"Name (one|a file) that `attemper lab length --out FOLDER` wrote"):
-        stored("length", tmp_path / "x.json")
+        read_results("length", tmp_path / "x.json")

@@ -11,8 +11,8 @@ import torch
 
 from attemper.errors import InputError
 from attemper.lab.trained import interventions, training
-from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, Control, configured
-from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows, one_step, started, trained
+from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, Control, configure
+from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows, one_step, start, trained
 from tests.lab.small import CONFIG, corpus, small
 
 
@@ -29,7 +29,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nearly_nothing():
 
 @pytest.mark.parametrize("rate", [1e-3, 1e-1])
 def test_a_step_at_the_peak_takes_the_same_share_off_a_matrix_whatever_the_rate(rate: float):
-    model = started(small())[0].model
+    model = start(small())[0].model
     run = small(rate=rate, decay=0.125)
     before = model.blocks[0].attention.q_proj.weight.detach().clone()  # type: ignore[union-attr]
     gain = model.norm.weight.detach().clone()
@@ -56,7 +56,7 @@ def test_a_run_learns_and_gives_the_same_bits_again():
 
 def test_measured_logits_and_entropies_are_those_of_the_batch_that_was_trained_on():
     run = small()
-    state, _ = started(run)
+    state, _ = start(run)
     batch = training.drawn_windows(corpus().training, run.batch, 17, 1)[:, :-1]
     layer: Any = state.model.blocks[0]
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_measured_logits_and_entropies_are_those_of_the_batch_that_was_trained_o
         scores = (query @ key.mT / math.sqrt(8)).masked_fill(torch.ones(16, 16).triu(1).bool(), -math.inf)
         p = scores.softmax(-1)
         entropy = -torch.xlogy(p, p).sum(-1)[..., 1:] / torch.arange(2, 17).log()
-    record = trained(run.changed(steps=1), corpus())
+    record = trained(run.change(steps=1), corpus())
     assert record["curve"]["entropies"][0][0] == pytest.approx(entropy.mean().item(), abs=1e-5)
     assert record["curve"]["max_logits"][0] >= scores.max().item() - 1e-5
 
@@ -97,10 +97,10 @@ def test_every_intervention_trains_and_starts_from_the_same_loss_or_says_why_not
 
 
 def test_qk_norm_is_a_configuration_and_an_unknown_name_lists_the_known():
-    assert configured(CONFIG, "QK-norm").qk_norm
-    assert configured(CONFIG, "QKClip") == CONFIG
+    assert configure(CONFIG, "QK-norm").qk_norm
+    assert configure(CONFIG, "QKClip") == CONFIG
     with pytest.raises(InputError, match=r"intervention must be one of 'plain', 'QK-norm', .*; got 'nothing'"):
-        configured(CONFIG, "nothing")
+        configure(CONFIG, "nothing")
 
 
 def test_clipping_holds_what_would_pass_the_threshold(monkeypatch: pytest.MonkeyPatch):
@@ -152,7 +152,7 @@ def test_a_run_whose_loss_is_no_number_ends_there_and_says_so(monkeypatch: pytes
 
 def test_a_step_leaves_the_model_in_training_and_held_out_text_does_not_train_it():
     run = small()
-    state, control = started(run)
+    state, control = start(run)
     assert one_step(run, corpus(), state, control)
     before = [parameter.detach().clone() for parameter in state.model.parameters()]
     held_out_loss(state.model, held_out_windows(run, corpus()))

@@ -44,9 +44,9 @@ def sums_of(stats: AttentionStats) -> Tensor:
         column(sums, name).copy_(by_head(rows.double()).sum(1))
     column(sums, "max_logit").copy_(by_head(stats.max_logit.masked_fill(~stats.valid, -torch.inf)).amax(1))
     for name in COLUMNS[4:11]:
-        column(sums, name).copy_(by_head(torch.where(stats.defined(name), stats[name].double(), 0.0)).sum(1))
+        column(sums, name).copy_(by_head(torch.where(stats.defined_rows(name), stats[name].double(), 0.0)).sum(1))
     for name in ("normalized_entropy", "first_token_mass"):
-        column(sums, f"rows_of_{name}").copy_(by_head(stats.defined(name).double()).sum(1))
+        column(sums, f"rows_of_{name}").copy_(by_head(stats.defined_rows(name).double()).sum(1))
     curve = stats.by_visible_keys()
     column(sums, "histogram").copy_(stats.histogram())
     column(sums, "curve_rows").copy_(curve.rows)
@@ -111,20 +111,20 @@ class Padded(Own):
 
 
 class Counting:
-    """Stands in for the collector's ``accumulated``, and counts."""
+    """Stands in for the collector's ``accumulate``, and counts."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, *arguments: Any) -> accumulated.Accumulated:
+    def __call__(self, *arguments: Any) -> accumulated.CallSums:
         self.calls += 1
-        return accumulated.accumulated(*arguments)
+        return accumulated.accumulate(*arguments)
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting = Counting()
-    monkeypatch.setattr(collector, "accumulated", counting)
+    monkeypatch.setattr(collector, "accumulate", counting)
     return counting
 
 
@@ -186,7 +186,7 @@ def test_row_statistics_of_the_last_call_are_kept(counted: Counting) -> None:
 def test_a_sink_that_changes_after_its_pass_does_not_change_what_was_read() -> None:
     query, sink = torch.randn(1, 2, 5, 8), torch.zeros(2)
     call = measurement(query, query, None, Options(stats="all", sink_logits=sink, backend="triton"))
-    found = accumulated.accumulated(call, None)
+    found = accumulated.accumulate(call, None)
     before = found.statistics().mass
     sink += 3
     assert torch.equal(found.statistics().mass, before)
@@ -262,7 +262,7 @@ def test_packed_documents_are_summed(rows: int | None) -> None:
     generator = torch.Generator().manual_seed(3)
     call = measurement(query, key, None, options, packing=packing, rows=rows, generator=generator)
     assert accumulated.accumulates(call)
-    got = accumulated.accumulated(call, None)
+    got = accumulated.accumulate(call, None)
     stats = run(call).stats
     assert stats is not None
     torch.testing.assert_close(got.sums, sums_of(stats), rtol=2e-6, atol=1e-6)
@@ -316,7 +316,7 @@ def test_a_table_names_every_backend_that_computed_it(monkeypatch: pytest.Monkey
         if backend.name != "native"
     ]
     monkeypatch.setattr(table, "BACKENDS", tuple(there))
-    monkeypatch.setattr(table, "_seen_by", lambda _, given: given)
+    monkeypatch.setattr(table, "_inputs_for", lambda _, given: given)
     scan = watched(Two(), [{"x": torch.randn(1, 2, 9, 8)}])
     assert {site.name for site in scan.sites} == {"one", "two"}
     assert scan.backend == "triton, blocked"

@@ -59,9 +59,9 @@ def test_readings_are_those_of_the_statistics(
 ) -> None:
     stats = statistics(**CASES[case])
     stats = stats if included is None else stats.where(included)
-    assert stats.summed() is not None
+    assert stats.sums() is not None
     got = reading(stats)
-    monkeypatch.setattr(AttentionStats, "summed", lambda _: None)
+    monkeypatch.setattr(AttentionStats, "sums", lambda _: None)
     want = reading(stats)
     assert sum(head.rows for head in want.heads) > 0
     assert same(got, want)
@@ -80,7 +80,7 @@ def same(one: Any, two: Any) -> bool:
 
 def test_what_counts_which_rows() -> None:
     stats = statistics(spoiled=True, attn_mask=mask(0.03))
-    sums = stats.summed()
+    sums = stats.sums()
     assert sums is not None
     assert sums.shape == (HEADS, WIDTH)
     for name, rows in (("rows", stats.valid), ("empty", stats.empty), ("nonfinite", stats.nonfinite)):
@@ -95,15 +95,15 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(stats.summed())
+            found.append(stats.sums())
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_what_the_sums_lack_is_reduced_from_statistics() -> None:
-    assert statistics(sink_logits=torch.zeros(HEADS)).summed() is None
-    assert statistics(normalizer="sparsemax").summed() is None
+    assert statistics(sink_logits=torch.zeros(HEADS)).sums() is None
+    assert statistics(normalizer="sparsemax").sums() is None
     query = torch.randn(1, 2, 5, 8)
-    assert attemper.attention_statistics(query, query, stats=("entropy",), backend="native").summed() is None
-    assert attemper.attention_statistics(query, query, stats="all", backend="blocked").summed() is None
+    assert attemper.attention_statistics(query, query, stats=("entropy",), backend="native").sums() is None
+    assert attemper.attention_statistics(query, query, stats="all", backend="blocked").sums() is None

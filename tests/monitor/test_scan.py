@@ -102,7 +102,7 @@ def test_first_token_mass_of_a_left_padded_row_is_on_its_first_real_token(llama:
     with torch.no_grad():
         weights = llama(**batch, output_attentions=True).attentions[0]
     first = batch["attention_mask"].argmax(1)
-    rows = stats.defined("first_token_mass")
+    rows = stats.defined_rows("first_token_mass")
     expected = torch.stack([weights[row, :, :, place] for row, place in enumerate(first.tolist())])
     torch.testing.assert_close(stats.first_token_mass[rows], expected[rows], rtol=0, atol=1e-6)
 

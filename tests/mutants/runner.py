@@ -112,7 +112,7 @@ def _instruction_set() -> str:
     folder = Path(library.__file__).parent
     for name in library.builds(torch.backends.cpu.get_cpu_capability()):
         path = folder / f"attemper_native_{name}.so"
-        if path.exists() and library.declared(ctypes.CDLL(str(path))).attemper_usable():
+        if path.exists() and library.declare_types(ctypes.CDLL(str(path))).attemper_usable():
             return name
     raise SystemExit("no library is built for this processor: python scripts/build_native.py")
 

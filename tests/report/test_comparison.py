@@ -15,7 +15,7 @@ from attemper import InputError, compare
 from attemper.readings.comparison import STATISTICS, Comparison
 from attemper.readings.reading import Reading
 from attemper.report.comparison import MOST_ROWS, comparison_page
-from attemper.text import shown
+from attemper.text import clean
 from tests.report import readings
 from tests.report.conftest import Open
 
@@ -63,7 +63,7 @@ def test_names_and_the_summary_are_escaped():
     assert "<img" not in hostile
     assert hostile.count("<script") == 1
     for place, name in enumerate(readings.HOSTILE):
-        assert markup.escape(shown(f"layer.{place}.{name}"))[:60] in hostile.replace("&#34;", "&quot;").replace(
+        assert markup.escape(clean(f"layer.{place}.{name}"))[:60] in hostile.replace("&#34;", "&quot;").replace(
             "&#39;", "&#x27;"
         )
 

@@ -20,7 +20,7 @@ from attemper import report
 from attemper.readings.reading import Reading
 from attemper.report.document import as_csv, file_name, towers
 from attemper.report.page import ECHARTS, ECHARTS_SHA256
-from attemper.text import script_json, shown
+from attemper.text import clean, script_json
 from tests.report import readings
 from tests.support.contrast import contrast, of_hex
 
@@ -66,8 +66,8 @@ def test_data_in_a_script_cannot_end_it() -> None:
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:
-    assert shown("a\x00\u202eb\ud800\n") == "a\\u0000\\u202eb\\ud800\\u000a"
-    assert shown("שלום <b>") == "שלום <b>"
+    assert clean("a\x00\u202eb\ud800\n") == "a\\u0000\\u202eb\\ud800\\u000a"
+    assert clean("שלום <b>") == "שלום <b>"
 
 
 def test_hostile_names_are_escaped_in_the_markup() -> None:
@@ -79,7 +79,7 @@ def test_hostile_names_are_escaped_in_the_markup() -> None:
     assert own.count("<script") == 5
     assert "{{ 7 * 7 }}" in own
     assert {site["name"] for site in data_of(html)["sites"]} == {
-        shown(f"layer.{place}.{name}") for place, name in enumerate(readings.HOSTILE)
+        clean(f"layer.{place}.{name}") for place, name in enumerate(readings.HOSTILE)
     }
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import attemper
-from attemper.sites.names import Wrapper, class_name, named, unwrapped
+from attemper.sites.names import Wrapper, class_name, names_of, unwrap
 from tests.sites.own_models import OWN, Own
 
 
@@ -30,9 +30,9 @@ def test_a_wrapper_around_the_model_adds_nothing_to_a_name(wrap: Any) -> None:
     model = stack()
     wrapped = wrap(model)
     plain = {module: name for name, module in model.named_modules()}
-    assert {module: name for module, name in named(wrapped).items() if module in plain} == plain
-    assert named(wrapped)[wrapped] == ""
-    assert unwrapped(wrapped) is model
+    assert {module: name for module, name in names_of(wrapped).items() if module in plain} == plain
+    assert names_of(wrapped)[wrapped] == ""
+    assert unwrap(wrapped) is model
 
 
 @pytest.mark.parametrize("wrap", [compiled, checkpoint_wrapper])
@@ -40,9 +40,9 @@ def test_a_wrapper_inside_the_model_adds_nothing_to_a_name(wrap: Any) -> None:
     model = stack()
     plain = {module: name for name, module in model.named_modules()}
     model[1] = wrap(model[1])
-    found = named(model)
+    found = names_of(model)
     assert {module: found[module] for module in plain} == plain
-    assert unwrapped(model) is model
+    assert unwrap(model) is model
 
 
 def test_a_users_own_attribute_called_module_stays_in_the_name() -> None:
@@ -52,13 +52,13 @@ def test_a_users_own_attribute_called_module_stays_in_the_name() -> None:
             self.module = nn.Linear(2, 2)
 
     holder = Holder()
-    assert list(named(holder).values()) == ["", "module"]
-    assert class_name(unwrapped(holder)) == "Holder"
+    assert list(names_of(holder).values()) == ["", "module"]
+    assert class_name(unwrap(holder)) == "Holder"
 
 
 def test_a_module_in_two_places_has_its_first_name_as_in_named_modules() -> None:
     shared = nn.Linear(2, 2)
-    assert list(named(nn.Sequential(shared, shared)).values()) == ["", "0"]
+    assert list(names_of(nn.Sequential(shared, shared)).values()) == ["", "0"]
 
 
 def test_a_site_in_a_checkpoint_wrapper_keeps_its_name() -> None:

@@ -18,7 +18,7 @@ import attemper
 from attemper.call.options import Options
 from attemper.sites import ways
 from attemper.sites.act import Actions, ModelCall, attend
-from attemper.sites.observation import AttentionCall, current, report, reported
+from attemper.sites.observation import AttentionCall, current, mark_reported, report
 from attemper.sites.ways import Way
 
 # --- the file of the way ---
@@ -39,7 +39,7 @@ def echo_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    with reported():
+    with mark_reported():
         output = weighted(query, key, value)
     if _reading.get() and current():
         report(lambda module: AttentionCall(query, key, None, Options(scale=1.0)), (), {})

@@ -54,17 +54,17 @@ _MAXIMUM = COLUMNS.index("max_logit")
 
 def empty_sums(heads: int, device: torch.device) -> Tensor:
     """[heads, WIDTH] float64: the sums of no rows."""
-    return emptied(torch.empty((heads, WIDTH), dtype=torch.float64, device=device))
+    return clear(torch.empty((heads, WIDTH), dtype=torch.float64, device=device))
 
 
-def emptied(sums: Tensor) -> Tensor:
+def clear(sums: Tensor) -> Tensor:
     """``sums`` itself, holding no rows."""
     sums.zero_()
     sums[:, _MAXIMUM] = -torch.inf
     return sums
 
 
-def joined(one: Tensor, two: Tensor) -> Tensor:
+def join(one: Tensor, two: Tensor) -> Tensor:
     """The sums of the rows of both."""
     both = one + two
     torch.maximum(one[:, _MAXIMUM], two[:, _MAXIMUM], out=both[:, _MAXIMUM])

@@ -48,7 +48,7 @@ COMPILED_NORMALIZERS = ("softmax", "sparsemax", "entmax15", "entmax", "topk", "t
 
 
 @dataclass(frozen=True)
-class Given:
+class Inputs:
     """The tensors and the normalizer of a call, as far as a backend may be unable to take them."""
 
     dtype: str = "float32"
@@ -91,7 +91,7 @@ class Backend:
     joins_heads: bool = False
     """Whether the output of softmax lies as [B, Q, H, E] in memory, so that joining heads copies nothing."""
 
-    def reason(self, needed: frozenset[str], given: Given) -> str | None:
+    def reason(self, needed: frozenset[str], given: Inputs) -> str | None:
         """Why it cannot serve a call with these features and tensors; None where it can."""
         if missing := self.missing or UNUSABLE.get(self.name):
             return missing
@@ -125,7 +125,7 @@ def _triton_missing() -> str | None:
     return None
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Whether Triton was told to interpret its kernels, on CPU tensors (for tests: thousands of times slower)."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
@@ -179,7 +179,7 @@ BACKENDS = (
 _BY_NAME = {backend.name: backend for backend in BACKENDS}
 
 
-def named(name: str) -> Backend:
+def by_name(name: str) -> Backend:
     """The backend of this name, which is known to be one."""
     return _BY_NAME[name]
 
@@ -202,7 +202,7 @@ def kernels(name: str) -> ModuleType:
     return import_module(f"attemper.backends.{name}")
 
 
-def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backend:
+def resolve(name: str, needed: frozenset[str], given: Inputs = Inputs()) -> Backend:
     """The backend to use for a call that needs these features, on tensors like these.
 
     ``"auto"`` prefers a backend that is made for the tensors' device. Interpreted kernels are for whoever names them.
@@ -219,7 +219,7 @@ def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backen
     for backend in BACKENDS:
         if backend.name != name:
             continue
-        reason = backend.reason(needed, _seen_by(backend, given))
+        reason = backend.reason(needed, _inputs_for(backend, given))
         if reason is None:
             return backend
         able = _first_able(needed, given)
@@ -233,7 +233,7 @@ def resolve(name: str, needed: frozenset[str], given: Given = Given()) -> Backen
     )
 
 
-def _first_able(needed: frozenset[str], given: Given) -> Backend | None:
+def _first_able(needed: frozenset[str], given: Inputs) -> Backend | None:
     """The first that "auto" may take: of those made for the device, then of the rest."""
     for made_for_it in (True, False):
         for backend in BACKENDS:
@@ -253,7 +253,7 @@ def check_backend(name: str, device: str | None) -> None:
     dtype = "float32" if chosen is None else chosen.dtypes[0]
     if device is None:
         device = "cpu" if chosen is None or chosen.devices == "any" else chosen.devices
-    resolve(name, frozenset(), Given(dtype, device))
+    resolve(name, frozenset(), Inputs(dtype, device))
 
 
 def asynchronous(device: str) -> bool:
@@ -263,9 +263,9 @@ def asynchronous(device: str) -> bool:
 
 def waits(name: str, device: str) -> bool:
     """Whether a call on the backend of this name may wait for ``device`` to read a number off it."""
-    return named(name).waits or not asynchronous(device)
+    return by_name(name).waits or not asynchronous(device)
 
 
-def _seen_by(backend: Backend, given: Given) -> Given:
+def _inputs_for(backend: Backend, given: Inputs) -> Inputs:
     """Interpreted, kernels for GPUs take tensors of the CPU."""
-    return replace(given, device="cuda") if backend.name == "triton" and interpreted() else given
+    return replace(given, device="cuda") if backend.name == "triton" and is_interpreted() else given

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attemper.backends.table import Given, resolve
+from attemper.backends.table import Inputs, resolve
 from attemper.bench.hardware import resident_bytes
 from attemper.bench.timing import Row, Times, Way, quotients, rounds, row_fields
 from attemper.call import normalizer as normalization
@@ -235,8 +235,8 @@ def measure(
             f"measure(cpu_time=True) counts the time of one thread, and torch has {torch.get_num_threads()}: "
             "torch.set_num_threads(1) first, or leave it out."
         )
-    name, tensors = resolve(backend, frozenset(), Given(shape.dtype, "cpu", shape.size)).name, shape.tensors(seed)
-    output_error, entropy_error, _ = checked(shape, tensors, name)
+    name, tensors = resolve(backend, frozenset(), Inputs(shape.dtype, "cpu", shape.size)).name, shape.tensors(seed)
+    output_error, entropy_error, _ = check(shape, tensors, name)
     stats = ("entropy",) if shape.backward else "all"
     ways = {"ours": ours(shape, tensors, stats, name), "without_statistics": ours(shape, tensors, (), name)}
     peaks: list[float] = []
@@ -264,8 +264,8 @@ def measure_normalizer(
         BackendError: the backend has it not, or its output is further from float64 than the type allows.
     """
     needed = frozenset({"normalizer"}) if name != "softmax_plus_one" else frozenset[str]()
-    own, tensors = resolve(backend, needed, Given(shape.dtype, "cpu", shape.size)).name, shape.tensors()
-    error, _, support = checked(shape, tensors, own, name)
+    own, tensors = resolve(backend, needed, Inputs(shape.dtype, "cpu", shape.size)).name, shape.tensors()
+    error, _, support = check(shape, tensors, own, name)
     ways = {"ours": ours(shape, tensors, "all", own, name), "softmax": ours(shape, tensors, "all", backend)}
     if name in _PACKAGE and find_spec("entmax") is not None and not shape.grouped:
         ways["entmax_package"] = entmax_package(shape, tensors, name)
@@ -282,7 +282,7 @@ def _beside_others(times: Times) -> dict[str, Any]:
     return {"other_ms": other_ms, **row_fields(times["ours"], by_round)}
 
 
-def checked(shape: Shape, tensors: Tensors, backend: str, name: str = SOFTMAX) -> tuple[float, float, float]:
+def check(shape: Shape, tensors: Tensors, backend: str, name: str = SOFTMAX) -> tuple[float, float, float]:
     """Largest errors of the output and of the entropy against float64, over some rows; and the share of the visible
     keys that have weight.
 

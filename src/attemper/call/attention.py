@@ -14,15 +14,15 @@ from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionOutput, AttentionStats
-from attemper.call.sampling import sampled
-from attemper.call.state import State, rounded, state_of
+from attemper.call.sampling import sample
+from attemper.call.state import State, round_to, state_of
 
 
 def run(request: Request) -> AttentionOutput:
     """Runs a checked call on its backend."""
     problem = request.problem
     # Autograd, transforms and exporters look into plain PyTorch. It leaves its state in float64.
-    plain = table.named(problem.backend).plain
+    plain = table.by_name(problem.backend).plain
     output, state, key_mass = reference.forward(problem) if plain else _by_operator(request)
     if not request.names:
         return AttentionOutput(output, None)
@@ -31,7 +31,7 @@ def run(request: Request) -> AttentionOutput:
     values = statistics_of(state, request.names, problem.sink, request.asked, given, dtype if plain else None)
     stats = AttentionStats(
         values,
-        rounded(state, dtype),
+        round_to(state, dtype),
         sink=problem.sink,
         first_tokens=problem.first_tokens,
         asked=request.asked,
@@ -53,7 +53,7 @@ def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:
     if problem.dropout_p > 0:
         problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
     output, state, key_mass = autograd.attention(problem)
-    derives = table.named(problem.backend).direct and not problem.rowwise
+    derives = table.by_name(problem.backend).direct and not problem.rowwise
     return output, state_of(problem.columns, state, problem.backend if derives else None), key_mass
 
 
@@ -76,4 +76,4 @@ def measurement(
         request = request_of("attention", query, key, None, mask, options, packing)
         if first_keys is not None:
             request = request.with_problem(first_keys=first_keys)
-        return sampled("attention", request, rows, generator)
+        return sample("attention", request, rows, generator)

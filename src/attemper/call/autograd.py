@@ -35,8 +35,8 @@ _TENSORS = NAMES.index("first_keys") + 1
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``operator.attention``, by the shortest way."""
-    if not table.named(problem.backend).direct or problem.packed or not _alone(problem):
-        return nested(problem)
+    if not table.by_name(problem.backend).direct or problem.packed or not _alone(problem):
+        return attention_under_transforms(problem)
     tensors = problem.differentiable
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return Direct.apply(*problem.values())
@@ -44,10 +44,10 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _alone(problem: Problem) -> bool:
-    return transforms.undisturbed() and all(map(transforms.stands_in_memory, problem.values()[:_TENSORS]))
+    return transforms.is_undisturbed() and all(map(transforms.stands_in_memory, problem.values()[:_TENSORS]))
 
 
-def nested(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def attention_under_transforms(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``operator.attention``, as transforms can nest it."""
     if transforms.active():
         return Attention.apply(*problem.values())
@@ -71,7 +71,7 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.plain = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
     ctx.save_for_backward(*(named[name] for name in ctx.names), output[0], output[1])
     ctx.key_mass_shape = output[2].shape
-    # A result that nobody differentiates gets None instead of zeros: see ``_differentiated``.
+    # A result that nobody differentiates gets None instead of zeros: see ``_backward_problem``.
     ctx.set_materialize_grads(False)
 
 
@@ -87,7 +87,7 @@ def gradient(
     *tensors, output, state = ctx.saved_tensors
     whole = Problem(**dict(zip(ctx.names, tensors, strict=True)), **ctx.plain)
     needs = [bool(need) for need in ctx.needs_input_grad[: len(DIFFERENTIABLE)]]
-    problem = _differentiated(whole, grad_state is not None, grad_key_mass is not None)
+    problem = _backward_problem(whole, grad_state is not None, grad_key_mass is not None)
     state = state[: len(problem.columns)]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
@@ -103,7 +103,7 @@ def gradient(
     return (*grads, *[None] * (COUNT - len(grads)))
 
 
-def _differentiated(problem: Problem, state: bool, key_mass: bool) -> Problem:
+def _backward_problem(problem: Problem, state: bool, key_mass: bool) -> Problem:
     """The call as the backward pass needs it: without the statistics, if no gradient came for the state or key_mass."""
     least = ROWWISE_BASE if problem.rowwise else SOFTMAX_BASE
     key_mass = key_mass or not problem.key_mass
@@ -155,7 +155,7 @@ class Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
         # create_graph: the backward operator itself says that it has no derivative.
-        alone = transforms.undisturbed() and all(map(transforms.stands_in_memory, above))
+        alone = transforms.is_undisturbed() and all(map(transforms.stands_in_memory, above))
         direct = alone and not torch.is_grad_enabled()
         return gradient(ctx, *above, run=operator.backward if direct else gradients)
 
@@ -186,7 +186,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return batching.forward(nested, info.batch_size, in_dims, args)
+        return batching.forward(attention_under_transforms, info.batch_size, in_dims, args)
 
 
 class AttentionBackward(torch.autograd.Function):

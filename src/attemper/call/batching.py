@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attemper.backends.contract import DIFFERENTIABLE, NAMES, Problem
 from attemper.call.operator import COUNT
-from attemper.call.transforms import mapped
+from attemper.call.transforms import to_front
 
 _WITH_BATCH = ("query", "key", "value", "mask", "multiplier", "first_keys")
 _SHARED = ("mask", "multiplier", "first_keys")
@@ -33,7 +33,7 @@ def forward(run: Callable[[Problem], tuple[Tensor, ...]], size: int, in_dims: Pl
         found = [run(Problem(*sample)) for sample in _samples(size, in_dims, args)]
         return tuple(torch.stack(each) for each in zip(*found, strict=True)), (0, 0, 0)
     batch = _sizes(args, in_dims)
-    output, state, key_mass = run(_folded(size, in_dims, args, frozenset()))
+    output, state, key_mass = run(_fold(size, in_dims, args, frozenset()))
     has_mass = Problem(*args).key_mass
     results = (
         output.unflatten(0, (size, batch)),
@@ -51,21 +51,21 @@ def backward(run: Callable[..., Sequence[Tensor]], size: int, in_dims: Places, a
         found = [run(*sample) for sample in _samples(size, in_dims, args)]
         return [torch.stack(each) for each in zip(*found, strict=True)], [0] * len(DIFFERENTIABLE)
     batch = _sizes(args, in_dims)
-    call = _folded(size, in_dims[:COUNT], args[:COUNT], own)
+    call = _fold(size, in_dims[:COUNT], args[:COUNT], own)
     output, state, grad_output, grad_state, grad_mass = (
-        mapped(tensor, place, size) for tensor, place in zip(args[COUNT:-1], in_dims[COUNT:-1], strict=True)
+        to_front(tensor, place, size) for tensor, place in zip(args[COUNT:-1], in_dims[COUNT:-1], strict=True)
     )
     assert grad_mass is not None
     above = (
-        _batched(output, 1),
-        _batched(state, 2),
-        _batched(grad_output, 1),
-        _batched(grad_state, 2),
-        _batched(grad_mass, 1) if call.key_mass else grad_mass[0],
+        _to_batch(output, 1),
+        _to_batch(state, 2),
+        _to_batch(grad_output, 1),
+        _to_batch(grad_state, 2),
+        _to_batch(grad_mass, 1) if call.key_mass else grad_mass[0],
     )
     grads = run(*call.values(), *above, needs)
     results = [
-        _unfolded(grad, size, batch, args[number], in_dims[number]) if need else grad
+        _unfold(grad, size, batch, args[number], in_dims[number]) if need else grad
         for number, (grad, need) in enumerate(zip(grads, needs, strict=True))
     ]
     return results, [0 if need and args[number] is not None else None for number, need in enumerate(needs)]
@@ -97,7 +97,7 @@ def _sizes(args: Sequence[Any], in_dims: Places) -> int:
     return query.shape[0]
 
 
-def _folded(size: int, in_dims: Places, args: Sequence[Any], own: frozenset[str]) -> Problem:
+def _fold(size: int, in_dims: Places, args: Sequence[Any], own: frozenset[str]) -> Problem:
     """The call on all samples; what they share stays shared, but for ``own``, which each sample needs for itself."""
     call = Problem(*args)
     places = dict(zip(NAMES, in_dims, strict=True))
@@ -111,21 +111,21 @@ def _folded(size: int, in_dims: Places, args: Sequence[Any], own: frozenset[str]
         shared = name in _SHARED and place is None and tensor.shape[0] == 1
         if shared and name not in own:
             continue
-        whole = mapped(tensor, place, size)
+        whole = to_front(tensor, place, size)
         assert whole is not None
         if name in _SHARED:
             whole = whole.expand(size, batch, *whole.shape[2:])
-        changes[name] = _batched(whole, 1)
+        changes[name] = _to_batch(whole, 1)
     return replace(call, **changes)
 
 
-def _batched(tensor: Tensor | None, axis: int) -> Tensor:
+def _to_batch(tensor: Tensor | None, axis: int) -> Tensor:
     """[size, ...] with the samples joined to the batch at ``axis`` (of the tensor with samples in front)."""
     assert tensor is not None
     return tensor.movedim(0, axis - 1).flatten(axis - 1, axis)
 
 
-def _unfolded(grad: Tensor, size: int, batch: int, argument: Any, place: int | None) -> Tensor:
+def _unfold(grad: Tensor, size: int, batch: int, argument: Any, place: int | None) -> Tensor:
     """Gradients by sample, [size, ...]; summed over the batch where one tensor stood for all of it."""
     if argument is None:
         return grad

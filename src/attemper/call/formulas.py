@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attemper.call import transforms
-from attemper.call.state import LazyState, State, detached, same_graph
+from attemper.call.state import LazyState, State, detach, same_graph
 from attemper.statistics import TABLE, Column
 
 VANISHED = -1000.0
@@ -45,17 +45,17 @@ class Row:
             if own is not None and own in self.state:
                 return self.state[own]
             value = FORMULAS[name](self)
-            self.known[name] = value if self.exact else self.bounded(name, value)
+            self.known[name] = value if self.exact else self.bound(name, value)
         return self.known[name]
 
-    def bounded(self, name: str, value: Tensor) -> Tensor:
+    def bound(self, name: str, value: Tensor) -> Tensor:
         """A statistic no larger than it can be, were it not for rounding."""
         bound = BOUNDS.get(name)
         return value if bound is None else at_most(value, bound(self["count"].to(value.dtype)))
 
-    def rounded(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    def round(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
         """A statistic of an exact state in the type of its call; counts are whole numbers in every type."""
-        return value if value.dtype == torch.int64 else self.bounded(name, value.to(dtype))
+        return value if value.dtype == torch.int64 else self.bound(name, value.to(dtype))
 
 
 class LazyStatistics(Mapping[str, Tensor]):
@@ -93,7 +93,7 @@ class LazyStatistics(Mapping[str, Tensor]):
                 raise KeyError(name)
             value = self._row.known.get(name) if self._dtype is None else None
             if value is None:
-                value = self._computed(name)
+                value = self._compute(name)
             self._values[name] = value if name in self._asked else value.detach()
         return self._values[name]
 
@@ -110,15 +110,15 @@ class LazyStatistics(Mapping[str, Tensor]):
         """The same statistics outside the autograd graph; none is computed for it."""
         sink = None if self._row.sink is None else self._row.sink.detach()
         given = {name: value.detach() for name, value in self._values.items()}
-        return LazyStatistics(detached(self._row.state), self.names, sink, given=given, dtype=self._dtype)
+        return LazyStatistics(detach(self._row.state), self.names, sink, given=given, dtype=self._dtype)
 
-    def _computed(self, name: str) -> Tensor:
+    def _compute(self, name: str) -> Tensor:
         state, known = self._row.state, self._row.known
         with same_graph(self._graph):
             if isinstance(state, LazyState) and not known and _OWN[name] not in state:
                 known |= state.statistics(n for n in self.names if self._row.sink is None or n not in OF_SINK)
             value = self._row[name]
-            return value if self._dtype is None else self._row.rounded(name, value, self._dtype)
+            return value if self._dtype is None else self._row.round(name, value, self._dtype)
 
 
 def statistics_of(

@@ -83,7 +83,7 @@ def without_causal_bias(
     return None, replace(rule, is_causal=True, causal_alignment=alignment)
 
 
-def checked_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
+def check_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``mask`` with four dimensions, that of the keys full, each other one full or 1.
 
     Raises:
@@ -107,10 +107,10 @@ def checked_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]
     if mask.shape[3] == shape[3]:
         return mask
     # Kernels count keys: a mask that is one wide stands for every key.
-    return _widened(mask, query).expand(*mask.shape[:3], shape[3])
+    return _widen(mask, query).expand(*mask.shape[:3], shape[3])
 
 
-def _widened(mask: Tensor, query: Tensor) -> Tensor:
+def _widen(mask: Tensor, query: Tensor) -> Tensor:
     """A bias in the type that its call is computed in: what it sums over keys in its gradient is rounded once then."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     if mask.dtype == torch.bool or torch.promote_types(mask.dtype, dtype) == mask.dtype:

@@ -15,7 +15,7 @@ Pair = tuple[Tensor, Tensor]
 """A quantity of both parts."""
 
 
-def merged(one: State, two: State) -> dict[Column, Tensor]:
+def merge(one: State, two: State) -> dict[Column, Tensor]:
     """The state over the keys of both parts, of which ``two`` holds the later ones.
 
     Associative; the empty row is the identity.

@@ -16,7 +16,7 @@ from attemper.backends.normalizers.simplex import Signature
 from attemper.call.visible import structured_visible_keys
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
-from attemper.statistics import asked_names, with_kept
+from attemper.statistics import add_kept, asked_names
 
 FORMS_OF_SOFTMAX = {
     "softmax": Signature(mergeable=True),
@@ -87,7 +87,7 @@ class Normalization:
             InputError: one is unknown, or belongs to softmax alone.
         """
         asked = asked_names(where, stats, rowwise=self.name if self.rowwise else None)
-        return asked, asked if self.rowwise else with_kept(asked)
+        return asked, asked if self.rowwise else add_kept(asked)
 
     def parameter(self, where: str, query: Tensor) -> Tensor | None:
         """The parameter as [H], float32 at least.

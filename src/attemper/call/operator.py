@@ -95,7 +95,7 @@ def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     rows = queries if problem.rows is None else problem.rows.shape[0]
     width = 0 if problem.value is None else problem.value.shape[3]
     # As each kernel leaves it in memory.
-    joined = table.named(problem.backend).joins_heads and not problem.packed and not problem.rowwise
+    joined = table.by_name(problem.backend).joins_heads and not problem.packed and not problem.rowwise
     output = query.new_empty((batch, rows, heads, width)) if joined else query.new_empty((batch, heads, rows, width))
     return (
         output.transpose(1, 2) if joined else output,
@@ -188,7 +188,7 @@ def sampled_positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> T
 
 def _surroundings(problem: Problem) -> AbstractContextManager[object]:
     """What kernels run in: the device of their tensors, or products that are exact wherever PyTorch computes them."""
-    return exact(problem.query) if table.named(problem.backend).waits else _current(problem.query.device)
+    return exact(problem.query) if table.by_name(problem.backend).waits else _current(problem.query.device)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -198,8 +198,8 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
 
 def _cut(problem: Problem) -> bool:
     """Whether documents are computed one by one: the backend cannot read on the device where they start."""
-    assert problem.rows is None or table.named(problem.backend).gathers
-    return problem.packed and table.named(problem.backend).waits
+    assert problem.rows is None or table.by_name(problem.backend).gathers
+    return problem.packed and table.by_name(problem.backend).waits
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
-from attemper.call.masks import checked_mask, without_causal_bias
+from attemper.call.masks import check_mask, without_causal_bias
 from attemper.call.normalizer import Normalization, normalization
 from attemper.call.packing import Packing
 from attemper.call.temperature import row_multiplier
@@ -138,13 +138,13 @@ def request_of(
     chosen = normalization(where, options.normalizer)
     structure = _structure(where, options, packing)
     asked, names = chosen.statistics(where, options.stats)
-    mask = None if mask is None else checked_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
+    mask = None if mask is None else check_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
     numbers = _numbers(where, options)
     features = _features(options, mask, names, structure) | ({"normalizer"} if chosen.rowwise else set())
     multiplier = row_multiplier(where, query, options.scale, options.temperature)
     chosen.check_temperature(where, options.temperature)
     size = max(query.shape[3], 0 if value is None else value.shape[3])
-    given = table.Given(_NAMES[query.dtype], query.device.type, size, chosen.kernel)
+    given = table.Inputs(_NAMES[query.dtype], query.device.type, size, chosen.kernel)
     problem = Problem(
         query,
         key,
@@ -166,7 +166,7 @@ def request_of(
 def _structure(where: str, options: Options, packing: Packing | None) -> dict[str, Any]:
     """Which keys a place sees without a mask, as ``Problem`` has it."""
     alignment = one_of(f"{where}(causal_alignment=...)", options.causal_alignment, ("top-left", "bottom-right"))
-    left, right = (UNBOUNDED if side == -1 else side for side in checked_window(where, options.window_size))
+    left, right = (UNBOUNDED if side == -1 else side for side in check_window(where, options.window_size))
     return {
         "left": left,
         "right": min(right, 0) if options.is_causal else right,
@@ -279,7 +279,7 @@ def check_groups(where: str, tensors: Mapping[str, Tensor], enable_gqa: bool) ->
         )
 
 
-def checked_window(where: str, window_size: Any) -> tuple[int, int]:
+def check_window(where: str, window_size: Any) -> tuple[int, int]:
     """``window_size`` as two ints.
 
     Raises:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attemper.call.formulas import LazyStatistics, statistics_of
-from attemper.call.merging import joined_output, merged
+from attemper.call.merging import joined_output, merge
 from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
-from attemper.call.state import LazyState, State, detached
+from attemper.call.state import LazyState, State, detach
 from attemper.errors import InputError
 from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows
 
@@ -189,7 +189,7 @@ class AttentionStats:
             values = values.detach()
         else:
             values = {name: value.detach() for name, value in values.items()}
-        again = self._copy(values, detached(self._state), self.names)
+        again = self._copy(values, detach(self._state), self.names)
         again._sink = None if self._sink is None else self._sink.detach()
         return again
 
@@ -210,7 +210,7 @@ class AttentionStats:
             normalizer=self.normalizer,
         )
 
-    def defined(self, name: str) -> Tensor:
+    def defined_rows(self, name: str) -> Tensor:
         """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys,
         for example).
         """
@@ -232,7 +232,7 @@ class AttentionStats:
         summaries = {}
         for name in self.names:
             value = self._values[name]
-            rows = torch.ones_like(value, dtype=torch.bool) if name == "key_mass" else self.defined(name)
+            rows = torch.ones_like(value, dtype=torch.bool) if name == "key_mass" else self.defined_rows(name)
             summaries[name] = HeadSummary(*_moments(value.detach(), rows), empty, nonfinite)
         return summaries
 
@@ -252,7 +252,7 @@ class AttentionStats:
             errors[name] = sample_std / summary.count.sqrt() * math.sqrt(max(0.0, 1 - fraction))
         return errors
 
-    def summed(self) -> Tensor | None:
+    def sums(self) -> Tensor | None:
         """The rows as sums per head, [H, WIDTH] float64 (``backends/sums.py``), by one pass of a kernel; None where
         none can do it.
         """
@@ -263,7 +263,7 @@ class AttentionStats:
     def histogram(self) -> Tensor:
         """[H, 32] int64: valid rows by normalised entropy, in 32 equal bins of [0, 1]. Adds up over parts."""
         heads = self.shape[1]
-        rows = self.defined("normalized_entropy")
+        rows = self.defined_rows("normalized_entropy")
         bins = (
             (self.normalized_entropy.detach() * HISTOGRAM_BINS)
             .nan_to_num(0.0)
@@ -289,7 +289,7 @@ class AttentionStats:
         sums = {}
         for name in ("entropy", "normalized_entropy", "first_token_mass"):
             if name in self.names:
-                rows = by_head(self.defined(name).to(device))
+                rows = by_head(self.defined_rows(name).to(device))
                 value = by_head(self._values[name].detach().to(device, torch.float64))
                 sums[name] = add(torch.where(rows, value, 0.0))
         edges = 2 ** torch.arange(BUCKETS + 1, dtype=torch.int64, device=device)
@@ -302,7 +302,7 @@ class AttentionStats:
             InputError: the two hold different statistics or rows, or one that two parts do not determine.
         """
         _check_mergeable(self, other)
-        state = merged(self._state, other._state)
+        state = merge(self._state, other._state)
         sink = self._sink if self._sink is not None else other._sink
         asked = tuple(name for name in self._asked if name in other._asked)
         values = statistics_of(state, self.names, sink, asked)

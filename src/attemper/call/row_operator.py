@@ -20,7 +20,7 @@ from attemper.backends.normalizers import CODES, NORMALIZERS
 from attemper.backends.normalizers.entmax import alpha_gradient, by_alpha, iterations
 from attemper.backends.normalizers.topk import largest
 from attemper.call import transforms
-from attemper.call.transforms import all_mapped
+from attemper.call.transforms import all_to_front
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 LIBRARY.define(
@@ -173,19 +173,19 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         *tensors, kind, number = args
-        scores, alpha = all_mapped(info, in_dims, *tensors)
+        scores, alpha = all_to_front(info, in_dims, *tensors)
         return row_weights(scores, kind, number, alpha), 0
 
 
 def _weights_vmap(
     info: Any, in_dims: tuple[int | None, ...], scores: Tensor, alpha: Tensor | None, kind: str, number: float
 ) -> tuple[Tensor, int]:
-    return torch.ops.attemper.row_weights(*all_mapped(info, in_dims, scores, alpha), kind, number), 0
+    return torch.ops.attemper.row_weights(*all_to_front(info, in_dims, scores, alpha), kind, number), 0
 
 
 def _gradient_vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     *tensors, kind, number = args
-    return torch.ops.attemper.row_gradient(*all_mapped(info, in_dims, *tensors), kind, number), 0
+    return torch.ops.attemper.row_gradient(*all_to_front(info, in_dims, *tensors), kind, number), 0
 
 
 torch.library.register_vmap("attemper::row_weights", _weights_vmap, lib=LIBRARY)

@@ -14,7 +14,7 @@ from attemper.call.options import Request
 from attemper.errors import InputError
 
 
-def sampled(where: str, request: Request, rows: int | None, generator: torch.Generator | None) -> Request:
+def sample(where: str, request: Request, rows: int | None, generator: torch.Generator | None) -> Request:
     """The request on ``rows`` of its queries, evenly strided from a random start; as it is where it has no more than
     that, or for None. Of packed documents, which are one row of queries, each gives its share.
     """
@@ -27,24 +27,24 @@ def sampled(where: str, request: Request, rows: int | None, generator: torch.Gen
     problem = request.problem
     if rows >= problem.query.shape[2]:
         return request
-    chosen = _chosen(problem, rows, generator)
+    chosen = _choose_rows(problem, rows, generator)
     # A kernel that gathers takes these rows as it loads them, each at its own place.
-    part = replace(problem, rows=chosen) if gathers(problem) else picked(problem, chosen)
+    part = replace(problem, rows=chosen) if gathers(problem) else pick(problem, chosen)
     return replace(request, problem=part, rows=chosen)
 
 
-def picked(problem: Problem, rows: Tensor) -> Problem:
+def pick(problem: Problem, rows: Tensor) -> Problem:
     """The problem of these rows of its queries, [rows], each at its own place among the keys."""
     places, starts_q, starts_k = _places(problem, rows)
 
-    def chosen(tensor: Tensor) -> Tensor:
+    def choose(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[2] == 1 else tensor.index_select(2, rows.to(tensor.device))
 
     return replace(
         problem,
-        query=chosen(problem.query),
-        mask=None if problem.mask is None else chosen(problem.mask),
-        multiplier=chosen(problem.multiplier),
+        query=choose(problem.query),
+        mask=None if problem.mask is None else choose(problem.mask),
+        multiplier=choose(problem.multiplier),
         positions=places,
         cu_seqlens_q=starts_q,
         cu_seqlens_k=starts_k,
@@ -58,10 +58,10 @@ def gathers(problem: Problem) -> bool:
     graph = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in problem.differentiable
     )
-    return table.named(problem.backend).gathers and not graph and not transforms.active()
+    return table.by_name(problem.backend).gathers and not graph and not transforms.active()
 
 
-def _chosen(problem: Problem, rows: int, generator: torch.Generator | None) -> Tensor:
+def _choose_rows(problem: Problem, rows: int, generator: torch.Generator | None) -> Tensor:
     """Which rows: on the CPU, or on the query's device where nothing may wait for it."""
     device = problem.query.device
     device = torch.device("cpu") if table.waits(problem.backend, device.type) else device

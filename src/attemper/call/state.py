@@ -66,7 +66,7 @@ class LazyState(Mapping[Column, Tensor]):
     def _kernels(self) -> ModuleType | None:
         """The kernels that read the state where it lies in memory; None if they may not."""
         stacked = self._stacked
-        readable = stacked.is_contiguous() and type(stacked) is Tensor and transforms.undisturbed()
+        readable = stacked.is_contiguous() and type(stacked) is Tensor and transforms.is_undisturbed()
         return table.kernels(self._backend) if self._backend is not None and readable else None
 
 
@@ -77,14 +77,14 @@ def state_of(columns: tuple[Column, ...], stacked: Tensor, backend: str | None =
     return LazyState(columns, stacked, backend)
 
 
-def detached(state: State) -> State:
+def detach(state: State) -> State:
     """The same state outside the autograd graph."""
     if isinstance(state, LazyState):
         return state.detach()
     return {column: value.detach() for column, value in state.items()}
 
 
-def rounded(state: State, dtype: torch.dtype) -> State:
+def round_to(state: State, dtype: torch.dtype) -> State:
     """The state in the precision of its call, if it was left in another."""
     return state if isinstance(state, LazyState) else {column: value.to(dtype) for column, value in state.items()}
 

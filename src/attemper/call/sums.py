@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, emptied, empty_sums, joined
+from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, clear, empty_sums, join
 from attemper.call.formulas import statistics_of
 from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
@@ -30,9 +30,9 @@ _raised: dict[torch.device, Tensor] = {}
 
 
 def accumulates(request: Request) -> bool:
-    """Whether ``accumulated`` serves this call: softmax, on a backend that sums, with no statistic that sums lack."""
+    """Whether ``accumulate`` serves this call: softmax, on a backend that sums, with no statistic that sums lack."""
     problem = request.problem
-    if problem.rowwise or problem.positions is not None or not table.named(problem.backend).sums:
+    if problem.rowwise or problem.positions is not None or not table.by_name(problem.backend).sums:
         return False
     return set(problem.columns) <= set(SUMMED) and _LACKING.isdisjoint(request.names)
 
@@ -40,11 +40,11 @@ def accumulates(request: Request) -> bool:
 def fits(dtype: str, size: int) -> bool:
     """Whether kernels that sum take queries of this type and head size, wherever they are, and are there at all."""
     backend = table.summing()
-    return backend.reason(frozenset(), table.Given(dtype.removeprefix("torch."), backend.devices, size)) is None
+    return backend.reason(frozenset(), table.Inputs(dtype.removeprefix("torch."), backend.devices, size)) is None
 
 
 @dataclass(frozen=True)
-class Accumulated:
+class CallSums:
     """Sums of a call and the state of its rows, from which statistics per row follow once somebody asks."""
 
     sums: Tensor
@@ -75,7 +75,7 @@ class Accumulated:
         return stats if self.included is None else stats.where(self.included[:, None])
 
 
-def accumulated(request: Request, included: Tensor | None) -> Accumulated:
+def accumulate(request: Request, included: Tensor | None) -> CallSums:
     """Runs a call that ``accumulates``. ``included`` [B, Q] bool of its measured rows."""
     problem = request.problem
     batch, heads, queries, _ = problem.query.shape
@@ -89,7 +89,7 @@ def accumulated(request: Request, included: Tensor | None) -> Accumulated:
     # The owner of the sink may change it before anybody asks.
     sink = None if problem.sink is None else problem.sink.detach().clone()
     keys = problem.key.shape[2]
-    return Accumulated(
+    return CallSums(
         sums, state, included, request.names, sink, problem.first_tokens, keys, request.rows, request.population
     )
 
@@ -108,13 +108,13 @@ __all__ = [
     "BINNED",
     "COLUMNS",
     "WIDTH",
-    "Accumulated",
-    "accumulated",
+    "CallSums",
+    "accumulate",
     "accumulates",
     "add",
-    "emptied",
+    "clear",
     "empty_sums",
     "fits",
-    "joined",
+    "join",
     "sampled_positions",
 ]

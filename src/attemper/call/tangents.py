@@ -59,15 +59,15 @@ def _of_document(problem: Problem) -> _Results:
     layout = problem if problem.dropout_p > 0 else replace(problem, key_mass=True)
     found: dict[int, dict[int, list[_Results]]] = {}
     for index, (tile, _, _) in enumerate(tiles(layout)):
-        kept = _kept(layout, tile, index) if problem.dropout_p > 0 else None
+        kept = _dropout_factors(layout, tile, index) if problem.dropout_p > 0 else None
         heads = found.setdefault(tile.batches.start, {}).setdefault(tile.heads.start, [])
         heads.append(_of_tile(problem, tile, kept))
     if not found:
         return _empty(problem)
-    return _joined([_joined([_rows_joined(rows) for rows in heads.values()], 1) for heads in found.values()], 0)
+    return _join([_join([_join_rows(rows) for rows in heads.values()], 1) for heads in found.values()], 0)
 
 
-def _joined(parts: list[_Results], axis: int) -> _Results:
+def _join(parts: list[_Results], axis: int) -> _Results:
     """Parts along batches (0) or heads (1)."""
     masses = [part.key_mass for part in parts if part.key_mass is not None]
     return _Results(
@@ -77,7 +77,7 @@ def _joined(parts: list[_Results], axis: int) -> _Results:
     )
 
 
-def _rows_joined(parts: list[_Results]) -> _Results:
+def _join_rows(parts: list[_Results]) -> _Results:
     masses = [part.key_mass for part in parts if part.key_mass is not None]
     return _Results(
         torch.cat([part.output for part in parts], 2),
@@ -117,7 +117,7 @@ def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
 def _output(problem: Problem, tile: Tile, w: Tensor) -> Tensor:
     if problem.value is None:
         return problem.query.new_zeros((*w.shape[:3], 0))
-    return reference.weighted(w, problem.value[tile.batches, tile.groups], 0.0).to(problem.query.dtype)
+    return reference.weigh(w, problem.value[tile.batches, tile.groups], 0.0).to(problem.query.dtype)
 
 
 def _scores(problem: Problem, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ def _row_weights(problem: Problem, tile: Tile, s: Tensor) -> Tensor:
     return torch.where(visible, weights, 0.0)
 
 
-def _kept(layout: Problem, tile: Tile, index: int) -> Tensor:
+def _dropout_factors(layout: Problem, tile: Tile, index: int) -> Tensor:
     """What dropout multiplied the weights of a tile by: [b, h, rows, K]; 1 beyond the keys that its rows can see."""
     batches, heads, rows = tile.shape
     keys, (low, high) = layout.key.shape[2], tile.keys

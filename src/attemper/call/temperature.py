@@ -30,7 +30,7 @@ def row_multiplier(where: str, query: Tensor, scale: float | None, temperature: 
     elif isinstance(scale, bool) or not isinstance(scale, int | float | torch.SymFloat) or not abs(scale) < math.inf:
         raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
     if isinstance(temperature, Tensor):
-        return divided(scale, _of_rows(where, temperature, query).to(dtype))
+        return divide_by_temperature(scale, _of_rows(where, temperature, query).to(dtype))
     number = positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
     multiplier = scale / number
     if number < _SMALLEST and abs(multiplier) > torch.finfo(dtype).max:
@@ -62,7 +62,7 @@ def _of_rows(where: str, temperature: Tensor, query: Tensor) -> Tensor:
     return temperature.reshape((1,) * (3 - temperature.dim()) + tuple(temperature.shape))
 
 
-def divided(x: Tensor | float, temperature: Tensor) -> Tensor:
+def divide_by_temperature(x: Tensor | float, temperature: Tensor) -> Tensor:
     """x / T, with the gradient of T taken as -(dx . x / T) / T: x / T^2 would overflow at a T of 1e-20. inf gives 0."""
     fixed = temperature.detach()
     infinite = torch.isinf(fixed)

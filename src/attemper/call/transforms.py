@@ -27,7 +27,7 @@ def constant_in_graphs(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-def undisturbed() -> bool:
+def is_undisturbed() -> bool:
     """Whether nothing listens to what is computed: no compiler, tracer, mode (of functions or dispatch), transform of
     functions or forward differentiation.
     """
@@ -75,7 +75,7 @@ def second_derivative() -> bool:
 
 def derivative_in_graph() -> bool:
     """Whether a compiler traces what ``torch.func`` or forward mode differentiates: its graphs know no rule of ours."""
-    return torch.compiler.is_compiling() and _differentiated()
+    return torch.compiler.is_compiling() and _is_differentiated()
 
 
 def refuse_in_graph(where: str) -> None:
@@ -92,7 +92,7 @@ def refuse_in_graph(where: str) -> None:
 
 
 @constant_in_graphs
-def _differentiated() -> bool:
+def _is_differentiated() -> bool:
     """Asked while a graph is traced, which is made anew when transforms change."""
     return forward_ad._current_level >= 0 or any(kind in ("Grad", "Jvp") for kind in _kinds())
 
@@ -111,16 +111,16 @@ def is_mapped(tensor: Tensor) -> bool:
     return False
 
 
-def mapped(tensor: Tensor | None, place: int | None, size: int) -> Tensor | None:
+def to_front(tensor: Tensor | None, place: int | None, size: int) -> Tensor | None:
     """``tensor`` with the dimension that ``torch.vmap`` maps over in front. ``place``: where it is, None for shared."""
     if tensor is None:
         return None
     return tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)
 
 
-def all_mapped(info: Any, in_dims: Sequence[int | None], *tensors: Any) -> list[Any]:
-    """``mapped`` of each, as the ``vmap`` rule of an operator or an ``autograd.Function`` is given them."""
-    return [mapped(tensor, place, info.batch_size) for tensor, place in zip(tensors, in_dims, strict=False)]
+def all_to_front(info: Any, in_dims: Sequence[int | None], *tensors: Any) -> list[Any]:
+    """``to_front`` of each, as the ``vmap`` rule of an operator or an ``autograd.Function`` is given them."""
+    return [to_front(tensor, place, info.batch_size) for tensor, place in zip(tensors, in_dims, strict=False)]
 
 
 def _innermost() -> Any:

@@ -21,7 +21,7 @@ def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, of
     places = torch.arange(query.shape[2], device=query.device) + offset
     if mask is None and not causal:
         return torch.full((1, 1, query.shape[2]), keys, device=query.device)
-    return _counted(mask, keys, None, (places + 1).clamp(0, keys) if causal else None)
+    return _count(mask, keys, None, (places + 1).clamp(0, keys) if causal else None)
 
 
 def structured_visible_keys(problem: Problem) -> Tensor:
@@ -42,15 +42,15 @@ def structured_visible_keys(problem: Problem) -> Tensor:
     if problem.left >= UNBOUNDED and problem.right >= UNBOUNDED and not problem.packed:
         if mask is None:
             return torch.full((1, 1, queries), keys, device=device)
-        return _counted(mask, keys, None, None)
+        return _count(mask, keys, None, None)
     end = torch.as_tensor(length, device=device).expand(queries)
     zero = torch.zeros_like(end)
     low = (places - problem.left).clamp(zero, end) if problem.left < UNBOUNDED else zero
     high = (places + problem.right + 1).clamp(zero, end) if problem.right < UNBOUNDED else end
-    return _counted(mask, keys, low, torch.maximum(low, high))
+    return _count(mask, keys, low, torch.maximum(low, high))
 
 
-def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
+def _count(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
     """Visible keys of the mask from ``low`` up to before ``high`` [Q]; None for the first and the last."""
     if mask is None:
         assert high is not None
@@ -58,9 +58,9 @@ def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | 
     mask = mask[(None,) * (4 - mask.dim())]
     mask = mask.expand(*mask.shape[:3], keys)
     if high is None:
-        return torch.cat([_seen(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
+        return torch.cat([_visible(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
     if mask.shape[2] == 1:
-        counts = torch.nn.functional.pad(_seen(mask)[:, :, 0].cumsum(-1), (1, 0))
+        counts = torch.nn.functional.pad(_visible(mask)[:, :, 0].cumsum(-1), (1, 0))
         return counts[..., high] if low is None else counts[..., high] - counts[..., low]
     # Row by row there is no n x n tensor of counts, only blocks of marks.
     places = torch.arange(keys, device=mask.device)
@@ -70,7 +70,7 @@ def _counted(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | 
         band = places < high[rows, None]
         if low is not None:
             band &= places >= low[rows, None]
-        found.append((_seen(mask[:, :, rows]) & band).sum(-1))
+        found.append((_visible(mask[:, :, rows]) & band).sum(-1))
     return torch.cat(found, 2)
 
 
@@ -78,5 +78,5 @@ _ROWS = 256
 """Rows of a block."""
 
 
-def _seen(mask: Tensor) -> Tensor:
+def _visible(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

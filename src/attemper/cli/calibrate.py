@@ -20,7 +20,7 @@ from attemper.errors import InputError
 
 if TYPE_CHECKING:
     from attemper.control.calibration import Calibration
-    from attemper.integrations.pretrained import Pretrained
+    from attemper.integrations.pretrained import PretrainedModel
 
 _WINDOW = 512
 """Tokens in a window, at most, without ``--max-length``."""
@@ -113,9 +113,9 @@ def calibrate(
     loaded: Any
     if model is None:
         known = None
-        loaded, windows = _shipped(words, max_length, text is None, device, dtype)
+        loaded, windows = _shipped_windows(words, max_length, text is None, device, dtype)
     else:
-        known, windows = _pretrained(model, words, max_length, device, dtype.value)
+        known, windows = _pretrained_windows(model, words, max_length, device, dtype.value)
         loaded = known.model
         if fold is not None:
             _fold_own(known)
@@ -141,7 +141,7 @@ def calibrate(
         raise InputError(f"--fold wrote nothing to {fold}: {found.doubt}, or pass --force.")
 
 
-def _fold_own(known: Pretrained) -> None:
+def _fold_own(known: PretrainedModel) -> None:
     """The temperatures that the model came with: plain transformers would not read them. Refused before the search."""
     for handle in known.tempered:
         handle.fold()
@@ -149,7 +149,7 @@ def _fold_own(known: Pretrained) -> None:
         say("the model came with temperatures of attemper: its temperatures are folded in too")
 
 
-def _write_folded(found: Calibration, known: Pretrained, folder: Path, force: bool) -> None:
+def _write_folded(found: Calibration, known: PretrainedModel, folder: Path, force: bool) -> None:
     model: Any = known.model
     found.fold(model, force=force)
     model.save_pretrained(folder)
@@ -194,7 +194,7 @@ def _loss(model: Any, ids: Any) -> Any:
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
-def _shipped(words: str, max_length: int | None, short: bool, device: str, dtype: Dtype) -> tuple[Any, Any]:
+def _shipped_windows(words: str, max_length: int | None, short: bool, device: str, dtype: Dtype) -> tuple[Any, Any]:
     """The byte-level model that ships, and whole windows [w, n] of the text's bytes."""
     model = shipped_model(max_length, device, dtype)
     from attemper.lab import model as lab
@@ -203,7 +203,9 @@ def _shipped(words: str, max_length: int | None, short: bool, device: str, dtype
     return model, lab.windows(ids, max_length or (_SHIPPED_WINDOW if short else model.config.context))
 
 
-def _pretrained(source: str, words: str, max_length: int | None, device: str, dtype: str) -> tuple[Pretrained, Any]:
+def _pretrained_windows(
+    source: str, words: str, max_length: int | None, device: str, dtype: str
+) -> tuple[PretrainedModel, Any]:
     """A language model, whole windows [w, n] of the text's tokens."""
     import torch
 

@@ -13,7 +13,7 @@ from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, M
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import scan_of
 from attemper.errors import InputError
-from attemper.text import named
+from attemper.text import clean_name
 
 if TYPE_CHECKING:
     from attemper.readings.reading import Reading
@@ -89,7 +89,9 @@ def _is_file(side: str) -> bool:
     path = Path(side)
     is_file = len(side) < 4096 and path.is_file() and path.suffix.lower() not in (".gguf", ".safetensors", ".bin")
     if not is_file and path.suffix.lower() == ".json":
-        raise InputError(f"there is no file {named(side)}. One is written by `attemper scan MODEL --json > FILE.json`.")
+        raise InputError(
+            f"there is no file {clean_name(side)}. One is written by `attemper scan MODEL --json > FILE.json`."
+        )
     return is_file
 
 
@@ -99,7 +101,7 @@ def _read(path: str) -> Reading:
     try:
         return Reading.from_json(Path(path))
     except InputError as error:
-        raise InputError(f"{named(path)}: {error}") from error
+        raise InputError(f"{clean_name(path)}: {error}") from error
 
 
 def _names(a: str, b: str, readings: list[Reading]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper import __version__
-from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, interpreted, kernels
+from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, is_interpreted, kernels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,7 +103,7 @@ def _usable(backend: Backend, devices: Devices) -> Usable:
     if reason:
         return Usable(backend.name, here=False, auto=False, note=reason)
     if backend.devices == "cuda" and not devices.gpus:
-        if interpreted():
+        if is_interpreted():
             return Usable(backend.name, here=True, auto=False, note="interpreted, on the CPU: for tests, by name only")
         return Usable(backend.name, here=False, auto=False, note="installed, but there is no GPU that torch sees")
     return Usable(backend.name, here=True, auto=True, note=note)

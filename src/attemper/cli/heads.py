@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.checks import one_of
 from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, head_rows
 from attemper.statistics import SHOWN
-from attemper.text import columns_that_fit, shown
+from attemper.text import clean, columns_that_fit
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -39,7 +39,7 @@ class Order:
         return value is None, 0.0 if value is None else value if self.smallest_first else -value
 
 
-def checked_order(sort: str | None, top: int | None) -> Order | None:
+def check_order(sort: str | None, top: int | None) -> Order | None:
     """The order that ``--sort`` and ``--top`` ask for; None without both. ``--top`` alone: the sharpest heads.
 
     Raises:
@@ -78,7 +78,7 @@ class HeadTable:
         chosen, total = self.order.heads(self.reading), len(self.reading.heads)
         which = "smallest" if self.order.smallest_first else "largest"
         how_many = f"{total} heads" if len(chosen) == total else f"{len(chosen)} of {total} heads"
-        model = (shown(self.reading.model), "bold")
+        model = (clean(self.reading.model), "bold")
         yield Text.assemble(model, f"  {how_many}, {which} {self.order.statistic} first")
         yield self._grid(chosen, options.max_width)
         if many := len(self.reading.alarms):
@@ -93,7 +93,7 @@ class HeadTable:
             for name in dict.fromkeys((self.order.statistic, *_LISTED))
         }
         several = len({site.mode for site in self.reading.sites}) > 1
-        sites = [f"{shown(site.name)} ({shown(site.mode)})" if several else shown(site.name) for site, _ in chosen]
+        sites = [f"{clean(site.name)} ({clean(site.mode)})" if several else clean(site.name) for site, _ in chosen]
         names = columns_that_fit(columns, width - min(max(map(len, sites), default=4), width // 2) - len("  head"))
         grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         grid.add_column("site", overflow="fold")

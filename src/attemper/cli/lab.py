@@ -10,7 +10,7 @@ import typer
 
 from attemper.checks import did_you_mean
 from attemper.cli.output import INTERRUPTED, failure, print_json, say
-from attemper.text import named
+from attemper.text import clean_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,9 +67,9 @@ def lab(
         nearest = did_you_mean(experiment, EXPERIMENTS | TRAINED)
         raise typer.BadParameter(f"{experiment!r} is none of: {names}.{nearest}", param_hint="experiment")
     if png is not None:
-        from attemper.lab.draw import checked_picture
+        from attemper.lab.draw import check_picture
 
-        checked_picture(png)  # told before the experiment runs, not after
+        check_picture(png)  # told before the experiment runs, not after
     _announce(experiment, training, results)
     try:
         result = _train(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
@@ -91,7 +91,7 @@ def _announce(experiment: str, training: dict[str, Any], results: Path | None) -
 
     told = f"lab {experiment}: {(EXPERIMENTS | TRAINED)[experiment]}"
     if results is not None:
-        takes = f"shown from {named(results)}"
+        takes = f"shown from {clean_name(results)}"
     elif training["quick"]:
         takes = "takes up to a minute with --quick, which is no result"
     else:
@@ -99,7 +99,7 @@ def _announce(experiment: str, training: dict[str, Any], results: Path | None) -
         takes = f"takes {TAKES[experiment]}{less}"
     say(f"{told}; {takes}")
     if experiment in TRAINED and results is None:
-        place = named(_folder(experiment, training))
+        place = clean_name(_folder(experiment, training))
         say(f"runs are kept in {place}: stopped with Ctrl-C, it goes on when called again")
 
 
@@ -135,10 +135,10 @@ def _check_training(experiment: str, training: dict[str, Any], results: Path | N
 
 
 def _train(experiment: str, training: dict[str, Any], results: Path | None) -> Experiment:
-    from attemper.lab import stored, train
+    from attemper.lab import read_results, train
 
     if results is not None:
-        return stored(experiment, results)
+        return read_results(experiment, results)
     given = {name: value for name, value in training.items() if value is not None and name != "out"}
     out = _folder(experiment, training)
     return train(experiment, out=out, report=say, **given)

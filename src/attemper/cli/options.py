@@ -12,7 +12,7 @@ import typer
 
 from attemper.cli.output import say
 from attemper.errors import InputError
-from attemper.text import named
+from attemper.text import clean_name
 
 
 class Dtype(StrEnum):
@@ -64,9 +64,9 @@ def read_text(text: str | None) -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8") if text == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+        raise InputError(f"{clean_name(path)} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
     except OSError as error:
-        raise InputError(f"the text {named(path)} cannot be read: {error.strerror or error}.") from error
+        raise InputError(f"the text {clean_name(path)} cannot be read: {error.strerror or error}.") from error
 
 
 def text_name(text: str | None) -> str:

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError, MissingExtraError
-from attemper.text import shown
+from attemper.text import clean
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Of the click that typer stands on: the package, or typer's own copy of it."""
@@ -31,7 +31,7 @@ _OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
 
 def say(line: str) -> None:
     """A line on stderr, at once: progress, and what was written where. Names in it are shown, not obeyed."""
-    print(shown(line), file=sys.stderr, flush=True)
+    print(clean(line), file=sys.stderr, flush=True)
 
 
 def print_json(document: str) -> None:
@@ -47,14 +47,14 @@ def check_files(html: Path | None, csv: str | None) -> None:
         InputError: the folder is missing or write-protected, the path is something other than a file, or a page is to
             go to stdout.
     """
-    from attemper.files import checked_target
+    from attemper.files import check_target
 
     if html is not None:
         if str(html) == "-":
             raise InputError("--html writes a file, not to stdout: name one, such as page.html.")
-        checked_target(html)
+        check_target(html)
     if csv is not None and csv != "-":
-        checked_target(csv, "table")
+        check_target(csv, "table")
 
 
 def write_csv(csv: str, rows: str) -> None:
@@ -95,7 +95,7 @@ def print_usage_error(error: Any) -> int:
         error.possibilities = None
     elif choice:
         error.message = choice[1] + did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[3]))
-    error.message = shown(error.message)
+    error.message = clean(error.message)
     error.show()
     return int(error.exit_code)
 
@@ -117,7 +117,7 @@ def exit_code(command: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except OSError as error:
-        return _not_written(error)
+        return _report_unwritten(error)
     if code == INTERRUPTED:
         return failure("interrupted.", INTERRUPTED)
     return code if isinstance(code, int) else 0
@@ -135,7 +135,7 @@ def _take_any_text(stream: TextIO) -> None:
         reconfigure(errors="backslashreplace")
 
 
-def _not_written(error: OSError) -> int:
+def _report_unwritten(error: OSError) -> int:
     """Silent where the reader went away (``| head``), which is its right; a full disk is reported."""
     _drop_output()
     if isinstance(error, BrokenPipeError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.backends.table import check_backend
-from attemper.cli.heads import HeadTable, checked_order, complete_statistic, heads_csv
+from attemper.cli.heads import HeadTable, check_order, complete_statistic, heads_csv
 from attemper.cli.options import (
     BackendName,
     BatchSize,
@@ -26,9 +26,10 @@ from attemper.cli.options import (
 )
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
 from attemper.errors import InputError
-from attemper.readings.alarms import LIMITS, checked_limits
+from attemper.readings.alarms import LIMITS
+from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
-from attemper.text import named
+from attemper.text import clean_name
 
 if TYPE_CHECKING:
     from attemper.readings.scan import Scan
@@ -86,7 +87,7 @@ def scan(
     with usage_of("--backend"):
         check_backend(backend, device)
     with usage_of("--sort"):
-        order = checked_order(sort, top)
+        order = check_order(sort, top)
     _check_outputs(as_json, csv, order is not None)
     words = read_text(text)
     check_files(html, csv)
@@ -129,13 +130,13 @@ def scan_of(model: str | None, words: str, given: Input, **options: Any) -> Scan
     import attemper
 
     if model is None:
-        loaded, batches = _shipped(words, given)
+        loaded, batches = _shipped_batches(words, given)
     else:
         from attemper.integrations import pretrained
         from attemper.integrations.hub import on_hub
 
         if sys.stderr.isatty() and on_hub(model):
-            say(f"{named(model)} is no folder here: looking for it on the Hugging Face hub")
+            say(f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub")
         known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
         loaded = known.model
         batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
@@ -145,7 +146,7 @@ def scan_of(model: str | None, words: str, given: Input, **options: Any) -> Scan
         return attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
 
 
-def _shipped(words: str, given: Input) -> tuple[Any, list[Any]]:
+def _shipped_batches(words: str, given: Input) -> tuple[Any, list[Any]]:
     """The byte-level model that ships, and the text as batches of windows of bytes, the rest as one of its own."""
     if not words.strip():
         raise InputError("the text is empty: there is nothing to scan. Pass a file with text, or leave --text out.")
@@ -170,5 +171,5 @@ def _limits(options: list[str]) -> dict[str, float]:
         if not equals:
             raise typer.BadParameter(f"{option!r} is not NAME=V, for example logits=50.", param_hint="--limit")
     with usage_of("--limit"):
-        checked_limits(limits)
+        AlarmLimits.of(limits, LIMITS)
     return limits

@@ -16,7 +16,7 @@ from attemper.control.calibration import Calibration
 from attemper.control.temper import temper
 from attemper.errors import InputError
 from attemper.nn.temperature import Temperature
-from attemper.sites.names import unwrapped
+from attemper.sites.names import unwrap
 from attemper.sites.sharded import is_dtensor
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -97,7 +97,7 @@ def calibrate(
     """
     one_of("calibrate(per=...)", per, PER)
     one_of("calibrate(method=...)", method, METHODS)
-    limits = _checked_bounds(bounds)
+    limits = _check_bounds(bounds)
     _refuse_wrapped(model)
     fitting, held_out = _split(batches, validation, seed)
     with _evaluation_mode(model), temper(model, temperature=_TrialTemperature(), sites=sites) as handle:
@@ -273,7 +273,7 @@ def _fewest(validation: float) -> int:
     return count
 
 
-def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+def _check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     advice = "Give (low, high) with low < 1 < high."
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise InputError(f"calibrate(bounds=...) must be two numbers, got {bounds!r}. {advice}")
@@ -294,7 +294,7 @@ def _steps(steps: int | None, method: str, count: int) -> int:
 def _refuse_wrapped(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"calibrate(model) must be an nn.Module, got {type(model).__name__}.")
-    if unwrapped(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
+    if unwrap(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
         raise InputError(
             f"calibrate: {type(model).__name__} is wrapped or split over processes, and each process would find "
             "temperatures of its own: calibrate the model before it is wrapped, in one process."

@@ -17,7 +17,7 @@ from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
-from attemper.text import shown
+from attemper.text import clean
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -172,8 +172,8 @@ class Calibration:
         grid.add_column("site", overflow="fold")
         grid.add_column("temperature" if self.per != "head" else "temperature of each head", overflow="fold")
         for site, found in self.temperatures.items():
-            grid.add_row(Text(shown(site)), " ".join(f"{value:.3f}" for value in found))
-        return Group(grid, *(Text(shown(line)) for line in _sentences(self)))
+            grid.add_row(Text(clean(site)), " ".join(f"{value:.3f}" for value in found))
+        return Group(grid, *(Text(clean(line)) for line in _sentences(self)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table()

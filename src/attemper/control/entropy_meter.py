@@ -18,7 +18,7 @@ from attemper.call.attention import run
 from attemper.call.normalizer import normalization
 from attemper.call.options import Options, request_of
 from attemper.call.result import AttentionStats
-from attemper.call.sampling import sampled
+from attemper.call.sampling import sample
 from attemper.errors import InputError
 from attemper.functional.call_slope import is_monotone, slope_of
 from attemper.sites.observation import AttentionCall
@@ -97,7 +97,7 @@ class EntropyMeter:
         options = replace(call.options, stats=("entropy", "logit_variance", "visible_keys"))
         mask = None if call.mask is None else as_visible(call.mask.detach())
         request = request_of(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)
-        request = sampled(self.where, request, self.rows, self.generator)
+        request = sample(self.where, request, self.rows, self.generator)
         stats = run(request).stats
         assert stats is not None
         slope, valid = slope_of(request.problem, stats["logit_variance"]), stats.valid

@@ -82,7 +82,7 @@ def _product(options: Form, tensors: Tensors, depth: int) -> Temperature:
     return ProductTemperature(factors)
 
 
-def _learned(options: Form, tensors: Tensors, _: int) -> Temperature:
+def _learned_temperature(options: Form, tensors: Tensors, _: int) -> Temperature:
     return kinds.LearnedTemperature(len(tensors["log_temperature"]), initial=options["floor"], **options)
 
 
@@ -91,7 +91,7 @@ def _conditional(options: Form, tensors: Tensors, _: int) -> Temperature:
     return kinds.ConditionalTemperature(dim, heads, initial=options["floor"], **options)
 
 
-def _scheduled(options: Form, *_: Any) -> Temperature:
+def _scheduled_temperature(options: Form, *_: Any) -> Temperature:
     return kinds.ScheduledTemperature(schedule_of(options["schedule"]), options["total_steps"])
 
 
@@ -101,10 +101,10 @@ def _normalizer(kind: type[Normalizer]) -> Kind:
 
 KINDS = {
     "FixedTemperature": Kind((), lambda _, tensors, __: kinds.FixedTemperature(tensors["value"])),
-    "LearnedTemperature": Kind(("floor", "ceiling"), _learned),
+    "LearnedTemperature": Kind(("floor", "ceiling"), _learned_temperature),
     "ConditionalTemperature": Kind(("pool", "floor", "ceiling"), _conditional),
     "LengthTemperature": Kind(("reference", "law"), lambda options, *_: kinds.LengthTemperature(**options)),
-    "ScheduledTemperature": Kind(("total_steps", "schedule"), _scheduled),
+    "ScheduledTemperature": Kind(("total_steps", "schedule"), _scheduled_temperature),
     "ProductTemperature": Kind(("factors",), _product),
     **{kind.__name__: _normalizer(kind) for kind in MODULES},
 }

@@ -159,7 +159,7 @@ def _where(key: int) -> str:
 
 
 @torch.library.impl(LIBRARY, "penalised", "CompositeExplicitAutograd")
-def _penalised(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
+def _penalise(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
     if in_backward() or site not in _entries:
         return  # a recomputation of rows that are counted, or a penalty that is gone
     entry = _entries[site]
@@ -172,7 +172,7 @@ def _(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> 
 
 
 @torch.library.impl(LIBRARY, "injected", "CompositeExplicitAutograd")
-def _injected(grad: Tensor, gradient: Tensor, site: int) -> Tensor:
+def _inject(grad: Tensor, gradient: Tensor, site: int) -> Tensor:
     del grad  # an argument so that no compiler runs this before the backward pass
     if site not in _entries:
         return torch.zeros_like(gradient)

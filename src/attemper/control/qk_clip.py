@@ -15,7 +15,7 @@ from attemper.checks import positive_number
 from attemper.control.query_key_weights import Projections, projections_of
 from attemper.errors import InputError
 from attemper.monitor.watch import watch
-from attemper.sites.names import checked_sites, class_name, is_wanted, named, unwrapped
+from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
 from attemper.sites.sharded import is_dtensor
 
 _ADVICE = "MuonClip uses 100."
@@ -65,10 +65,10 @@ class QKClip:
     ) -> None:
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
-        self._wanted = checked_sites("QKClip", sites)
+        self._wanted = check_sites("QKClip", sites)
         self._refuse_normalised()
-        title = class_name(unwrapped(model))
-        self._modules = {own or title: module for module, own in named(model).items()}
+        title = class_name(unwrap(model))
+        self._modules = {own or title: module for module, own in names_of(model).items()}
         self._projections: dict[str, Projections] = {}
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
@@ -163,7 +163,7 @@ class QKClip:
         return self._projections[name]
 
     def _refuse_normalised(self) -> None:
-        for module, name in named(self.model).items():
+        for module, name in names_of(self.model).items():
             if not is_wanted(name, self._wanted):
                 continue
             try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.sites.names import class_name, named
+from attemper.sites.names import class_name, names_of
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _thirds(module: nn.Module) -> Projections | None:
         places = torch.arange(features)
         return places[: heads * size].view(heads, size), places[heads * size :][: groups * size].view(groups, size)
 
-    return _packed(module, _THIRDS, rows)
+    return _one_weight(module, _THIRDS, rows)
 
 
 def _by_head(module: nn.Module) -> Projections | None:
@@ -169,10 +169,10 @@ def _by_head(module: nn.Module) -> Projections | None:
         places = torch.arange(features).view(heads, 3, -1)
         return places[:, 0], places[:, 1]
 
-    return _packed(module, _BY_HEAD, rows)
+    return _one_weight(module, _BY_HEAD, rows)
 
 
-def _packed(
+def _one_weight(
     module: nn.Module, names: Sequence[str], rows: Callable[[int, int], tuple[Tensor, Tensor]]
 ) -> Projections | None:
     for name in names:
@@ -268,7 +268,7 @@ def linear_weights(model: nn.Module, which: str, sites: tuple[str, ...] | None) 
     Raises:
         InputError: there are none; or, unless all are asked for, the layout of an attention is not known.
     """
-    kept = {module: name for module, name in named(model).items() if sites is None or _below(name, sites)}
+    kept = {module: name for module, name in names_of(model).items() if sites is None or _below(name, sites)}
     parts = {module: list(those) for module in kept if (those := _parts(module)) is not None}
     if which != "all":
         _refuse_unknown(kept, parts)

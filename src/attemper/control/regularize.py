@@ -16,7 +16,7 @@ from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
 from attemper.sites.find import Site, chosen_sites
-from attemper.sites.names import unwrapped
+from attemper.sites.names import unwrap
 from attemper.sites.observation import AttentionCall
 from attemper.sites.wrap import listen, unlisten
 
@@ -83,7 +83,7 @@ class Regularizer:
         self._goal = torch.tensor(penalty.goal(0), dtype=torch.float64)
         self._value: Tensor | None = None
         self._tokens: dict[str, Tensor] = {}
-        whole = unwrapped(model)
+        whole = unwrap(model)
         self._places = {name: place for place, name in enumerate(inspect.signature(whole.forward).parameters)}
         self._two_sided = bool(getattr(getattr(whole, "config", None), "is_encoder_decoder", False))
         self._sites = sites
@@ -153,10 +153,10 @@ class Regularizer:
         """
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
         if loss is None:
-            loss = _own_loss(unwrapped(self.model), outputs, labels, num_items_in_batch)
+            loss = _own_loss(unwrap(self.model), outputs, labels, num_items_in_batch)
         share: Any = 1.0
         if num_items_in_batch is not None and isinstance(labels, Tensor):
-            share = _targets(unwrapped(self.model), labels) / num_items_in_batch
+            share = _targets(unwrap(self.model), labels) / num_items_in_batch
         return self.attach(loss, share=share)
 
     def step(self) -> None:

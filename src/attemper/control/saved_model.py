@@ -24,7 +24,7 @@ from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature
 from attemper.sites.act import normalizer_of, temperatures
 from attemper.sites.find import all_sites
-from attemper.sites.names import named
+from attemper.sites.names import names_of
 from attemper.sites.sharded import is_dtensor
 
 FILE = "attemper.json"
@@ -90,7 +90,7 @@ def _parts_at(module: nn.Module) -> list[Temperature | Normalizer]:
 
 
 def _parts_of(model: nn.Module) -> Parts:
-    found = {site.name: _parts_at(site.module) for site in all_sites(named(model))}
+    found = {site.name: _parts_at(site.module) for site in all_sites(names_of(model))}
     return {name: parts for name, parts in found.items() if parts}
 
 

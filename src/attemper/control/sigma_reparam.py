@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from attemper.checks import one_of, positive_number
 from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights
 from attemper.errors import InputError
-from attemper.sites.names import checked_sites, class_name, is_wanted, named, unwrapped
+from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
 from attemper.sites.sharded import is_dtensor
 
 _FIRST_STEPS = 100
@@ -200,12 +200,12 @@ def sigma_reparam_(
     one_of("sigma_reparam_(which=...)", which, WHICH)
     if gamma is not None:
         gamma = positive_number("sigma_reparam_(gamma=...)", gamma, "The paper starts at 1.")
-    if unwrapped(model) is not model:
+    if unwrap(model) is not model:
         raise InputError(
             f"sigma_reparam_(model) is a {class_name(model)} around the model: apply it to the model first, then "
             "compile or wrap."
         )
-    weights = linear_weights(model, which, _checked_sites(model, sites))
+    weights = linear_weights(model, which, _check_sites(model, sites))
     _refuse(model, weights)
     return SigmaReparam(model, weights, [SpectralScale(weight, gamma) for weight in weights])
 
@@ -247,9 +247,9 @@ def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
-def _checked_sites(model: nn.Module, sites: Iterable[str] | None) -> tuple[str, ...] | None:
-    wanted = checked_sites("sigma_reparam_", sites)
-    names = named(model).values()
+def _check_sites(model: nn.Module, sites: Iterable[str] | None) -> tuple[str, ...] | None:
+    wanted = check_sites("sigma_reparam_", sites)
+    names = names_of(model).values()
     for name in wanted or ():
         if not any(is_wanted(own, (name,)) for own in names):
             raise InputError(f"sigma_reparam_(sites=[{name!r}]) names no module of the model.")

@@ -32,12 +32,12 @@ from attemper.nn.temperature import (
     Temperature,
 )
 from attemper.sites.find import Site, chosen_sites, refuse_wrapped
-from attemper.sites.names import class_name, unwrapped
+from attemper.sites.names import class_name, unwrap
 from attemper.sites.wrap import actions_of, release
 
 ADDED_NORMALIZER = "attemper_normalizer"
 """Name, or its beginning, of the child that is a normalizer given to an attention module."""
-Given = Temperature | float | Tensor
+TemperatureArgument = Temperature | float | Tensor
 """A temperature as it is given: a module, a number, or a tensor [heads]."""
 _SHOWN = 16
 """Heads whose numbers are written out."""
@@ -53,7 +53,7 @@ Part = TypeVar("Part", bound=nn.Module)
 def temper(
     model: nn.Module,
     *,
-    temperature: Given | Sequence[Given] | Mapping[str, Given] | None = None,
+    temperature: TemperatureArgument | Sequence[TemperatureArgument] | Mapping[str, TemperatureArgument] | None = None,
     normalizer: str | Normalizer | None = None,
     sites: Iterable[str] | None = None,
 ) -> Tempered:
@@ -225,7 +225,7 @@ class Tempered:
 
     def __repr__(self) -> str:
         """What stands where, with its numbers as they are now."""
-        found = f"{class_name(unwrapped(self.model))}, {'tempered at' if self._children else 'no more tempered at'}"
+        found = f"{class_name(unwrap(self.model))}, {'tempered at' if self._children else 'no more tempered at'}"
         shown = _lines(self.temperatures, self.normalizers)
         return "\n".join((f"{found} {len(shown)} site{'' if len(shown) == 1 else 's'}", *shown))
 

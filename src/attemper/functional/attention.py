@@ -12,7 +12,7 @@ from attemper.call.attention import run
 from attemper.call.options import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
-from attemper.call.sampling import sampled
+from attemper.call.sampling import sample
 from attemper.call.weights import BACKEND, weights
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
@@ -137,7 +137,7 @@ def varlen_attention(
     given = options_of(
         "varlen_attention", options, is_causal=is_causal, scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa
     )
-    tensors = [_unpacked("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
+    tensors = [_unpack("varlen_attention", name, t) for name, t in (("query", query), ("key", key), ("value", value))]
     packing = packing_of("varlen_attention", cu_seqlens_q, cu_seqlens_k)
     totals = (query.shape[0], key.shape[0])
     check_offsets("varlen_attention", packing, totals)
@@ -182,7 +182,7 @@ def attention_statistics(
     options = {"stats": "all", **options}
     given = options_of("attention_statistics", options, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     request = request_of("attention_statistics", query, key, None, attn_mask, given)
-    result = run(sampled("attention_statistics", request, rows, generator))
+    result = run(sample("attention_statistics", request, rows, generator))
     if result.stats is None:
         raise InputError("attention_statistics(stats=()) asks for nothing: pass 'all' or names.")
     return result.stats
@@ -212,7 +212,7 @@ def dense_weights(
     return weights(problem)
 
 
-def _unpacked(where: str, name: str, tensor: Tensor) -> Tensor:
+def _unpack(where: str, name: str, tensor: Tensor) -> Tensor:
     refuse_nested(where, {name: tensor})
     if not isinstance(tensor, Tensor) or tensor.dim() != 3:
         came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attemper.call.options import Problem
-from attemper.call.sampling import picked
+from attemper.call.sampling import pick
 from attemper.call.weights import scores
 from attemper.functional.temperature import covariance
 
@@ -29,7 +29,7 @@ def slope_of(problem: Problem, variance: Tensor) -> Tensor:
     if is_monotone(problem):
         return variance
     if problem.rows is not None:
-        problem = picked(problem, problem.rows)
+        problem = pick(problem, problem.rows)
     parts = [_dense(_sequence(problem, index)) for index in range(problem.query.shape[0])]
     return torch.cat(parts).to(variance.dtype) if parts else variance
 

@@ -185,8 +185,8 @@ def pac_bayes_bound(empirical_loss: float | Tensor, kl: float | Tensor, rows: in
     where = "pac_bayes_bound"
     tensors = [value.dtype for value in (empirical_loss, kl) if isinstance(value, Tensor)]
     dtype = torch.float64 if torch.float64 in tensors or not tensors else torch.float32
-    loss = _bounded(f"{where}(empirical_loss=...)", empirical_loss, 1.0, dtype, "It is a mean of losses in [0, 1].")
-    divergence = _bounded(f"{where}(kl=...)", kl, math.inf, dtype, "It is in nats.")
+    loss = _check_range(f"{where}(empirical_loss=...)", empirical_loss, 1.0, dtype, "It is a mean of losses in [0, 1].")
+    divergence = _check_range(f"{where}(kl=...)", kl, math.inf, dtype, "It is in nats.")
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise InputError(f"{where}(rows=...) must be an int of at least 1, got {rows!r}.")
     if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < 1:
@@ -257,7 +257,7 @@ def _points(temperatures: Sequence[float] | Tensor) -> list[float] | list[Tensor
     return [positive_number(where, number, TEMPERATURE_ADVICE, infinite=True) for number in temperatures]
 
 
-def _bounded(where: str, value: float | Tensor, most: float, dtype: torch.dtype, advice: str) -> Tensor:
+def _check_range(where: str, value: float | Tensor, most: float, dtype: torch.dtype, advice: str) -> Tensor:
     """A tensor, or a number that must be in [0, most], in this type."""
     if isinstance(value, Tensor):
         if not value.dtype.is_floating_point:

@@ -20,7 +20,7 @@ from attemper.functional.linear_state import (
     LinearState,
     Sums,
     causal,
-    checked_map,
+    check_feature_map,
     features,
     given_features,
     over_all,
@@ -113,7 +113,7 @@ def linear_attention(
         >>> linear_attention(x, x, v, is_causal=True).output.flatten()
         tensor([3.0000, 4.5000, 3.0000])
     """
-    checked_map(_WHERE, feature_map)
+    check_feature_map(_WHERE, feature_map)
     if all(isinstance(tensor, Tensor) and tensor.ndim == 3 for tensor in (q, k, v)):
         options = {"feature_map": feature_map, "is_causal": is_causal, "mask": mask, "state": state}
         made = linear_attention(q[:, None], k[:, None], v[:, None], chunk_size=chunk_size, **options)

@@ -84,7 +84,7 @@ class Sums(NamedTuple):
     """[..., F]: for "exp" the largest k of each feature, -inf where there is no key; 0 for the other maps."""
 
 
-def checked_map(where: str, feature_map: FeatureMap) -> FeatureMap:
+def check_feature_map(where: str, feature_map: FeatureMap) -> FeatureMap:
     """``feature_map`` if it is one of the names or can be called.
 
     Raises:
@@ -207,7 +207,7 @@ def over_all(q: Tensor, k: Tensor, v: Tensor, before: Sums, name: str | None) ->
         The rows' sums [B, G, r, Q, W], and ``before`` with these keys added.
     """
     if name == "exp":
-        after = joined(before, summed(k, v))
+        after = join(before, sums_of_keys(k, v))
         return products(rows_of(q, after.shift), after.sums), after
     after = before.sums + k.mT @ v
     return products(q, after), Sums(after, before.shift)
@@ -221,7 +221,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, before: Sums, name: str | None, chun
     shift = torch.maximum(before.shift, k.detach().amax(2))
     if not steady(k, before.shift, shift):
         return by_levels(q, k, v, before, chunk)
-    earlier = scaled(before, shift)
+    earlier = rescale(before, shift)
     found, sums = by_chunks(rows_of(q, shift), (k - finite(shift)[:, :, None]).exp(), v, earlier, chunk)
     return found, Sums(sums, shift)
 
@@ -230,7 +230,7 @@ def by_chunks(q: Tensor, k: Tensor, v: Tensor, before: Tensor, chunk: int) -> tu
     """:func:`causal` for features [..., F]. In a chunk the weights are held, [chunk, chunk]; before it one sum."""
     tokens, heads = k.shape[2], q.shape[2]
     chunk = min(chunk, tokens)
-    q, k, v = (chunked(tensor, chunk) for tensor in (q, k, v))
+    q, k, v = (in_chunks(tensor, chunk) for tensor in (q, k, v))
     # [B, G, chunks, r chunk, F]: all rows that meet the keys of a chunk.
     q = q.transpose(2, 3).flatten(3, 4)
     sums = torch.cat((before[:, :, None], k.mT @ v), 2).cumsum(2)
@@ -247,7 +247,7 @@ def products(q: Tensor, sums: Tensor) -> Tensor:
     return (q.flatten(2, 3) @ sums).unflatten(2, q.shape[2:4])
 
 
-def chunked(tensor: Tensor, size: int, value: float = 0.0) -> Tensor:
+def in_chunks(tensor: Tensor, size: int, value: float = 0.0) -> Tensor:
     """[..., n, F] -> [..., chunks, size, F], the last chunk filled up with ``value``."""
     missing = -tensor.shape[-2] % size
     tensor = F.pad(tensor, (0, 0, 0, missing), value=value) if missing else tensor
@@ -266,20 +266,20 @@ def by_levels(q: Tensor, k: Tensor, v: Tensor, before: Sums, chunk: int) -> tupl
     """:func:`causal` for "exp", whatever the keys; the chunk is rounded up to a power of 2."""
     tokens, heads = k.shape[2], q.shape[2]
     chunk = 1 << (min(chunk, tokens) - 1).bit_length()
-    q, k, v = chunked(q, chunk), chunked(k, chunk, -math.inf), chunked(v, chunk)
+    q, k, v = in_chunks(q, chunk), in_chunks(k, chunk, -math.inf), in_chunks(v, chunk)
     # [B, G, chunks, chunk r, F]: the rows of one token stand together, so that half of the tokens is half of the rows.
     q = q.movedim(2, 4).flatten(3, 4)
-    own, first = summed(k, v), Sums(before.sums[:, :, None], before.shift[:, :, None])
+    own, first = sums_of_keys(k, v), Sums(before.sums[:, :, None], before.shift[:, :, None])
     sums = prefixes(Sums(*(torch.cat(pair, 2) for pair in zip(first, own, strict=True))))
     earlier = Sums(sums.sums[:, :, :-1], sums.shift[:, :, :-1, None])
     largest = torch.maximum(k.detach().cummax(-2).values, earlier.shift).repeat_interleave(heads, -2)
-    q, reference = referred(q, largest)
+    q, reference = relative_to_largest(q, largest)
     found = triangle(q, k, reference) @ v + row_features(q, earlier.shift, reference) @ earlier.sums
     found = found.unflatten(3, (chunk, heads)).movedim(4, 2).flatten(3, 4)
     return found[:, :, :, :tokens], Sums(sums.sums[:, :, -1], sums.shift[:, :, -1])
 
 
-def summed(k: Tensor, v: Tensor) -> Sums:
+def sums_of_keys(k: Tensor, v: Tensor) -> Sums:
     """The keys [..., K, F] and values [..., K, W] of one place as sums."""
     if not k.shape[-2]:
         return Sums(k.mT @ v, k.new_full((*k.shape[:-2], k.shape[-1]), -math.inf))
@@ -287,13 +287,13 @@ def summed(k: Tensor, v: Tensor) -> Sums:
     return Sums((k - finite(shift)[..., None, :]).exp().mT @ v, shift)
 
 
-def joined(one: Sums, two: Sums) -> Sums:
+def join(one: Sums, two: Sums) -> Sums:
     """The sums over the keys of both."""
     shift = torch.maximum(one.shift, two.shift)
-    return Sums(scaled(one, shift) + scaled(two, shift), shift)
+    return Sums(rescale(one, shift) + rescale(two, shift), shift)
 
 
-def scaled(part: Sums, shift: Tensor) -> Tensor:
+def rescale(part: Sums, shift: Tensor) -> Tensor:
     """The sums as they are under another shift, that is not lower."""
     return part.sums * (part.shift - finite(shift)).exp()[..., None]
 
@@ -304,10 +304,10 @@ def prefixes(parts: Sums) -> Sums:
     if count == 1:
         return parts
     even, odd = at(parts, slice(0, None, 2)), at(parts, slice(1, None, 2))
-    up_to_odd = prefixes(joined(at(even, slice(0, count // 2)), odd))
-    later = joined(at(up_to_odd, slice(0, (count - 1) // 2)), at(even, slice(1, None)))
+    up_to_odd = prefixes(join(at(even, slice(0, count // 2)), odd))
+    later = join(at(up_to_odd, slice(0, (count - 1) // 2)), at(even, slice(1, None)))
     up_to_even = (torch.cat(pair, 2) for pair in zip(at(even, slice(0, 1)), later, strict=True))
-    return Sums(*(interleaved(*pair) for pair in zip(up_to_even, up_to_odd, strict=True)))
+    return Sums(*(interleave(*pair) for pair in zip(up_to_even, up_to_odd, strict=True)))
 
 
 def at(parts: Sums, places: slice) -> Sums:
@@ -315,7 +315,7 @@ def at(parts: Sums, places: slice) -> Sums:
     return Sums(parts.sums[:, :, places], parts.shift[:, :, places])
 
 
-def interleaved(even: Tensor, odd: Tensor) -> Tensor:
+def interleave(even: Tensor, odd: Tensor) -> Tensor:
     """Places 0, 1, 2, ... of dimension 2 from those of even and odd numbers; of the even there may be one more."""
     pairs = torch.stack((even[:, :, : odd.shape[2]], odd), 3).flatten(2, 3)
     return torch.cat((pairs, even[:, :, odd.shape[2] :]), 2)
@@ -351,11 +351,11 @@ def triangle(q: Tensor, k: Tensor, reference: Tensor) -> Tensor:
 def rows_of(q: Tensor, shift: Tensor) -> Tensor:
     """Features of rows [B, G, r, Q, F] that meet keys whose maxima are ``shift`` [B, G, F]."""
     largest = shift[:, :, None, None]
-    q, reference = referred(q, largest)
+    q, reference = relative_to_largest(q, largest)
     return row_features(q, largest, reference)
 
 
-def referred(q: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+def relative_to_largest(q: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """q and the maxima it meets, each told from its value at the feature where their sum is largest, the row's ``c``.
 
     c itself would round: 1e4 + 1e4 keeps 3 digits after the point, and the differences keep all that q and k had.

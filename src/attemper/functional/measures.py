@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attemper.call.formulas import VANISHED, at_most, log_count
-from attemper.call.temperature import divided
+from attemper.call.temperature import divide_by_temperature
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 
@@ -289,7 +289,7 @@ def _within(distance: Tensor, temperature: Tensor | float) -> Tensor:
 
 
 def _over(x: Tensor, temperature: Tensor | float) -> Tensor:
-    return divided(x, temperature) if isinstance(temperature, Tensor) else x / temperature
+    return divide_by_temperature(x, temperature) if isinstance(temperature, Tensor) else x / temperature
 
 
 def _maximum(hidden: Tensor, s: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.call.temperature import divided
+from attemper.call.temperature import divide_by_temperature
 from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE, ScoreRow, keys_last, of_each_row
@@ -124,7 +124,7 @@ def scalable_softmax(
         tensor([0.6667, 0.3333])
     """
     x = keys_last("scalable_softmax", scores, dim)
-    z = tempered("scalable_softmax", x, temperature, shifted=True)
+    z = tempered_scores("scalable_softmax", x, temperature, shifted=True)
     scale = per_row("scalable_softmax", "s", s, x, _SCALE_ADVICE)
     visible = x != -math.inf
     multiplier = scale * visible.sum(-1).clamp(min=1).to(x.dtype).log()
@@ -195,12 +195,12 @@ def _with_sink(
 def over_temperature(where: str, x: Tensor, temperature: float | Tensor) -> Tensor:
     """``x / temperature`` for finite ``x`` [..., n]: inf / T would leave 0 * inf in the gradient of T."""
     if isinstance(temperature, Tensor):
-        return divided(x, of_each_row(where, temperature, x))
+        return divide_by_temperature(x, of_each_row(where, temperature, x))
     divisor = positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
     return x if divisor == 1 else x / divisor
 
 
-def tempered(where: str, x: Tensor, temperature: float | Tensor, *, shifted: bool = False) -> Tensor:
+def tempered_scores(where: str, x: Tensor, temperature: float | Tensor, *, shifted: bool = False) -> Tensor:
     """``x / temperature`` for ``x`` [..., n], -inf where hidden, up to a constant of each row.
 
     With ``shifted`` it is always relative to the row's maximum. Without, it is ``x`` itself at a temperature of 1: the

@@ -12,7 +12,7 @@ from attemper.call.normalizer import threshold, topk
 from attemper.call.onnx import SOFTMAX_INSTEAD, refuse_onnx
 from attemper.errors import InputError
 from attemper.functional.measures import keys_last, softmax
-from attemper.functional.normalizers import per_row, tempered
+from attemper.functional.normalizers import per_row, tempered_scores
 
 _ALPHA_ADVICE = "1 is softmax, 1.5 entmax15, 2 sparsemax; larger is sparser. One for each row: [H, 1] for heads."
 _NAMED = {1.5: "entmax15", 2.0: "sparsemax"}
@@ -47,7 +47,7 @@ def sparsemax(
         >>> sparsemax(torch.tensor([1.0, 0.5, -1.0]))
         tensor([0.7500, 0.2500, 0.0000])
     """
-    z = tempered("sparsemax", keys_last("sparsemax", scores, dim), temperature)
+    z = tempered_scores("sparsemax", keys_last("sparsemax", scores, dim), temperature)
     return _weights("sparsemax", "sparsemax", z, dim, dtype or scores.dtype)
 
 
@@ -69,7 +69,7 @@ def entmax15(
         >>> entmax15(torch.tensor([1.0, 1.0, -1.0]))
         tensor([0.5000, 0.5000, 0.0000])
     """
-    z = tempered("entmax15", keys_last("entmax15", scores, dim), temperature)
+    z = tempered_scores("entmax15", keys_last("entmax15", scores, dim), temperature)
     return _weights("entmax15", "entmax15", z, dim, dtype or scores.dtype)
 
 
@@ -113,7 +113,7 @@ def entmax(
     """
     x = keys_last("entmax", scores, dim)
     each = _alphas("entmax", alpha, x)
-    z = tempered("entmax", x, temperature)
+    z = tempered_scores("entmax", x, temperature)
     if not isinstance(each, Tensor) and each == 1:
         return softmax(z).movedim(-1, dim).to(dtype or scores.dtype)
     normalizer = "entmax" if isinstance(each, Tensor) else _NAMED.get(each, "entmax")
@@ -139,7 +139,9 @@ def entmax_iterations(
     """
     x = keys_last("entmax_iterations", scores, dim)
     each = _alphas("entmax_iterations", alpha, x)
-    return row_operator.entmax_iterations(tempered("entmax_iterations", x, temperature), *_number_or_tensor(each))
+    return row_operator.entmax_iterations(
+        tempered_scores("entmax_iterations", x, temperature), *_number_or_tensor(each)
+    )
 
 
 def topk_softmax(
@@ -176,7 +178,7 @@ def topk_softmax(
     topk(k, "topk_softmax")
     x = keys_last("topk_softmax", scores, dim)
     k = min(k, max(x.shape[-1], 1))
-    z = tempered("topk_softmax", x, temperature)
+    z = tempered_scores("topk_softmax", x, temperature)
     if z is not x:  # two scores may have become one
         z = torch.where(row_operator.largest_keys(x.detach(), k), z, -math.inf)
     return _weights("topk_softmax", "topk", z, dim, dtype or scores.dtype, k)
@@ -217,7 +219,7 @@ def threshold_softmax(
         tensor([0.5000, 0.5000, 0.0000])
     """
     threshold(min_weight, "threshold_softmax")
-    z = tempered("threshold_softmax", keys_last("threshold_softmax", scores, dim), temperature)
+    z = tempered_scores("threshold_softmax", keys_last("threshold_softmax", scores, dim), temperature)
     return _weights("threshold_softmax", "threshold", z, dim, dtype or scores.dtype, min_weight)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.call.temperature import divided
+from attemper.call.temperature import divide_by_temperature
 from attemper.checks import one_of, positive_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE, floating, keys_last, of_each_row
@@ -66,13 +66,13 @@ def temperature_for_entropy(
     where = "temperature_for_entropy"
     y = keys_last(where, scores.detach() if isinstance(scores, Tensor) else scores, dim)
     axes = _row_axes(mean_over, scores.dim(), dim)
-    logits = None if bias is None else _grouped(_double(_fitted_bias(where, bias, scores, dim).detach()), axes)
+    logits = None if bias is None else _group(_double(_fitted_bias(where, bias, scores, dim).detach()), axes)
     shape = [1 if axis in axes else size for axis, size in enumerate(y.shape[:-1])]
     goal = _double(_targets(target, shape, y.device)).reshape(-1)
     if y.shape[-1] == 0:
         raise InputError(f"{where}(scores) has no keys: {list(scores.shape)} along dim={dim}.")
     with torch.no_grad():
-        found = search(_grouped(_double(y), axes), logits, goal, TOLERANCE)
+        found = search(_group(_double(y), axes), logits, goal, TOLERANCE)
     return SolvedTemperature(*(part.reshape(shape).to(scores.device, _type(part, scores)) for part in found))
 
 
@@ -119,7 +119,7 @@ def entropy_slope(
     if isinstance(temperature, Tensor):
         each = of_each_row("entropy_slope", temperature, y)
         divisor: float | Tensor = each[..., 0]
-        x = divided(hidden, each)
+        x = divide_by_temperature(hidden, each)
     else:
         divisor = positive_number("entropy_slope(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
         x = hidden / divisor
@@ -211,7 +211,7 @@ def _row_axes(mean_over: int | Sequence[int], count: int, dim: int) -> set[int]:
     return axes
 
 
-def _grouped(rows: Tensor, axes: set[int]) -> Tensor:
+def _group(rows: Tensor, axes: set[int]) -> Tensor:
     """[..., n] as [groups, rows of a group, n]."""
     kept = [axis for axis in range(rows.dim() - 1) if axis not in axes]
     moved = rows.permute(*kept, *sorted(axes), rows.dim() - 1)

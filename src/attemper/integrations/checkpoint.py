@@ -9,7 +9,7 @@ from typing import Any
 
 from attemper.errors import InputError
 from attemper.integrations.hub import near_folder, on_hub
-from attemper.text import named
+from attemper.text import clean_name
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -20,7 +20,7 @@ def check_folder(source: str) -> None:
         return
     path = Path(source)
     if not os.path.exists(source):
-        raise InputError(f"there is no folder {named(source)}.{near_folder(source)}")
+        raise InputError(f"there is no folder {clean_name(source)}.{near_folder(source)}")
     if path.suffix.lower() == ".gguf" or (path.is_dir() and not any(path.glob("*.safetensors"))):
         _refuse_gguf(path)
     if not path.is_dir():
@@ -44,8 +44,8 @@ def _refuse_gguf(path: Path) -> None:
     files = sorted(folder.glob("*.gguf")) if path.is_dir() else [path]
     if files:
         raise InputError(
-            f"{named(files[0])} is a GGUF file, quantised for llama.cpp; attemper reads safetensors. Give the model it "
-            f"was made from, or convert it: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
+            f"{clean_name(files[0])} is a GGUF file, quantised for llama.cpp; attemper reads safetensors. Give the "
+            f"model it was made from, or convert it: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
             f"gguf_file={files[0].name!r}).save_pretrained(folder), and AutoTokenizer alike; then give that folder."
         )
 

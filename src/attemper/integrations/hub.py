@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.checks import did_you_mean
-from attemper.text import named
+from attemper.text import clean_name
 
 LOAD_IT_YOURSELF = "load it from Python yourself and call attemper.scan(model, batches)"
 
@@ -26,7 +26,7 @@ def refusal(source: str, error: BaseException) -> str:
     links = list(_chain(error))
     kinds = {kind.__name__ for link in links for kind in type(link).__mro__}
     text = " ".join(map(str, links))
-    name = named(source)
+    name = clean_name(source)
     if on_hub(source):
         reason = _of_hub(name, source, kinds, text)
         if reason is not None:

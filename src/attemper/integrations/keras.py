@@ -309,7 +309,7 @@ class CrossAttention(keras.layers.Layer):
         wide = _statistics_dtype(self.compute_dtype)
         scores = ops.matmul(ops.cast(q, wide), ops.transpose(ops.cast(k, wide), (0, 1, 3, 2)))
         scores = scores * (self.key_dim**-0.5 / self.temperature)
-        weights, entropy, valid = attention_weights(scores, _joined(context_mask, attention_mask))
+        weights, entropy, valid = attention_weights(scores, _join_masks(context_mask, attention_mask))
         if query_mask is not None:
             valid = ops.logical_and(valid, ops.expand_dims(ops.cast(query_mask, "bool"), 1))
         counted = ops.broadcast_to(valid, ops.shape(entropy))
@@ -349,7 +349,7 @@ class CrossAttention(keras.layers.Layer):
             self.steps.assign(self.steps + 1)
 
 
-def _joined(context_mask: Any, attention_mask: Any) -> Any:
+def _join_masks(context_mask: Any, attention_mask: Any) -> Any:
     """Both masks as one, broadcastable to [B, H, Q, K]; None for none."""
     parts = []
     if context_mask is not None:

@@ -93,7 +93,7 @@ class Budget:
     """Whether somebody asked for heads: by a number of names, or by a filter."""
     _warned: set[str] = field(default_factory=set)
 
-    def chosen(self, levels: dict[str, dict[str, float]]) -> dict[str, float]:
+    def choose(self, levels: dict[str, dict[str, float]]) -> dict[str, float]:
         """Name -> value of what is sent."""
         sent: dict[str, float] = {}
         wanted = {level: {name: v for name, v in values.items() if self.keep(name)} for level, values in levels.items()}
@@ -143,7 +143,7 @@ def budget(max_keys: int | None, filter: Keep | str | Iterable[str] | None) -> B
     return Budget(max_keys, lambda name: any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def checked_statistics(stats: str | Iterable[str]) -> tuple[str, ...]:
+def check_statistics(stats: str | Iterable[str]) -> tuple[str, ...]:
     """The names in ``stats``, each once.
 
     Raises:

@@ -35,7 +35,7 @@ _HEADS_OF_THEIR_OWN = ("pooler", "lm_head", "classifier", "cls.", "qa_outputs", 
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedModel:
     """A model in evaluation mode, its tokenizer, and the longest sequence it reads."""
 
     model: nn.Module
@@ -45,7 +45,7 @@ class Pretrained:
     """Handles of what ``temper`` had given the model when it was saved; it has it again."""
 
 
-def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: bool = False) -> Pretrained:
+def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: bool = False) -> PretrainedModel:
     """The model and tokenizer in a folder or of a hub id, by transformers' auto classes.
 
     Args:
@@ -66,7 +66,7 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
         model = _model(transformers, source, getattr(torch, dtype), predicts)
         tempered = _restore(transformers, model, source)
         tokenizer = _tokenizer(transformers, source)
-    return Pretrained(to_device(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
+    return PretrainedModel(to_device(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
 
 
 def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
@@ -103,7 +103,7 @@ def to_device(model: nn.Module, device: str) -> nn.Module:
 
 
 def windows(
-    pretrained: Pretrained, text: str, *, max_length: int | None = None, batch_size: int = 8
+    pretrained: PretrainedModel, text: str, *, max_length: int | None = None, batch_size: int = 8
 ) -> list[dict[str, Tensor]]:
     """``text`` as batches of consecutive windows, each as long as the model (or ``max_length``) allows; every
     token counts.
@@ -262,7 +262,7 @@ def _limits(model: Any, tokenizer: Any) -> dict[str, int]:
     }
 
 
-def _how_to_read(length: int, pretrained: Pretrained) -> str:
+def _how_to_read(length: int, pretrained: PretrainedModel) -> str:
     """What to change so that a model reads as many tokens."""
     limits = _limits(pretrained.model, pretrained.tokenizer)
     short = ", ".join(f"{name} ({limit})" for name, limit in limits.items() if limit < length)

@@ -13,15 +13,15 @@ from typing import Any, Self
 from torch import nn
 
 from attemper.errors import InputError
-from attemper.integrations.metrics import Keep, budget, checked_statistics, scalars
+from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.sinks import Sinks
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm, Reading
 from attemper.readings.scan import Scan
-from attemper.sites.names import unwrapped
+from attemper.sites.names import unwrap
 from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
-from attemper.text import shown
+from attemper.text import clean
 
 logger = logging.getLogger("attemper")
 
@@ -34,7 +34,7 @@ class TrainingWatch(Watch):
     def __init__(self, model: nn.Module, *, compiled: bool, **given: Any) -> None:
         super().__init__(model, **given)
         self._stepping = True
-        self._trained = unwrapped(model)
+        self._trained = unwrap(model)
         self._compiled = self._compiled or compiled
 
     @property
@@ -63,7 +63,7 @@ class Monitor:
         **options: Any,
     ) -> None:
         super().__init__()
-        self._stats = checked_statistics(stats)
+        self._stats = check_statistics(stats)
         self._budget = budget(max_keys, filter)
         if trackers is not None and not isinstance(trackers, list | tuple):
             raise InputError(f"trackers must be a list, got {type(trackers).__name__}.")
@@ -148,7 +148,7 @@ class Monitor:
         except Exception as error:  # whatever it is, it must not end somebody's training run
             self.watch.report(self.watch.title, error)
             return {}
-        self._sinks.write(self._budget.chosen(levels), step)
+        self._sinks.write(self._budget.choose(levels), step)
         self._log_notes(self.last.reading, step)
         self._report_alarms(self.last.alarms, step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
@@ -157,7 +157,7 @@ class Monitor:
         """Warns once that no attention is seen: that must not end training."""
         if not self._warned_of_nothing:
             self._warned_of_nothing = True
-            warnings.warn(f"attemper: nothing is logged. {shown(error)}", stacklevel=3)
+            warnings.warn(f"attemper: nothing is logged. {clean(error)}", stacklevel=3)
 
     def _log_notes(self, reading: Reading, step: int) -> None:
         """Logs once what is not judged: without it, no alarm would look like a healthy model. That a model looks
@@ -167,7 +167,7 @@ class Monitor:
         for note in () if self._logged_notes else reading.notes:
             if note != untrained:
                 self._logged_notes = True
-                logger.warning(f"step {step}: {shown(note)}")
+                logger.warning(f"step {step}: {clean(note)}")
         if untrained is not None and not self._logged_untrained:
             self._logged_untrained = True
             logger.info(f"step {step}: {untrained}")
@@ -180,7 +180,7 @@ class Monitor:
             of_kind = [alarm for alarm in new if alarm.kind == kind]
             heard = SEVERITIES.index(of_kind[0].severity) >= SEVERITIES.index("warning")
             more = f" and {len(of_kind) - 3} more" if len(of_kind) > 3 else ""
-            where = "; ".join(shown(alarm.message) for alarm in of_kind[:3])
+            where = "; ".join(clean(alarm.message) for alarm in of_kind[:3])
             logger.log(
                 logging.WARNING if heard else logging.INFO,
                 f"step {step}: {of_kind[0].severity} {kind}: {where}{more}. {of_kind[0].advice}",

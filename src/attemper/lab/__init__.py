@@ -2,7 +2,7 @@
 
 One file an experiment, one function of the same name: ``run("scaling", seed=0)`` is ``scaling.scaling(seed=0)``. Those
 that train models, for up to an hour, are planned in a file each and run by ``train``; what they found is kept in small
-files of results, which ``stored`` reads. The small model and the text that scans read by default live here, too.
+files of results, which ``read_results`` reads. The small model and the text that scans read by default live here, too.
 """
 
 from __future__ import annotations
@@ -100,19 +100,19 @@ def train(
     """
     from attemper.lab.trained import runs, summary
 
-    module = _trained(name)
+    module = _trained_module(name)
     given = {
-        key: _counted(name, key, value) for key, value in (("steps", steps), ("seeds", seeds)) if value is not None
+        key: _check_count(name, key, value) for key, value in (("steps", steps), ("seeds", seeds)) if value is not None
     }
     planned = module.plan(quick=quick, **given)
     job = module.QUICK_JOB if quick else module.JOB
     documents = runs.records(planned, out, job=job, workers=workers, report=report)
-    content = summary.summary(name, len(planned), documents, module.kept)
-    report(f"written: {summary.written(content, out / RESULTS)}")
-    return stored(name, out / RESULTS)
+    content = summary.summary(name, len(planned), documents, module.record_of)
+    report(f"written: {summary.write_results(content, out / RESULTS)}")
+    return read_results(name, out / RESULTS)
 
 
-def stored(name: str, results: Path) -> Experiment:
+def read_results(name: str, results: Path) -> Experiment:
     """An experiment that trains, from a file of results that :func:`train` wrote.
 
     Raises:
@@ -120,16 +120,16 @@ def stored(name: str, results: Path) -> Experiment:
     """
     from attemper.lab.trained.summary import read_summary
 
-    module = _trained(name)
+    module = _trained_module(name)
     return module.experiment(read_summary(results, name))
 
 
-def _trained(name: str) -> Any:
+def _trained_module(name: str) -> Any:
     one_of("lab experiment that trains", name, TRAINED)
     return import_module(f"attemper.lab.trained.{name.replace('-', '_')}")
 
 
-def _counted(name: str, key: str, value: int) -> int:
+def _check_count(name: str, key: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"lab {name}: {key} must be an int of at least 1, got {value!r}.")
     return value

@@ -65,7 +65,7 @@ def complexity(*, seed: int = 0) -> Experiment:
         name="complexity",
         question="what does attention cost as the text grows, and which part of the cost can be avoided?",
         seed=seed,
-        tables=(_told(), _operations(), _bytes(), _times(times), _speeds(times, errors), _peaks(peaks)),
+        tables=(_usual_count(), _operations(), _bytes(), _times(times), _speeds(times, errors), _peaks(peaks)),
         charts=(_operations_chart(), _bytes_chart(), _time_chart(times), *_peak_charts(peaks)),
     )
 
@@ -76,7 +76,7 @@ def operations(tokens: int, size: int) -> Operations:
     return Operations(product, len(PER_SCORE) * tokens * tokens, product)
 
 
-def operations_as_told(tokens: int, size: int) -> int:
+def usual_operations(tokens: int, size: int) -> int:
     """n n d + n n + n n d: a multiply-add as one operation, and one for all that the softmax does with a score."""
     return tokens * tokens * size + tokens * tokens + tokens * tokens * size
 
@@ -90,7 +90,7 @@ def bytes_eager(tokens: int, size: int) -> int:
     return BYTES * (4 * tokens * size + 6 * tokens * tokens)
 
 
-def bytes_blocked(tokens: int, size: int, rows: int = ROWS) -> int:
+def blocked_bytes(tokens: int, size: int, rows: int = ROWS) -> int:
     """The same for code that keeps its scores in cache: q in, the output out once, k and v once for ``rows`` each."""
     return BYTES * (2 * tokens * size + 2 * tokens * size * math.ceil(tokens / rows))
 
@@ -103,14 +103,14 @@ def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.matmul(weights, value)
 
 
-def blocked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def blocked_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """By attemper's blocked backend, in plain PyTorch."""
     return attention(query, key, value, backend="blocked").output
 
 
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "eager": eager,
-    "blocked": blocked,
+    "blocked": blocked_attention,
     "SDPA": F.scaled_dot_product_attention,
 }
 
@@ -145,12 +145,12 @@ def best_ms(tokens: int, seed: int) -> dict[str, float]:
     return {way: min(times) for way, times in taken.items()}
 
 
-def held_eager(tokens: int) -> int:
+def eager_memory(tokens: int) -> int:
     """Bytes beyond inputs and output at the peak of eager code: two n x n tensors, of which one becomes the other."""
     return 2 * HEADS * BYTES * tokens * tokens
 
 
-def held_blocked(tokens: int) -> int:
+def blocked_memory(tokens: int) -> int:
     """The same in blocks: a few tiles, whatever the length."""
     return TILES_HELD * BYTES * min(TILE, HEADS * tokens * tokens)
 
@@ -200,10 +200,10 @@ def _resident_bytes(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def _told() -> Table:
+def _usual_count() -> Table:
     tokens, size = TOLD
     parts = operations(tokens, size)
-    told = operations_as_told(tokens, size)
+    told = usual_operations(tokens, size)
     square = tokens * tokens
     return Table(
         title=f"operations of one head, {tokens} tokens, d = {size}",
@@ -242,7 +242,7 @@ def _operations() -> Table:
 def _bytes() -> Table:
     rows = []
     for n in LENGTHS:
-        eagerly, in_blocks, total = bytes_eager(n, SIZE), bytes_blocked(n, SIZE), operations(n, SIZE).total
+        eagerly, in_blocks, total = bytes_eager(n, SIZE), blocked_bytes(n, SIZE), operations(n, SIZE).total
         rows.append((n, eagerly / 2**20, in_blocks / 2**20, total / eagerly, total / in_blocks))
     return Table(
         title=f"bytes to and from memory, one head, d = {SIZE}, float32",
@@ -291,7 +291,7 @@ def _peaks(peaks: dict[int, dict[str, float]] | None) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for n in LENGTHS:
         measured = [None if peaks is None else peaks[n][way] for way in WAYS]
-        rows.append((n, *measured, held_eager(n) / 2**20, held_blocked(n) / 2**20))
+        rows.append((n, *measured, eager_memory(n) / 2**20, blocked_memory(n) / 2**20))
     if peaks is None:
         see = "Not measured: this system has no /proc/self/clear_refs, by which Linux tells the peak of a process."
     else:
@@ -334,7 +334,7 @@ def _bytes_chart() -> Chart:
         Axis("to and from memory (bytes)", "log"),
         (
             Series("eager", at, tuple(float(bytes_eager(n, SIZE)) for n in LENGTHS)),
-            Series("blocked", at, tuple(float(bytes_blocked(n, SIZE)) for n in LENGTHS)),
+            Series("blocked", at, tuple(float(blocked_bytes(n, SIZE)) for n in LENGTHS)),
         ),
     )
 

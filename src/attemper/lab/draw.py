@@ -21,7 +21,7 @@ STYLES = (
 """Colour (told apart by colour-blind readers), dash and mark of each curve: without colour, dash and mark are left."""
 
 
-def checked_picture(path: str | os.PathLike[str]) -> Path:
+def check_picture(path: str | os.PathLike[str]) -> Path:
     """Where a picture for ``path`` goes, once it is certain that one can be drawn: before the work, not after it.
 
     Raises:
@@ -51,7 +51,7 @@ def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
     """
     if not experiment.charts:
         raise InputError(f"experiment {experiment.name} has no chart to draw.")
-    target = checked_picture(path)
+    target = check_picture(path)
     count = len(experiment.charts)
     columns = 1 if count == 1 else 2
     figure = _figure()(figsize=(5.6 * columns, 3.9 * math.ceil(count / columns)), layout="constrained")

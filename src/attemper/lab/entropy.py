@@ -52,7 +52,7 @@ def entropy(*, seed: int = 0) -> Experiment:
         name="entropy",
         question="what does entropy say of a row of weights, and what does an eps in its logarithm cost?",
         seed=seed,
-        tables=(_bounds(drawn), _measures(), _bias(), _precisions(), _gradients(), _alarm(), _gini(), _trained()),
+        tables=(_bounds(drawn), _measures(), _bias(), _precisions(), _gradients(), _alarm(), _gini(), _trained_rows()),
         charts=(_bound_chart(drawn), _bias_chart()),
     )
 
@@ -298,7 +298,7 @@ def _gini() -> Table:
     )
 
 
-def _trained() -> Table:
+def _trained_rows() -> Table:
     weights = torch.tensor(TRAINED, dtype=torch.float64)
     entropies = entropy_of(weights)
     rows: list[tuple[Cell, ...]] = [

@@ -28,7 +28,7 @@ from attemper.functional import (
 )
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteModel, load, windows
-from attemper.lab.representation import direction, less, shipped_text, tempered
+from attemper.lab.representation import direction, less, shipped_text, tempered_copy
 from attemper.lab.threads import one_thread
 
 TEMPERATURES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)
@@ -145,7 +145,7 @@ class AtTemperature:
 
 def model_at(model: ByteModel, temperature: float) -> AtTemperature:
     """What attention tells, and how well the model predicts, when every score is divided by ``temperature``."""
-    changed, length = tempered(model, temperature), model.config.context
+    changed, length = tempered_copy(model, temperature), model.config.context
     read = windows(shipped_text(), length + 1, stride=length)[:WINDOWS]
     with torch.no_grad(), _Calls() as seen:
         losses = -softmax(changed(read[:, :-1])).gather(-1, read[:, 1:, None])[..., 0].log2()

@@ -73,7 +73,7 @@ class Attention(nn.Module):
         key = self.k_norm(self._split(self.k_proj(x)))
         value = self._split(self.v_proj(x))
         if rotation is not None:
-            query, key = rotated(query, *rotation), rotated(key, *rotation)
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -163,7 +163,7 @@ def rotary(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor
     return angle.cos(), angle.sin()
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``x`` [B, H, N, D] with each pair (i, i + D/2) turned by the angle of its position; the dtype of ``x``."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)

@@ -64,21 +64,21 @@ class Run:
 @one_thread()
 def regularization(*, seed: int = 0) -> Experiment:
     """Where entropies end for four targets, under the optimizer of the article and under one that forgets."""
-    runs = {name: trained(optimizer, seed) for name, optimizer in OPTIMIZERS.items()}
+    runs = {name: train(optimizer, seed) for name, optimizer in OPTIMIZERS.items()}
     return Experiment(
         name="regularization",
         question="does a penalty bring attention to the entropy it is told, and what does the optimizer change?",
         seed=seed,
-        tables=(_ends(runs), _printed(runs)),
+        tables=(_ends(runs), _printed_rows(runs)),
         charts=tuple(_chart(name, run) for name, run in runs.items()),
     )
 
 
-def trained(chosen: Optimizer, seed: int) -> Run:
+def train(chosen: Optimizer, seed: int) -> Run:
     """All targets and draws at once: they share no weight, and Adam treats every number by itself."""
     generator = torch.Generator().manual_seed(seed)
-    query, context = (_repeated(torch.rand(DRAWS, n, SIZE, generator=generator)) for n in (QUERIES, KEYS))
-    weights = [_repeated(weight).requires_grad_() for weight in _initial(generator)]
+    query, context = (_repeat(torch.rand(DRAWS, n, SIZE, generator=generator)) for n in (QUERIES, KEYS))
+    weights = [_repeat(weight).requires_grad_() for weight in _initial(generator)]
     alpha = torch.tensor(ALPHAS, dtype=torch.float64).repeat_interleave(DRAWS)[:, None, None]
     optimizer = torch.optim.Adam(weights, chosen.rate, (0.9, chosen.beta2), eps=1e-7)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS) if chosen.falls else None
@@ -131,7 +131,7 @@ def _glorot(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return (2 * torch.rand(DRAWS, *shape, generator=generator) - 1) * bound
 
 
-def _repeated(tensor: Tensor) -> Tensor:
+def _repeat(tensor: Tensor) -> Tensor:
     """[draws, ...] -> [targets x draws, ...] in float64: every target meets the same draws."""
     return tensor.double().repeat(len(ALPHAS), *[1] * (tensor.dim() - 1))
 
@@ -168,7 +168,7 @@ def _ends(runs: dict[str, Run]) -> Table:
     )
 
 
-def _printed(runs: dict[str, Run]) -> Table:
+def _printed_rows(runs: dict[str, Run]) -> Table:
     place = ALPHAS.index(0.2)
     rows: list[tuple[str, float, float]] = [("the article's twelve rows", PRINTED_MEAN, PRINTED_DISTANCE)]
     for name, run in runs.items():

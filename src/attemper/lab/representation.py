@@ -86,17 +86,17 @@ def shipped_text() -> Tensor:
     return encode(Path(__file__).with_name("text.txt").read_text(encoding="utf-8"))
 
 
-def tempered(model: ByteModel, temperature: float) -> ByteModel:
+def tempered_copy(model: ByteModel, temperature: float) -> ByteModel:
     """A copy whose attention scores are divided by ``temperature`` in every layer: its query weights are.
 
     Raises:
         InputError: the temperature is not above 0, or the model normalises its queries, which would undo it.
     """
-    number = positive_number("tempered(temperature=...)", temperature, "It divides every score.", infinite=True)
+    number = positive_number("tempered_copy(temperature=...)", temperature, "It divides every score.", infinite=True)
     if model.config.qk_norm:
         raise InputError(
-            "tempered(model): queries of this model are normalised after their projection, so that its weights have "
-            "no say in the size of a score. Take a model with qk_norm=False."
+            "tempered_copy(model): queries of this model are normalised after their projection, so that its weights "
+            "have no say in the size of a score. Take a model with qk_norm=False."
         )
     changed = copy.deepcopy(model)
     for attention in _attentions(changed):
@@ -107,7 +107,7 @@ def tempered(model: ByteModel, temperature: float) -> ByteModel:
 
 def behaviour(model: ByteModel, ids: Tensor, temperature: float) -> Behaviour:
     """Reads ``ids`` in windows of the model's context at this temperature: outputs, entropies and predictions."""
-    changed = tempered(model, temperature)
+    changed = tempered_copy(model, temperature)
     read = windows(ids, model.config.context + 1, stride=model.config.context)
     outputs: list[Tensor] = []
     logits: list[Tensor] = []
@@ -315,7 +315,7 @@ def _least_confident(found: list[Behaviour], calm: Behaviour) -> str:
     return f"It is least at T = {calm.temperature:g} of those tried: {than}."
 
 
-def _held(own: float, advised: float, highest: float) -> str:
+def _is_below(own: float, advised: float, highest: float) -> str:
     """Whether both are below the model's own, or at which temperature one is."""
     below = advised < own, highest < own
     return {(True, True): "yes", (False, False): "no", (True, False): f"at {ADVISED:g} only"}.get(
@@ -338,11 +338,11 @@ def _claims(found: list[Behaviour]) -> Table:
     accuracy = [float(one.hits.mean()) for one in four]
     low = ("no", "yes")
     rows = (
-        ("high T: outputs less alike", *_digits(cosine), _held(*cosine[1:])),
-        ("high T: more directions", *_digits(rank), _held(*(-value for value in rank[1:]))),
+        ("high T: outputs less alike", *_digits(cosine), _is_below(*cosine[1:])),
+        ("high T: more directions", *_digits(rank), _is_below(*(-value for value in rank[1:]))),
         ("low T: more accurate", *_digits(accuracy), low[accuracy[0] > accuracy[1]]),
         ("low T: more over-confident", *_digits(over), low[over[0] > over[1]]),
-        ("high T: less over-confident", *_digits(over), _held(*over[1:])),
+        ("high T: less over-confident", *_digits(over), _is_below(*over[1:])),
     )
     count = sum(row[-1] == "yes" for row in rows)
     parts = sum(str(row[-1]).startswith("at") for row in rows)

@@ -138,7 +138,7 @@ def _gaps() -> Table:
     )
 
 
-def _held_up(norms: dict[float, tuple[Tensor, Tensor]]) -> str:
+def _mean_remark(norms: dict[float, tuple[Tensor, Tensor]]) -> str:
     """From which spread on the mean is not that of a common row."""
     apart = list(takewhile(lambda s: norms[s][1].median() < norms[s][1].mean() / 2, reversed(norms)))
     assert apart, "in saturated rows the mean is that of a few"
@@ -153,7 +153,7 @@ def _spreads(norms: dict[float, tuple[Tensor, Tensor]]) -> Table:
         title=f"norm of the Jacobian against the spread of the scores, {KEYS} keys, {ROWS} rows",
         see=(
             "It is largest at a spread of 3 to 4 and small on both sides: equal weights pass 1/n of a gradient, "
-            f"saturated ones nothing. {_held_up(norms)}"
+            f"saturated ones nothing. {_mean_remark(norms)}"
         ),
         columns=headings(
             "standard deviation [logit]",

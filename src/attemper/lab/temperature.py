@@ -98,12 +98,12 @@ def their_schedule(done: float) -> float:
     return START - (START - END) * 0.5 * (1 + math.cos(math.pi * (done - WARMUP) / (1 - WARMUP)))
 
 
-def annealed(done: float) -> float:
+def anneal(done: float) -> float:
     """What its comment describes, by the library: up to START, then down to END. It starts at 1, never at 0."""
     return warmup_anneal(START, END, warmup=WARMUP)(round(done * STEPS), STEPS)
 
 
-def _named(value: float) -> str:
+def _label(value: float) -> str:
     return f"{value:g}"
 
 
@@ -111,7 +111,7 @@ def _limits() -> Table:
     plain, tied = (torch.tensor(row, dtype=torch.float64) for row in (PLAIN, TIED))
     rows = tuple(
         (
-            _named(T),
+            _label(T),
             *softmax(plain, temperature=T).tolist(),
             float(entropy(plain, temperature=T)),
             float(entropy(tied, temperature=T)),
@@ -252,7 +252,7 @@ def _projections() -> list[tuple[Tensor, Tensor]]:
     def keep(layer: shipped.Attention, given: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
         x, rotation = given
         pair = layer.q_norm(layer._split(layer.q_proj(x))), layer.k_norm(layer._split(layer.k_proj(x)))
-        seen.append((shipped.rotated(pair[0], *rotation), shipped.rotated(pair[1], *rotation)))
+        seen.append((shipped.rotate(pair[0], *rotation), shipped.rotate(pair[1], *rotation)))
 
     layers = [part for part in model.modules() if isinstance(part, shipped.Attention)]
     hooks = [layer.register_forward_pre_hook(keep) for layer in layers]
@@ -298,7 +298,7 @@ def _schedule() -> Table:
             "attemper.schedules.warmup_anneal."
         ),
         columns=headings("steps done [%]", "T, as printed", "T, as described"),
-        rows=tuple((100 * done, round(their_schedule(done), 12), round(annealed(done), 12)) for done in shares),
+        rows=tuple((100 * done, round(their_schedule(done), 12), round(anneal(done), 12)) for done in shares),
     )
 
 
@@ -363,6 +363,6 @@ def _schedule_chart() -> Chart:
         Axis("temperature T (no unit)"),
         (
             Series("as printed", x, tuple(their_schedule(share) for share in shares)),
-            Series("as described", x, tuple(annealed(share) for share in shares)),
+            Series("as described", x, tuple(anneal(share) for share in shares)),
         ),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper.call.options import Options
 from attemper.call.result import AttentionStats
-from attemper.call.sums import Accumulated
+from attemper.call.sums import CallSums
 from attemper.sites.identity import Places, Sketch, partners
 from attemper.sites.observation import AttentionCall
 
@@ -27,7 +27,7 @@ class Contribution:
     """What one call adds to a site."""
 
     key: Key
-    found: AttentionStats | Accumulated
+    found: AttentionStats | CallSums
     queries: int
     keys: int
     tokens: Tensor | int

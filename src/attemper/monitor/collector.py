@@ -15,7 +15,7 @@ from attemper.call.attention import measurement, run
 from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
-from attemper.call.sums import BACKEND, Accumulated, accumulated, accumulates
+from attemper.call.sums import BACKEND, CallSums, accumulate, accumulates
 from attemper.errors import BackendError, InputError
 from attemper.monitor.calls import Contribution, Key, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums, fits_buckets
@@ -24,7 +24,7 @@ from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.find import projects
 from attemper.sites.identity import Places, places, sketch
-from attemper.sites.names import class_name, is_wanted, named, unwrapped
+from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import local
@@ -42,7 +42,7 @@ class Sample:
     """Real tokens: query rows of the first site of each pass."""
     backend: str
     """The backends that computed it, joined by commas."""
-    last: Mapping[str, AttentionStats | Accumulated]
+    last: Mapping[str, AttentionStats | CallSums]
     """Rows of the last call of a site, where they were kept."""
 
 
@@ -68,11 +68,11 @@ class Collector:
         self._first: dict[Key, SiteSums] | None = {}
         """The sites of the first sample once there is another; None once they were asked for."""
         self.skipped: dict[str, str] = {}
-        self.last: dict[str, AttentionStats | Accumulated] = {}
+        self.last: dict[str, AttentionStats | CallSums] = {}
         self._backends: dict[str, None] = {}
         self.generator = torch.Generator().manual_seed(0)
-        title = class_name(unwrapped(model))
-        self._names = {module: name or title for module, name in named(model).items()}
+        title = class_name(unwrap(model))
+        self._names = {module: name or title for module, name in names_of(model).items()}
         self._calls: list[SeenCall] = []
         self._pairing = Pairing(self._tell_difference)
         self._projects = any(map(projects, model.modules()))
@@ -124,7 +124,7 @@ class Collector:
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
         name = self._names.get(module) or getattr(module, "tap_name", "attention")
-        self._guarded(name, partial(self._see, module, call))
+        self._guard(name, partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
@@ -190,7 +190,7 @@ class Collector:
             else:
                 self.skipped[name] = reason
         sums = {buffer: part for buffer, (_, part) in found.items()}
-        self._guarded("taps", lambda: self.tapped.add(named, sums, self.period))
+        self._guard("taps", lambda: self.tapped.add(named, sums, self.period))
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
@@ -256,7 +256,7 @@ class Collector:
     def _fill(
         self,
         seen: SeenCall,
-        found: AttentionStats | Accumulated | None,
+        found: AttentionStats | CallSums | None,
         place: nn.Module,
         kind: str,
         shape: tuple[int, ...],
@@ -301,7 +301,7 @@ class Collector:
             elif seen.contribution is not None:
                 if seen.is_tap and seen.module is not None:
                     self._places[seen.name] = seen.module
-                self._guarded(seen.name, partial(self._add, seen.contribution))
+                self._guard(seen.name, partial(self._add, seen.contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
 
@@ -343,7 +343,7 @@ class Collector:
         self.last.pop(key[0], None)
         self.skipped[key[0]] = reason
 
-    def _guarded(self, name: str, action: Callable[[], None]) -> None:
+    def _guard(self, name: str, action: Callable[[], None]) -> None:
         """Runs ``action``. With ``quiet``, what goes wrong goes there and no further."""
         if self._quiet is None:
             action()
@@ -407,24 +407,24 @@ class Collector:
         return tuple(Skipped(name, reason) for name, reason in found.items())
 
 
-def measure(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | Accumulated:
+def measure(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | CallSums:
     """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.
 
     ``real``: [B, Q] bool, which of all its queries count.
     """
     with torch.no_grad():
         if sums and accumulates(request):
-            included = None if real is None else _chosen(real.to(request.problem.query.device), request.rows)
-            return accumulated(request, included)
+            included = None if real is None else _measured_rows(real.to(request.problem.query.device), request.rows)
+            return accumulate(request, included)
         stats = run(request).stats
     assert stats is not None
     return (stats if real is None else _where(stats, real)).detach()
 
 
 def _where(stats: AttentionStats, real: Tensor) -> AttentionStats:
-    return stats.where(_chosen(real.to(stats.device), stats.rows)[:, None])
+    return stats.where(_measured_rows(real.to(stats.device), stats.rows)[:, None])
 
 
-def _chosen(real: Tensor, rows: Tensor | None) -> Tensor:
+def _measured_rows(real: Tensor, rows: Tensor | None) -> Tensor:
     """[B, measured] of [B, Q]."""
     return real if rows is None else real[:, rows.to(real.device)]

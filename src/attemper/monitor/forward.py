@@ -13,7 +13,7 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
-from attemper.sites.names import SCRIPTED, compiled_parts, is_compiled, named
+from attemper.sites.names import SCRIPTED, compiled_parts, is_compiled, names_of
 from attemper.sites.observation import UnsupportedCallError, observing
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
@@ -32,7 +32,9 @@ def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Swi
         if any(map(is_compiled, model.modules())):
             # Nothing can look into compiled code; run as it was written it computes the same.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        collector.refuse({name: reason for name, reason in compiled_parts(named(model)).items() if reason == SCRIPTED})
+        collector.refuse(
+            {name: reason for name, reason in compiled_parts(names_of(model)).items() if reason == SCRIPTED}
+        )
         yield switch
 
 
@@ -46,7 +48,7 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
         collector.begin()
         try:
             with torch.no_grad(), observing(collector), reading(model, switched=True):
-                _called(where, model, batch)
+                _call(where, model, batch)
         except UnsupportedCallError as error:
             owner = collector.owner(error.module, switch.models)
             if owner is None:
@@ -58,7 +60,7 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
         return
 
 
-def _called(where: str, model: nn.Module, batch: Any) -> Any:
+def _call(where: str, model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):

@@ -71,7 +71,7 @@ class SiteSums:
         if 0 in stats.shape:
             return
         self.normalizer = stats.normalizer
-        sums = stats.summed() if self._has_sums(stats) else None
+        sums = stats.sums() if self._has_sums(stats) else None
         self.add_sums(self._sums_of(stats) if sums is None else sums, queries, keys)
 
     def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:
@@ -100,7 +100,7 @@ class SiteSums:
         parts |= self._means(stats)
         parts["rows_without_weight"] = parts["rows"].to(self._sums.device) - parts["rows_of_entropy"]
         parts["histogram"] = stats.histogram()
-        for names, rows in zip((CURVES, ENOUGH_KEYS), self._parted(stats), strict=False):
+        for names, rows in zip((CURVES, ENOUGH_KEYS), self._parts(stats), strict=False):
             curve = rows.by_visible_keys()
             sums = {"curve_rows": curve.rows} | {f"curve_{name}": part for name, part in curve.sums.items()}
             parts |= {name: sums[of] for name, of in zip(names, CURVES, strict=True)}
@@ -111,12 +111,12 @@ class SiteSums:
         """Sums and rows of every mean from one stacked tensor: a sampled training step waits for this."""
         names = [name for name in MEANS if name in stats]
         values = torch.stack([stats[name] for name in names]).to(self._sums.device)
-        defined = torch.stack([stats.defined(name) for name in names]).to(self._sums.device)
+        defined = torch.stack([stats.defined_rows(name) for name in names]).to(self._sums.device)
         sums = torch.where(defined, values, 0.0).sum((1, 3), dtype=torch.float64)
         rows = {f"rows_of_{name}": part for name, part in zip(names, defined.sum((1, 3)), strict=True)}
         return dict(zip(names, sums, strict=True)) | rows
 
-    def _parted(self, stats: AttentionStats) -> tuple[AttentionStats, ...]:
+    def _parts(self, stats: AttentionStats) -> tuple[AttentionStats, ...]:
         """Rows that see too few keys to be judged and the others, where one bucket would hold both."""
         if fits_buckets(self.fewest_keys):
             return (stats,)
@@ -130,7 +130,7 @@ class SiteSums:
         return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer, layer)
 
     def _head(self, head: int, numbers: list[float], layer: int | None) -> HeadReading:
-        sums = _named(self._names, numbers)
+        sums = _by_name(self._names, numbers)
         buckets = self._buckets(sums)
         return HeadReading(
             head=head,
@@ -169,7 +169,7 @@ def _width(name: str) -> int:
     return BUCKETS if name in BINNED or name in ENOUGH_KEYS else 1
 
 
-def _named(names: tuple[str, ...], numbers: list[float]) -> dict[str, list[float]]:
+def _by_name(names: tuple[str, ...], numbers: list[float]) -> dict[str, list[float]]:
     """The numbers of one head by the names of their columns."""
     parts, start = {}, 0
     for name in names:

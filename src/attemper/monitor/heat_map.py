@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.notebook import VIRIDIS
-from attemper.text import cut, shown
+from attemper.text import clean, cut
 
 MOST_CELLS = 48
 """Rows and columns up to which HTML is a table with labels; beyond, an image without."""
@@ -36,7 +36,7 @@ def html(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title
     small = not weights.numel() or max(weights.shape) <= MOST_CELLS
     body = _table(weights, rows, columns) if small else _image(weights, title)
     return (
-        f'<div style="overflow-x:auto;color:inherit"><div style="font-weight:600">{escape(shown(title))}</div>'
+        f'<div style="overflow-x:auto;color:inherit"><div style="font-weight:600">{escape(clean(title))}</div>'
         f'{body}<div style="{_SMALL}">{escape(scale)}</div></div>'
     )
 
@@ -58,13 +58,13 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
     figure = Figure(figsize=(wide + 1, tall), layout="constrained")
     axes = figure.add_subplot()
     drawn = axes.imshow(weights.double().numpy(), cmap="viridis", vmin=0.0, interpolation="nearest", aspect="auto")
-    axes.set_title(cut(shown(title), 120), fontsize=9, parse_math=False)
+    axes.set_title(cut(clean(title), 120), fontsize=9, parse_math=False)
     axes.set_xlabel("keys")
     axes.set_ylabel("queries")
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         step = max(1, -(-len(names) // MOST_LABELS))
         places = range(0, len(names), step)
-        labels = axis.set_ticks(places, [cut(shown(names[place]), LONGEST_LABEL) for place in places], fontsize=7)
+        labels = axis.set_ticks(places, [cut(clean(names[place]), LONGEST_LABEL) for place in places], fontsize=7)
         for label in labels:
             label.label1.set_parse_math(False)  # a token may be a dollar sign
     axes.tick_params(axis="x", rotation=90)
@@ -91,7 +91,7 @@ def _colours(weights: Tensor) -> Tensor:
 
 
 def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> str:
-    names = [[escape(cut(shown(name), LONGEST_LABEL)) for name in axis] for axis in (rows, columns)]
+    names = [[escape(cut(clean(name), LONGEST_LABEL)) for name in axis] for axis in (rows, columns)]
     plain = "border:0;padding:0 4px;text-align:right;font-weight:400;white-space:pre;background:transparent"
     turned = "border:0;padding:0;vertical-align:bottom;font-weight:400;background:transparent"
     upright = (
@@ -122,7 +122,7 @@ def _image(weights: Tensor, title: str) -> str:
     factor = max(1.0, min(640 / wide, 640 / tall))
     size = f"width:{round(wide * factor)}px;height:{round(tall * factor)}px"
     return (
-        f'<img alt="Heat map: {escape(shown(title))}" src="data:image/png;base64,{data}" '
+        f'<img alt="Heat map: {escape(clean(title))}" src="data:image/png;base64,{data}" '
         f'style="{size};max-width:none;image-rendering:pixelated;display:block;margin:6px 0;border:1px solid #808080">'
     )
 

@@ -42,14 +42,14 @@ def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:
     """
 
     @wraps(method)
-    def guarded(watch: Any, *args: Any, **kwargs: Any) -> Result | None:
+    def guard(watch: Any, *args: Any, **kwargs: Any) -> Result | None:
         try:
             return method(watch, *args, **kwargs)
         except Exception as error:  # whatever it is, it must not end somebody's training run
             watch.report(watch.title, error)
             return None
 
-    return guarded
+    return guard
 
 
 class Hook:

@@ -17,7 +17,7 @@ from torch import nn
 from attemper import __version__
 from attemper.errors import InputError
 from attemper.readings.reading import Skipped
-from attemper.sites.names import SCRIPTED, class_name, is_script, unwrapped
+from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
@@ -46,10 +46,10 @@ def device_of(model: nn.Module) -> torch.device | None:
     return None if parameter is None else parameter.device
 
 
-def nothing_seen(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: str = "") -> str:
+def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: str = "") -> str:
     """What to say of a model in which no attention was seen."""
     reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in skipped)
-    return f"{where} saw no attention in {class_name(unwrapped(model))}.{hint} {ADVICE}{reasons}"
+    return f"{where} saw no attention in {class_name(unwrap(model))}.{hint} {ADVICE}{reasons}"
 
 
 def now() -> str:
@@ -59,7 +59,7 @@ def now() -> str:
 
 def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:
     """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``."""
-    commit = getattr(getattr(unwrapped(model), "config", None), "_commit_hash", None)
+    commit = getattr(getattr(unwrap(model), "config", None), "_commit_hash", None)
     dtypes = {
         str(part.dtype).removeprefix("torch."): None for part in model.parameters() if part.dtype.is_floating_point
     }
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 
 def title(model: nn.Module) -> str:
     """The class of a model and where it was loaded from: a hub id, or the last two names of a folder."""
-    model = unwrapped(model)
+    model = unwrap(model)
     source = str(getattr(getattr(model, "config", None), "_name_or_path", None) or "")
     if os.path.isabs(source) or source.startswith("~"):
         source = "/".join(part for part in PurePath(source).parts[-2:] if part != PurePath(source).anchor)

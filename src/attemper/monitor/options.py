@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.readings.alarms import checked_fewest_keys
+from attemper.readings.limits import AlarmLimits, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS
-from attemper.sites.names import checked_sites
+from attemper.sites.names import check_sites
 from attemper.statistics import reading_names
 
 
@@ -41,7 +42,7 @@ class WatchOptions:
     store: None = None
     observe: str = "beside"
     backend: str = "auto"
-    limits: Mapping[str, float] | None = None
+    limits: AlarmLimits | Mapping[str, Any] | None = None
     fewest_keys: int = FEWEST_KEYS
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class WatchOptions:
         if self.store is not None:
             raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
         one_of("watch(observe=...)", self.observe, ("beside", "replace"))
-        checked_fewest_keys("watch", self.fewest_keys)
+        check_fewest_keys("watch", self.fewest_keys)
 
     @property
     def scope(self) -> Scope:
@@ -60,5 +61,5 @@ class WatchOptions:
         Raises:
             InputError: ``stats`` or ``sites`` name what cannot be measured.
         """
-        names, sites = reading_names("watch", self.stats), checked_sites("watch", self.sites)
+        names, sites = reading_names("watch", self.stats), check_sites("watch", self.sites)
         return Scope(names, self.backend, self.observe == "replace", self.rows, sites, self.fewest_keys)

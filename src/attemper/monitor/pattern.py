@@ -16,7 +16,7 @@ from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.monitor.forward import observation, run
 from attemper.monitor.head_weights import HeadWeights, WeightsCollector
-from attemper.monitor.model import check_model, nothing_seen
+from attemper.monitor.model import check_model, why_nothing
 from attemper.readings.labels import layer_of
 from attemper.sites.padding import CallContext
 
@@ -69,10 +69,10 @@ class Pattern:
             MissingExtraError: matplotlib is not installed (the extra ``plot``).
             InputError: no file can be written there.
         """
-        from attemper.files import checked_target, write_whole
+        from attemper.files import check_target, write_whole
         from attemper.monitor.heat_map import picture
 
-        checked_target(path, "picture")
+        check_target(path, "picture")
         return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")
 
     def _repr_html_(self) -> str:
@@ -140,7 +140,7 @@ def pattern(
     if head >= heads:
         raise InputError(f"pattern(head={head}): {name} has {heads} heads, 0 to {heads - 1}.")
     kept = _chosen_call([kept for kept in collector.kept if kept.call.site == name], name, call)
-    return _labelled(kept, name, head, tokens, tokenizer)
+    return _pattern_of(kept, name, head, tokens, tokenizer)
 
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
@@ -178,20 +178,20 @@ def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None
     if site is not None and site not in names and site in skipped:
         raise InputError(f"pattern(site={site!r}): it was not measured: {skipped[site]}.")
     if not names:
-        raise InputError(nothing_seen("pattern", model, collector.skips()))
+        raise InputError(why_nothing("pattern", model, collector.skips()))
     if site is not None:
         if site not in names:
             near = did_you_mean(site, names)
-            raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {_listed(names)}.")
+            raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {_list(names)}.")
         return site
     asked = [name for name in names if layer is None or layer_of(name) == layer]
     if not asked:
         layers = sorted({number for name in names if (number := layer_of(name)) is not None})
-        there = f"Layers: {', '.join(map(str, layers))}" if layers else f"No site has a number: {_listed(names)}"
+        there = f"Layers: {', '.join(map(str, layers))}" if layers else f"No site has a number: {_list(names)}"
         raise InputError(f"pattern(layer={layer}): there is no such layer. {there}.")
     if len(asked) > 1:
         where = "the model" if layer is None else f"layer {layer}"
-        raise InputError(f"pattern: {where} has {len(asked)} sites, name one by site=: {_listed(asked)}.")
+        raise InputError(f"pattern: {where} has {len(asked)} sites, name one by site=: {_list(asked)}.")
     return asked[0]
 
 
@@ -204,12 +204,12 @@ def _chosen_call(kept: list[HeadWeights], name: str, call: int | None) -> HeadWe
     return kept[call or 0]
 
 
-def _listed(names: list[str]) -> str:
+def _list(names: list[str]) -> str:
     more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more
 
 
-def _labelled(kept: HeadWeights, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:
+def _pattern_of(kept: HeadWeights, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:
     """The weights without padding, and what their rows and columns are called."""
     queries, keys = kept.weights.shape
     same = kept.call.kind == "self" and queries == keys

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.call.sums import BACKEND, joined
+from attemper.call.sums import BACKEND, join
 from attemper.monitor.head_sums import SiteSums, fits_buckets
 from attemper.monitor.options import Scope
 from attemper.sites.tap_buffers import TapBuffer
@@ -74,7 +74,7 @@ class TapSums:
             if before is None:
                 self._samples[buffer] = _Sample(name, found, torch.where(running, period, -1))
                 continue
-            kept = torch.where(before.period == period, joined(before.sums, found), found)
+            kept = torch.where(before.period == period, join(before.sums, found), found)
             self._samples[buffer] = _Sample(
                 name, torch.where(running, kept, before.sums), torch.where(running, period, before.period)
             )

@@ -18,10 +18,10 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.model import check_model, device_of, nothing_seen, now, provenance
+from attemper.monitor.model import check_model, device_of, now, provenance, why_nothing
 from attemper.monitor.options import WatchOptions
-from attemper.readings.alarms import WATCH_LIMITS, checked_limits
-from attemper.readings.baseline import Baseline
+from attemper.readings.judge import Judge, sample_of
+from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
@@ -31,13 +31,13 @@ from attemper.sites.names import (
     class_name,
     compiled_parts,
     is_compiled,
-    named,
-    unwrapped,
+    names_of,
+    unwrap,
 )
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
-from attemper.text import shown
+from attemper.text import clean
 
 
 def watch(
@@ -50,7 +50,7 @@ def watch(
     store: None = None,
     observe: str = "beside",
     backend: str = "auto",
-    limits: Mapping[str, float] | None = None,
+    limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
 ) -> Watch:
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
@@ -113,11 +113,11 @@ class Watch:
         options = WatchOptions(**given)
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
-        self.baseline = Baseline(checked_limits(options.limits, WATCH_LIMITS), options.fewest_keys)
+        self.judge = Judge(options.limits, options.fewest_keys)
         device = device_of(model)
         self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
-        self.title = class_name(unwrapped(model))
+        self.title = class_name(unwrap(model))
         self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
@@ -137,7 +137,7 @@ class Watch:
         self._nested = 0
         """Calls of the model inside its own forward."""
         self._compiled = any(is_compiled(module) for module in model.modules())
-        self._collector.refuse(compiled_parts(named(model)))
+        self._collector.refuse(compiled_parts(names_of(model)))
         self._open = ExitStack()
         self._attach()
 
@@ -243,7 +243,7 @@ class Watch:
         """The watched model, if the tap of ``site`` that is called now belongs to it."""
         named = isinstance(site, tap.NamedSite)
         mine = (self._inside or not self.passes) if named else self._collector.owns(site)
-        return unwrapped(self.model) if mine else None
+        return unwrap(self.model) if mine else None
 
     def module_of(self, site: str) -> str:
         """The name of the module in which the attention of a site runs: for the site of a tap it is not its own name.
@@ -256,7 +256,7 @@ class Watch:
         """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
         site = tap.site_of(buffer)
         if site is None or isinstance(site, tap.NamedSite):
-            return site is not None and (not buffer.models or unwrapped(self.model) in buffer.models)
+            return site is not None and (not buffer.models or unwrap(self.model) in buffer.models)
         return self._collector.owns(site)
 
     @quietly
@@ -321,7 +321,7 @@ class Watch:
         """Puts in place what a sampled pass needs; taken away again if any of it fails."""
         if self._compiled:
             # No hook inside a compiled model tells masks, or counts the calls of a pass.
-            enter_compiled(self._context, unwrapped(self.model), args, kwargs)
+            enter_compiled(self._context, unwrap(self.model), args, kwargs)
             tokens = self._context.tokens.own
             if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
                 self._collector.tapped.note_padding(tokens, self._collector.period)
@@ -334,7 +334,7 @@ class Watch:
                 switch = stack.enter_context(registry.switching(self.model))
                 self._collector.refuse(switch.refused)
             # A wrapper's own arguments have no names: the masks of the model inside it count.
-            own = models or [unwrapped(self.model)]
+            own = models or [unwrap(self.model)]
             stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
             stack.enter_context(observing(self._collector))
             stack.enter_context(reading(self.model, switched=self._collector.replace))
@@ -382,7 +382,7 @@ class Watch:
         self.failures += 1
         self._collector.skipped[where] = str(error)
         if self.failures == 1:
-            warnings.warn(shown(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
+            warnings.warn(clean(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
 
     def table(self) -> Scan:
         """The latest sample: prints as a table; ``.sites``, ``.skipped``, ``.alarms``,
@@ -398,22 +398,28 @@ class Watch:
         if self._compiled:
             found = replace(found, skipped=(*found.skipped, *self._unseen_maps(found.sites)))
         if not found.sites:
-            raise InputError(self._nothing_seen(found.skipped))
-        self.baseline.begin(self._collector.first())
-        alarms = tuple(replace(alarm, step=self._sampled_number) for alarm in self.baseline.alarms(found.sites))
+            raise InputError(self._why_nothing(found.skipped))
+        self._judge(found.sites)
         reading = Reading(
             self.title,
             found.tokens,
             found.backend,
             found.sites,
             found.skipped,
-            alarms,
+            self.judge.standing,
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
-            untrained_heads=self.baseline.untold,
+            untrained_heads=self.judge.untold,
             **provenance(self.model, self._date),
         )
         return Scan(reading, dict(found.last))
+
+    def _judge(self, sites: tuple[SiteReading, ...]) -> None:
+        """Judges the latest sample, in the place of what was read of it before."""
+        fewest_keys, number = self._collector.scope.fewest_keys, self._sampled_number
+        if first := self._collector.first():
+            self.judge.feed(sample_of(first, min(0, number - 1), fewest_keys))
+        self.judge.feed(sample_of(sites, number, fewest_keys), again=self.judge.step == number)
 
     def _unseen_maps(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
         """Inside compiled code only taps are seen, and a tap measures softmax."""
@@ -421,7 +427,7 @@ class Watch:
         reason = "temper gave it another map than softmax, and no tap measures that inside compiled code"
         return [Skipped(name, reason) for name in modules_with_normalizer(self.model) if name not in seen]
 
-    def _nothing_seen(self, skipped: tuple[Any, ...]) -> str:
+    def _why_nothing(self, skipped: tuple[Any, ...]) -> str:
         if not self.sampled and not self._tapped and not (self._compiled and (self.passes or self.steps)):
             return (
                 "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run "
@@ -433,7 +439,7 @@ class Watch:
                 f"{', '.join(sorted(self._collector.unwanted))}."
             )
         hint = " This model is compiled: only taps are seen inside." if self._compiled else ""
-        return nothing_seen("watch", self.model, skipped, hint)
+        return why_nothing("watch", self.model, skipped, hint)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Alarms of the latest sample."""

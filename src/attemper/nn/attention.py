@@ -21,7 +21,7 @@ from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
 from attemper.statistics import asked_names
 
-Given = Temperature | float | Tensor | None
+TemperatureArgument = Temperature | float | Tensor | None
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -49,7 +49,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         embed_dim: int,
         num_heads: int,
         *args: Any,
-        temperature: Given = None,
+        temperature: TemperatureArgument = None,
         normalizer: str | Normalizer = "softmax",
         stats: str | Iterable[str] = (),
         **kwargs: Any,
@@ -97,7 +97,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.is_nested or key.is_nested or value.is_nested:
             attend = partial(MultiheadAttention.forward, self)
             rest = (need_weights, attn_mask, average_attn_weights, is_causal)
-            return over_padded(attend, query, key, value, key_padding_mask, *rest, batch_first=self.batch_first)
+            return attend_padded(attend, query, key, value, key_padding_mask, *rest, batch_first=self.batch_first)
         single = query.dim() == 2
         if single:
             query, key, value = (part[None] if self.batch_first else part[:, None] for part in (query, key, value))
@@ -195,7 +195,7 @@ class CrossAttention(nn.Module):
         num_heads: int = 8,
         *,
         head_dim: int | None = None,
-        temperature: Given = None,
+        temperature: TemperatureArgument = None,
         normalizer: str | Normalizer = "softmax",
         stats: str | Iterable[str] = (),
         dropout: float = 0.0,
@@ -238,7 +238,7 @@ class CrossAttention(nn.Module):
         )
         mask = context_mask
         if is_causal_bias(mask):
-            mask = _checked_marks("CrossAttention(context_mask=...)", mask, q, k.shape[2])
+            mask = _check_marks("CrossAttention(context_mask=...)", mask, q, k.shape[2])
         elif mask is not None and mask.dim() == 2:
             mask = mask[:, None, None]
         temperature = _temperature(self, q, k.shape[2], mask, False, query)
@@ -250,7 +250,7 @@ class CrossAttention(nn.Module):
 Layer = MultiheadAttention | CrossAttention
 
 
-def _module(given: Given) -> Temperature | None:
+def _module(given: TemperatureArgument) -> Temperature | None:
     return given if given is None or isinstance(given, Temperature) else FixedTemperature(given)
 
 
@@ -299,7 +299,7 @@ def _attend(
     return actions.attend_layer(layer, q, k, v, dropout, given)
 
 
-def _checked_marks(where: str, bias: Tensor, query: Tensor, keys: int) -> Tensor:
+def _check_marks(where: str, bias: Tensor, query: Tensor, keys: int) -> Tensor:
     """A ``CausalBias`` made for these queries and keys as a mask, [1, 1, Q, K] bool, True = visible."""
     if sizes_of(bias) != (query.shape[2], keys):
         raise InputError(
@@ -312,7 +312,7 @@ def _without_causal_bias(mask: Tensor | None, causal: bool, query: Tensor, keys:
     """torch's mask (True = hidden) and whether a query sees keys up to its own place."""
     if mask is None or not is_causal_bias(mask):
         return mask, causal
-    marks = _checked_marks("MultiheadAttention(attn_mask=...)", mask, query, keys)
+    marks = _check_marks("MultiheadAttention(attn_mask=...)", mask, query, keys)
     top_left = alignment_of(mask) == "top-left" or query.shape[2] == keys
     return (None, True) if top_left else (~marks[0, 0], causal)
 
@@ -364,7 +364,7 @@ def _causal_before(mask: Tensor | None, query: Tensor, causal_keys: int, keys: i
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
 
 
-def over_padded(
+def attend_padded(
     attend: Callable[..., tuple[Tensor, Any]],
     query: Tensor,
     key: Tensor,

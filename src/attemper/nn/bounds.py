@@ -39,12 +39,12 @@ LIBRARY.define("bounded_exponential(Tensor raw, float low, float high) -> Tensor
 
 
 @torch.library.impl(LIBRARY, "bounded_exponential", "CompositeExplicitAutograd")
-def _bounded(raw: Tensor, low: float, high: float) -> Tensor:
+def _clamp_exp(raw: Tensor, low: float, high: float) -> Tensor:
     return _inside(raw, low, high).exp()
 
 
 @torch.library.register_fake("attemper::bounded_exponential", lib=LIBRARY)
-def _bounded_fake(raw: Tensor, low: float, high: float) -> Tensor:
+def _clamp_exp_fake(raw: Tensor, low: float, high: float) -> Tensor:
     return torch.empty_like(raw)
 
 
@@ -65,14 +65,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 torch.library.register_autograd("attemper::bounded_exponential", _backward, setup_context=_remember, lib=LIBRARY)
 
 
-class _Transformed(torch.autograd.Function):
+class _ForTransforms(torch.autograd.Function):
     """The same for transforms of ``torch.func`` and for forward mode, whose tangent is that of the numbers: 0 beyond
     a bound.
     """
 
     @staticmethod
     def forward(raw: Tensor, low: float, high: float) -> Tensor:
-        return _bounded(raw, low, high)
+        return _clamp_exp(raw, low, high)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
@@ -98,7 +98,7 @@ class _Transformed(torch.autograd.Function):
 
 def _exponential(raw: Tensor, low: float, high: float) -> Tensor:
     if transforms.active():
-        return _Transformed.apply(raw, low, high)  # pyright: ignore[reportReturnType]
+        return _ForTransforms.apply(raw, low, high)  # pyright: ignore[reportReturnType]
     transforms.refuse_in_graph("A learned number")
     return torch.ops.attemper.bounded_exponential(raw, low, high)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from attemper.functional.linear import LinearOutput, linear_attention
-from attemper.functional.linear_state import FeatureMap, LinearState, checked_map
+from attemper.functional.linear_state import FeatureMap, LinearState, check_feature_map
 
 
 class LinearAttention(nn.Module):
@@ -38,7 +38,7 @@ class LinearAttention(nn.Module):
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.feature_map = checked_map("LinearAttention", feature_map)
+        self.feature_map = check_feature_map("LinearAttention", feature_map)
         self.is_causal, self.enable_gqa, self.chunk_size = is_causal, enable_gqa, chunk_size
 
     def forward(

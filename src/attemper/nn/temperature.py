@@ -263,7 +263,7 @@ class ScheduledTemperature(Temperature):
         self.schedule, self.total_steps = schedule, _count("ScheduledTemperature(total_steps)", total_steps)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("value", torch.tensor(self._at(0)), persistent=False)
-        self._register_load_state_dict_pre_hook(self._loaded)
+        self._register_load_state_dict_pre_hook(self._load_value)
 
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
@@ -305,7 +305,7 @@ class ScheduledTemperature(Temperature):
         # Where sites share a schedule, safetensors refuses tensors that share their memory.
         destination[f"{prefix}steps"] = destination[f"{prefix}steps"].clone()
 
-    def _loaded(self, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    def _load_value(self, state: dict[str, Tensor], prefix: str, *_: object) -> None:
         """The value follows from the step that a checkpoint brings."""
         if f"{prefix}steps" in state:
             self.value.fill_(self._at(int(state[f"{prefix}steps"])))

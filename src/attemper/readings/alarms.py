@@ -6,11 +6,12 @@ an alarm is to add a record to it. What each measures is a law of ``laws.py``; `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from attemper.errors import InputError
-from attemper.readings.reading import Alarm, HeadReading
+from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.sample import JUDGED
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
@@ -22,15 +23,15 @@ OF_ONE_SAMPLE = ("level", "nonfinite")
 class AlarmKind:
     """One kind of alarm: when it rings, and how it is reported.
 
-    Messages and ``origin`` are formats of ``value``, ``limit``, ``now`` (the statistic), ``before`` (its baseline) and
-    ``total`` (rows, or heads of a site).
+    A message is a format of ``value``, ``now`` (the statistic), ``before`` (its baseline) and ``total`` (rows, or heads
+    of a site).
     """
 
     name: str
     statistic: str
     """The number of a ``HeadReading`` that it judges."""
     side: Literal["above", "below"]
-    """On which side of its limit it rings."""
+    """Where the statistic is alarming, or goes: on which side of the limit it rings, unless the law says otherwise."""
     limit: float | None
     """The default of ``limits={name: ...}``. None: it rings above 0, and has no limit that can be set."""
     severity: str
@@ -44,7 +45,7 @@ class AlarmKind:
     unit: str = ""
     """Of its limit."""
     law: str = "level"
-    """A name of ``laws.LAWS``."""
+    """A name of ``laws.LAWS``: what is held against the limit."""
     release: float = 0.1
     """It ends where the value comes back by this share of the limit, so that one alarm is one alarm."""
     least_rows: int = 1
@@ -90,26 +91,34 @@ class AlarmKind:
         bound = 0.0 if limit is None else limit
         return value < bound if self.side == "below" else value > bound
 
-    def alarm(self, site: str, head: int | None, value: float, limit: float | None, **said: Any) -> Alarm:
+    def alarm(
+        self,
+        site: str,
+        head: int | None,
+        value: float,
+        limit: float | None,
+        origin: tuple[float, int] | None = None,
+        figures: Mapping[str, float] | None = None,
+        **steps: int | None,
+    ) -> Alarm:
         """The alarm of a head, or of a whole site, whose ``value`` is beyond ``limit``.
 
         Args:
-            said: ``now``, ``before`` and ``total`` for the message; ``origin``, a value and its step, if it was
-                otherwise before; and ``step``, ``since``, ``ended`` of the alarm.
+            origin: an earlier value of the statistic and its step, if it changed.
+            figures: ``now``, ``before`` and ``total``, for the message.
+            steps: ``step``, ``since`` and ``ended``, in a history.
         """
-        steps = {name: said.pop(name, None) for name in ("step", "since", "ended")}
-        origin = said.pop("origin", None)
-        message = self.message.format(value=value, limit=limit, **said)
         place = site if head is None else f"{site} head {head}"
+        said = self.message.format(value=value, **(figures or {}))
         pace = "" if origin is None else f" ({origin[0]:.3g} at step {origin[1]})"
         return Alarm(
-            site, head, self.name, self.severity, value, limit, f"{place}: {message}{pace}", self.advice, **steps
+            site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}", self.advice, **steps
         )
 
 
 _SHARP = (
-    "If the loss suffers too, lower the learning rate, or hold its entropy by a temperature above 1, a penalty on entropy "
-    "or a clip of query and key weights."
+    "If the loss suffers too, lower the learning rate, or hold its entropy by a temperature above 1, a penalty on "
+    "entropy or a clip of query and key weights."
 )
 ALARMS = (
     AlarmKind(
@@ -119,6 +128,7 @@ ALARMS = (
         side="above",
         limit=None,
         judged=False,
+        least_rows=0,
         severity="critical",
         message="{value:.0f} of {total:.0f} rows have a NaN or infinite score",
         clause=("has NaN or infinite scores", "have NaN or infinite scores"),
@@ -132,6 +142,7 @@ ALARMS = (
         side="below",
         limit=0.05,
         unit="of log n",
+        release=0.5,
         severity="notice",
         message="normalised entropy {value:.3f} is very low",
         clause=("is nearly one-hot", "are nearly one-hot"),
@@ -146,8 +157,8 @@ ALARMS = (
         side="above",
         limit=0.95,
         unit="of log n",
-        release=0.02,
         trained=True,
+        release=0.05,
         severity="notice",
         message="normalised entropy {value:.3f} is near uniform",
         clause=("is nearly uniform", "are nearly uniform"),
@@ -162,6 +173,7 @@ ALARMS = (
         limit=100.0,
         unit="score",
         judged=False,
+        release=0.2,
         severity="warning",
         message="largest score {value:.1f}",
         clause=("has logits", "have logits"),
@@ -176,6 +188,7 @@ ALARMS = (
         side="above",
         limit=0.8,
         unit="of the weight",
+        release=0.2,
         severity="notice",
         message="{value:.0%} of the weight rests on the first token",
         clause=("rests on the first token", "rest on the first token"),
@@ -197,9 +210,9 @@ ALARMS = (
         message="normalised entropy of all {total:.0f} heads has fallen, in the mean from {before:.2g} to {value:.2g}",
         clause=("layer has collapsed", "layers have collapsed"),
         title="layer collapsed",
-        advice="All heads of this layer have become far sharper than they were: attention collapses. Lower the learning "
-        "rate, or go back to a checkpoint before this step and clip query and key weights, normalise queries and keys, "
-        "or hold entropy by a penalty.",
+        advice="All heads of this layer have become far sharper than they were: attention collapses. Lower the "
+        "learning rate, or go back to a checkpoint before this step and clip query and key weights, normalise "
+        "queries and keys, or hold entropy by a penalty.",
     ),
     AlarmKind(
         name="fallen",
@@ -239,7 +252,7 @@ ALARMS = (
         statistic="max_logit",
         law="doubling_time",
         side="above",
-        limit=50.0,
+        limit=20.0,
         unit="steps",
         release=1.0,
         floor=50.0,
@@ -256,7 +269,7 @@ ALARMS = (
         statistic="logit_std",
         law="doubling_time",
         side="above",
-        limit=50.0,
+        limit=20.0,
         unit="steps",
         release=1.0,
         floor=5.0,
@@ -285,8 +298,8 @@ ALARMS = (
         message="normalised entropy has drifted from {before:.2f} to {now:.2f}",
         clause=("has drifted from where it had settled", "have drifted from where they had settled"),
         title="drifted",
-        advice="The head attends otherwise than where it had settled. In fine-tuning that may be what you want; if not, "
-        "compare with the checkpoint before, and look at what changed in the data or the learning rate then.",
+        advice="The head attends otherwise than where it had settled. In fine-tuning that may be what you want; if "
+        "not, compare with the checkpoint before, and look at what changed in the data or the learning rate then.",
     ),
     AlarmKind(
         name="dead",

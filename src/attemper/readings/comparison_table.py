@@ -8,7 +8,7 @@ from rich.text import Text
 
 from attemper.readings.comparison import Comparison, HeadChange
 from attemper.statistics import SHOWN
-from attemper.text import columns_that_fit, shown
+from attemper.text import clean, columns_that_fit
 
 MOST_HEADS = 20
 """Heads in a table that is not told how many."""
@@ -23,19 +23,19 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     """
     heads = comparison.heads if statistic is None else comparison.largest(statistic, len(comparison.heads))
     first = statistic or comparison.statistics[0]
-    names = Text.assemble((shown(comparison.before), "bold"), " -> ", (shown(comparison.after), "bold"))
-    parts: list[RenderableType] = [names, Text(shown(comparison.summary(first))), Text("")]
+    names = Text.assemble((clean(comparison.before), "bold"), " -> ", (clean(comparison.after), "bold"))
+    parts: list[RenderableType] = [names, Text(clean(comparison.summary(first))), Text("")]
     parts.append(_grid(comparison, heads[:top], first, width))
     if len(heads) > top:
         parts.append(Text(f"and {len(heads) - top} heads that changed less", style="dim"))
     for side, sites in (("before", comparison.only_before), ("after", comparison.only_after)):
-        parts += [Text.assemble((f"only {side} ", "yellow"), shown(site)) for site in sites]
+        parts += [Text.assemble((f"only {side} ", "yellow"), clean(site)) for site in sites]
     return Group(*parts)
 
 
 def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, width: int) -> Table:
     modes = {head.mode for head in heads}
-    sites = [f"{shown(head.site)} ({shown(head.mode)})" if len(modes) > 1 else shown(head.site) for head in heads]
+    sites = [f"{clean(head.site)} ({clean(head.mode)})" if len(modes) > 1 else clean(head.site) for head in heads]
     columns: dict[str, list[str]] = {"change": ["change", *(_change(head, first) for head in heads)]}
     for name in dict.fromkeys((first, *comparison.statistics)):
         columns[name] = [SHOWN[name].compared or SHOWN[name].column, *(_pair(head, name) for head in heads)]
@@ -49,7 +49,7 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
         grid.add_column(title, justify="right", no_wrap=True)
     for row, (site, head) in enumerate(zip(sites, heads, strict=True), 1):
         layer = "-" if head.layer is None else str(head.layer)
-        grid.add_row(Text(site), layer, str(head.head), *(_dimmed(columns[name][row]) for name in fitting))
+        grid.add_row(Text(site), layer, str(head.head), *(_dim(columns[name][row]) for name in fitting))
     return grid
 
 
@@ -68,7 +68,7 @@ def _change(head: HeadChange, statistic: str) -> str:
     return f"{change * (100.0 if SHOWN[statistic].percent else 1.0):+.4g}" if change else "0"
 
 
-def _dimmed(cell: str) -> Text:
+def _dim(cell: str) -> Text:
     """Darker where nothing changed."""
     before, arrow, after = cell.partition(" -> ")
     return Text(cell, style="dim" if cell == "0" or (arrow and before == after) else "")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind
+from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind, over_enough_keys
 from attemper.readings.columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, Array
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.memory import Memory, padded
-from attemper.readings.reading import FEWEST_KEYS, Alarm
-from attemper.readings.sample import Sample
+from attemper.readings.memory import Memory, pad
+from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
+from attemper.readings.sample import JUDGED, QUANTITIES, Sample, SiteLabel
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
@@ -22,7 +22,7 @@ WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
 
 
-class Told(NamedTuple):
+class Figures(NamedTuple):
     """What is known of alarms of one kind at a sample, each [H]."""
 
     measure: Array
@@ -35,14 +35,14 @@ class Told(NamedTuple):
     step: Array
 
 
-class Ringing(NamedTuple):
+class KindState(NamedTuple):
     """The alarms of one kind, a column a head; of whole sites, the column of the first head."""
 
     on: np.ndarray
     since: Array
     """Step at which each began."""
-    latest: Told
-    worst: Told
+    latest: Figures
+    worst: Figures
     origins: Mapping[int, tuple[float, int] | None]
     """Column -> an earlier value and its step, of those that are on."""
 
@@ -50,7 +50,8 @@ class Ringing(NamedTuple):
 class State(NamedTuple):
     """What follows from all samples up to one."""
 
-    ringing: Mapping[str, Ringing]
+    step: int | None
+    kinds: Mapping[str, KindState]
     healthy: np.ndarray
     """[H] no warning stands."""
     untrained: bool = True
@@ -76,7 +77,7 @@ class Judge:
             name: Memory(tuple(LAWS[kind.law] for kind in ALARMS if kind.quantity == name)) for name in quantities
         }
         self._missing: tuple[str, ...] = ()
-        self._before = self._now = State({kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
+        self._before = self._now = State(None, {kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
         self._ended: list[Alarm] = []
         self._reported: set[tuple[Any, ...]] = set()
 
@@ -99,19 +100,24 @@ class Judge:
         self._missing = tuple(name for name in self._memories if name not in sample.quantities)
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
-        self._now = self._judged(sample.step, found)
+        self._now = self._judge(sample.step, found)
         new = [alarm for alarm in self._now.changed if _identity(alarm) not in self._reported]
         self._reported |= {_identity(alarm) for alarm in new}
         return tuple(new)
 
     @property
+    def step(self) -> int | None:
+        """Of the sample that was fed last; None before the first."""
+        return self._now.step
+
+    @property
     def standing(self) -> tuple[Alarm, ...]:
         """The alarms that are on, the worst first, as their heads were last seen."""
         found = [
-            self._alarm(kind, ringing, ringing.latest, column)
+            self._alarm(kind, state, state.latest, column)
             for kind in ALARMS
-            for ringing in (self._now.ringing[kind.name],)
-            for column in np.flatnonzero(ringing.on)
+            for state in (self._now.kinds[kind.name],)
+            for column in np.flatnonzero(state.on)
         ]
         return tuple(sorted(found, key=lambda alarm: -SEVERITIES.index(alarm.severity)))
 
@@ -167,33 +173,35 @@ class Judge:
         span = np.fmax.reduce([np.full(len(self._columns), float(SPAN)), *speeds])
         for memory in self._memories.values():
             memory.grow(span / MARKS)
-        self._before, self._now = (_grown(state, len(self._columns)) for state in (self._before, self._now))
+        self._before, self._now = (_widen(state, len(self._columns)) for state in (self._before, self._now))
 
-    def _judged(self, step: int, found: Mapping[str, Array]) -> State:
+    def _judge(self, step: int, found: Mapping[str, Array]) -> State:
         near, judged = self._uniform(found[UNIFORM.quantity])
         untrained = self._before.untrained and 2 * near > judged
-        ringing: dict[str, Ringing] = {}
+        kinds: dict[str, KindState] = {}
         ended: list[Alarm] = []
         changed: list[Alarm] = []
         healthy = np.ones(len(self._columns), bool)
         for kind in WHOLE_FIRST:
-            old = self._before.ringing[kind.name]
-            told = self._measured(kind, found)._replace(step=np.full(len(healthy), float(step)))
-            rings, released = self._beyond(kind, told.measure)
+            old = kinds[kind.name] = self._before.kinds[kind.name]
+            measure = self._measure(kind, found, old.on)
+            rings, released = self._beyond(kind, measure)
             if kind.trained and untrained:
                 rings = np.zeros_like(rings)
-            whole = self._whole(ringing[kind.part_of].on) if kind.part_of else np.zeros_like(rings)
-            on = (old.on & ~(released | whole)) | (rings & ~whole)
-            new = ringing[kind.name] = self._rung(kind, old, on, told, step)
-            ends = [self._alarm(kind, old, old.worst, column, step) for column in np.flatnonzero(old.on & ~on)]
-            ended += ends
-            changed += [
-                alarm for alarm, column in zip(ends, np.flatnonzero(old.on & ~on), strict=True) if not whole[column]
-            ]
+            if kind.part_of:
+                whole = self._whole(kinds[kind.part_of].on)
+                rings, released = rings & ~whole, released | whole
+            on = (old.on & ~released) | rings
+            if not (on.any() or old.on.any()):
+                continue
+            new = kinds[kind.name] = self._follow(kind, old, on, self._figures(kind, measure, found, step))
+            for column in np.flatnonzero(old.on & ~on):
+                ended.append(self._alarm(kind, old, old.worst, column, step))
+                changed += [] if kind.part_of and whole[column] else ended[-1:]
             changed += [self._alarm(kind, new, new.latest, column) for column in np.flatnonzero(on & ~old.on)]
             if kind.severity != SEVERITIES[0]:
                 healthy &= ~(self._whole(on) if kind.whole else on)
-        return State(ringing, healthy, untrained, near, tuple(ended), tuple(changed))
+        return State(step, kinds, healthy, untrained, near, tuple(ended), tuple(changed))
 
     def _uniform(self, entropies: Array) -> tuple[int, int]:
         """How many heads in training mode are near uniform, and how many are judged."""
@@ -202,61 +210,68 @@ class Judge:
         near = (entropies > self._bounds[UNIFORM.name]) & self._columns.in_training
         return int(near.sum()), int((~np.isnan(entropies) & self._columns.in_training).sum())
 
-    def _measured(self, kind: AlarmKind, found: Mapping[str, Array]) -> Told:
+    def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array:
+        """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring."""
         law, window = LAWS[kind.law], self._memories[kind.quantity].window
-        measure, now = law.measure(window), window.recent[-1]
-        few = found["judged_rows" if kind.judged else "rows"] < kind.least_rows
-        measure = np.where(few | np.isnan(now), np.nan, measure)
-        before = window.centre if "centre" in law.looks_at else window.baseline
-        if kind.whole:
-            return self._of_sites(measure, now, before)
-        total = found["rows"] + np.nan_to_num(found["empty_rows"]) + np.nan_to_num(found["nonfinite_rows"])
-        return Told(measure, now, before, total, now)
-
-    def _of_sites(self, measure: Array, now: Array, before: Array) -> Told:
-        """Of whole sites: the measure of the head that is least alarming, means, and the number of heads judged; NaN
-        where fewer than two are.
-        """
-        starts, found = self._columns.starts, [np.full(len(measure), np.nan) for _ in range(5)]
-        if len(measure):
-            known = ~np.isnan(measure)
-            many = np.add.reduceat(known.astype(float), starts)
-            sums = (np.add.reduceat(np.where(known, values, 0.0), starts) for values in (now, before))
-            rows = (np.fmax.reduceat(measure, starts), *(one / np.maximum(many, 1.0) for one in sums), many)
-            for row, values in zip(found, rows, strict=False):
-                row[starts] = np.where(many >= 2, values, np.nan)
-        return Told(*found)
+        known = ~np.isnan(window.recent[-1]) & ~(found["judged_rows" if kind.judged else "rows"] < kind.least_rows)
+        if kind.floor is not None:
+            known &= on | self._beyond_floor(kind)
+            if not known.any():
+                return np.full(len(on), np.nan)
+        measure = np.where(known, law.measure(window), np.nan)
+        return self._of_sites(measure, np.fmax.reduceat) if kind.whole else measure
 
     def _beyond(self, kind: AlarmKind, measure: Array) -> tuple[np.ndarray, np.ndarray]:
         """Where the measure is beyond its limit, and where it has come back far enough to end an alarm."""
         bound = self._bounds.get(kind.name, measure)
         margin = kind.release * np.abs(bound)
-        above = (LAWS[kind.law].side or kind.side) == "above"
+        above = _rings_above(kind)
         beyond = measure > bound if above else measure < bound
-        if kind.floor is not None:
-            now = self._memories[kind.quantity].window.marks[-1]
-            beyond &= now > kind.floor if kind.side == "above" else now < kind.floor
+        if kind.floor is not None and beyond.any():
+            beyond &= self._beyond_floor(kind)
         return beyond, measure <= bound - margin if above else measure >= bound + margin
+
+    def _beyond_floor(self, kind: AlarmKind) -> np.ndarray:
+        now = self._memories[kind.quantity].window.marks[-1]
+        return now > kind.floor if kind.side == "above" else now < kind.floor
+
+    def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Figures:
+        window = self._memories[kind.quantity].window
+        now, before = window.recent[-1], window.centre if "centre" in LAWS[kind.law].looks_at else window.baseline
+        total = found["rows"] + found["empty_rows"] + found["nonfinite_rows"]
+        if kind.whole:
+            known = (~np.isnan(now) & ~np.isnan(before)).astype(float)
+            total = self._of_sites(known, np.add.reduceat)
+            sums = (self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat) for values in (now, before))
+            now, before = (one / np.maximum(total, 1.0) for one in sums)
+        return Figures(measure, now, before, total, np.full(len(now), float(step)))
+
+    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array]) -> Array:
+        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than two heads have a value."""
+        found = np.full(len(values), np.nan)
+        if len(values):
+            starts = self._columns.starts
+            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= 2
+            found[starts] = np.where(several, reduction(values, starts), np.nan)
+        return found
 
     def _whole(self, on: np.ndarray) -> np.ndarray:
         """[H] of what stands at the first head of each site."""
         return on[self._columns.starts][self._columns.site] if len(on) else on
 
-    def _rung(self, kind: AlarmKind, old: Ringing, on: np.ndarray, told: Told, step: int) -> Ringing:
+    def _follow(self, kind: AlarmKind, old: KindState, on: np.ndarray, figures: Figures) -> KindState:
         """The alarms of a kind after a sample."""
-        if not (on.any() or old.on.any()):
-            return old
         begins = on & ~old.on
-        seen = on & ~np.isnan(told.measure)
-        above = (LAWS[kind.law].side or kind.side) == "above"
-        further = told.measure > old.worst.measure if above else told.measure < old.worst.measure
+        seen = on & ~np.isnan(figures.measure)
+        above = _rings_above(kind)
+        further = figures.measure > old.worst.measure if above else figures.measure < old.worst.measure
         latest, worst = (
-            Told(*(np.where(where, new, was) for new, was in zip(told, before, strict=True)))
+            Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
             for where, before in ((seen, old.latest), (begins | (seen & further), old.worst))
         )
         origins = {column: origin for column, origin in old.origins.items() if on[column]}
         origins |= {int(column): self._origin(kind, int(column)) for column in np.flatnonzero(begins)}
-        return Ringing(on, np.where(begins, step, old.since), latest, worst, origins)
+        return KindState(on, np.where(begins, figures.step, old.since), latest, worst, origins)
 
     def _origin(self, kind: AlarmKind, column: int) -> tuple[float, int] | None:
         """Where the statistic was before: what says how fast it changed."""
@@ -265,8 +280,10 @@ class Judge:
         heads = self._columns.heads(column) if kind.whole else slice(column, column + 1)
         return self._memories[kind.quantity].origin(heads, above=kind.side == "above")
 
-    def _alarm(self, kind: AlarmKind, ringing: Ringing, told: Told, column: int, ended: int | None = None) -> Alarm:
-        measure, now, before, total, step = (float(values[column]) for values in told)
+    def _alarm(
+        self, kind: AlarmKind, state: KindState, figures: Figures, column: int, ended: int | None = None
+    ) -> Alarm:
+        measure, now, before, total, step = (float(values[column]) for values in figures)
         limit = None if kind.limit is None else float(self._bounds[kind.name][column])
         relative = kind.law == "fall_from_baseline"
         return kind.alarm(
@@ -274,14 +291,30 @@ class Judge:
             None if kind.whole else int(column) - self._columns.heads(column).start,
             now if relative else measure,
             limit * before if limit is not None and relative else limit,
-            now=now,
-            before=before,
-            total=total,
-            origin=ringing.origins[int(column)],
+            state.origins[int(column)],
+            {"now": now, "before": before, "total": total},
             step=int(step),
-            since=int(ringing.since[column]),
+            since=int(state.since[column]),
             ended=ended,
         )
+
+
+def sample_of(sites: Iterable[SiteReading], step: int, fewest_keys: int = FEWEST_KEYS) -> Sample:
+    """The numbers of readings as a sample."""
+    sites = tuple(sites)
+    labels = tuple(
+        SiteLabel(site.name, site.kind, site.mode, site.layer, "full", site.normalizer, len(site.heads))
+        for site in sites
+    )
+    rows = [_numbers(site, head, fewest_keys) for site in sites for head in site.heads]
+    return Sample(step, 0.0, labels, tuple(QUANTITIES), np.array(rows, np.float32).reshape(-1, len(QUANTITIES)).T)
+
+
+def _numbers(site: SiteReading, head: HeadReading, fewest_keys: int) -> list[float | None]:
+    judged = {f"judged_{name}": over_enough_keys(head, name, fewest_keys) for name in JUDGED}
+    rows = sum(bucket.rows for bucket in head.by_visible_keys if bucket.first >= fewest_keys)
+    given = {"judged_rows": rows, "queries": site.queries, "keys": site.keys, **judged}
+    return [given[name] if name in given else getattr(head, name) for name in QUANTITIES]
 
 
 def judge(
@@ -298,20 +331,25 @@ def _identity(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.kind, alarm.site, alarm.head, alarm.ended is None
 
 
-def _silent(heads: int) -> Ringing:
-    told = Told(*(np.full(heads, np.nan) for _ in range(5)))
-    return Ringing(np.zeros(heads, bool), np.full(heads, np.nan), told, told, {})
+def _rings_above(kind: AlarmKind) -> bool:
+    """Whether it rings where its measure, not the statistic, is above the limit."""
+    return (LAWS[kind.law].side or kind.side) == "above"
 
 
-def _grown(state: State, heads: int) -> State:
+def _silent(heads: int) -> KindState:
+    none = Figures(*(np.full(heads, np.nan) for _ in range(5)))
+    return KindState(np.zeros(heads, bool), np.full(heads, np.nan), none, none, {})
+
+
+def _widen(state: State, heads: int) -> State:
     """With columns for more heads, at which nothing rings."""
     more = heads - len(state.healthy)
 
-    def told(old: Told) -> Told:
-        return Told(*(padded(values, more) for values in old))
+    def wider(old: Figures) -> Figures:
+        return Figures(*(pad(values, more) for values in old))
 
-    ringing = {
-        name: Ringing(padded(one.on, more), padded(one.since, more), told(one.latest), told(one.worst), one.origins)
-        for name, one in state.ringing.items()
+    kinds = {
+        name: KindState(pad(one.on, more), pad(one.since, more), wider(one.latest), wider(one.worst), one.origins)
+        for name, one in state.kinds.items()
     }
-    return state._replace(ringing=ringing, healthy=np.concatenate([state.healthy, np.ones(more, bool)]))
+    return state._replace(kinds=kinds, healthy=np.concatenate([state.healthy, np.ones(more, bool)]))

@@ -16,13 +16,13 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 RECENT = 20
-"""Readings in a row that a head must have to be called dead, and that make a baseline of drift."""
+"""Readings in a row that a head must be uniform in to be called dead."""
 FIRST = 5
 """Healthy readings whose median is the baseline of a fall."""
 MARKS = 16
-"""Earlier values that a law of speed looks back to, apart by at least ``SPAN / MARKS`` steps."""
+"""Earlier values that are remembered, apart by at least ``SPAN / MARKS`` steps; so many make a settled stretch."""
 SPAN = 100
-"""Steps that those values reach back, at least, and the unit of a rate."""
+"""Steps that they reach back, at least; and the unit of a rate."""
 LEAST_FALL = 0.25
 """A rate is measured from values higher by at least so much."""
 LEAST_SPREAD = 0.02
@@ -57,10 +57,8 @@ class Law:
     """On which side of its limit it rings; None: on that of the alarm's kind."""
     depth: int = 1
     """How many readings it looks at."""
-    marks: bool = False
-    """Whether it looks at earlier values, too."""
-    history: bool = True
-    """Whether it needs more than one sample."""
+    looks_at: tuple[str, ...] = ()
+    """What else of a ``Window`` it looks at."""
 
 
 def median_of_three(one: Array, two: Array, three: Array) -> Array:
@@ -95,9 +93,9 @@ def fall_from_baseline(now: Array, baseline: Array) -> Array:
     return now / baseline
 
 
-def drift(recent: Array, centre: Array, spread: Array) -> Array:
-    """How far the median of three readings has moved from a settled stretch, in spreads of that stretch."""
-    return np.abs(median_of_three(recent[-3], recent[-2], recent[-1]) - centre) / spread
+def drift(now: Array, centre: Array, spread: Array) -> Array:
+    """How far a value has moved from a settled stretch, in spreads of that stretch."""
+    return np.abs(now - centre) / spread
 
 
 def dead(recent: Array) -> Array:
@@ -105,7 +103,7 @@ def dead(recent: Array) -> Array:
     return recent.min(0)
 
 
-def settled(stretch: Array) -> tuple[Array, Array]:
+def settle(stretch: Array) -> tuple[Array, Array]:
     """Centre and spread of a stretch of readings; NaN where it moved on from its first half to its second.
 
     The centre is the median, the spread 1.4826 median |x - centre|, at least ``LEAST_SPREAD``. It moved on if the
@@ -119,14 +117,14 @@ def settled(stretch: Array) -> tuple[Array, Array]:
 
 
 LAWS: dict[str, Law] = {
-    "level": Law(lambda window: window.recent[-1], history=False),
-    "nonfinite": Law(lambda window: window.recent[-1], side="above", history=False),
+    "level": Law(lambda window: window.recent[-1]),
+    "nonfinite": Law(lambda window: window.recent[-1], side="above"),
     "doubling_time": Law(lambda w: doubling_time(w.steps, w.marks), side="below", depth=3, looks_at=("marks",)),
     "rate": Law(lambda w: rate(w.steps, w.marks), side="above", depth=3, looks_at=("marks",)),
     "fall_from_baseline": Law(
         lambda w: fall_from_baseline(w.recent[-1], w.baseline), side="below", looks_at=("baseline",)
     ),
-    "drift": Law(lambda w: drift(w.recent, w.centre, w.spread), side="above", depth=RECENT, looks_at=("centre",)),
+    "drift": Law(lambda w: drift(w.marks[-1], w.centre, w.spread), side="above", depth=3, looks_at=("marks", "centre")),
     "dead": Law(lambda w: dead(w.recent), side="above", depth=RECENT),
 }
 """Name -> law. ``docs/alarms.md`` has the formulas."""

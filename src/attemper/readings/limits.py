@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, KINDS
-from attemper.readings.reading import FEWEST_KEYS, Alarm, SiteReading
+from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
 
 Limits: TypeAlias = Mapping[str, float | None]
 
@@ -32,9 +32,9 @@ class AlarmLimits:
     sites: Mapping[str, Limits]
 
     def __init__(self, *, sites: Mapping[str, Limits] | None = None, **limits: float | None) -> None:
-        checked = {str(glob): _checked(f"limits.sites[{glob!r}]", given) for glob, given in (sites or {}).items()}
-        object.__setattr__(self, "everywhere", DEFAULT_LIMITS | _checked("limits", limits))
-        object.__setattr__(self, "sites", checked)
+        object.__setattr__(self, "everywhere", DEFAULT_LIMITS | _check("limits", limits))
+        by_glob = {str(glob): _check(f"limits.sites[{glob!r}]", given) for glob, given in _mappings(sites).items()}
+        object.__setattr__(self, "sites", by_glob)
 
     @classmethod
     def of(
@@ -50,7 +50,7 @@ class AlarmLimits:
         if not isinstance(limits, Mapping | None):
             raise InputError(f"limits must be attemper.AlarmLimits or a mapping, got {type(limits).__name__}.")
         given = dict(limits or {})
-        sites = given.pop("sites", {})
+        sites = _mappings(given.pop("sites", None))
         for names in (given, *sites.values()):
             for name in names:
                 one_of("limits", name, known)
@@ -88,7 +88,15 @@ AlarmLimits.__signature__ = Signature(  # type: ignore[attr-defined]
 )
 
 
-def _checked(where: str, limits: Limits) -> dict[str, float | None]:
+def _mappings(sites: Any) -> Mapping[str, Limits]:
+    """Raises InputError if it is not None, and no mapping of mappings."""
+    found = {} if sites is None else sites
+    if not isinstance(found, Mapping) or not all(isinstance(one, Mapping) for one in found.values()):
+        raise InputError(f"limits['sites'] must map patterns of site names to limits, got {sites!r:.80}.")
+    return found
+
+
+def _check(where: str, limits: Limits) -> dict[str, float | None]:
     """Raises InputError for a name that is no limit, or a value that is neither a number nor None."""
     for name, value in limits.items():
         one_of(where, name, DEFAULT_LIMITS)
@@ -97,7 +105,7 @@ def _checked(where: str, limits: Limits) -> dict[str, float | None]:
     return {name: None if value is None else float(value) for name, value in limits.items()}
 
 
-def checked_fewest_keys(where: str, fewest_keys: int) -> int:
+def check_fewest_keys(where: str, fewest_keys: int) -> int:
     """``fewest_keys`` if it is a whole number of at least 2.
 
     Raises:
@@ -136,4 +144,4 @@ def _of_head(site: SiteReading, head: HeadReading, limits: Limits, fewest_keys: 
         value, limit = kind.value(head, fewest_keys), limits.get(kind.name, kind.limit)
         never = limit is None and kind.limit is not None
         if not (kind.needs_history or never or value is None) and kind.rings(value, limit):
-            yield kind.alarm(site.name, head.head, value, limit, total=total)
+            yield kind.alarm(site.name, head.head, value, limit, figures={"total": total})

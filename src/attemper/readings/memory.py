@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.readings.laws import FIRST, MARKS, RECENT, Array, Law, Window, median_of_three, settled
+from attemper.readings.laws import FIRST, MARKS, Array, Law, Window, median_of_three, settle
 
 
 class Memory:
@@ -19,17 +19,16 @@ class Memory:
         self._recent = np.empty((max(law.depth for law in laws), 0))
         self._marks, self._steps = (np.empty((MARKS + 1 if "marks" in looks_at else 0, 0)) for _ in range(2))
         self._first = np.empty((FIRST if "baseline" in looks_at else 0, 0))
-        self._settles = "centre" in looks_at
         self._baseline, self._centre, self._spread, self._spacing = (np.empty(0) for _ in range(4))
         self._kept, self._calm = (np.empty(0, np.int64) for _ in range(2))
-        """How many readings stand in ``_first``, and how many healthy ones came in a row."""
+        """How many readings stand in ``_first``, and how many marks came in a row while the head was healthy."""
 
     def grow(self, spacing: Array) -> None:
         """Makes room for more heads. ``spacing`` [H]: the least steps between two earlier values of each."""
         more = len(spacing) - len(self._spacing)
         for name in ("_recent", "_marks", "_steps", "_first", "_baseline", "_centre", "_spread"):
-            setattr(self, name, padded(getattr(self, name), more))
-        self._kept, self._calm = padded(self._kept, more), padded(self._calm, more)
+            setattr(self, name, pad(getattr(self, name), more))
+        self._kept, self._calm = pad(self._kept, more), pad(self._calm, more)
         self._spacing = spacing
 
     def commit(self, healthy: np.ndarray) -> None:
@@ -38,12 +37,11 @@ class Memory:
         self._baseline = np.where(np.isnan(self._baseline), self._recent[-1], self._baseline)
         if len(self._first):
             self._keep_first(present & healthy)
-        if self._settles:
-            self._settle(present, healthy)
         if len(self._marks):
             due = present & ~(self._steps[-1] - self._steps[-2] < self._spacing)
             for rows in (self._marks, self._steps):
                 _shift(rows, due)
+            self._find_stretch(due, present & ~healthy)
         _shift(self._recent, present)
 
     def write(self, step: int, values: Array) -> None:
@@ -83,16 +81,16 @@ class Memory:
             full = columns[self._kept[columns] == FIRST]
             self._baseline[full] = np.median(self._first[:, full], 0)
 
-    def _settle(self, present: np.ndarray, healthy: np.ndarray) -> None:
-        """Looks at each stretch of ``RECENT`` healthy readings until one has settled."""
-        self._calm = np.where(present, np.where(healthy, self._calm + 1, 0), self._calm)
-        full = np.flatnonzero((self._calm >= RECENT) & np.isnan(self._centre))
+    def _find_stretch(self, more: np.ndarray, ill: np.ndarray) -> None:
+        """Looks at each healthy stretch of ``MARKS`` earlier values until one has settled."""
+        self._calm = np.where(ill, 0, self._calm + more)
+        full = np.flatnonzero((self._calm >= MARKS) & np.isnan(self._centre))
         if len(full):
-            self._centre[full], self._spread[full] = settled(self._recent[:, full])
+            self._centre[full], self._spread[full] = settle(self._marks[:-1, full])
             self._calm[full] = 0
 
 
-def padded(rows: np.ndarray, more: int) -> np.ndarray:
+def pad(rows: np.ndarray, more: int) -> np.ndarray:
     """With ``more`` columns: NaN, or 0 where there is no NaN."""
     missing = np.nan if rows.dtype.kind == "f" else 0
     return np.concatenate([rows, np.full((*rows.shape[:-1], more), missing, rows.dtype)], -1)

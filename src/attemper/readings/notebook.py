@@ -13,7 +13,7 @@ from attemper.readings.alarms import by_kind
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
-from attemper.text import cut, shown
+from attemper.text import clean, cut
 
 if TYPE_CHECKING:
     from attemper.readings.comparison import Comparison, HeadChange
@@ -80,7 +80,7 @@ def _line(text: str, longest: int = 200) -> str:
 
 
 def _text(text: object, longest: int = LONGEST_NAME) -> str:
-    return escape(cut(shown(text), longest))
+    return escape(cut(clean(text), longest))
 
 
 def _cell(text: object, style: str = _PLAIN) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from attemper.errors import InputError
 from attemper.readings.labels import layer_of
-from attemper.readings.schema import SCHEMA, check_schema, checked, each, loaded, parsed
+from attemper.readings.schema import SCHEMA, check, check_schema, each, load, parse
 
 FEWEST_KEYS = 32
 """How many keys a row must see before its sharpness is judged, by default."""
@@ -37,7 +37,7 @@ class VisibleKeyBucket:
         if isinstance(document, Mapping):
             names = {written: name for name, written in _BUCKET_ENDS.items()}
             document = {names.get(name, name): value for name, value in document.items()}
-        return loaded(cls, document, where)
+        return load(cls, document, where)
 
 
 _LISTS = ("normalized_entropy_histogram", "by_visible_keys")
@@ -92,10 +92,8 @@ class HeadReading:
     def from_dict(cls, document: Any, where: str = "head") -> Self:
         """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
         buckets = each(document, "by_visible_keys", where, VisibleKeyBucket.from_dict)
-        histogram = each(
-            document, "normalized_entropy_histogram", where, lambda rows, place: checked("int", rows, place)
-        )
-        return loaded(cls, document, where, by_visible_keys=buckets, normalized_entropy_histogram=histogram)
+        histogram = each(document, "normalized_entropy_histogram", where, lambda rows, place: check("int", rows, place))
+        return load(cls, document, where, by_visible_keys=buckets, normalized_entropy_histogram=histogram)
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class SiteReading:
     @classmethod
     def from_dict(cls, document: Any, where: str = "site") -> Self:
         """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
-        return loaded(cls, document, where, heads=each(document, "heads", where, HeadReading.from_dict))
+        return load(cls, document, where, heads=each(document, "heads", where, HeadReading.from_dict))
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,11 @@ class Alarm:
     message: str
     advice: str
     step: int | None = None
-    """The training step of the sample, for a watch; None for a scan."""
+    """The training step of the sample, for a watch; None for a scan. Of an alarm that has ended: where it was worst."""
+    since: int | None = None
+    """The step at which it began."""
+    ended: int | None = None
+    """The step at which it ended; None while it stands."""
 
 
 @dataclass(frozen=True)
@@ -243,16 +245,16 @@ class Reading:
                 missing or of another type.
         """
         schema = check_schema(document)
-        reading = loaded(
+        reading = load(
             cls,
             document,
             "",
             sites=each(document, "sites", "", SiteReading.from_dict),
-            skipped=each(document, "skipped", "", lambda entry, place: loaded(Skipped, entry, place)),
-            alarms=each(document, "alarms", "", lambda entry, place: loaded(Alarm, entry, place)),
+            skipped=each(document, "skipped", "", lambda entry, place: load(Skipped, entry, place)),
+            alarms=each(document, "alarms", "", lambda entry, place: load(Alarm, entry, place)),
             versions=_versions(document.get("versions")),
         )
-        return reading if schema > 1 else replace(reading, sites=tuple(map(_upgraded, reading.sites)))
+        return reading if schema > 1 else replace(reading, sites=tuple(map(_upgrade, reading.sites)))
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Self:
@@ -262,7 +264,7 @@ class Reading:
         Raises:
             InputError: as ``from_dict``; or the file cannot be read, or holds no JSON.
         """
-        return cls.from_dict(parsed(source))
+        return cls.from_dict(parse(source))
 
 
 def number(value: float) -> float | None:
@@ -296,7 +298,7 @@ def _extent(many: Mapping[str, int], total: int) -> str:
     return f"{found} of {total} heads, at {', '.join(names[:3])}{more}"
 
 
-def _upgraded(site: SiteReading) -> SiteReading:
+def _upgrade(site: SiteReading) -> SiteReading:
     """A site of schema 1 with the fields that schema 2 added."""
     layer = layer_of(site.name)
     heads = (
@@ -311,4 +313,4 @@ def _versions(value: Any) -> dict[str, str] | None:
         return None
     if not isinstance(value, Mapping):
         raise InputError(f"versions must be an object or null, got {value!r:.60}.")
-    return {str(name): checked("str", of, f"versions.{name}") for name, of in value.items()}
+    return {str(name): check("str", of, f"versions.{name}") for name, of in value.items()}

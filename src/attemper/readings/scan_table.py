@@ -12,8 +12,8 @@ from rich.text import Text
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
-from attemper.statistics import SHOWN, SHOWN_BY_NAME, Shown
-from attemper.text import shown
+from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
+from attemper.text import clean
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -28,7 +28,7 @@ def table(reading: Reading, width: int) -> RenderableType:
     for stack in stacks(reading.sites):
         parts += _group(stack, width)
     parts += _alarms(reading)
-    parts += [Text.assemble(("skipped ", "yellow"), shown(f"{s.name}: {s.reason}")) for s in reading.skipped]
+    parts += [Text.assemble(("skipped ", "yellow"), clean(f"{s.name}: {s.reason}")) for s in reading.skipped]
     return Group(*parts)
 
 
@@ -36,8 +36,8 @@ def _headline(reading: Reading) -> Text:
     heads = sum(len(site.heads) for site in reading.sites)
     rows = reading.sampled_rows
     sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
-    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {shown(reading.backend)}{sampled}"
-    return Text.assemble((shown(reading.model), "bold"), counts)
+    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {clean(reading.backend)}{sampled}"
+    return Text.assemble((clean(reading.model), "bold"), counts)
 
 
 def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
@@ -47,8 +47,8 @@ def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
     columns |= {name: SHOWN[name] for name in extra}
     heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(SHOWN[name].column) + 1 for name in extra)) // 4)
     size = f"up to {stack.queries} queries x {stack.keys} keys"
-    what = f"  {shown(stack.kind)} attention, {shown(stack.mode)}, {size}"
-    yield Text.assemble("\n", (shown(stack.pattern), "bold"), what)
+    what = f"  {clean(stack.kind)} attention, {clean(stack.mode)}, {size}"
+    yield Text.assemble("\n", (clean(stack.pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column(stack.column, justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
@@ -79,7 +79,7 @@ def _cell(head: HeadReading) -> tuple[str, str]:
     return f"{value * 100:3.0f}", f"{'black' if value > 0.5 else 'white'} on {colour}"
 
 
-def _summary(heads: tuple[HeadReading, ...], one: Shown) -> str:
+def _summary(heads: tuple[HeadReading, ...], one: Display) -> str:
     value = over_heads(heads, one.name)
     return "-" if value is None else f"{value:.{one.digits}f}"
 
@@ -95,19 +95,19 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
         yield Text("no other alarms")
     elif judged := sum(head.judged for head in reading.heads):
         yield Text(f"no alarms in the {judged} of {len(reading.heads)} heads that were judged", style="green")
-    yield from (Text(shown(note), style="yellow") for note in reading.notes)
+    yield from (Text(clean(note), style="yellow") for note in reading.notes)
 
 
 def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     for (severity, kind), group in by_kind(alarms).items():
         at = "" if group[0].step is None else f", step {group[0].step}"
-        many = f" {shown(kind)}: {len(group)} head{'s' if len(group) > 1 else ''}{at}"
-        yield Text.assemble((shown(severity), _STYLES[level_of(severity)]), many)
-        yield from (_indented(alarm.message, "dim") for alarm in group[:3])
+        many = f" {clean(kind)}: {len(group)} head{'s' if len(group) > 1 else ''}{at}"
+        yield Text.assemble((clean(severity), _STYLES[level_of(severity)]), many)
+        yield from (_indent(alarm.message, "dim") for alarm in group[:3])
         if len(group) > 3:
-            yield _indented(f"and {len(group) - 3} more", "dim")
-        yield _indented(group[0].advice)
+            yield _indent(f"and {len(group) - 3} more", "dim")
+        yield _indent(group[0].advice)
 
 
-def _indented(text: str, style: str = "") -> RenderableType:
-    return Padding(Text(shown(text), style=style), (0, 0, 0, 2))
+def _indent(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(clean(text), style=style), (0, 0, 0, 2))

@@ -19,7 +19,7 @@ READABLE = (1, SCHEMA)
 Entry = TypeVar("Entry")
 
 
-def parsed(source: str | os.PathLike[str]) -> Any:
+def parse(source: str | os.PathLike[str]) -> Any:
     """The JSON of a text that begins with ``{``, or of the file of this path.
 
     Raises:
@@ -77,7 +77,7 @@ _TYPES = {
 """What a field may hold, by its annotation: in words, and as types."""
 
 
-def checked(annotation: str, value: Any, where: str) -> Any:
+def check(annotation: str, value: Any, where: str) -> Any:
     """``value`` if it may stand in a field of this annotation. ``where`` is the place of the field, for errors."""
     words, types = _TYPES[annotation]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -105,7 +105,7 @@ def each(document: Any, name: str, where: str, load: Callable[[Any, str], Entry]
     return tuple(load(entry, f"{place}[{number}]") for number, entry in enumerate(entries))
 
 
-def loaded(record: type[Entry], document: Any, where: str, **given: Any) -> Entry:
+def load(record: type[Entry], document: Any, where: str, **given: Any) -> Entry:
     """``document`` as a record, each field checked by its annotation. A field with a default may be missing.
 
     Args:
@@ -118,5 +118,5 @@ def loaded(record: type[Entry], document: Any, where: str, **given: Any) -> Entr
         optional = isinstance(document, Mapping) and part.name not in document and part.default is not MISSING
         if part.name not in given and not optional:
             value = _present(document, part.name, where)
-            values[part.name] = checked(str(part.type), value, f"{where}.{part.name}")
+            values[part.name] = check(str(part.type), value, f"{where}.{part.name}")
     return record(**values)

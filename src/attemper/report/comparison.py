@@ -14,7 +14,7 @@ from attemper import __version__
 from attemper.files import write_whole
 from attemper.report.page import asset, policy, templates
 from attemper.statistics import SHOWN
-from attemper.text import cut, number, shown
+from attemper.text import clean, cut, number
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
@@ -88,10 +88,10 @@ def comparison_page(document: Mapping[str, Any], summary: str) -> str:
     script = f'(() => {{\n"use strict";\n{asset("comparison.js")}\n{asset("theme.js")}\nstart();\n}})();\n'
     template = templates().get_template("comparison.html.j2")
     return template.render(
-        before=shown(document["before"]),
-        after=shown(document["after"]),
+        before=clean(document["before"]),
+        after=clean(document["after"]),
         tokens=document["tokens"],
-        summary=shown(summary),
+        summary=clean(summary),
         heads=len(document["heads"]),
         sites=len({(head["site"], head["kind"], head["mode"]) for head in document["heads"]}),
         columns=[_column(key, document["heads"]) for key in keys],
@@ -99,7 +99,7 @@ def comparison_page(document: Mapping[str, Any], summary: str) -> str:
         pictures=[_picture(key, document["heads"][:MOST_ROWS]) for key in _PICTURED if key in keys],
         side=SIDE,
         margin=_MARGIN,
-        alone=[(side, [shown(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
+        alone=[(side, [clean(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
         policy=policy(style, (script,)),
         style=Markup(style),
         script=Markup(script),
@@ -134,7 +134,7 @@ def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
 
 def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
     layer = "–" if head.get("layer") is None else str(head["layer"])
-    return Row(shown(head["site"]), shown(head["mode"]), layer, head["head"], tuple(_cell(head[key]) for key in keys))
+    return Row(clean(head["site"]), clean(head["mode"]), layer, head["head"], tuple(_cell(head[key]) for key in keys))
 
 
 def _cell(value: Mapping[str, float | None]) -> Cell:
@@ -167,7 +167,7 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
         return _MARGIN + ((value or 0.0) - low) / room * (SIDE - 2 * _MARGIN)
 
     def dot(head: Mapping[str, Any], before: float | None, after: float | None) -> Dot:
-        title = f"{cut(shown(head['site']), 200)} head {head['head']}: {number(before)} → {number(after)}"
+        title = f"{cut(clean(head['site']), 200)} head {head['head']}: {number(before)} → {number(after)}"
         return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", before != after, title)
 
     dots = tuple(dot(*one) for one in reversed(known))

@@ -19,8 +19,8 @@ from typing import Any
 from attemper.readings.alarms import KINDS, level_of
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
 from attemper.readings.stacks import Stack, stacks
-from attemper.statistics import SHOWN, SHOWN_BY_NAME, Shown
-from attemper.text import cut, rounded, shown
+from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
+from attemper.text import clean, cut, round_digits
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
@@ -41,7 +41,7 @@ class Tower:
 
     @property
     def pattern(self) -> str:
-        return shown(self.stack.pattern)
+        return clean(self.stack.pattern)
 
     @property
     def labels(self) -> dict[int, str]:
@@ -53,7 +53,7 @@ class Tower:
     def what(self) -> str:
         many, heads = len(self.stack.sites), self.stack.heads
         size = f"{many} layer{'s' if many > 1 else ''} × {heads} head{'s' if heads != 1 else ''}"
-        return f"{shown(self.stack.kind)} attention, {shown(self.stack.mode)} mode, {size}"
+        return f"{clean(self.stack.kind)} attention, {clean(self.stack.mode)} mode, {size}"
 
     @property
     def size(self) -> str:
@@ -76,7 +76,7 @@ def _letter(place: int) -> str:
     return letters
 
 
-def quantities(reading: Reading) -> tuple[Shown, ...]:
+def quantities(reading: Reading) -> tuple[Display, ...]:
     """The numbers of a head that the page shows, normalised entropy first: it colours the maps at the start.
 
     A number that is measured only if asked for is there if some head has it. Of a sample of the rows, the largest
@@ -92,7 +92,7 @@ def quantities(reading: Reading) -> tuple[Shown, ...]:
     return tuple(found if reading.sampled_rows is None else map(_of_sample, found))
 
 
-def _of_sample(one: Shown) -> Shown:
+def _of_sample(one: Display) -> Display:
     if one.name != "max_logit":
         return one
     meaning = (
@@ -114,7 +114,7 @@ def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True
     }
 
 
-def _quantity(one: Shown) -> dict[str, Any]:
+def _quantity(one: Display) -> dict[str, Any]:
     fields = ("title", "unit", "meaning", "low", "high", "logarithmic", "superlative", "ascending")
     return {"key": one.name} | {name: getattr(one, name) for name in fields}
 
@@ -124,19 +124,19 @@ def _stack(tower: Tower) -> dict[str, Any]:
     return {"letter": tower.letter, "pattern": tower.pattern, "heads": stack.heads, "sites": list(stack.places)}
 
 
-def _site(site: SiteReading, label: str, kinds: tuple[Shown, ...], details: bool) -> dict[str, Any]:
+def _site(site: SiteReading, label: str, kinds: tuple[Display, ...], details: bool) -> dict[str, Any]:
     return {
-        "name": shown(site.name),
+        "name": clean(site.name),
         "label": label,
         "layer": site.layer,
-        "kind": shown(site.kind),
-        "mode": shown(site.mode),
+        "kind": clean(site.kind),
+        "mode": clean(site.mode),
         "heads": [_head(head, kinds, details) for head in site.heads],
     }
 
 
-def _head(head: HeadReading, kinds: tuple[Shown, ...], details: bool) -> list[Any]:
-    values = [rounded(getattr(head, one.name)) for one in kinds]
+def _head(head: HeadReading, kinds: tuple[Display, ...], details: bool) -> list[Any]:
+    values = [round_digits(getattr(head, one.name)) for one in kinds]
     counts = [head.head, head.rows, head.empty_rows, head.nonfinite_rows]
     return [*counts, values, _histogram(head), _curve(head)] if details else [*counts, values]
 
@@ -151,7 +151,7 @@ def _curve(head: HeadReading) -> list[Any]:
     curve: list[Any] = []
     for bucket in head.by_visible_keys:
         curve += [bucket.first, bucket.last, bucket.rows]
-        curve += [rounded(bucket.entropy_nats, 4), rounded(bucket.normalized_entropy, 4)]
+        curve += [round_digits(bucket.entropy_nats, 4), round_digits(bucket.normalized_entropy, 4)]
     return curve
 
 
@@ -159,7 +159,7 @@ def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
     return {
         "site": place,
         "head": alarm.head,
-        "severity": shown(alarm.severity),
+        "severity": clean(alarm.severity),
         "level": level_of(alarm.severity),
         "text": said(alarm),
     }
@@ -199,7 +199,7 @@ def site_of(alarm: Alarm, named: dict[str, list[tuple[int, SiteReading]]]) -> in
 def said(alarm: Alarm) -> str:
     """An alarm's message without the place, which is shown beside it."""
     head = "" if alarm.head is None else f" head {alarm.head}"
-    return cut(shown(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
+    return cut(clean(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
 
 
 def archive(reading: Reading, kind: str) -> str:

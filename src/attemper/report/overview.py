@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from attemper.readings.alarms import KINDS, by_kind, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Tower, by_name, said, site_of, spoken_labels
-from attemper.statistics import Shown
-from attemper.text import cut, number, shown
+from attemper.statistics import Display
+from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
 """Alarms of a kind that are listed; the map marks all of them."""
@@ -55,11 +55,11 @@ def groups(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Group, ...]:
     labels, named = spoken_labels(towers), by_name(reading.sites)
     return tuple(
         Group(
-            severity=shown(severity),
+            severity=clean(severity),
             level=level_of(severity),
-            kind=KINDS[kind].title if kind in KINDS else shown(kind),
+            kind=KINDS[kind].title if kind in KINDS else clean(kind),
             many=len(alarms),
-            advice=shown(alarms[0].advice),
+            advice=clean(alarms[0].advice),
             places=tuple(_alarm_place(alarm, site_of(alarm, named), labels) for alarm in alarms[:MOST_PLACES]),
             more=max(0, len(alarms) - MOST_PLACES),
         )
@@ -73,9 +73,9 @@ def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Plac
 
 
 def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]) -> Place:
-    label = cut(shown(name), 24) if site is None or site not in labels else labels[site]
+    label = cut(clean(name), 24) if site is None or site not in labels else labels[site]
     of_head = "" if head is None else f" · {head}"
-    return Place(site, head, f"{label}{of_head}", cut(shown(name), 300) + ("" if head is None else f", head {head}"))
+    return Place(site, head, f"{label}{of_head}", cut(clean(name), 300) + ("" if head is None else f", head {head}"))
 
 
 def origin(reading: Reading) -> tuple[tuple[str, str], ...]:
@@ -89,13 +89,13 @@ def origin(reading: Reading) -> tuple[tuple[str, str], ...]:
         "revision": None if reading.revision is None else reading.revision[:12],
         "with": versions or None,
     }
-    return tuple((title, cut(shown(value), 160)) for title, value in told.items() if value is not None)
+    return tuple((title, cut(clean(value), 160)) for title, value in told.items() if value is not None)
 
 
 def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
     """The mean and the extremes of normalised entropy and the largest logit; those that have a number."""
     labels = spoken_labels(towers)
-    entropies = _known(reading, "normalized_entropy")
+    entropies = _values(reading, "normalized_entropy")
     if not entropies:
         return ()
     mean = sum(value for value, _, _ in entropies) / len(entropies)
@@ -106,7 +106,7 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
         label = f"layer {place.label}" if at in labels else place.label
         return Figure(title, number(value, 3), unit, replace(place, label=label.replace(" · ", ", head ")))
 
-    logits = _known(reading, "max_logit")
+    logits = _values(reading, "max_logit")
     largest = "Largest logit" if reading.sampled_rows is None else "Largest logit, at least"
     return (
         Figure("Mean normalised entropy", number(mean, 3), "of log n"),
@@ -116,7 +116,7 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
     )
 
 
-def _known(reading: Reading, key: str) -> list[tuple[float, int, int]]:
+def _values(reading: Reading, key: str) -> list[tuple[float, int, int]]:
     """Value, place of the site and number of the head, in the order of the model; heads without one left out."""
     return [
         (value, at, head.head)
@@ -142,17 +142,17 @@ class Row:
     rows: int
 
 
-def rows(reading: Reading, kinds: tuple[Shown, ...]) -> tuple[Row, ...]:
+def rows(reading: Reading, kinds: tuple[Display, ...]) -> tuple[Row, ...]:
     """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
     if len(reading.heads) <= MOST_ROWS:
         return tuple(_row(site, str(head.head), (head,), kinds) for site, head in reading.placed_heads)
     return tuple(_row(site, f"mean of {len(site.heads)}", site.heads, kinds) for site in reading.sites)
 
 
-def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Shown, ...]) -> Row:
+def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Display, ...]) -> Row:
     layer = "–" if site.layer is None else str(site.layer)
     values = tuple(number(_mean(heads, kind.name)) for kind in kinds)
-    return Row(shown(site.name), layer, shown(site.mode), name, values, sum(head.rows for head in heads))
+    return Row(clean(site.name), layer, clean(site.mode), name, values, sum(head.rows for head in heads))
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:

@@ -17,7 +17,7 @@ from attemper.readings.reading import Reading
 from attemper.report.document import archive, document, file_name, quantities, towers
 from attemper.report.overview import figures, groups, origin, rows
 from attemper.report.verdict import verdict
-from attemper.text import script_json, shown
+from attemper.text import clean, script_json
 
 LARGEST_BYTES = 2_000_000
 """A page that would be larger leaves something out, and says so."""
@@ -44,7 +44,7 @@ def page(reading: Reading) -> str:
     files = {kind: archive(reading, kind) for kind in ("csv", "json")}
     whole = ""
     for details, kinds in _LEVELS:
-        whole = _rendered(reading, details=details, files={kind: files[kind] for kind in kinds})
+        whole = _render(reading, details=details, files={kind: files[kind] for kind in kinds})
         if len(whole.encode("utf-8")) <= LARGEST_BYTES:
             break
     return whole
@@ -59,25 +59,25 @@ def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
     return write_whole(path, page(reading))
 
 
-def _rendered(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
+def _render(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
     drawn, kinds = towers(reading.sites), quantities(reading)
     style, script, library = asset("page.css"), _script(), ECHARTS.read_text(encoding="utf-8")
     template = templates().get_template("page.html.j2")
     return template.render(
-        title=shown(reading.model),
+        title=clean(reading.model),
         tokens=reading.tokens,
-        backend=shown(reading.backend),
+        backend=clean(reading.backend),
         sampled_rows=reading.sampled_rows,
         origin=origin(reading),
         files={kind: Markup(text) for kind, text in files.items()},
         file_name=file_name(reading),
         heads=sum(len(site.heads) for site in reading.sites),
         sites=len(reading.sites),
-        skipped=[(shown(skipped.name), shown(skipped.reason)) for skipped in reading.skipped],
+        skipped=[(clean(skipped.name), clean(skipped.reason)) for skipped in reading.skipped],
         verdict=verdict(reading),
         figures=figures(reading, drawn),
         groups=groups(reading, drawn),
-        notes=[shown(note[:1].upper() + note[1:]) for note in reading.notes],
+        notes=[clean(note[:1].upper() + note[1:]) for note in reading.notes],
         towers=drawn,
         quantities=kinds,
         rows=rows(reading, kinds),

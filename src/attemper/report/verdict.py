@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attemper.readings.alarms import KINDS, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.text import count, cut, number, shown
+from attemper.text import clean, count, cut, number
 
 MOST_KINDS = 5
 
@@ -30,32 +30,32 @@ def verdict(reading: Reading) -> Verdict:
     if not any(head.rows for head in heads) and not alarms["critical"]:
         return Verdict("empty", _nothing(reading, heads))
     total = f"{count(len(heads), 'head')} in {count(len(reading.sites), 'layer')}"
-    unknown = _unmeasured(reading, heads)
+    unknown = _gaps(reading, heads)
     bound = "" if reading.sampled_rows is None else "at least "
     if alarms["critical"]:
         others = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
-        rest = f"; besides, {_joined(others)}" if others else ""
-        found = _joined(_clauses(alarms["critical"], bound))
+        rest = f"; besides, {_join(others)}" if others else ""
+        found = _join(_clauses(alarms["critical"], bound))
         return Verdict("critical", f"{total}: {found}{_first(alarms['critical'])}{rest}{unknown}.")
     if alarms["warning"]:
         noticed = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
-        return Verdict("warning", f"{total}: {_joined(noticed)}{unknown}.")
+        return Verdict("warning", f"{total}: {_join(noticed)}{unknown}.")
     short = [head for head in heads if head.rows and not head.judged]
     calm = [
         *_clauses(alarms["notice"], bound),
-        *_untrained(reading),
+        *_uniform_heads(reading),
         *_largest_logit(heads, bound),
         *_short_rows(reading, short),
     ]
     if alarms["notice"]:
         notices = count(len(alarms["notice"]), "notice")
-        return Verdict("notice", f"{total}: {_joined(calm)}{unknown}; {notices}, no warning.")
+        return Verdict("notice", f"{total}: {_join(calm)}{unknown}; {notices}, no warning.")
     if reading.untrained_heads:
-        return Verdict("untrained", f"{total}: {_joined(calm)}{unknown}.")
+        return Verdict("untrained", f"{total}: {_join(calm)}{unknown}.")
     if not any(head.judged for head in heads):
-        return Verdict("unjudged", f"{total}: {_joined(calm)}{unknown}.")
+        return Verdict("unjudged", f"{total}: {_join(calm)}{unknown}.")
     others = " in the others" if short else ""
-    return Verdict("fine", f"{total}: {_joined(calm)}{unknown}; nothing needs attention{others}.")
+    return Verdict("fine", f"{total}: {_join(calm)}{unknown}; nothing needs attention{others}.")
 
 
 def _nothing(reading: Reading, heads: list[HeadReading]) -> str:
@@ -82,7 +82,7 @@ def _clause(name: str, alarms: list[Alarm], bound: str) -> str:
     """``bound``: what stands before the worst value; empty where it is exact."""
     many, kind = len(alarms), KINDS.get(name)
     if kind is None:
-        return f"{many:,} raised the alarm “{cut(shown(name), 40)}”"
+        return f"{many:,} raised the alarm “{cut(clean(name), 40)}”"
     clause = f"{many:,} {kind.clause[many > 1]}"
     if not kind.worst:
         return clause
@@ -94,8 +94,8 @@ def _clause(name: str, alarms: list[Alarm], bound: str) -> str:
 def _first(alarms: list[Alarm]) -> str:
     """Where trouble that spreads from layer to layer begins."""
     if len(alarms) == 1:
-        return f", in {cut(shown(alarms[0].site), 80)}"
-    return f", the first in {cut(shown(alarms[0].site), 80)}"
+        return f", in {cut(clean(alarms[0].site), 80)}"
+    return f", the first in {cut(clean(alarms[0].site), 80)}"
 
 
 def _largest_logit(heads: list[HeadReading], bound: str) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _largest_logit(heads: list[HeadReading], bound: str) -> Iterator[str]:
         yield f"the largest logit is {bound}{number(max(logits))}"
 
 
-def _untrained(reading: Reading) -> Iterator[str]:
+def _uniform_heads(reading: Reading) -> Iterator[str]:
     if reading.untrained_heads:
         yield f"{reading.untrained_heads:,} near uniform, as in a model that is not trained yet"
 
@@ -115,7 +115,7 @@ def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[str]:
         yield f"{len(short):,} {sees} too few keys to judge sharpness ({reading.fewest_keys:,} needed)"
 
 
-def _unmeasured(reading: Reading, heads: list[HeadReading]) -> str:
+def _gaps(reading: Reading, heads: list[HeadReading]) -> str:
     """What the sentence does not cover."""
     silent = sum(not head.rows for head in heads)
     parts = []
@@ -123,10 +123,10 @@ def _unmeasured(reading: Reading, heads: list[HeadReading]) -> str:
         parts.append(f"{count(silent, 'head has', 'heads have')} no valid row")
     if reading.skipped:
         parts.append(f"{count(len(reading.skipped), 'module was', 'modules were')} skipped and not measured")
-    return f"; {_joined(parts)}" if parts else ""
+    return f"; {_join(parts)}" if parts else ""
 
 
-def _joined(parts: list[str]) -> str:
+def _join(parts: list[str]) -> str:
     """``a``, ``a and b``, ``a, b, and c``."""
     if len(parts) < 3:
         return " and ".join(parts)

@@ -24,7 +24,7 @@ from attemper.errors import InputError
 from attemper.functional.attention import attention
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
-from attemper.sites.names import named
+from attemper.sites.names import names_of
 from attemper.sites.observation import AttentionCall, check_mask, report
 from attemper.statistics import rowwise_names
 
@@ -197,7 +197,7 @@ def normalizer_of(module: nn.Module) -> Normalizer | None:
 
 def modules_with_normalizer(model: nn.Module) -> list[str]:
     """Names of the modules of ``model`` whose attention was given a normalizer in place of the model's own softmax."""
-    return [name for module, name in named(model).items() if normalizer_of(module) is not None]
+    return [name for module, name in names_of(model).items() if normalizer_of(module) is not None]
 
 
 def temperature_of(

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from attemper.errors import InputError
-from attemper.sites.names import Names, checked_sites, class_name, compiled_parts, is_wanted, named, unwrapped
+from attemper.sites.names import Names, check_sites, class_name, compiled_parts, is_wanted, names_of, unwrap
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.ways import FUNCTIONS, LAYERS, SDPA, WAYS, Way
 
@@ -36,7 +36,7 @@ class Site:
 
 
 def all_sites(names: Names) -> list[Site]:
-    """Every module of a model whose own code attends, in the order of the model; ``names``: what ``named`` gives."""
+    """Every module of a model whose own code attends, in the order of the model; ``names``: what ``names_of`` gives."""
     ways = ((module, name, way_of(module)) for module, name in names.items())
     return [Site(name or class_name(module), module, way) for module, name, way in ways if way is not None]
 
@@ -55,14 +55,14 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> l
             f"{where}: nn.DataParallel runs copies of the model, which would act on the original. Take "
             "DistributedDataParallel, or the model inside."
         )
-    wanted, names = checked_sites(where, sites), named(model)
+    wanted, names = check_sites(where, sites), names_of(model)
     compiled = compiled_parts(names)
     if compiled:
         name, reason = next(iter(compiled.items()))
-        raise InputError(f"{where}: {name or class_name(unwrapped(model))}: {reason}. Call {where} before compiling.")
+        raise InputError(f"{where}: {name or class_name(unwrap(model))}: {reason}. Call {where} before compiling.")
     found = all_sites(names)
     if not found:
-        raise InputError(f"{where} found no attention in {class_name(unwrapped(model))} that it can act on. {_reach()}")
+        raise InputError(f"{where} found no attention in {class_name(unwrap(model))} that it can act on. {_reach()}")
     kept = [site for site in found if is_wanted(site.name, wanted)]
     for name in wanted or ():
         if not any(is_wanted(site.name, (name,)) for site in found):
@@ -97,7 +97,7 @@ def refuse_wrapped(where: str, model: nn.Module) -> None:
     Raises:
         InputError: it is wrapped by DistributedDataParallel or the like, or its parameters are split by FSDP.
     """
-    if unwrapped(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
+    if unwrap(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
         raise InputError(
             f"{where} adds parameters, and {type(model).__name__} would not train them: call {where} on the model "
             "before it is wrapped (DistributedDataParallel, fully_shard, torch.compile)."

@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from attemper.sites.tensor_axes import PRODUCTS, RESHAPES, FunctionCall, functions, product
+from attemper.sites.tensor_axes import PRODUCTS, RESHAPES, FunctionCall, Notes, functions, product
 
 _COPIES = RESHAPES | {
     *functions("clone", "clamp", "repeat_interleave"),
@@ -46,7 +45,7 @@ class Origins:
     def __init__(self) -> None:
         self._copies: dict[StorageWeakRef, Place] = {}
         """Memory -> that of which it is a copy."""
-        self._scores = WeakTensorKeyDictionary()
+        self._scores: Notes[Places] = Notes()
         """Scores -> places of the operands of the product that made them."""
 
     def of_scores(self, scores: Any) -> Places:
@@ -73,7 +72,9 @@ class Origins:
         self._pass_on(call)
 
     def _note_copy(self, tensors: list[Tensor], result: Tensor) -> None:
-        before, after = place(tensors[0]) if len(tensors) == 1 else None, _memory(result)
+        if len(tensors) != 1 or tensors[0] is result._base:
+            return
+        before, after = place(tensors[0]), _memory(result)
         if before is not None and after is not None and before.storage != after.storage:
             self._copies.setdefault(after.storage, before)
 

@@ -18,7 +18,7 @@ from attemper.errors import InputError
 
 Names = Mapping[nn.Module, str]
 """Every module of a model with its name in the user's own model, the model itself first (its name is empty)."""
-Wanted = tuple[str, ...] | None
+SiteNames = tuple[str, ...] | None
 """Names of modules or taps, each with everything below it; None for every site."""
 
 COMPILED = "it is compiled by torch.compile: only taps (attemper.tap) are seen inside"
@@ -39,14 +39,14 @@ _HOLDERS = (Wrapper, nn.DataParallel, nn.parallel.DistributedDataParallel)
 """Wrappers with an attribute ``module``, which in any other class could be a name of the user's own."""
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The user's own model inside all wrappers around it."""
     while (name := _wrapped_name(module)) is not None:
         module = getattr(module, name)
     return module
 
 
-def named(model: nn.Module) -> dict[nn.Module, str]:
+def names_of(model: nn.Module) -> dict[nn.Module, str]:
     """Every module of ``model`` with its name in the user's own model (empty for the model), as in ``named_modules``.
 
     A wrapper has the name of what it wraps.
@@ -82,7 +82,7 @@ def _name(module: nn.Module, name: str, names: dict[nn.Module, str]) -> None:
             _name(child, below, names)
 
 
-def checked_sites(where: str, sites: Any) -> Wanted:
+def check_sites(where: str, sites: Any) -> SiteNames:
     """The argument ``sites`` as names.
 
     Raises:
@@ -98,7 +98,7 @@ def checked_sites(where: str, sites: Any) -> Wanted:
     return names
 
 
-def is_wanted(name: str, wanted: Wanted) -> bool:
+def is_wanted(name: str, wanted: SiteNames) -> bool:
     """Whether ``name`` is one of the wanted names, or below one."""
     return wanted is None or any(name == w or name.startswith(f"{w}.") for w in wanted)
 
@@ -122,7 +122,7 @@ def compiled_parts(names: Names) -> dict[str, str]:
     """Why nothing is seen inside, by name, for the outermost modules that no hook and no function mode looks into.
 
     Args:
-        names: what ``named`` says of a model; the name of the model itself is empty.
+        names: what ``names_of`` says of a model; the name of the model itself is empty.
     """
     found: dict[str, str] = {}
     for module, name in names.items():
@@ -130,6 +130,6 @@ def compiled_parts(names: Names) -> dict[str, str]:
         if reason is not None and not any(not outer or name.startswith(f"{outer}.") for outer in found):
             found[name] = reason
     model = next(iter(names))
-    if "" not in found and is_compiled(unwrapped(model)):
+    if "" not in found and is_compiled(unwrap(model)):
         found[""] = COMPILED
     return found

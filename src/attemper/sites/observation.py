@@ -133,7 +133,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def mark_reported() -> Iterator[None]:
     """Marks the calls made inside as already reported."""
     token = _reported.set(True)
     try:
@@ -169,7 +169,7 @@ def report(
     if not observers:
         return
     # What attemper computes here is no attention of the model and needs no graph.
-    with reported(), torch.no_grad():
+    with mark_reported(), torch.no_grad():
         try:
             module = observers[0].running() if site is None else site
             given = (*args[:2], *(kwargs[name] for name in ("query", "key", "q", "k") if name in kwargs))

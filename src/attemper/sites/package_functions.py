@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial, wraps
+from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
 from attemper.sites import package_arguments
-from attemper.sites.observation import AttentionCall, current, guard, report, reported
+from attemper.sites.observation import AttentionCall, current, guard, mark_reported, report
 from attemper.sites.package_arguments import NamedArguments
 from attemper.sites.tap import in_backward
 
@@ -71,7 +72,7 @@ def _replace() -> None:
     for home, name in _MODULES:
         kind = getattr(sys.modules.get(home), name, None)
         if isinstance(kind, type) and "forward" in vars(kind):
-            _place(kind, "forward", _reporting(vars(kind)["forward"], _by_name(package_arguments.transformer_engine)))
+            _place(kind, "forward", _reporting(vars(kind)["forward"], _TRANSFORMER_ENGINE))
 
 
 def _place(holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -102,35 +103,53 @@ class _Holders:
 
     def __init__(self) -> None:
         self._functions: frozenset[int] = frozenset()
-        self._known: dict[str, tuple[Any, int, tuple[str, ...]]] = {}
-        """Name of a module -> itself, how many names it held, and those of the functions."""
+        self._known: dict[str, tuple[Any, dict[str, Any], int, tuple[str, ...]]] = {}
+        """Name of a module -> itself, its names, how many they were, and those of the functions."""
+        self._modules: list[Any] = []
+        """All modules at the last search; the names of each in ``_known``, and how many they were."""
+        self._dicts: list[dict[str, Any]] = []
+        self._sizes: list[int] = []
+        self._found: list[tuple[Any, str]] = []
 
     def __call__(self, functions: frozenset[int]) -> list[tuple[Any, str]]:
+        if functions != self._functions or not self._is_unchanged():
+            self._search_all(functions)
+        main = sys.modules.get("__main__")
+        return [*self._found, *((main, name) for name in self._names_in(getattr(main, "__dict__", {})))]
+
+    def _is_unchanged(self) -> bool:
+        """Whether these are the modules of the last search, with as many names. A sampled step asks it of thousands."""
+        modules = list(sys.modules.values())
+        same = len(modules) == len(self._modules) and all(map(is_, modules, self._modules))
+        return same and list(map(len, self._dicts)) == self._sizes
+
+    def _search_all(self, functions: frozenset[int]) -> None:
         before = self._known if functions == self._functions else {}
-        self._functions, self._known = functions, {}
+        self._functions, self._known, self._modules = functions, {}, list(sys.modules.values())
         for module, holder in list(sys.modules.items()):
             names = getattr(holder, "__dict__", None)
-            if isinstance(names, dict):
-                self._known[module] = self._search(module, holder, names, before.get(module))
-        return [(holder, name) for holder, _, names in self._known.values() for name in names]
+            if isinstance(names, dict) and module != "__main__":
+                known = before.get(module)
+                same = known is not None and known[0] is holder and known[2] == len(names)
+                self._known[module] = known if same else (holder, names, len(names), self._names_in(names))
+        self._dicts = [names for _, names, _, _ in self._known.values()]
+        self._sizes = [size for _, _, size, _ in self._known.values()]
+        self._found = [(holder, name) for holder, _, _, held in self._known.values() for name in held]
 
-    def _search(self, module: str, holder: Any, names: dict[str, Any], before: Any) -> Any:
-        same = before is not None and before[0] is holder and before[1] == len(names)
-        if same and module != "__main__":
-            return before
-        held = tuple(name for name, value in list(names.items()) if id(value) in self._functions)
-        return holder, len(names), held
+    def _names_in(self, names: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name, value in list(names.items()) if id(value) in self._functions)
 
 
 _holders = _Holders()
 
 
+@lru_cache(maxsize=64)
 def _reporting(function: Callable[..., Any], reader: FunctionReader) -> Callable[..., Any]:
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not current() or in_backward():
             return function(*args, **kwargs)
-        with reported():
+        with mark_reported():
             result = function(*args, **kwargs)
         guard(current(), report, partial(reader, function), args, kwargs)
         return result
@@ -176,5 +195,6 @@ _FLASH = (
     ("flash_attn_varlen_kvpacked_func", package_arguments.flash),
     ("flash_attn_with_kvcache", package_arguments.flash_with_cache),
 )
+_TRANSFORMER_ENGINE = _by_name(package_arguments.transformer_engine)
 _MODULES = (("transformer_engine.pytorch", "DotProductAttention"),)
 """Modules whose forward attends in kernels that nothing else shows."""

@@ -148,7 +148,7 @@ class ByHand:
         found = product(call)
         if found is not None and len(found.operands) > 1:
             return self._meet(weights, known, found)
-        for tensor, trace in _passed_on(call, weights, known):
+        for tensor, trace in _pass_on(call, weights, known):
             self._weights[tensor] = trace
             if tensor is weights and trace.reason is not None:
                 trace.softmax.overwritten = True
@@ -223,7 +223,7 @@ def read(module: nn.Module, found: HandAttention) -> AttentionCall:
     return AttentionCall(query, key, grid, Options(scale=1.0))
 
 
-def _passed_on(call: FunctionCall, weights: Tensor, known: _Weights) -> list[tuple[Tensor, _Weights]]:
+def _pass_on(call: FunctionCall, weights: Tensor, known: _Weights) -> list[tuple[Tensor, _Weights]]:
     """What becomes of weights in a function that is no product: each tensor that still holds them."""
     func, result = call.func, call.result
     if func is Tensor.__setitem__ and call.args[0] is weights:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from attemper.call import transforms
 from attemper.call.masks import ADVICE, is_plain, without_causal_bias
-from attemper.call.options import Options, autocast_together, checked_window
+from attemper.call.options import Options, autocast_together, check_window
 from attemper.call.sums import fits
 from attemper.call.temperature import TEMPERATURE_ADVICE
 from attemper.call.transforms import constant_in_graphs, is_mapped
@@ -120,7 +120,7 @@ def tap(
     if not name:
         raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
     one_of("tap(causal_alignment=...)", causal_alignment, ("top-left", "bottom-right"))
-    window_size = checked_window("tap", window_size)
+    window_size = check_window("tap", window_size)
     if not isinstance(temperature, Tensor) and temperature != 1.0:
         positive_number("tap(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
         scale, temperature = (query.shape[-1] ** -0.5 if scale is None else scale) / temperature, 1.0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.options import request_of
-from attemper.call.sums import BACKEND, WIDTH, add, emptied, sampled_positions
+from attemper.call.sums import BACKEND, WIDTH, add, clear, sampled_positions
 from attemper.errors import BackendError, InputError
 from attemper.sites.observation import AttentionCall
 
@@ -108,7 +108,7 @@ def buffer_of(name: str, module: int, device: str, heads: int) -> TapBuffer:
             _switches[place] = _switch(place)
         if key not in _buffers:
             sums = torch.empty((heads, WIDTH), dtype=torch.float64, device=place)
-            _buffers[key] = TapBuffer(name, module, emptied(sums) if _up else sums, *_switches[place])
+            _buffers[key] = TapBuffer(name, module, clear(sums) if _up else sums, *_switches[place])
         return _buffers[key]
 
 
@@ -150,7 +150,7 @@ def raise_flag(receiver: Receiver, start: float) -> None:
             deliver()
         else:
             for buffer in _buffers.values():
-                emptied(buffer.sums)
+                clear(buffer.sums)
                 buffer.ran = False
         _up[id(receiver)] = receiver
         for flag, place in _switches.values():
@@ -183,7 +183,7 @@ def deliver() -> None:
         used = [buffer for buffer in _buffers.values() if buffer.measured or buffer.refused]
         sums = [(buffer, buffer.sums.clone()) for buffer in used]
         for buffer in used:
-            emptied(buffer.sums)
+            clear(buffer.sums)
         for receiver in living(_up):
             own = [pair for pair in sums if receiver.receives(pair[0])]
             if own:

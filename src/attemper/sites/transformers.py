@@ -30,7 +30,7 @@ from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
 from attemper.sites.act import Actions, ModelCall, attend
 from attemper.sites.identity import places
-from attemper.sites.names import named
+from attemper.sites.names import names_of
 from attemper.sites.observation import (
     AttentionCall,
     Observer,
@@ -38,8 +38,8 @@ from attemper.sites.observation import (
     UnsupportedCallError,
     current,
     guard,
+    mark_reported,
     report,
-    reported,
 )
 from attemper.sites.tap import tap_call
 from attemper.sites.transformers_arguments import OPTIONS, as_eager, reader_of, registry_call
@@ -106,7 +106,7 @@ def attention_forward(
     given = {**_UNSET, **given}
     if torch.compiler.is_compiling():
         return function(module, query, key, value, mask, dropout=dropout, **given)
-    with reported():  # by the tap
+    with mark_reported():  # by the tap
         return function(module, query, key, value, mask, dropout=dropout, **given)
 
 
@@ -225,7 +225,7 @@ class _Reporting:
         self.function, self.reader = function, reader
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with reported(), _without_mode():
+        with mark_reported(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
         guard(current(), self._report, module, query, key, _arguments(args, kwargs))
         return result
@@ -354,7 +354,7 @@ def pretrained_models(model: nn.Module) -> list[nn.Module]:
 @contextmanager
 def switching(model: nn.Module) -> Iterator[Switch]:
     """Sets our implementation for every registry model inside ``model``; each gets its own back after the block."""
-    state, names = Switch(), named(model)
+    state, names = Switch(), names_of(model)
     models: list[Any] = pretrained_models(model)
     if models:
         register()

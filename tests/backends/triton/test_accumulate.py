@@ -51,9 +51,9 @@ def expected(stats: AttentionStats) -> Tensor:
         sums[:, column[name]] = by_head(rows.double()).sum(1)
     sums[:, column["max_logit"]] = by_head(stats.max_logit.masked_fill(~stats.valid, -torch.inf)).amax(1).double()
     for name in COLUMNS[4:11]:
-        sums[:, column[name]] = by_head(torch.where(stats.defined(name), stats[name].double(), 0.0)).sum(1)
+        sums[:, column[name]] = by_head(torch.where(stats.defined_rows(name), stats[name].double(), 0.0)).sum(1)
     for name in ("normalized_entropy", "first_token_mass"):
-        sums[:, column[f"rows_of_{name}"]] = by_head(stats.defined(name).double()).sum(1)
+        sums[:, column[f"rows_of_{name}"]] = by_head(stats.defined_rows(name).double()).sum(1)
     curve = stats.by_visible_keys()
     binned = (stats.histogram().double(), curve.rows, *(curve.sums[name.removeprefix("curve_")] for name in BINNED[2:]))
     sums[:, len(COLUMNS) :] = torch.cat(binned, 1)

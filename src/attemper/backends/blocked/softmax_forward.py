@@ -32,7 +32,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         row = _sweep(problem, tile, key, value, careful, index)
         state[(slice(None), *tile.place)] = row.state(problem, careful).view(-1, *tile.shape)
         if output.shape[3]:
-            output[tile.place] = row.normalised(problem, tile).view(*tile.shape, output.shape[3])
+            output[tile.place] = row.result(problem, tile).view(*tile.shape, output.shape[3])
         if problem.key_mass:
             valid = ((row.count > 0) & ~row.bad)[..., None]
             add_key_mass(key_mass, problem, tile, torch.where(valid, row.weights(), 0.0))
@@ -115,7 +115,7 @@ class _Rows:
     def log_total(self) -> Tensor:
         return torch.where(self.count > 0, self.total, 1.0).log()
 
-    def normalised(self, problem: Problem, tile: Tile) -> Tensor:
+    def result(self, problem: Problem, tile: Tile) -> Tensor:
         share = self.inverse_total()
         if problem.sink is not None:
             share = share * mass(problem, tile, self.maximum.to(share.dtype) + self.log_total())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.native.arguments import address, described, view, view_strides
+from attemper.backends.native.arguments import address, describe, view, view_strides
 from attemper.backends.native.library import file_name, run, why_unusable
 from attemper.backends.native.rows import statistics, sums
 
@@ -30,7 +30,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     new = problem.query.new_empty
     output = new((batch, heads, rows, width)) if problem.rowwise else new((batch, rows, heads, width)).transpose(1, 2)
     state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
-    call, held = described(problem, output, state)
+    call, held = describe(problem, output, state)
     run("attemper_row_forward" if problem.rowwise else "attemper_forward", call)
     del held
     return output, state, state.new_empty(0)
@@ -51,7 +51,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
     rows_places = (address(multiplier), address(each), int(problem.maximum_gradient))
     slots = (*view(upstream.output), address(grad_state), *places, *mask_strides, *rows_places)
-    call, held = described(problem, output, state, slots)
+    call, held = describe(problem, output, state, slots)
     run("attemper_row_backward" if problem.rowwise else "attemper_backward", call)
     del held
     if multiplier is not None:

@@ -109,7 +109,7 @@ def view_strides(tensor: Tensor) -> list[int]:
     return [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
-def described(
+def describe(
     problem: Problem, output: Tensor, state: Tensor, gradients: Sequence[int] = _NO_GRADIENTS
 ) -> tuple[bytes, tuple[Tensor | None, ...]]:
     """The call as the bytes of an ``Arguments`` (rowwise: a ``RowCall``), and small tensors that must outlive it.

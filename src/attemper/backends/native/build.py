@@ -47,7 +47,7 @@ class CannotBuildError(RuntimeError):
     """There is no compiler, or it failed; the message is one line for ``attemper doctor``."""
 
 
-def built(into: Path = FOLDER) -> list[Path]:
+def library_files(into: Path = FOLDER) -> list[Path]:
     """The libraries that are there."""
     return sorted(into.glob("attemper_native_*.so"))
 
@@ -96,7 +96,7 @@ def install(into: Path = FOLDER, *, source: Path = SOURCE) -> str | None:
     try:
         libraries(into, source=source)
     except CannotBuildError as error:
-        for old in built(into):
+        for old in library_files(into):
             old.unlink()
         reason.write_text(f"{error}\n", encoding="utf-8")
         return str(error)
@@ -107,7 +107,7 @@ def install(into: Path = FOLDER, *, source: Path = SOURCE) -> str | None:
 def stale(into: Path = FOLDER, *, source: Path = SOURCE) -> list[str]:
     """The libraries that were not built from these sources, whatever the compiler and its options."""
     current = hash_of_sources(source).encode()
-    return [path.name for path in built(into) if current not in path.read_bytes()]
+    return [path.name for path in library_files(into) if current not in path.read_bytes()]
 
 
 def _library(command: list[str], name: str, into: Path, source: Path) -> Path:

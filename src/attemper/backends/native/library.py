@@ -24,7 +24,7 @@ def library() -> ctypes.CDLL:
     Raises:
         BackendError: there is none for this processor, or it cannot be loaded.
     """
-    found = _found()
+    found = _load()
     if isinstance(found, str):
         raise BackendError(f"backend='native' cannot serve this call: {found}. Use backend='blocked' or install again.")
     return found
@@ -54,7 +54,7 @@ def why_foreign(path: Path, stamp: str, sources: Path) -> str | None:
 
 def why_unusable() -> str | None:
     """Why the library that is there does not serve this process; None where it does."""
-    found = _found()
+    found = _load()
     return found if isinstance(found, str) else None
 
 
@@ -68,7 +68,7 @@ def file_name() -> str:
 
 
 @cache
-def _found() -> ctypes.CDLL | str:
+def _load() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
     for build in builds(capability):
@@ -80,7 +80,7 @@ def _found() -> ctypes.CDLL | str:
             if not loaded.attemper_usable():
                 continue
             if (wrong := why_foreign(path, stamp_of(loaded), _FOLDER / "source")) is None:
-                return declared(loaded)
+                return declare_types(loaded)
         except (OSError, AttributeError) as error:
             return f"its library cannot be loaded ({error})"
         # "auto" goes on without it, many times slower at long sequences: not without a word.
@@ -102,7 +102,7 @@ def stamp_of(loaded: ctypes.CDLL) -> str:
     return loaded.attemper_stamp().decode()
 
 
-def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+def declare_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions."""
     loaded.attemper_forward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_backward.argtypes = (ctypes.c_char_p,)

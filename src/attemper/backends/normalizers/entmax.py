@@ -75,14 +75,14 @@ def _entmax(below: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     a = (alpha.to(wide) - 1)[:, None] if isinstance(alpha, Tensor) else d.new_full((len(d), 1), alpha - 1)
     solvable = (a > 0) & a.isfinite()
     rows = _Rows(torch.where(solvable, a, 1.0) * -d, torch.where(solvable, a, 1.0))
-    bracket = _solved(rows, ties=(d == 0).sum(-1, keepdim=True), visible=(d != -math.inf).sum(-1, keepdim=True))
+    bracket = _solve(rows, ties=(d == 0).sum(-1, keepdim=True), visible=(d != -math.inf).sum(-1, keepdim=True))
     p = torch.where(solvable, _between(rows, bracket), math.nan)
     if bool((a == 0).any()):
         p = torch.where(a == 0, torch.softmax(d, -1), p)
     return p.to(below.dtype), torch.where(solvable, bracket.evaluations, 0)[:, 0]
 
 
-def _solved(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
+def _solve(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
     """The ends of the last bracket, or twice the same y where S is 1 there."""
     dtype, a = rows.a.dtype, rows.a
     low, high = -visible.to(dtype).log(), -ties.to(dtype).log()

@@ -39,13 +39,13 @@ def largest(scores: Tensor, k: int) -> Tensor:
 def _threshold(scores: Tensor, number: float = 0.0, per_head: Tensor | None = None) -> Tensor:
     """``number``: min_weight, the smallest weight that is kept."""
 
-    def kept(below: Tensor, rows: Tensor, alpha: Tensor | None) -> Tensor:
+    def keep(below: Tensor, rows: Tensor, alpha: Tensor | None) -> Tensor:
         e = below.exp()
         # Of n equal keys each stays at a min_weight of 1/n, whatever the rounding of the sum.
         least = number * (1 - 4 * torch.finfo(e.dtype).eps) * e.sum(-1, keepdim=True)
         return torch.softmax(torch.where((e >= least) | (below == 0), below, -math.inf), -1)
 
-    return on_rows(scores, kept)
+    return on_rows(scores, keep)
 
 
 _GRADIENT = gradient_by(lambda weights: weights)

@@ -38,7 +38,7 @@ def forward(problem: Problem) -> Results:
     w = _weights(problem, s, visible)
     output = problem.query.new_empty((*problem.query.shape[:3], 0))
     if problem.value is not None:
-        output = weighted(w, problem.value, problem.dropout_p).to(problem.query.dtype)
+        output = weigh(w, problem.value, problem.dropout_p).to(problem.query.dtype)
     smallest = torch.finfo(problem.compute_dtype).tiny if problem.rowwise else None
     of_statistics = w if problem.rowwise else softmax.weights(s, visible)
     rows = Rows(s, visible, of_statistics, first=_first(problem), distance=_distance(problem), smallest=smallest)
@@ -74,7 +74,7 @@ def products(problem: Problem, visible: Tensor) -> Tensor:
     return softmax.scores(problem.query, problem.key, problem.multiplier, None, visible, None)
 
 
-def weighted(w: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+def weigh(w: Tensor, value: Tensor, dropout_p: float) -> Tensor:
     """``O = dropout(w) V`` [B, H, Q, E] in float64."""
     value = value.double().repeat_interleave(w.shape[1] // max(value.shape[1], 1), dim=1)
     return torch.nn.functional.dropout(w, dropout_p) @ value

@@ -23,14 +23,14 @@ QUICK = Run(rate=3e-2, steps=12, batch=2, every=4, config=ByteConfig(layers=2, h
 Rows = Sequence[Mapping[str, Any]]
 
 JOB = QUICK_JOB = trained
-kept = of_training
+record_of = of_training
 
 
 def plan(steps: int = SETTING.steps, seeds: int = 3, *, quick: bool = False) -> list[Run]:
     """Every run, one seed of everything first."""
-    base = QUICK if quick else SETTING.changed(steps=steps)
+    base = QUICK if quick else SETTING.change(steps=steps)
     return [
-        base.changed(intervention=name, seed=seed) for seed in range(1 if quick else seeds) for name in INTERVENTIONS
+        base.change(intervention=name, seed=seed) for seed in range(1 if quick else seeds) for name in INTERVENTIONS
     ]
 
 

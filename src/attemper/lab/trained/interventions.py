@@ -81,10 +81,10 @@ INTERVENTIONS: dict[str, Callable[[ByteModel, int], Control]] = {
     "Thermostat": _thermostat,
     "EntropyTarget": _entropy_target,
 }
-"""Name -> what it does. "QK-norm" acts through the model's configuration, see :func:`configured`."""
+"""Name -> what it does. "QK-norm" acts through the model's configuration, see :func:`configure`."""
 
 
-def configured(config: ByteConfig, name: str) -> ByteConfig:
+def configure(config: ByteConfig, name: str) -> ByteConfig:
     """The model's sizes under the intervention ``name``.
 
     Raises:

@@ -34,10 +34,10 @@ def plan(steps: int = 800, seeds: int = 3, *, quick: bool = False) -> list[Run]:
     if quick:
         config = ByteConfig(layers=1, heads=2, width=16, context=32, positions="none")
         base = Run(rate=3e-3, steps=10, batch=2, every=10, config=config)
-    return [base.changed(seed=seed) for seed in range(1 if quick else seeds)]
+    return [base.change(seed=seed) for seed in range(1 if quick else seeds)]
 
 
-def kept(record: Mapping[str, Any]) -> dict[str, Any]:
+def record_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """All of it: it is small."""
     return dict(record)
 

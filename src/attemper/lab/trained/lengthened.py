@@ -19,7 +19,7 @@ from attemper.lab.corpus import Corpus
 from attemper.lab.model import Attention, ByteModel, windows
 from attemper.lab.threads import one_thread
 from attemper.lab.trained.interventions import Control
-from attemper.lab.trained.training import Run, advance, held_out_loss, held_out_windows, started
+from attemper.lab.trained.training import Run, advance, held_out_loss, held_out_windows, start
 from attemper.monitor.scan import scan
 from attemper.nn import LengthTemperature
 
@@ -46,7 +46,7 @@ def read_at_length(run: Run, corpus: Corpus, read: int = READ) -> dict[str, Any]
     "temperatures": [layers][heads] or None, "entropy_nats": float}}}``. The windows that calibration sees and those
     that losses are of lie between one another: of the same files, and with no byte in common.
     """
-    state, _ = started(run)
+    state, _ = start(run)
     advance(run, corpus, state, Control(), None)
     model = state.model.eval().requires_grad_(False)
     apart = windows(corpus.held_out, read + 1)
@@ -54,7 +54,7 @@ def read_at_length(run: Run, corpus: Corpus, read: int = READ) -> dict[str, Any]
     ways = factors_of_ways(model, fit, read, run.config.context)
     return {
         "at_home": held_out_loss(model, held_out_windows(run, corpus)),
-        "ways": {name: judged(model, test, factors) for name, factors in ways.items()},
+        "ways": {name: judge(model, test, factors) for name, factors in ways.items()},
     }
 
 
@@ -79,15 +79,15 @@ def factors_of_ways(model: ByteModel, fit: Tensor, read: int, home: int) -> dict
         "plain": ones,
         "log n": ones * by_length,
         f"log n beyond {home}": ones * by_length.clamp(min=1.0),
-        "one calibrated T": ones / calibrated(model, fit, per="model")[..., None],
-        "a calibrated T per head": ones / calibrated(model, fit, per="head")[..., None],
-        "entropy matched": ones / entropy_matched(model, fit[:MATCHED], home)[..., None],
+        "one calibrated T": ones / calibrate(model, fit, per="model")[..., None],
+        "a calibrated T per head": ones / calibrate(model, fit, per="head")[..., None],
+        "entropy matched": ones / match_entropy(model, fit[:MATCHED], home)[..., None],
     }
 
 
-def judged(model: ByteModel, ids: Tensor, factors: Tensor) -> dict[str, Any]:
+def judge(model: ByteModel, ids: Tensor, factors: Tensor) -> dict[str, Any]:
     """Loss of each window and of each bucket of places, and the mean entropy of attention."""
-    with scaled(model, factors):
+    with scale_queries(model, factors):
         losses = torch.cat([_losses(model, part) for part in ids.split(4)])
         entropy = entropies(model, ids[:MATCHED, :-1]).mean().item()
     constant = bool((factors == factors[..., :1]).all())
@@ -107,7 +107,7 @@ def _losses(model: ByteModel, ids: Tensor) -> Tensor:
 
 
 @contextmanager
-def scaled(model: ByteModel, factors: Tensor) -> Iterator[None]:
+def scale_queries(model: ByteModel, factors: Tensor) -> Iterator[None]:
     """Multiplies the queries of each head by its factors, [layers, heads, places] or with one place for all."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
 
@@ -126,7 +126,7 @@ def scaled(model: ByteModel, factors: Tensor) -> Iterator[None]:
             handle.remove()
 
 
-def calibrated(model: ByteModel, ids: Tensor, *, per: str) -> Tensor:
+def calibrate(model: ByteModel, ids: Tensor, *, per: str) -> Tensor:
     """Temperatures [layers, heads] of the least loss on ``ids`` [windows, n], one for the model or one per head.
 
     By L-BFGS, from 1, between 1/8 and 8: a head that the loss hardly feels would run away.
@@ -140,7 +140,7 @@ def calibrated(model: ByteModel, ids: Tensor, *, per: str) -> Tensor:
         total = torch.zeros(())
         for part in ids.split(4):
             factors = (1 / _temperatures(free)).expand(model.config.layers, model.config.heads)[..., None]
-            with scaled(model, factors.expand(-1, -1, ids.shape[1])):
+            with scale_queries(model, factors.expand(-1, -1, ids.shape[1])):
                 value = model.loss(part) * (len(part) / len(ids))
             value.backward()
             total += value.detach()
@@ -156,7 +156,7 @@ def _temperatures(free: Tensor) -> Tensor:
     return (bound * (free / bound).tanh()).exp()
 
 
-def entropy_matched(model: ByteModel, ids: Tensor, home: int) -> Tensor:
+def match_entropy(model: ByteModel, ids: Tensor, home: int) -> Tensor:
     """Temperatures [layers, heads] at which each head's mean entropy over ``ids`` is that in windows of ``home``.
 
     Layer by layer from the bottom, since a layer's scores depend on those below it; by bisection of log T.
@@ -167,7 +167,7 @@ def entropy_matched(model: ByteModel, ids: Tensor, home: int) -> Tensor:
         low, high = torch.full_like(logs[layer], -math.log(FARTHEST)), torch.full_like(logs[layer], math.log(FARTHEST))
         for _ in range(HALVINGS):
             logs[layer] = (low + high) / 2
-            with scaled(model, (-logs).exp()[..., None].expand(-1, -1, ids.shape[1])):
+            with scale_queries(model, (-logs).exp()[..., None].expand(-1, -1, ids.shape[1])):
                 too_hot = entropies(model, ids[:, :-1])[layer] > target[layer]
             low, high = torch.where(too_hot, low, logs[layer]), torch.where(too_hot, logs[layer], high)
     return logs.exp()

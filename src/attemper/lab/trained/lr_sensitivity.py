@@ -25,7 +25,7 @@ QUICK = Run(steps=12, batch=2, every=4, config=ByteConfig(layers=2, heads=2, wid
 Rows = Sequence[Mapping[str, Any]]
 
 JOB = QUICK_JOB = trained
-kept = of_training
+record_of = of_training
 
 
 def plan(steps: int = 600, seeds: int = 2, *, quick: bool = False) -> list[Run]:
@@ -33,7 +33,7 @@ def plan(steps: int = 600, seeds: int = 2, *, quick: bool = False) -> list[Run]:
     base = QUICK if quick else Run(steps=steps)
     rates = RATES[1::2] if quick else RATES
     return [
-        base.changed(intervention=name, rate=rate, seed=seed, branch=name == "plain")
+        base.change(intervention=name, rate=rate, seed=seed, branch=name == "plain")
         for seed in range(1 if quick else seeds)
         for name in INTERVENTIONS
         for rate in rates
@@ -83,14 +83,14 @@ def _of(runs: Rows, **wanted: Any) -> list[Mapping[str, Any]]:
     return [row for row in runs if all(row["run"][name] == value for name, value in wanted.items())]
 
 
-def _bounded(row: Mapping[str, Any]) -> float:
+def _final_loss(row: Mapping[str, Any]) -> float:
     """The held-out loss of a run; that before training for one that diverged or did worse."""
     start, end = row["record"]["held_out_at_start"], row["record"]["held_out"]
     return start if end is None else min(start, end)
 
 
 def _mean_loss(runs: Rows, name: str, rate: float) -> float | None:
-    found = [_bounded(row) for row in _of(runs, intervention=name, rate=rate)]
+    found = [_final_loss(row) for row in _of(runs, intervention=name, rate=rate)]
     return fmean(found) if found else None
 
 
@@ -160,7 +160,7 @@ def _by_seed(runs: Rows) -> Table:
     rows = []
     for name in _names(runs):
         for seed, value in sensitivities(runs, name).items():
-            losses = {row["run"]["rate"]: _bounded(row) for row in _of(runs, intervention=name, seed=seed)}
+            losses = {row["run"]["rate"]: _final_loss(row) for row in _of(runs, intervention=name, seed=seed)}
             best = min(losses, key=lambda rate: losses[rate])
             rows.append((name, seed, _digits(losses[best]), f"{best:g}", _digits(losses[max(losses)]), _digits(value)))
     return Table(
@@ -188,7 +188,7 @@ def _branches(runs: Rows) -> Table:
             rows.append((row["run"]["rate"], row["run"]["seed"], start, *map(_digits, (record["held_out"], *ends))))
     return Table(
         title="branch at the alarm: the same plain run, gone on in three ways from its first max logit over 100",
-        see=_branches_seen(rows),
+        see=_branch_note(rows),
         columns=headings(
             "learning rate", "seed", "alarm [step]", "unchanged [nats]", *(f"{name} [nats]" for name in BRANCHES)
         ),
@@ -196,7 +196,7 @@ def _branches(runs: Rows) -> Table:
     )
 
 
-def _branches_seen(rows: Sequence[tuple[Cell, ...]]) -> str:
+def _branch_note(rows: Sequence[tuple[Cell, ...]]) -> str:
     if not rows:
         return "No plain run raised the alarm."
     said = []

@@ -72,18 +72,18 @@ def records(
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InputError(f"lab: workers must be an int of at least 1, got {workers!r}.")
-    _made(folder)
+    _make(folder)
     text = corpus or standard_library()
     paths = [folder / file_name(identity(run, job, text)) for run in runs]
     missing = [place for place, path in enumerate(paths) if not path.is_file()]
     report(f"{len(runs) - len(missing)} of {len(runs)} runs are in {folder}")
     work = [(runs[place], job, corpus, paths[place]) for place in missing]
-    for count, place in enumerate(_done(work, workers), 1):
+    for count, place in enumerate(_run_all(work, workers), 1):
         report(f"{count} of {len(missing)}: {paths[missing[place]].name}")
     return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
-def stored(
+def read_documents(
     runs: Sequence[Run], folder: Path, *, job: Job = trained, corpus: Corpus | None = None
 ) -> list[dict[str, Any]]:
     """The documents of those ``runs`` that are in ``folder``, without computing any."""
@@ -92,7 +92,7 @@ def stored(
     return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
 
 
-def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Iterator[int]:
+def _run_all(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Iterator[int]:
     """Does it all; the place of each as it is done."""
     if workers == 1 or len(work) < 2:
         for place, one in enumerate(work):
@@ -101,8 +101,8 @@ def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Ite
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
         try:
-            with _interrupts_blocked():
-                places = {_submitted(pool, one): place for place, one in enumerate(work)}
+            with _block_interrupts():
+                places = {_submit(pool, one): place for place, one in enumerate(work)}
             for future in as_completed(places):
                 future.result()
                 yield places[future]
@@ -115,7 +115,7 @@ def _done(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Ite
 
 
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Processes that start inside inherit the block: Ctrl-C reaches all of them, and one that acts on it is enough.
 
     In this process an interrupt is only put off to the end.
@@ -130,7 +130,7 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _submitted(pool: Executor, one: tuple[Run, Job, Corpus | None, Path]) -> Future[None]:
+def _submit(pool: Executor, one: tuple[Run, Job, Corpus | None, Path]) -> Future[None]:
     return pool.submit(_write, *one)
 
 
@@ -164,7 +164,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def _made(folder: Path) -> None:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

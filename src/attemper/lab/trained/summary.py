@@ -43,7 +43,7 @@ def summary(
     }
 
 
-def written(content: Mapping[str, Any], path: Path) -> Path:
+def write_results(content: Mapping[str, Any], path: Path) -> Path:
     """Writes a results file: one line a run, so that a change is seen where it is."""
     runs = ",\n".join(json.dumps(run, allow_nan=False) for run in content["runs"])
     head = json.dumps({name: value for name, value in content.items() if name != "runs"}, indent=1, allow_nan=False)
@@ -79,7 +79,7 @@ def of_training(record: Mapping[str, Any]) -> dict[str, Any]:
         **_numbers(record),
         "held_out_at_start": record["held_out_at_start"],
         "branches": {name: _numbers(branch) for name, branch in record["branches"].items()},
-        "curve": thinned(record["curve"]),
+        "curve": thin_out(record["curve"]),
     }
 
 
@@ -93,7 +93,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def thinned(curve: Mapping[str, Any]) -> dict[str, list[Any]]:
+def thin_out(curve: Mapping[str, Any]) -> dict[str, list[Any]]:
     """About 30 points: the mean loss and the largest gradient since the last, attention as it was measured."""
     steps = curve["measured"]
     chosen = list(range(0, len(steps), max(1, len(steps) // POINTS)))

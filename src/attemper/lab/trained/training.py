@@ -17,7 +17,7 @@ from torch import Tensor
 from attemper.lab.corpus import Corpus, drawn_windows
 from attemper.lab.model import ByteConfig, ByteModel
 from attemper.lab.threads import one_thread
-from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, THRESHOLD, Control, configured
+from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, THRESHOLD, Control, configure
 from attemper.lab.trained.signals import above, signs
 from attemper.monitor.watch import Watch, watch
 
@@ -47,7 +47,7 @@ class Run:
     """Whether to go on from the first alarm in other ways, too."""
     config: ByteConfig = field(default_factory=lambda: ByteConfig(width=64, context=64))
 
-    def changed(self, **values: Any) -> Run:
+    def change(self, **values: Any) -> Run:
         """The same with some fields of other values."""
         return replace(self, **values)
 
@@ -102,30 +102,30 @@ def trained(run: Run, corpus: Corpus) -> dict[str, Any]:
     ``{"held_out_at_start", "held_out", "diverged_at", "signs", "curve", "branches"}``. The generator starts anew at
     each step, from the seed and the step, so that all interventions see the same bytes, from the same first weights.
     """
-    state, control = started(run)
+    state, control = start(run)
     held_out = held_out_windows(run, corpus)
     first = held_out_loss(state.model, held_out)
     saved: list[State] = []
     advance(run, corpus, state, control, saved if run.branch else None)
     # Read while the intervention is in place: a temperature is part of the model.
-    record = {"held_out_at_start": first, **ended(state, held_out), "branches": {}}
+    record = {"held_out_at_start": first, **result(state, held_out), "branches": {}}
     control.close()
     for name in BRANCHES if saved else ():
-        record["branches"][name] = ended(branched(run, corpus, saved[0], name), held_out)
+        record["branches"][name] = result(branch_off(run, corpus, saved[0], name), held_out)
     return record
 
 
-def started(run: Run) -> tuple[State, Control]:
+def start(run: Run) -> tuple[State, Control]:
     """The model and optimizer of a run at step 0; the intervention may add parameters."""
     torch.manual_seed(run.seed)
-    model = ByteModel(configured(run.config, run.intervention))
+    model = ByteModel(configure(run.config, run.intervention))
     control = INTERVENTIONS[run.intervention](model, run.steps)
     return State(model, adamw(model, run), 0, Curve()), control
 
 
-def branched(run: Run, corpus: Corpus, saved: State, name: str) -> State:
+def branch_off(run: Run, corpus: Corpus, saved: State, name: str) -> State:
     """The rest of a run from a saved state, in one of two other ways."""
-    state = copied(saved, run)
+    state = copy_of(saved, run)
     control = Control()
     if name == BRANCHES[0]:
         state.slower = 3.0
@@ -151,7 +151,7 @@ def advance(run: Run, corpus: Corpus, state: State, control: Control, saved: lis
             watching.step()
             state.step += 1
             if seen and saved is not None and not saved and above(state.curve.max_logits[-1], THRESHOLD):
-                saved.append(copied(state, run))
+                saved.append(copy_of(state, run))
 
 
 def one_step(run: Run, corpus: Corpus, state: State, control: Control) -> bool:
@@ -187,7 +187,7 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def copied(state: State, run: Run) -> State:
+def copy_of(state: State, run: Run) -> State:
     """The same state again, in memory: weights, moments, curve."""
     model = copy.deepcopy(state.model)
     optimizer = adamw(model, run)
@@ -211,7 +211,7 @@ def held_out_loss(model: ByteModel, ids: Tensor) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def ended(state: State, held_out: Tensor) -> dict[str, Any]:
+def result(state: State, held_out: Tensor) -> dict[str, Any]:
     """The record of a state at its end."""
     curve = state.curve
     diverged = state.step if curve.losses and not math.isfinite(curve.losses[-1]) else None

@@ -1,0 +1,42 @@
+"""What a run tells of itself, as JSON without folders of the machine that wrote it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_ABSOLUTE = re.compile(r"^(file:/|/|~|[A-Za-z]:[\\/]|\\\\)")
+"""How a path begins that tells of somebody's machine."""
+
+
+def to_json(value: object) -> str:
+    """``value`` as JSON; what JSON has no word for as text. Of an absolute path only the last name is kept.
+
+    Example:
+        >>> to_json({"model": "/home/ada/models/tiny", "layers": 2})
+        '{"model": "tiny", "layers": 2}'
+    """
+    return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: object) -> Any:
+    match value:
+        case None | bool() | int():
+            return value
+        case float():
+            return value if abs(value) < float("inf") else str(value)
+        case str():
+            return _without_folders(value)
+        case Mapping():
+            return {_without_folders(str(key)): _plain(inner) for key, inner in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(inner) for inner in value]
+        case _:
+            return _without_folders(str(value))
+
+
+def _without_folders(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate has no place in a file
+    return re.split(r"[\\/]", text.rstrip("\\/"))[-1] if _ABSOLUTE.match(text) else text

@@ -1,0 +1,167 @@
+"""How samples become chunks: 128 hot rows into one chunk for each statistic and site, and into the pyramid's blocks."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from attemper.readings.sample import Sample
+from attemper.store import pyramid
+from attemper.store.chunk import pack, round_bits, unpack
+
+CHUNK = 128
+"""Samples that are folded at a time."""
+
+Pair = tuple[int, int]
+"""Numbers of a statistic and of a site."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which statistics of which sites stand where in the hot rows of some samples."""
+
+    statistics: list[int]
+    sites: dict[int, slice]
+    """Site -> its heads among all."""
+
+    @property
+    def heads(self) -> int:
+        return max((places.stop for places in self.sites.values()), default=0)
+
+    @property
+    def pairs(self) -> dict[Pair, tuple[int, slice]]:
+        """(statistic, site) -> row and heads."""
+        return {
+            (statistic, site): (row, heads)
+            for site, heads in self.sites.items()
+            for row, statistic in enumerate(self.statistics)
+        }
+
+
+def layouts(connection: sqlite3.Connection) -> dict[int, Layout]:
+    """Every layout of a file."""
+    heads = dict(connection.execute("SELECT id, heads FROM site"))
+    rows = connection.execute("SELECT id, statistics, sites FROM layout")
+    return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in rows}
+
+
+def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -> Layout:
+    places, start = {}, 0
+    for site in sites:
+        places[site] = slice(start, start + heads[site])
+        start += heads[site]
+    return Layout(statistics, places)
+
+
+def fold(connection: sqlite3.Connection, first: int) -> None:
+    """Folds the hot samples from ``first`` on. Within a transaction."""
+    known, by_layout = layouts(connection), {}
+    rows = connection.execute(
+        "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
+        "WHERE hot.sample >= ? AND hot.sample < ? ORDER BY hot.sample",
+        (first, first + CHUNK),
+    )
+    for sample, layout, numbers in rows:
+        by_layout.setdefault(layout, []).append((sample - first, np.frombuffer(numbers, "<f4")))
+    values: dict[Pair, list[np.ndarray]] = {}
+    places: dict[Pair, list[np.ndarray]] = {}
+    found: dict[Pair, list[np.ndarray]] = {}
+    for number, samples in by_layout.items():
+        layout = known[number]
+        where = np.array([place for place, _ in samples])
+        stacked = np.stack([row for _, row in samples]).reshape(len(samples), len(layout.statistics), layout.heads)
+        spread = np.full((CHUNK, *stacked.shape[1:]), np.nan, np.float32)
+        spread[where] = stacked
+        blocks = pyramid.blocks(spread.reshape(-1, 1 << pyramid.FIRST_LEVEL, *stacked.shape[1:]))
+        for pair, (row, heads) in layout.pairs.items():
+            values.setdefault(pair, []).append(stacked[:, row, heads])
+            places.setdefault(pair, []).append(where)
+            found.setdefault(pair, []).append(blocks[:, :, row, heads])
+    for pair, parts in values.items():
+        numbers = pack(in_order(parts, places[pair]))
+        connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
+    _extend(connection, pyramid.FIRST_LEVEL, first, {pair: _join_layouts(parts) for pair, parts in found.items()})
+    connection.execute("INSERT INTO chunk VALUES (?, ?)", (first, CHUNK))
+    connection.execute("DELETE FROM hot WHERE sample >= ? AND sample < ?", (first, first + CHUNK))
+
+
+def in_order(parts: list[np.ndarray], places: list[np.ndarray]) -> np.ndarray:
+    """[samples, heads] of several layouts' samples by their places."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts)[np.argsort(np.concatenate(places))]
+
+
+def _join_layouts(parts: list[np.ndarray]) -> np.ndarray:
+    """[blocks, 4, heads] of the same blocks, seen by the samples of several layouts."""
+    if len(parts) == 1:
+        return parts[0]
+    return pyramid.join(np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), len(parts))
+
+
+def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mapping[Pair, np.ndarray]) -> None:
+    """Adds blocks that begin with sample ``first`` to rows of one level; a row that ends goes into the level above."""
+    span = pyramid.row_span(level)
+    row, before = first - first % span, first % span >> level
+    many = max((len(blocks) for blocks in added.values()), default=0)
+    for (statistic, site), blocks in added.items():
+        place = (statistic, site, level, row)
+        old = connection.execute(
+            "SELECT numbers FROM pyramid WHERE statistic = ? AND site = ? AND level = ? AND first = ?", place
+        ).fetchone()
+        whole = np.concatenate([_pad(old and old[0], before, blocks.shape[-1]), blocks])
+        connection.execute(
+            "INSERT INTO pyramid VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (statistic, site, level, first) DO UPDATE SET numbers = excluded.numbers",
+            (*place, pack(round_bits(whole, pyramid.PYRAMID_BITS))),
+        )
+    if before + many == pyramid.ROW_BLOCKS:
+        ended = connection.execute(
+            "SELECT statistic, site, numbers, heads FROM statistic CROSS JOIN site CROSS JOIN pyramid "
+            "ON statistic = statistic.id AND site = site.id AND level = ? AND first = ?",
+            (level, row),
+        )
+        above = {
+            (statistic, site): pyramid.join(_pad(numbers, pyramid.ROW_BLOCKS, heads), 1 << pyramid.LEVEL_STEP)
+            for statistic, site, numbers, heads in ended.fetchall()
+        }
+        _extend(connection, level + pyramid.LEVEL_STEP, row, above)
+
+
+def _pad(numbers: bytes | None, many: int, heads: int) -> np.ndarray:
+    """[many, 4, heads]: the blocks of a row, and blocks without a sample for those where the site was not seen."""
+    if numbers is None:
+        return pyramid.empty_blocks(many, heads)
+    blocks = unpack(numbers)
+    return np.concatenate([blocks.reshape(len(blocks), 4, -1), pyramid.empty_blocks(many - len(blocks), heads)])
+
+
+def summary(sample: Sample, numbers: np.ndarray) -> list[list[float]]:
+    """Of each site: mean and least normalized entropy, largest logit, rows that are not finite. NaN where unknown."""
+    starts = np.cumsum([0, *(site.heads for site in sample.sites[:-1])])
+    missing = np.full(len(sample.sites), np.nan)
+
+    def of(name: str, reduction: np.ufunc) -> np.ndarray:
+        if name not in sample.quantities:
+            return missing
+        return reduction.reduceat(numbers[sample.quantities.index(name)].astype(np.float64), starts)
+
+    entropy = of("normalized_entropy", np.fmin)
+    return [
+        column.tolist()
+        for column in (_means(sample, numbers, starts), entropy, of("max_logit", np.fmax), of("nonfinite_rows", np.add))
+    ]
+
+
+def _means(sample: Sample, numbers: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """[sites] mean normalized entropy of the heads that have one."""
+    if "normalized_entropy" not in sample.quantities:
+        return np.full(len(starts), np.nan)
+    entropy = numbers[sample.quantities.index("normalized_entropy")].astype(np.float64)
+    known = ~np.isnan(entropy)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.add.reduceat(np.where(known, entropy, 0.0), starts) / np.add.reduceat(known, starts)

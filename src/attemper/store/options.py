@@ -1,0 +1,78 @@
+"""Where a run is stored, under which name, and how much of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attemper.errors import InputError
+
+FEWEST_BYTES = 1 << 20
+MANTISSA = 23
+"""Bits that a float32 stores of its mantissa."""
+DEFAULT_BITS = 15
+"""How many of them a run keeps: a relative error of 2^-16 at most, 1.5e-5."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a watch keeps the history of every head, for ``attemper.watch(model, store=...)``.
+
+    A plain path does the same with everything else as it stands here. Readings are stored: no text, no token ids, and
+    of a path in the model's configuration only its last name.
+
+    Args:
+        path: folder of one run; it is made. A URL (``s3://bucket/run``) needs ``pip install 'attemper[parquet]'``.
+        name: of the run, for people; the folder's if None.
+        tags, notes: for people.
+        bits: mantissa bits of what is kept, 1 to 23; 15 are a relative error of 1.5e-5. None keeps all: exact, and
+            half as large again. Counts are always exact.
+        max_bytes: the size at which the oldest samples are thinned, at least 1 MiB; None for no bound. Least, mean and
+            largest of what goes are kept. A very long run may need somewhat more than it was given.
+
+    Raises:
+        InputError: one of them has no meaning.
+
+    Example:
+        >>> Store("runs/a", name="warm-up 2,000", tags=("lr 3e-4",)).bits
+        15
+    """
+
+    path: str | os.PathLike[str]
+    name: str | None = None
+    tags: Sequence[str] = ()
+    notes: str = ""
+    bits: int | None = DEFAULT_BITS
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
+            raise InputError(f"Store(path=...) must be the path of a folder, got {self.path!r}. Name one: 'runs/a'.")
+        if isinstance(self.tags, str) or not all(isinstance(tag, str) for tag in self.tags):
+            raise InputError(f"Store(tags=...) must be names, got {self.tags!r}. Write tags=('one', 'two').")
+        object.__setattr__(self, "tags", tuple(self.tags))
+        _check_whole("bits", self.bits, 1, MANTISSA, "None keeps all bits")
+        _check_whole("max_bytes", self.max_bytes, FEWEST_BYTES, None, "None sets no bound")
+
+    @property
+    def is_url(self) -> bool:
+        """Whether the run goes to an object store."""
+        return "://" in os.fspath(self.path)
+
+    @property
+    def last_name(self) -> str:
+        """Of the folder, for people."""
+        return (
+            os.path.basename(os.path.abspath(self.path))
+            if not self.is_url
+            else str(self.path).rstrip("/").split("/")[-1]
+        )
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None, none: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        expected = f"at least {least:,}" if most is None else f"from {least} to {most}"
+        raise InputError(f"Store({name}=...) must be a whole number {expected}, got {value!r}; {none}.")

@@ -1,0 +1,105 @@
+"""What happens to a process while it writes: it ends, a signal ends it, or it is copied."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Protocol
+
+from attemper.store import lock
+
+FLUSH_SECONDS = 1.7
+"""How long the end of a process waits for what is not written yet."""
+ENDING_SIGNALS = ("SIGTERM", "SIGHUP")
+"""Signals at which Python runs nothing more; Ctrl-C raises KeyboardInterrupt and ends with ``atexit``."""
+
+
+class Live(Protocol):
+    """What is to be written before the process ends."""
+
+    def end(self, deadline: float) -> None:
+        """Asks for the end, at ``deadline`` (monotonic) at the latest; returns at once."""
+
+    def close(self) -> None:
+        """Waits for it."""
+
+    def flush(self) -> bool:
+        """Waits until all that was handed over is written."""
+        ...
+
+    def abandon(self) -> None:
+        """In a forked child: leaves everything to the parent."""
+
+
+_live: list[Live] = []
+_ours: set[int] = set()
+"""Signals that this file handles: those that nobody else did."""
+
+
+def enter(live: Live) -> None:
+    """From now on ``live`` is told when this process ends or is copied."""
+    if not _live:
+        atexit.register(_end_all)
+    _live.append(live)
+    if threading.current_thread() is threading.main_thread():
+        for name in ENDING_SIGNALS:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _on_signal)
+                _ours.add(number)
+
+
+def leave(live: Live) -> None:
+    """It has ended. With the last one, signals are as they were."""
+    if live in _live:
+        _live.remove(live)
+    if not _live:
+        atexit.unregister(_end_all)
+        if threading.current_thread() is threading.main_thread():
+            _return_signals()
+
+
+def _end_all() -> None:
+    deadline = time.monotonic() + FLUSH_SECONDS
+    for live in list(_live):
+        live.end(deadline)
+    for live in list(_live):
+        live.close()
+
+
+def _return_signals() -> None:
+    for number in _ours:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_DFL)
+    _ours.clear()
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    del frame
+    if os.getpid() == 1:  # the first process of a container: the system ignores the signal, and training goes on
+        for live in list(_live):
+            live.flush()
+        return
+    _end_all()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _on_fork() -> None:
+    """In a forked child: it writes nothing, keeps no lock, and dies of a signal as it would without us."""
+    for live in _live:
+        live.abandon()
+    _live.clear()
+    atexit.unregister(_end_all)
+    lock.forget()
+    with suppress(ValueError):  # forked in another thread than the main one: the handler finds nothing to do then
+        _return_signals()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_on_fork)

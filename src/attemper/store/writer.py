@@ -1,0 +1,298 @@
+"""Takes samples off the training thread: a queue, one thread that writes, and nothing that could stop the training.
+
+``take`` copies nothing and waits for nothing. The thread commits every sample as it comes, so that a killed process
+loses at most what stands in the queue; every 128 samples it folds. Where the disk is full, failed or gone, one warning
+says so. What cannot be written waits in the queue and is tried again every second; what does not fit into the queue is
+dropped and counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attemper.errors import InputError
+from attemper.readings.sample import Sample, SiteKey
+from attemper.store import process
+from attemper.store.filesystem import takes_write_ahead
+from attemper.store.fragment import Fragment
+from attemper.store.lock import Lock, LockHeldError
+from attemper.store.options import Store
+from attemper.store.schema import Tables
+from attemper.text import clean_name
+
+logger = logging.getLogger("attemper")
+
+WAITING_BYTES = 64 << 20
+"""Samples that wait to be written take at most so much."""
+FEWEST_WAITING = 8
+"""So many may wait however large they are."""
+RETRY_SECONDS = 1.0
+"""After a failure of the disk, until the next trial."""
+CLOSE_SECONDS = 10.0
+"""How long ``close`` waits; the end of the process waits ``process.FLUSH_SECONDS``."""
+GRACE_SECONDS = 0.3
+"""What the thread may take beyond a deadline, to finish the statement that it is at."""
+TROUBLE = (OSError, sqlite3.Error)
+"""What a disk may raise, and may stop to raise."""
+MEMORY_BYTES = 64 << 20
+"""A history without a store takes at most about so much."""
+
+
+class Writer:
+    """Writes samples of one process into its fragment, in the background."""
+
+    def __init__(self, fragment: Fragment, *, held: Lock | None = None, refused: str | None = None) -> None:
+        """
+        Args:
+            fragment: written to from now on by this writer's thread only.
+            held: given back at the end.
+            refused: why samples cannot be stored where they were to be: ``fragment`` is one in memory.
+        """
+        self._fragment, self._held, self._refused = fragment, held, refused
+        self._process = os.getpid()
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        # Each of these is written by one thread: what the training thread hands over, and what this one settles.
+        self._handed = self._handed_bytes = self._overflowed = 0
+        self._settled = self._settled_bytes = self._failed = 0
+        self._noted = 0
+        self.written = 0
+        """Samples that a killed process would not lose."""
+        self.trouble: str | None = refused
+        """Why samples cannot be written now; None where they are."""
+        self.last_step = fragment.last_step
+        """Of the last sample that was taken, or that an earlier process wrote."""
+        self._told = refused is not None
+        self._deadline: float | None = None
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
+        self._thread.start()
+        process.enter(self)
+
+    @property
+    def live(self) -> bool:
+        """Whether samples are taken: not after ``close``, and not in a process that was forked off."""
+        return os.getpid() == self._process and self._deadline is None
+
+    @property
+    def dropped(self) -> int:
+        """Samples that are not in the store: the queue was full, or the disk refused them to the end."""
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        return self._overflowed + self._failed + (self._handed - self._settled if late else 0)
+
+    @property
+    def thinned(self) -> bool:
+        """Whether older samples were thinned."""
+        return self._fragment.thinned
+
+    def take(self, sample: Sample) -> bool:
+        """Hands a sample over; False if it was dropped. Its values must not be changed afterwards."""
+        if not self.live:
+            return False
+        size = sample.values.nbytes
+        waiting, waiting_bytes = self._handed - self._settled, self._handed_bytes - self._settled_bytes
+        if waiting >= FEWEST_WAITING and waiting_bytes + size > WAITING_BYTES:
+            self._overflowed += 1
+            self._warn(sample.step, self.trouble or "the disk is slower than the samples come")
+            return False
+        self._handed, self._handed_bytes = self._handed + 1, self._handed_bytes + size
+        self.last_step = sample.step
+        self._queue.put(lambda: self._append(sample))
+        return True
+
+    def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
+        """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
+        sites = dict(sites)
+        self._do(lambda: self._fragment.cover(sites))
+
+    def describe(self, about: Mapping[str, object]) -> None:
+        """Keeps what is known of the run."""
+        about = dict(about)
+        self._do(lambda: self._fragment.describe(about))
+
+    def open_reader(self) -> Tables:
+        """What is written so far, to be read; ``flush`` first for all that was taken."""
+        return self._fragment.tables()
+
+    def flush(self, seconds: float = process.FLUSH_SECONDS) -> bool:
+        """Waits until all that was taken is written; False if it was not within ``seconds``."""
+        if not self.live:
+            return not self._thread.is_alive()
+        done = threading.Event()
+        self._queue.put(done.set)
+        return done.wait(seconds)
+
+    def end(self, deadline: float) -> None:
+        """Asks for the end, at ``deadline`` (monotonic) at the latest; returns at once."""
+        if os.getpid() != self._process:
+            return
+        first = self._deadline is None
+        self._deadline = min(deadline, self._deadline or deadline)
+        self._hurry.set()
+        if first:
+            self._queue.put(None)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Writes what is left, in at most so many seconds, and ends the file. Twice is once."""
+        if os.getpid() != self._process:
+            return
+        self.end(time.monotonic() + seconds)
+        self._thread.join(max(0.0, (self._deadline or 0.0) - time.monotonic()) + GRACE_SECONDS)
+        if not self._thread.is_alive():
+            process.leave(self)
+        elif not self._told:
+            self._warn(self.last_step, "the disk is too slow for the end of the run")
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's. It is not used, and not even closed when Python ends."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._fragment.connection))
+
+    # --- the thread ---
+
+    def _work(self) -> None:
+        try:
+            while (task := self._queue.get()) is not None:
+                task()
+            self._note_losses()
+            self._attempt(lambda: self._fragment.close(self._deadline or 0.0))
+        finally:
+            if self._held is not None:
+                self._held.release()
+
+    def _append(self, sample: Sample) -> None:
+        kept = self._insist(lambda: self._fragment.append(sample), sample.step)
+        if kept and self._refused is None:
+            self.written += 1
+        else:
+            self._failed += 1
+        self._settled, self._settled_bytes = self._settled + 1, self._settled_bytes + sample.values.nbytes
+        if kept:
+            self._note_losses()
+            self._attempt(self._fragment.fold)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        if self.live:
+            self._queue.put(lambda: self._insist(action, self.last_step))
+
+    def _insist(self, action: Callable[[], object], step: int | None) -> bool:
+        """Tries until it is done; False once the run ends and it still fails, or there is no time left."""
+        while self._deadline is None or time.monotonic() < self._deadline:
+            hurried = self._hurry.is_set()
+            try:
+                action()
+            except TROUBLE as error:
+                self.trouble = str(error)
+                self._warn(step, self.trouble)
+                if hurried:
+                    return False
+                self._hurry.wait(RETRY_SECONDS)
+            except Exception as error:  # ours: the thread must live on
+                self._warn(step, f"{type(error).__name__}: {error}")
+                return False
+            else:
+                self.trouble = self._refused
+                return True
+        return False
+
+    def _attempt(self, action: Callable[[], object]) -> object:
+        """Tries once: what fails here is tried again with later samples."""
+        try:
+            return action()
+        except Exception as error:
+            self._warn(self.last_step, f"{type(error).__name__}: {error}")
+            return None
+
+    def _note_losses(self) -> None:
+        """Keeps in the file how many samples are not in it."""
+        lost = self.dropped - self._noted
+        if lost and not self._refused:
+            try:
+                self._fragment.lose(lost, self.last_step, self.trouble or "the disk was slow, full or failed")
+                self._noted += lost
+            except TROUBLE as error:
+                logger.info("attemper: %d samples of the run are lost: %s.", lost, error)
+
+    def _warn(self, step: int | None, reason: str) -> None:
+        """Once: training goes on, and what is lost is counted."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "attemper: the store has trouble at step %s: %s. Training goes on; samples that are lost are counted, "
+                "and the watch and `attemper show` say how many.", step, reason,
+            )  # fmt: skip
+
+
+def open_writer(
+    store: Store | str | os.PathLike[str] | None,
+    *,
+    rank: int = 0,
+    about: Mapping[str, object] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> Writer:
+    """The writer of this process' fragment of a run; None for a history in memory, bounded and thinned with age.
+
+    Where the folder takes no file, holds something else, or has a live writer already, one warning says so. The history
+    then stays in memory, and every sample counts as dropped.
+
+    Raises:
+        InputError: the path is a file, or no path.
+    """
+    if store is None:
+        return _describe(Writer(_in_memory(versions)), about or {})
+    options = store if isinstance(store, Store) else Store(store)
+    facts = {
+        "name": options.name or options.last_name,
+        "tags": list(options.tags),
+        "notes": options.notes,
+        "bits": options.bits,
+        **(about or {}),
+    }
+    folder = Path(options.path)
+    if folder.is_file():
+        raise InputError(
+            f"{clean_name(folder.name)} is a file. A run is stored in a folder: name a new one, or one of a run."
+        )
+    held = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = Lock(folder / f"fragment-{rank}.lock")
+        fragment = Fragment(
+            folder / f"fragment-{rank}.sqlite",
+            rank=rank,
+            bits=options.bits,
+            max_bytes=options.max_bytes,
+            versions=versions,
+            write_ahead=takes_write_ahead(folder),
+        )
+    except (*TROUBLE, InputError, LockHeldError) as error:
+        if held is not None:
+            held.release()
+        return _describe(_refuse(options, error, versions), facts)
+    return _describe(Writer(fragment, held=held), facts)
+
+
+def _in_memory(versions: Mapping[str, str] | None) -> Fragment:
+    return Fragment(None, max_bytes=MEMORY_BYTES, versions=versions)
+
+
+def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
+    writer.describe(facts)
+    return writer
+
+
+def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
+    reason = str(error)
+    if isinstance(error, LockHeldError):
+        reason = "another watch is writing to it. Give each run a folder of its own"
+    logger.warning(
+        "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and ends with this "
+        "process, and all of its samples count as dropped.", clean_name(options.last_name), reason.rstrip("."),
+    )  # fmt: skip
+    return Writer(_in_memory(versions), refused=reason)

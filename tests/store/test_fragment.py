@@ -1,0 +1,391 @@
+"""What was appended is read back: hot, folded, over segments, layouts, thinned; sizes; what a failure leaves."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attemper.readings.sample import Sample
+from attemper.store import pyramid
+from attemper.store.chunk import round_bits, unpack
+from attemper.store.folding import CHUNK, layouts
+from attemper.store.fragment import Fragment
+from tests.support.samples import NAMES, sample, samples, sites, values
+
+
+def written(path: Path | None, taken, **options) -> Fragment:
+    fragment = Fragment(path, **options)
+    for one in taken:
+        fragment.append(one)
+        fragment.fold()
+    return fragment
+
+
+def read(fragment: Fragment) -> dict[tuple[str, tuple[str, str, str]], dict[int, np.ndarray]]:
+    """(statistic, site) -> sample -> heads, from hot and cold: a reader in a few lines."""
+    connection = fragment.connection
+    known = layouts(connection)
+    names = dict(connection.execute("SELECT id, name FROM statistic"))
+    keys = {row[0]: row[1:] for row in connection.execute("SELECT id, name, kind, mode FROM site")}
+    of = dict(connection.execute("SELECT id, layout FROM sample ORDER BY id"))
+    spans = dict(connection.execute("SELECT first, span FROM chunk"))
+    found: dict = {}
+    for statistic, site, first, data in connection.execute("SELECT statistic, site, first, numbers FROM cold"):
+        held = [one for one in of if first <= one < first + spans[first] and (statistic, site) in known[of[one]].pairs]
+        block = unpack(data)
+        assert len(block) == len(held)
+        found.setdefault((names[statistic], keys[site]), {}).update(zip(held, block, strict=True))
+    for number, data in connection.execute("SELECT sample, numbers FROM hot"):
+        layout = known[of[number]]
+        numbers = np.frombuffer(data, "<f4").reshape(len(layout.statistics), -1)
+        for (statistic, site), (row, heads) in layout.pairs.items():
+            found.setdefault((names[statistic], keys[site]), {})[number] = numbers[row, heads]
+    return found
+
+
+def assert_holds(fragment: Fragment, taken: list[Sample], bits: int | None = 15) -> None:
+    found, expected = read(fragment), {}
+    for number, one in enumerate(taken):
+        for row, name in enumerate(one.quantities):
+            kept = round_bits(one.values[row], None if name.endswith("rows") else bits)
+            for key, heads in one.places.items():
+                expected.setdefault((name, key), {})[number] = kept[heads]
+    assert found.keys() == expected.keys()
+    for pair, by_sample in expected.items():
+        assert sorted(found[pair]) == list(by_sample)
+        for number, heads in by_sample.items():
+            assert np.array_equal(found[pair][number], heads, equal_nan=True), (pair, number)
+
+
+@pytest.mark.parametrize("many", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7])
+@pytest.mark.parametrize("bits", [15, None, 8])
+def test_every_number_is_read_back_with_its_bits_and_counts_with_all(tmp_path, many, bits):
+    taken = list(samples(many))
+    fragment = written(tmp_path / "f.sqlite", taken, bits=bits)
+    assert_holds(fragment, taken, bits)
+    (hot,) = fragment.connection.execute("SELECT count(*) FROM hot").fetchone()
+    assert hot == many % CHUNK
+    fragment.close()
+
+
+def test_steps_times_tokens_labels_and_units_are_kept(tmp_path):
+    fragment = written(tmp_path / "f.sqlite", [sample(7), sample(9)], rank=3, versions={"attemper": "1"})
+    rows = fragment.tables().rows
+    assert rows("SELECT id, step, time, tokens FROM sample") == [(0, 7, 1007.0, 64), (1, 9, 1009.0, 64)]
+    assert rows("SELECT name, kind, mode, layer, attention, normalizer, heads FROM site") == [
+        ("layers.0.attn", "self", "train", 0, "full", "softmax", 3),
+        ("layers.1.attn", "self", "train", 1, "full", "softmax", 3),
+    ]
+    assert rows("SELECT name, unit, exact FROM statistic")[::3] == [
+        ("entropy_nats", "nats", 0),
+        ("nonfinite_rows", "rows", 1),
+    ]
+    assert rows("SELECT first_sample, first_step, rank, versions FROM segment") == [(0, 7, 3, '{"attemper": "1"}')]
+    fragment.close()
+
+
+def test_a_summary_of_each_site_answers_plain_sql(tmp_path):
+    one = sample(5)
+    numbers = one.values.copy()
+    numbers[1, 0], numbers[2, 3:] = np.nan, np.nan
+    one = Sample(5, 0.0, one.sites, NAMES, numbers)
+    fragment = written(tmp_path / "f.sqlite", [one], bits=None)
+    (first, second) = fragment.tables().rows(
+        "SELECT site.name, normalized_entropy, least_normalized_entropy, max_logit, nonfinite_rows FROM summary "
+        "JOIN site ON site.id = site JOIN sample ON sample.id = sample WHERE step = 5 ORDER BY site.id"
+    )
+    assert first[0] == "layers.0.attn"
+    assert first[1:4] == pytest.approx((numbers[1, 1:3].mean(), numbers[1, 1:3].min(), numbers[2, :3].max()))
+    assert first[4] == int(numbers[3, :3].astype(np.float64).sum())
+    assert second[3] is None
+    fragment.close()
+
+
+def test_a_statistic_that_is_not_read_is_missing_in_the_summary(tmp_path):
+    fragment = written(tmp_path / "f.sqlite", [sample(0, names=("entropy_nats",))])
+    assert fragment.tables().rows("SELECT * FROM summary") == [
+        (0, 1, None, None, None, None),
+        (0, 2, None, None, None, None),
+    ]
+    fragment.close()
+
+
+def test_samples_of_other_sites_and_statistics_take_turns(tmp_path):
+    evaluation, fewer = sites(1, 2, "eval"), sites(1)
+    taken = [
+        sample(step, evaluation if step % 3 == 1 else fewer if step % 7 == 0 else None, NAMES[: 3 + step % 2])
+        for step in range(3 * CHUNK + 5)
+    ]
+    fragment = written(tmp_path / "f.sqlite", taken)
+    assert_holds(fragment, taken)
+    (chunks,) = fragment.connection.execute("SELECT count(*) FROM cold").fetchone()
+    assert chunks == 3 * (3 * len(NAMES))
+    fragment.close()
+
+
+def test_a_site_with_another_label_is_another_row(tmp_path):
+    taken = [sample(0), sample(1, sites(heads=4))]
+    fragment = written(tmp_path / "f.sqlite", taken)
+    assert fragment.tables().rows("SELECT heads FROM site") == [(3,), (3,), (4,), (4,)]
+    assert fragment.tables().rows("SELECT count(*) FROM layout") == [(2,)]
+    fragment.close()
+
+
+# --- segments ---
+
+
+def test_a_resumed_run_goes_on_in_a_new_segment_and_folds_across(tmp_path):
+    taken = list(samples(CHUNK + 50, every=10))
+    written(tmp_path / "f.sqlite", taken[:100]).close()
+    second = Fragment(tmp_path / "f.sqlite")
+    assert second.last_step == 990
+    for one in taken[100:]:
+        second.append(one)
+        second.fold()
+    assert_holds(second, taken)
+    assert second.tables().rows("SELECT first_sample, first_step FROM segment") == [(0, 0), (100, 1000)]
+    assert second.tables().rows("SELECT count(*) FROM site") == [(2,)]
+    assert second.tables().rows("SELECT count(*) FROM layout") == [(1,)]
+    second.close()
+
+
+def test_a_lower_step_begins_a_segment_and_the_same_step_does_not(tmp_path):
+    steps = [0, 10, 10, 20, 10, 20, 30, 5]
+    fragment = written(tmp_path / "f.sqlite", [sample(step) for step in steps])
+    assert fragment.tables().rows("SELECT first_sample, first_step FROM segment") == [(0, 0), (4, 10), (7, 5)]
+    assert fragment.tables().rows("SELECT segment FROM sample") == [(1,)] * 4 + [(2,)] * 3 + [(3,)]
+    assert fragment.last_step == 5
+    fragment.close()
+
+
+def test_what_a_killed_process_left_hot_is_folded_by_the_next(tmp_path):
+    taken = list(samples(2 * CHUNK + 3))
+    first = Fragment(tmp_path / "f.sqlite")
+    for one in taken:
+        first.append(one)  # and never fold
+    first.connection.close()
+    second = Fragment(tmp_path / "f.sqlite")
+    assert second.tables().rows("SELECT count(*) FROM chunk") == [(2,)]
+    assert_holds(second, taken)
+    second.close()
+
+
+# --- the pyramid ---
+
+
+def pyramid_of(fragment: Fragment, level: int, statistic: str, site: int) -> dict[int, np.ndarray]:
+    """First sample of a block -> [4, heads]."""
+    rows = fragment.connection.execute(
+        "SELECT first, numbers, heads FROM pyramid JOIN statistic ON statistic.id = statistic "
+        "JOIN site ON site.id = site WHERE level = ? AND statistic.name = ? AND site = ?",
+        (level, statistic, site),
+    )
+    return {
+        first + (place << level): block
+        for first, data, heads in rows
+        for place, block in enumerate(unpack(data).reshape(-1, 4, heads))
+    }
+
+
+def test_every_level_of_the_pyramid_has_the_blocks_of_its_samples(tmp_path):
+    many = 36 * CHUNK
+    fragment = written(tmp_path / "f.sqlite", samples(many))
+    taken = np.stack([one.values for one in samples(many)])
+    for level in (5, 7, 9):
+        found = pyramid_of(fragment, level, "max_logit", 2)
+        complete = many if level == 5 else many - many % pyramid.row_span(level - pyramid.LEVEL_STEP)
+        assert list(found) == list(range(0, complete, 1 << level))
+        expected = pyramid.blocks(taken[:complete, 2, 3:].reshape(-1, 1 << level, 3))
+        np.testing.assert_allclose(np.stack(list(found.values())), expected, rtol=3e-3)
+    fragment.close()
+
+
+def test_a_site_that_comes_late_or_goes_leaves_blocks_without_samples(tmp_path):
+    both, one = sites(2), sites(1)
+    taken = [sample(step, both if 640 <= step < 1300 else one) for step in range(2048)]
+    fragment = written(tmp_path / "f.sqlite", taken)
+    found = pyramid_of(fragment, 5, "max_logit", 2)
+    counts = {first: block[pyramid.COUNT, 0] for first, block in found.items() if block[pyramid.COUNT, 0]}
+    assert sum(counts.values()) == 660
+    assert min(counts) == 640
+    above = pyramid_of(fragment, 7, "max_logit", 2)
+    assert sum(block[pyramid.COUNT, 0] for block in above.values()) == 660
+    assert np.isnan(above[0][:3]).all()
+    fragment.close()
+
+
+# --- room ---
+
+
+def test_a_run_is_thinned_with_age_and_says_so(tmp_path, caplog):
+    many, most = 32 * CHUNK, 300_000
+    with caplog.at_level("INFO"):
+        fragment = written(tmp_path / "f.sqlite", samples(many), max_bytes=most)
+    assert fragment.thinned
+    (record,) = caplog.records
+    assert "has reached its 0.3 MB: its oldest samples are thinned" in record.message
+    assert fragment.bytes_used < most
+    tables = fragment.tables()
+    steps = np.array([row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")])
+    assert steps[0] == 0
+    assert (np.diff(steps)[-CHUNK:] == 1).all()
+    spacing = np.diff(steps)
+    assert (np.diff(spacing) <= 0).all()  # the older, the fewer
+    ((told,),) = tables.rows("SELECT value FROM about WHERE name = 'thinned'")
+    assert json.loads(told)["largest_spacing"] == spacing.max() > 4
+    assert tables.rows("SELECT count(DISTINCT sample) FROM summary") == [(len(steps),)]
+    for (name, key), by_sample in read(fragment).items():
+        assert len(by_sample) == len(steps)
+        row = NAMES.index(name)
+        for number, heads in by_sample.items():
+            whole = round_bits(values(number, 6)[row], None if name.endswith("rows") else 15)
+            assert np.array_equal(heads, whole[:3] if key[0] == "layers.0.attn" else whole[3:])
+    tables.close()
+    fragment.close()
+    assert (tmp_path / "f.sqlite").stat().st_size < most
+
+
+def test_evaluations_between_are_thinned_like_the_others():
+    evaluation = sites(1, 2, "eval")
+    taken = [sample(step, evaluation if step % 4 == 3 else None) for step in range(30 * CHUNK)]
+    fragment = written(None, taken, max_bytes=150_000)
+    assert fragment.thinned
+    kept = dict(fragment.connection.execute("SELECT layout, count(*) FROM sample GROUP BY layout"))
+    assert 0.2 < kept[2] / sum(kept.values()) < 0.3
+    fragment.close()
+
+
+@pytest.mark.slow("takes many seconds")
+def test_what_went_stays_in_the_pyramid_until_its_blocks_are_shorter_than_the_gaps():
+    many = 160 * CHUNK
+    fragment = written(None, samples(many, labels=sites(1, 1)), max_bytes=120_000)
+    taken = np.stack([one.values for one in samples(many, labels=sites(1, 1))])
+    spans = dict(fragment.connection.execute("SELECT first, span FROM chunk"))
+    coarsest = {first: span // CHUNK for first, span in spans.items()}
+    assert max(coarsest.values()) >= 64
+    for level in (5, 7, 9):
+        for first, block in pyramid_of(fragment, level, "max_logit", 1).items():
+            expected = pyramid.blocks(taken[None, first : first + (1 << level), 2])[0]
+            np.testing.assert_allclose(block, expected, rtol=3e-3)
+    thinnest = [first for first, spacing in coarsest.items() if spacing >= 64]
+    fine = pyramid_of(fragment, 5, "max_logit", 1)
+    assert all(not (first <= block < first + spans[first]) for first in thinnest for block in fine)
+    coarse = pyramid_of(fragment, 7, "max_logit", 1)
+    assert all(
+        block in coarse
+        for first in thinnest
+        if coarsest[first] < 128
+        for block in range(first, first + spans[first], 128)
+    )
+    fragment.close()
+
+
+def test_a_history_in_memory_is_the_same(tmp_path):
+    taken = list(samples(2 * CHUNK + 9))
+    fragment = written(None, taken)
+    assert_holds(fragment, taken)
+    fragment.close()
+    assert fragment.tables().rows("SELECT count(*) FROM sample") == [(len(taken),)]
+
+
+def test_a_closed_file_is_one_file_without_free_room(tmp_path):
+    fragment = written(tmp_path / "f.sqlite", samples(3 * CHUNK, labels=sites(8, 16)))
+    fragment.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["f.sqlite"]
+    connection = sqlite3.connect(tmp_path / "f.sqlite")
+    assert connection.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+# --- what is told of the run ---
+
+
+def test_what_is_told_of_a_run_has_no_folders_of_the_machine(tmp_path):
+    fragment = Fragment(tmp_path / "f.sqlite")
+    fragment.describe(
+        {
+            "model": "/home/ada/models/tiny",
+            "configuration": {"_name_or_path": "C:\\models\\tiny", "rope": {"factor": 2.0}, "kinds": ["a/b", "~/c"]},
+            "limit": float("nan"),
+            "dtype": np.dtype("float32"),
+            "odd": "\ud800",
+        }
+    )
+    fragment.describe({"name": "one"})
+    fragment.describe({"name": "two"})
+    rows = {name: json.loads(value) for name, value in fragment.tables().rows("SELECT * FROM about")}
+    assert rows == {
+        "model": "tiny",
+        "configuration": {"_name_or_path": "tiny", "rope": {"factor": 2.0}, "kinds": ["a/b", "c"]},
+        "limit": "nan",
+        "dtype": "float32",
+        "odd": "?",
+        "name": "two",
+    }
+    fragment.close()
+
+
+def test_coverage_says_which_sites_are_not_read_and_why(tmp_path):
+    fragment = Fragment(tmp_path / "f.sqlite")
+    fragment.cover({("a", "self", "train"): None, ("b", "cross", "train"): "it was not called"})
+    fragment.cover({("b", "cross", "train"): None})
+    assert fragment.tables().rows("SELECT * FROM coverage ORDER BY name") == [
+        ("a", "self", "train", None),
+        ("b", "cross", "train", None),
+    ]
+    fragment.close()
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("table", ["hot", "summary", "layout", "site"])
+def test_a_sample_that_fails_half_way_leaves_nothing_and_the_next_is_kept(tmp_path, table):
+    fragment = Fragment(tmp_path / "f.sqlite")
+    fragment.connection.execute(
+        f"CREATE TEMP TRIGGER full BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+    )
+    with pytest.raises(sqlite3.Error, match="disk full"):
+        fragment.append(sample(0))
+    assert fragment.last_step is None
+    for name in ("sample", "hot", "summary", "layout", "site", "statistic"):
+        assert fragment.tables().rows(f"SELECT count(*) FROM {name}") == [(0,)]
+    fragment.connection.execute("DROP TRIGGER full")
+    taken = list(samples(5))
+    for one in taken:
+        fragment.append(one)
+    assert_holds(fragment, taken)
+    fragment.close()
+
+
+def test_a_fold_that_fails_leaves_samples_hot_and_the_next_folds_them(tmp_path):
+    fragment = Fragment(tmp_path / "f.sqlite")
+    fragment.connection.execute(
+        "CREATE TEMP TRIGGER full BEFORE INSERT ON pyramid BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+    )
+    taken = list(samples(2 * CHUNK))
+    for one in taken[:CHUNK]:
+        fragment.append(one)
+    with pytest.raises(sqlite3.Error, match="disk full"):
+        fragment.fold()
+    assert_holds(fragment, taken[:CHUNK])
+    fragment.connection.execute("DROP TRIGGER full")
+    for one in taken[CHUNK:]:
+        fragment.append(one)
+    assert fragment.fold()
+    assert fragment.tables().rows("SELECT count(*) FROM chunk") == [(2,)]
+    assert_holds(fragment, taken)
+    fragment.close()
+
+
+def test_a_file_that_was_removed_is_told_at_the_next_sample(tmp_path):
+    fragment = written(tmp_path / "f.sqlite", samples(2))
+    (tmp_path / "f.sqlite").unlink()
+    with pytest.raises(FileNotFoundError, match=r"f.sqlite is gone: it was moved or deleted while it was written to"):
+        fragment.append(sample(2))
+    fragment.close()

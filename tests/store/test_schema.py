@@ -1,0 +1,154 @@
+"""Files of other kinds and versions, folders that are write-protected, copies of a live file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from attemper.errors import InputError
+from attemper.store import schema
+from attemper.store.fragment import Fragment
+from tests.support.samples import samples
+
+
+def stored(path: Path, many: int = 3) -> Path:
+    fragment = Fragment(path)
+    for one in samples(many):
+        fragment.append(one)
+    fragment.close()
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    return stored(tmp_path / "fragment-0.sqlite")
+
+
+def foreign(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (id)")
+    connection.commit()
+    connection.close()
+
+
+def newer(path: Path) -> None:
+    stored(path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (foreign, "not a file of an attemper run"),
+        (lambda path: path.write_bytes(os.urandom(5000)), "not a file of an attemper run"),
+        (lambda path: path.write_text("text"), "not a file of an attemper run"),
+        (newer, "written by a newer attemper: its version is 2, and this one reads up to 1. Upgrade"),
+        (lambda path: path.mkdir(), "not a file of an attemper run"),
+    ],
+)
+def test_a_file_of_another_kind_or_of_a_newer_version_is_refused_and_stays_as_it_is(tmp_path, make, message):
+    path = tmp_path / "fragment-0.sqlite"
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises((InputError, sqlite3.Error), match=message if path.is_file() else "unable to open"):
+        schema.open_to_write(path, write_ahead=True)
+    with pytest.raises(InputError, match=message):
+        schema.open_to_read(path)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_missing_and_an_empty_file_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="not a file of an attemper run"):
+        schema.open_to_read(tmp_path / "missing.sqlite")
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(InputError, match="is empty: the process that made it ended before its first sample"):
+        schema.open_to_read(tmp_path / "empty.sqlite")
+    schema.open_to_write(tmp_path / "empty.sqlite", write_ahead=True).close()
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
+def test_a_truncated_file_is_told_when_it_is_read(tmp_path, kept):
+    path = stored(tmp_path / "fragment-0.sqlite", 300)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data))])
+    with pytest.raises(InputError, match=r"cannot be read: .*malformed|not a file of an attemper run"):
+        [schema.open_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
+
+
+def test_a_migration_runs_once_and_a_failed_one_leaves_the_file_as_it_was(run, monkeypatch):
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE added (id); CREATE TABLE added (id)"))
+    monkeypatch.setattr(schema, "VERSION", 2)
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        schema.open_to_write(run, write_ahead=True)
+    assert schema.open_to_read(run).rows("PRAGMA user_version") == [(1,)]
+    monkeypatch.setattr(schema, "MIGRATIONS", (schema.MIGRATIONS[0], "CREATE TABLE added (id)"))
+    for _ in range(2):
+        schema.open_to_write(run, write_ahead=True).close()
+    tables = schema.open_to_read(run)
+    assert tables.rows("PRAGMA user_version") == [(2,)]
+    assert tables.rows("SELECT count(*) FROM sample, added") == [(0,)]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+def test_a_finished_run_in_a_write_protected_folder_is_read(run):
+    run.parent.chmod(0o500)
+    try:
+        assert schema.open_to_read(run).rows("SELECT count(*) FROM sample") == [(3,)]
+    finally:
+        run.parent.chmod(0o700)
+
+
+def test_reading_leaves_no_file_behind(run):
+    tables = schema.open_to_read(run)
+    assert tables.rows("SELECT count(*) FROM sample") == [(3,)]
+    tables.close()
+    assert os.listdir(run.parent) == [run.name]
+
+
+def test_nothing_can_be_written_by_a_reader(run):
+    with pytest.raises(InputError, match="readonly"):
+        schema.open_to_read(run).rows("DELETE FROM sample")
+
+
+def test_within_a_snapshot_the_file_stands_still(run):
+    writer = Fragment(run)
+    reader = writer.tables()
+    with reader.snapshot():
+        assert reader.rows("SELECT count(*) FROM sample") == [(3,)]
+        for one in samples(2):
+            writer.append(one)
+        assert reader.rows("SELECT count(*) FROM sample") == [(3,)]
+    assert reader.rows("SELECT count(*) FROM sample") == [(5,)]
+    reader.close()
+    writer.close()
+
+
+def test_a_copy_of_a_live_file_is_whole(run, tmp_path):
+    writer = Fragment(run)
+    for one in samples(200):
+        writer.append(one)
+    writer.tables().copy(tmp_path / "copy.sqlite")
+    writer.append(next(samples(1)))
+    copied = schema.open_to_read(tmp_path / "copy.sqlite")
+    assert copied.rows("SELECT count(*) FROM sample") == [(203,)]
+    copied.close()
+    writer.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_does_not_read_with_the_connection_of_its_parent(run):
+    tables = schema.open_to_read(run)
+    child = os.fork()
+    if not child:
+        try:
+            tables.rows("SELECT 1")
+        except InputError as error:
+            os._exit(0 if "forked: open the run again" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert tables.rows("SELECT 1") == [(1,)]
