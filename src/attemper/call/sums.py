@@ -13,11 +13,10 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, clear, empty_sums, join
+from attemper.backends.sums import COLUMNS, SUMMED, empty_sums
 from attemper.call.formulas import statistics_of
-from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
-from attemper.call.result import AttentionStats
+from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
 from attemper.statistics import BY_NAME, TABLE
 
@@ -54,24 +53,12 @@ class CallSums:
     included: Tensor | None
     """[B, Q] bool: the rows that count; None for all."""
     names: tuple[str, ...]
-    sink: Tensor | None
-    first_tokens: int
-    keys: int
-    rows: Tensor | None
-    population: int
+    facts: CallFacts
 
     def statistics(self) -> AttentionStats:
         """The statistics of the same rows, from the same state."""
         rows = state_of(SUMMED, self.state)
-        stats = AttentionStats(
-            statistics_of(rows, self.names, self.sink),
-            rows,
-            sink=self.sink,
-            first_tokens=self.first_tokens,
-            keys=self.keys,
-            rows=self.rows,
-            population=self.population,
-        )
+        stats = AttentionStats(statistics_of(rows, self.names, self.facts.sink), rows, self.facts)
         return stats if self.included is None else stats.where(self.included[:, None])
 
 
@@ -88,10 +75,7 @@ def accumulate(request: Request, included: Tensor | None) -> CallSums:
     add(problem, sums, _raised[device], included=included, state=state)
     # The owner of the sink may change it before anybody asks.
     sink = None if problem.sink is None else problem.sink.detach().clone()
-    keys = problem.key.shape[2]
-    return CallSums(
-        sums, state, included, request.names, sink, problem.first_tokens, keys, request.rows, request.population
-    )
+    return CallSums(sums, state, included, request.names, facts_of(request)._replace(sink=sink))
 
 
 def add(
@@ -101,20 +85,3 @@ def add(
     with torch.no_grad():
         call = replace(problem, value=None, columns=SUMMED)
         torch.ops.attemper.accumulate(*call.values(), included, flag, sums, state)
-
-
-__all__ = [
-    "BACKEND",
-    "BINNED",
-    "COLUMNS",
-    "WIDTH",
-    "CallSums",
-    "accumulate",
-    "accumulates",
-    "add",
-    "clear",
-    "empty_sums",
-    "fits",
-    "join",
-    "sampled_positions",
-]
