@@ -82,10 +82,9 @@ def watch(
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
             on sampled passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
-        limits, fewest_keys: of alarms, as in :func:`attemper.scan`, and one limit more: "fallen" (0.02), the share of
-            its normalised entropy in this watch's first sample below which a head has fallen (a warning). "diffuse"
-            is not told while the model looks untrained: more than half of the judged heads near uniform, since the
-            first sample.
+        limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of its names. A watch has a history, and so
+            alarms on change: growth of logits, fall of entropy against the first samples, drift, dead heads.
+        fewest_keys: as in :func:`attemper.scan`.
 
     Raises:
         InputError: an argument has no meaning here.

@@ -64,12 +64,12 @@ class Memory:
         that; else the earliest known. Of several heads their mean. None if there is nothing earlier.
         """
         known = ~np.isnan(self._marks[:, heads])
-        sums = np.where(known, self._marks[:, heads], 0.0).sum(1)
-        mean = sums / np.maximum(known.sum(1), 1)
+        mean = np.where(known, self._marks[:, heads], 0.0).sum(1) / np.maximum(known.sum(1), 1)
         earlier = np.flatnonzero(known[:-1].any(1))
         if not len(earlier):
             return None
-        far = earlier[mean[earlier] <= mean[-1] / 2 if above else mean[earlier] >= mean[-1] * 2]
+        now = np.nanmean(self._recent[-1, heads])
+        far = earlier[mean[earlier] <= now / 2 if above else mean[earlier] >= now * 2]
         row = far[-1] if len(far) else earlier[0]
         return float(mean[row]), int(np.nanmax(self._steps[row, heads]))
 
