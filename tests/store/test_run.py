@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +17,8 @@ from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.series import FragmentReader
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
-
-
-def written(folder: Path, taken: Iterable[Sample], *, rank: int = 0, **options: object) -> list[Sample]:
-    """Writes samples as one process does; what it wrote."""
-    folder.mkdir(exist_ok=True)
-    fragment = Fragment(folder / f"fragment-{rank}.sqlite", rank=rank, **options)  # type: ignore[arg-type]
-    kept = []
-    for one in taken:
-        fragment.append(one)
-        fragment.fold()
-        kept.append(one)
-    fragment.close()
-    return kept
 
 
 def numbers(taken: list[Sample], name: str) -> np.ndarray:

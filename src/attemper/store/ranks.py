@@ -23,6 +23,8 @@ class Ranks:
 
     def __init__(self, readers: Sequence[FragmentReader]) -> None:
         self.readers = tuple(readers)
+        self._within = False
+        """Whether a snapshot is open."""
 
     def close(self) -> None:
         for reader in self.readers:
@@ -30,11 +32,15 @@ class Ranks:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Answers to all questions within belong together, whatever the writers do meanwhile."""
-        with ExitStack() as open_snapshots:
-            for reader in self.readers:
-                open_snapshots.enter_context(reader.snapshot())
-            yield
+        """Answers to all questions within belong together, whatever the writers do meanwhile. One may hold others."""
+        with ExitStack() as snapshots:
+            for reader in self.readers if not self._within else ():
+                snapshots.enter_context(reader.snapshot())
+            before, self._within = self._within, True
+            try:
+                yield
+            finally:
+                self._within = before
 
     @property
     def about(self) -> dict[str, Any]:
@@ -75,6 +81,11 @@ class Ranks:
     @property
     def lost(self) -> list[Lost]:
         return [lost for reader in self.readers for lost in reader.lost]
+
+    @property
+    def last_time(self) -> float | None:
+        """Of the latest sample: seconds since 1970, UTC."""
+        return max((float(reader.moments["time"][-1]) for reader in self.readers if len(reader.moments)), default=None)
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Array:
         """The steps that were sampled, ascending, with ``start`` <= step < ``stop``."""
