@@ -46,8 +46,8 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """What differs between A and B, head by head: two files of `attemper scan --json`, two runs, two models, or one of
-    each.
+    """What differs between A and B, head by head: two files of `attemper scan --json`, two runs or two models, or
+    one of each.
 
     Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained.
     """

@@ -75,10 +75,10 @@ def _as_reading(course: Course) -> SiteReading:
 def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool) -> Iterator[RenderableType]:
     yield Text.assemble("\n", (clean(stack.pattern), "bold"), f"  {clean(stack.kind)} attention, {clean(stack.mode)}")
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for title, justify in ((stack.column, "right"), ("normalised entropy", "left"), ("now", "right")):
-        grid.add_column(title, justify=justify, no_wrap=True)
-    for title, justify in ((" largest logit", "left"), ("now", "right")):
-        grid.add_column(title, justify=justify, no_wrap=True)
+    grid.add_column(stack.column, justify="right")
+    for title in ("normalised entropy", " largest logit"):
+        grid.add_column(title, no_wrap=True)
+        grid.add_column("now", justify="right", no_wrap=True)
     largest = max((value for course in courses for value in course.max_logit if value is not None), default=0.0)
     for course, label in zip(courses, stack.labels, strict=True):
         entropy, logit = course.normalized_entropy, course.max_logit
@@ -101,8 +101,9 @@ def _changes(overview: Overview) -> Iterator[RenderableType]:
         yield Text("no head has one that differs from 0 beyond doubt", style="dim")
         return
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    for justify in ("left", "right", "right", "left", "left"):
-        grid.add_column(justify=justify)
+    grid.add_column(overflow="fold")
+    grid.add_column(justify="right")
+    grid.add_column(justify="right")
     for one in overview.changes:
         grid.add_row(*_change(one))
     yield grid
