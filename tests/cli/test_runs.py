@@ -21,7 +21,7 @@ from attemper import cli
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
-from tests.support.runs import written
+from tests.support.runs import collapsing, written
 from tests.support.samples import sample, samples, sites
 
 SHOW = sys.modules["attemper.cli.show"]  # as an attribute of the package, ``show`` is the verb
@@ -140,6 +140,24 @@ def test_show_says_where_a_run_was_resumed_and_shows_one_without_a_sample(comman
     assert code == 0
     assert "0 samples; 0 sites, 0 heads; ended" in out
     assert json.loads(command("show", folder / "empty", "--json")[1])["samples"] == 0
+
+
+def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Command, tmp_path: Path) -> None:
+    written(tmp_path / "a", collapsing(400))
+    code, out, _ = command("show", tmp_path / "a", "--fail-on-alarm")
+    assert code == 3
+    text = " ".join(out.split())
+    assert "warning layer_fallen: 1 alarm" in text
+    assert "layers.1.attn" in text
+    assert "; since step 2" in text
+    assert "; since step 100, ended at step 150" in text
+    document = json.loads(command("show", tmp_path / "a", "--json")[1])
+    assert {"layer_fallen", "logits"} <= {alarm["kind"] for alarm in document["alarms"]}
+    assert json.loads(command("runs", tmp_path, "--alarms", "--json")[1])["runs"][0]["alarms"] == len(
+        document["alarms"]
+    )
+    written(tmp_path / "b", collapsing(90))
+    assert command("show", tmp_path / "b", "--fail-on-alarm")[0] == 0
 
 
 def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def _of_run(path: str, step: int | None) -> Reading:
     import attemper
 
     with attemper.open_run(path) as run:
-        return run.reading if step is None else run.at(step).reading
+        return run.reading if step is None else run.at(step, alarms=False).reading
 
 
 def _is_file(side: str) -> bool:

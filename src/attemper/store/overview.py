@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from attemper.readings.history import History, block_means, mean, trend
+from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm, number
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.store.columns import columns
 from attemper.store.run import Coverage, Run
 from attemper.store.series import Lost, Segment
+from attemper.text import count
 
 SCHEMA = 1
 SHARPNESS, SIZE = "normalized_entropy", "max_logit"
@@ -79,7 +82,9 @@ class Overview:
     """Of ``changes``."""
     changes: tuple[Change, ...]
     """The heads with the steepest trends, of those whose interval leaves out 0."""
-    alarms: tuple[Alarm, ...] = ()
+    alarms: tuple[Alarm, ...]
+    not_judged: tuple[str, ...]
+    """What alarms do not cover, and why."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper show --json``."""
@@ -113,7 +118,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
         InputError: the run does not hold the statistic.
     """
     with run.ranks.snapshot():
-        steps, about = run.steps, run.about
+        steps, about, judge = run.steps, run.about, run.judge
         found = run.history(statistic) if len(steps) else None
         return Overview(
             name=run.name,
@@ -132,6 +137,8 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
             courses=tuple(_course(run, label, bars) for label in run.sites),
             statistic=found.statistic if found else statistic,
             changes=tuple(_changes(found)[:top]) if found else (),
+            alarms=judge.alarms,
+            not_judged=tuple(_notes(judge)),
         )
 
 
@@ -160,6 +167,13 @@ def _changes(found: History) -> list[Change]:
         for site, head in certain
     ]
     return sorted(changes, key=lambda change: abs(change.per_1000_steps), reverse=True)
+
+
+def _notes(judge: Judge) -> Iterator[str]:
+    if judge.untold:
+        near = count(judge.untold, "head is", "heads are")
+        yield f"the model looks untrained: {near} near uniform, and not told one by one until it is not so."
+    yield from judge.notes
 
 
 def utc(seconds: float) -> str:

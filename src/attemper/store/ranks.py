@@ -83,6 +83,11 @@ class Ranks:
         return [lost for reader in self.readers for lost in reader.lost]
 
     @property
+    def moments(self) -> list[Array]:
+        """Of each rank, the samples that count."""
+        return [reader.moments for reader in self.readers]
+
+    @property
     def last_time(self) -> float | None:
         """Of the latest sample: seconds since 1970, UTC."""
         return max((float(reader.moments["time"][-1]) for reader in self.readers if len(reader.moments)), default=None)
@@ -118,9 +123,11 @@ class Ranks:
         ]
         return samples[0] if len(samples) == 1 else _join_samples(samples)
 
-    def samples(self, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
-        """All samples by step, with these statistics. What several ranks wrote of a step is one sample."""
-        series = [reader.samples(reader.moments, names) for reader in self.readers]
+    def samples(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Sample]:
+        """The samples of each rank's ``moments`` by step, with these statistics. What several ranks wrote of a step is
+        one sample.
+        """
+        series = [reader.samples(one, names) for reader, one in zip(self.readers, moments, strict=True)]
         if len(series) == 1:
             yield from series[0]
             return

@@ -32,7 +32,7 @@ def table(overview: Overview, width: int, *, plain: bool = False) -> RenderableT
     bars = max(4, (width - _OTHER_COLUMNS) // 2)
     for stack in stacks(sites):
         parts += _stack(stack, [overview.courses[place] for place in stack.places], bars, plain)
-    parts += [*_changes(overview), *_alarms(overview.alarms)]
+    parts += [*_changes(overview), *_alarms(overview)]
     return Group(*parts)
 
 
@@ -117,18 +117,20 @@ def _change(one: Change) -> Iterator[str | Text]:
     yield f"{number(one.first, 3)} to {number(one.last, 3)}"
 
 
-def _alarms(alarms: Sequence[Alarm]) -> Iterator[RenderableType]:
-    """By severity and kind, the first few one by one, with the advice once."""
+def _alarms(overview: Overview) -> Iterator[RenderableType]:
+    """By severity and kind, the first few one by one, with the advice once; then what was not judged."""
     yield Text("")
-    if not alarms:
+    if not overview.alarms:
         yield Text("no alarms", style="green")
-    for (severity, kind), group in by_kind(tuple(alarms)).items():
+    for (severity, kind), group in by_kind(overview.alarms).items():
         many = f" {clean(kind)}: {count(len(group), 'alarm')}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
         yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in group[:MOST_ALARMS])
         if len(group) > MOST_ALARMS:
             yield _indent(f"and {len(group) - MOST_ALARMS} more", "dim")
         yield _indent(group[0].advice)
+    for note in overview.not_judged:
+        yield Text(clean(note), style="dim")
 
 
 def _when(alarm: Alarm) -> str:
