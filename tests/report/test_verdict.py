@@ -137,7 +137,7 @@ def test_every_kind_of_alarm_has_its_clause_and_its_card(kind: AlarmKind, many: 
     twice = (*map(site, names), site(names[0], mode="train"))  # an alarm does not say in which mode
     given = reading(*twice, alarms=raised)
     assert f"{many} {kind.clause[many > 1]}" in verdict(given).sentence
-    (card,) = groups(given, towers(given))
+    (card,) = groups(given, towers(given.sites))
     assert (card.kind, card.many) == (kind.title, many)
     assert [place.site for place in card.places] == [0, 1][:many]
 
