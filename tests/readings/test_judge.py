@@ -333,6 +333,7 @@ def wild(samples: int, seed: int) -> list[Sample]:
             values[2], values[3] = 1 / (1 + np.exp(-2 * state[2])), 1 / (1 + np.exp(-state[3]))
             values[4:6], values[6], values[7] = 64, 0, state[7] > 2.5
             values[5] *= rng.random(one.heads) < 0.95
+            values[:2][rng.random((2, one.heads)) < 0.01] = np.inf
             values[rng.random(values.shape) < 0.05] = np.nan
             columns.append(values)
         step = place * 7 + int(rng.integers(0, 5))

@@ -100,7 +100,8 @@ class Judge:
         self._missing = tuple(name for name in self._memories if name not in sample.quantities)
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
-        self._now = self._judge(sample.step, found)
+        with np.errstate(all="ignore"):  # a reading may be infinite
+            self._now = self._judge(sample.step, found)
         new = [alarm for alarm in self._now.changed if _identity(alarm) not in self._reported]
         self._reported |= {_identity(alarm) for alarm in new}
         return tuple(new)
@@ -187,6 +188,8 @@ class Judge:
             whole = self._whole(kinds[kind.part_of].on) if kind.part_of else np.zeros_like(healthy)
             held_back = whole | (kind.trained and untrained)
             new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
+            if new is old:
+                continue
             for column in np.flatnonzero(old.on & ~new.on).tolist():
                 ended.append(self._alarm(kind, old, old.worst, column, step))
                 changed += [] if whole[column] else ended[-1:]
