@@ -11,7 +11,7 @@ from attemper.errors import InputError
 from attemper.store.folder import delete_run, files_of, open_run, runs_below
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
-from tests.store.test_run import written
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
 
@@ -77,7 +77,7 @@ def test_a_run_may_be_named_by_one_of_its_files(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
-    assert "there is no run in the folder" in refused(tmp_path)
+    assert "there is no run at" in refused(tmp_path)
 
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:
@@ -137,6 +137,13 @@ def test_a_step_that_was_not_sampled_is_refused_with_the_nearest(tmp_path: Path)
         run.at(99)
     with pytest.raises(InputError, match="must be a whole number"):
         run.at("last")  # type: ignore[arg-type]
+
+
+def test_a_bound_that_is_no_step_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    for options in ({"start": "0"}, {"stop": 1.5}, {"stop": True}):
+        with pytest.raises(InputError, match="must be a step, a whole number"):
+            open_run(tmp_path / "a").history("entropy", **options)  # type: ignore[arg-type]
 
 
 def test_runs_of_different_models_are_not_compared(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, device_of, now, provenance, title, why_nothing
 from attemper.monitor.options import Scope
-from attemper.readings.alarms import alarms, check_fewest_keys, check_limits
+from attemper.readings.alarms import LIMITS
+from attemper.readings.limits import AlarmLimits, alarms, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS, Reading
 from attemper.readings.scan import Scan
 from attemper.sites.padding import CallContext
@@ -25,7 +26,7 @@ def scan(
     batches: Iterable[Any],
     *,
     stats: str | Iterable[str] = "all",
-    limits: Mapping[str, float] | None = None,
+    limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
     backend: str = "auto",
     name: str | None = None,
@@ -46,7 +47,8 @@ def scan(
         stats: what is measured beside "all", which always is: support_size, mean_distance, gini,
             entropy_with_sink, score_variance. Every reading then shows it. lse, mean_logit and visible_keys are of
             rows: see ``row_statistics``.
-        limits: of alarms, by kind: collapsed, diffuse, logits, first_token; those not named keep their default.
+        limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of the names collapsed, diffuse, logits and
+            first_token; those not named keep their default.
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
             such a row is not ``judged``, and the result's ``notes`` say so.
         backend: as in :func:`attemper.attention`.
@@ -64,7 +66,7 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    checked, fewest_keys = check_limits(limits), check_fewest_keys("scan", fewest_keys)
+    checked, fewest_keys = AlarmLimits.of(limits, LIMITS), check_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
     device = device_of(model)
     check_backend(backend, None if device is None else device.type)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from heapq import merge
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from attemper.readings.sample import Sample, SiteKey, SiteLabel
+from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
 from attemper.store.series import FragmentReader, Lost, Segment, between
 
 Array = np.ndarray
@@ -20,6 +23,8 @@ class Ranks:
 
     def __init__(self, readers: Sequence[FragmentReader]) -> None:
         self.readers = tuple(readers)
+        self._within = False
+        """Whether a snapshot is open."""
 
     def close(self) -> None:
         for reader in self.readers:
@@ -27,11 +32,15 @@ class Ranks:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Answers to all questions within belong together, whatever the writers do meanwhile."""
-        with ExitStack() as open_snapshots:
-            for reader in self.readers:
-                open_snapshots.enter_context(reader.snapshot())
-            yield
+        """Answers to all questions within belong together, whatever the writers do meanwhile. One may hold others."""
+        with ExitStack() as snapshots:
+            for reader in self.readers if not self._within else ():
+                snapshots.enter_context(reader.snapshot())
+            before, self._within = self._within, True
+            try:
+                yield
+            finally:
+                self._within = before
 
     @property
     def about(self) -> dict[str, Any]:
@@ -73,6 +82,16 @@ class Ranks:
     def lost(self) -> list[Lost]:
         return [lost for reader in self.readers for lost in reader.lost]
 
+    @property
+    def moments(self) -> list[Array]:
+        """Of each rank, the samples that count."""
+        return [reader.moments for reader in self.readers]
+
+    @property
+    def last_time(self) -> float | None:
+        """Of the latest sample: seconds since 1970, UTC."""
+        return max((float(reader.moments["time"][-1]) for reader in self.readers if len(reader.moments)), default=None)
+
     def steps(self, start: int | None = None, stop: int | None = None) -> Array:
         """The steps that were sampled, ascending, with ``start`` <= step < ``stop``."""
         return np.unique(np.concatenate([between(reader.moments, start, stop)["step"] for reader in self.readers]))
@@ -96,9 +115,30 @@ class Ranks:
         return found
 
     def sample(self, step: int) -> Sample:
-        """Every number of one step, which was sampled."""
-        samples = [sample for reader in self.readers for sample in reader.samples(step)]
+        """Every number of one step, which was sampled; of two passes over a site the later one counts."""
+        samples = [
+            sample
+            for reader in self.readers
+            for sample in reversed(list(reader.samples(between(reader.moments, step, step + 1))))
+        ]
         return samples[0] if len(samples) == 1 else _join_samples(samples)
+
+    def samples(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Sample]:
+        """The samples of each rank's ``moments`` by step, with these statistics. What several ranks wrote of a step is
+        one sample.
+        """
+        series = [reader.samples(one, names) for reader, one in zip(self.readers, moments, strict=True)]
+        if len(series) == 1:
+            yield from series[0]
+            return
+        by_step = [groupby(samples, key=lambda sample: sample.step) for samples in series]
+        for _, group in groupby(merge(*map(_listed, by_step), key=itemgetter(0)), key=itemgetter(0)):
+            for passes in zip_longest(*(samples for _, samples in group)):
+                yield _join_samples([sample for sample in passes if sample is not None])
+
+
+def _listed(by_step: Iterable[tuple[int, Iterable[Sample]]]) -> Iterator[tuple[int, list[Sample]]]:
+    return ((step, list(samples)) for step, samples in by_step)
 
 
 def _join_samples(samples: Sequence[Sample]) -> Sample:
