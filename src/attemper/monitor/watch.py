@@ -394,7 +394,7 @@ class Watch:
         self._drop_interrupted()
         tap_buffers.deliver()
         self._collector.commit()
-        found = self._collector.sample()
+        found = self._collector.readings()
         if self._compiled:
             found = replace(found, skipped=(*found.skipped, *self._unseen_maps(found.sites)))
         if not found.sites:
