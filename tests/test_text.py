@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from attemper.text import LONGEST_NAME, clean, clean_name, cut
+from attemper.text import LONGEST_NAME, clean, clean_name, cut, sparkline
 
 CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -30,3 +30,18 @@ def test_an_escape_sequence_cannot_reach_the_terminal():
 def test_a_name_that_is_too_long_to_read_is_cut():
     assert clean_name("a" * 5000) == "a" * (LONGEST_NAME - 1) + "…"
     assert clean_name("a" * LONGEST_NAME) == cut("a" * LONGEST_NAME, LONGEST_NAME) == "a" * LONGEST_NAME
+
+
+def test_a_sparkline_has_a_bar_a_value_and_means_where_there_are_too_many():
+    assert sparkline([1.0, 2.0, 8.0], 10) == "▁▂█"
+    assert sparkline([0.0, 0.0, 4.0, 8.0, 8.0, 8.0], 3) == sparkline([0.0, 6.0, 8.0], 3) == "▁▇█"
+
+
+def test_a_sparkline_is_blank_where_there_is_no_value_and_low_where_all_are_alike():
+    assert sparkline([None, float("nan"), 1.0, float("inf"), 1.0], 9) == "  ▁ ▁"
+    assert sparkline([], 5) == ""
+    assert sparkline([None], 5) == " "
+
+
+def test_a_sparkline_within_given_bounds_stays_within_its_bars():
+    assert sparkline([-1.0, 0.0, 0.5, 1.0, 9.0], 5, low=0.0, high=1.0) == "▁▁▅██"

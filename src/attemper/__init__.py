@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attemper.readings.comparison import Comparison, compare
     from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
+    from attemper.store.folder import open_run
     from attemper.store.options import Store
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _HOMES = {
     "functional": "attemper.functional",
     "load": "attemper.integrations.folder",
     "nn": "attemper.nn",
+    "open_run": "attemper.store.folder",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
     "SigmaReparam": "attemper.control.sigma_reparam",
@@ -100,6 +102,7 @@ __all__ = [
     "functional",
     "load",
     "nn",
+    "open_run",
     "pattern",
     "regularize",
     "scan",

@@ -5,6 +5,7 @@ around it, nothing that could be read as code.
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,6 +80,40 @@ def number(value: float | None, digits: int = 4) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(
+    values: Sequence[float | None], columns: int, *, low: float | None = None, high: float | None = None
+) -> str:
+    """``values`` in their order as bars, at most ``columns`` of them: where there are more values, a bar is a mean.
+
+    Args:
+        values: None or NaN where there is none, shown as a blank.
+        low, high: what the lowest and the highest bar stand for; None for the least and the largest bar.
+
+    Example:
+        >>> sparkline([0.0, 1.0, None, 2.0, 3.0], 9)
+        '▁▃ ▆█'
+    """
+    count = min(columns, len(values))
+    shares = (values[place * len(values) // count : (place + 1) * len(values) // count] for place in range(count))
+    bars = [_mean([value for value in share if value is not None and math.isfinite(value)]) for share in shares]
+    known = [bar for bar in bars if bar is not None]
+    first = min(known, default=0.0) if low is None else low
+    span = (max(known, default=0.0) if high is None else high) - first
+    return "".join(" " if bar is None else BARS[_level(bar - first, span)] for bar in bars)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _level(above: float, span: float) -> int:
+    """Which bar shows ``above``, a part of ``span``; the lowest where all are alike."""
+    return 0 if span <= 0 else min(len(BARS) - 1, max(0, int(above / span * len(BARS))))
 
 
 def count(many: int, one: str, several: str | None = None) -> str:

@@ -28,7 +28,7 @@ def written(path: Path | None, taken, **options) -> Fragment:
 def read(fragment: Fragment) -> dict[tuple[str, tuple[str, str, str]], dict[int, np.ndarray]]:
     """(statistic, site) -> sample -> heads, from hot and cold: a reader in a few lines."""
     connection = fragment.connection
-    known = layouts(connection)
+    known = layouts(connection.execute)
     names = dict(connection.execute("SELECT id, name FROM statistic"))
     keys = {row[0]: row[1:] for row in connection.execute("SELECT id, name, kind, mode FROM site")}
     of = dict(connection.execute("SELECT id, layout FROM sample ORDER BY id"))

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
     "report": {"store", "readings"},
     "bench": {"monitor", "functional", "call", "backends"},
-    "lab": {"report", "control", "monitor", "sites", "nn", "functional", "schedules", "call"},
+    "lab": {"report", "control", "monitor", "readings", "sites", "nn", "functional", "schedules", "call"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}

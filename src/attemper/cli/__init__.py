@@ -14,6 +14,7 @@ from attemper import __version__
 from attemper.cli.bench import bench
 from attemper.cli.calibrate import calibrate
 from attemper.cli.compare import compare
+from attemper.cli.demo import demo
 from attemper.cli.doctor import doctor
 from attemper.cli.lab import lab
 from attemper.cli.output import Verbs, exit_code
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("scan")(scan)
 app.command("compare")(compare)
 app.command("calibrate")(calibrate)
+app.command("demo")(demo)
 app.command("lab")(lab)
 app.command("bench")(bench)
 app.command("doctor")(doctor)

@@ -90,7 +90,8 @@ def quantity(name: str) -> str:
     roots = {STATISTIC_OF[name]: name for name in SHOWN if STATISTIC_OF[name] not in _ALIASES}
     if name in roots:
         raise InputError(f"statistic {name!r} is kept as {roots[name]!r}, the root of its mean: ask for that.")
-    return _ALIASES.get(name, name if name in QUANTITIES else one_of("statistic", name, (*QUANTITIES, *_ALIASES)))
+    valid = dict.fromkeys((*QUANTITIES, *_ALIASES))
+    return _ALIASES.get(name, name if name in QUANTITIES else one_of("statistic", name, valid))
 
 
 @dataclass(frozen=True, eq=False)

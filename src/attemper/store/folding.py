@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
 from attemper.store.chunk import pack, round_bits, unpack
+from attemper.store.schema import Row
 
 CHUNK = 128
 """Samples that are folded at a time."""
@@ -32,7 +34,7 @@ class Layout:
     def heads(self) -> int:
         return max((places.stop for places in self.sites.values()), default=0)
 
-    @property
+    @cached_property
     def pairs(self) -> dict[Pair, tuple[int, slice]]:
         """(statistic, site) -> row and heads."""
         return {
@@ -42,10 +44,10 @@ class Layout:
         }
 
 
-def layouts(connection: sqlite3.Connection) -> dict[int, Layout]:
-    """Every layout of a file."""
-    heads = dict(connection.execute("SELECT id, heads FROM site"))
-    rows = connection.execute("SELECT id, statistics, sites FROM layout")
+def layouts(ask: Callable[[str], Iterable[Row]]) -> dict[int, Layout]:
+    """Every layout of a file; ``ask`` is ``Tables.rows``, or a connection's ``execute``."""
+    heads = dict(ask("SELECT id, heads FROM site"))
+    rows = ask("SELECT id, statistics, sites FROM layout")
     return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in rows}
 
 
@@ -59,7 +61,7 @@ def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -
 
 def fold(connection: sqlite3.Connection, first: int) -> None:
     """Folds the hot samples from ``first`` on. Within a transaction."""
-    known, by_layout = layouts(connection), {}
+    known, by_layout = layouts(connection.execute), {}
     rows = connection.execute(
         "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
         "WHERE hot.sample >= ? AND hot.sample < ? ORDER BY hot.sample",

@@ -53,7 +53,7 @@ class Fragment:
         """Opens or makes the file and begins a segment in it; None for a history in memory.
 
         Raises:
-            InputError: the file is something else, or of a newer version.
+            NotARunError: the file is something else, or of a newer version.
             OSError, sqlite3.Error: the disk is full, failed, or refuses locks.
         """
         self.path = path
@@ -69,7 +69,7 @@ class Fragment:
             with self.transaction() as connection:
                 found = connection.execute("SELECT id, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
                 self._next, self.last_step = (found[0] + 1, found[1]) if found else (0, None)
-                self._segment, self._segment_step = self._new_segment(None), None
+                self._segment, self._segment_step = self._new_segment(None), None  # this segment's last step
             self._fold()  # what a process that was killed left
         except BaseException:
             self.connection.close()
@@ -125,6 +125,22 @@ class Fragment:
         row = (step, time.time(), samples, reason)
         with self.transaction() as connection:
             connection.execute("INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)", row)
+
+    def note_part(self, name: str, first: int, last: int) -> None:
+        """Keeps that samples were published."""
+        with self.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO part VALUES (?, ?, ?)", (name, first, last))
+
+    def enter_segment(self, told: Mapping[str, object]) -> None:
+        """The next sample belongs to a segment of another process that is told by the columns of its row."""
+        names = ("began", "rank", "process", "versions")
+        row = tuple(told[name] for name in names)
+        condition = " AND ".join(f"{name} = ?" for name in names)
+        with self.transaction() as connection:
+            found = connection.execute(f"SELECT id FROM segment WHERE {condition}", row).fetchone()
+            if found is None:
+                self._segment_step = None
+                self._segment = self._insert(f"segment (first_sample, {', '.join(names)})", (self._next, *row))
 
     def close(self, deadline: float = float("inf")) -> None:
         """Ends the file: no log is left beside it, and no free room if there is time until ``deadline`` (monotonic).

@@ -70,6 +70,10 @@ VERSION = len(MIGRATIONS)
 Row = tuple[Any, ...]
 
 
+class NotARunError(InputError):
+    """A file is something else, damaged, or of a newer version."""
+
+
 class Tables:
     """The tables of one fragment, to be read: a connection of its own, or that of a history in memory."""
 
@@ -128,7 +132,7 @@ def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
         write_ahead: whether readers may read beside the writer; only on file systems that are known to lock.
 
     Raises:
-        InputError: the file is something else, or of a newer version.
+        NotARunError: the file is something else, or of a newer version.
         sqlite3.Error: the disk is full, failed, or refuses locks.
     """
     new = not path.exists() or path.stat().st_size == 0
@@ -140,7 +144,7 @@ def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
-            raise InputError(not_a_run(path)) from error
+            raise NotARunError(not_a_run(path)) from error
         raise
     return connection
 
@@ -156,12 +160,12 @@ def open_to_read(path: Path) -> Tables:
     """The same file read-only: beside its writer, or of a run that has ended.
 
     Raises:
-        InputError: the file is missing, something else, damaged, or of a newer version.
+        NotARunError: the file is missing, something else, damaged, or of a newer version.
     """
     try:
         return Tables(_connect_to_read(path))
     except sqlite3.Error as error:
-        raise InputError(f"{not_a_run(path)} ({error})") from error
+        raise NotARunError(f"{not_a_run(path)} ({error})") from error
 
 
 def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
@@ -208,13 +212,13 @@ def _prepare(connection: sqlite3.Connection, *, new: bool, journal: str) -> None
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Refuses a file that is not ours, or of a version that is newer than this attemper."""
     if path.is_file() and not path.stat().st_size:
-        raise InputError(f"{clean_name(path.name)} is empty: the process that made it ended before its first sample.")
+        raise NotARunError(f"{clean_name(path.name)} is empty: the process that made it ended before its first sample.")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise InputError(not_a_run(path))
+        raise NotARunError(not_a_run(path))
     if version > VERSION:
-        raise InputError(
+        raise NotARunError(
             f"{clean_name(path.name)} was written by a newer attemper: its version is {version}, and this one reads "
             f"up to {VERSION}. Upgrade attemper: pip install --upgrade attemper."
         )

@@ -61,7 +61,7 @@ def _kept(samples: Mapping[int, int]) -> set[int]:
 def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapping[int, int], kept: set[int]) -> None:
     first, span = group
     firsts = [first + place * span for place in range(MERGED)]
-    known = layouts(connection)
+    known = layouts(connection.execute)
     for pair in sorted({pair for layout in set(samples.values()) for pair in known[layout].pairs}):
         parts = [
             _left(connection, (*pair, start), _holding(known, pair, samples, range(start, start + span)), kept)

@@ -16,16 +16,15 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
-from attemper.store.filesystem import takes_write_ahead
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock, LockHeldError
 from attemper.store.options import Store
-from attemper.store.schema import Tables
+from attemper.store.parts import Parts
+from attemper.store.place import Place, place_of
+from attemper.store.schema import NotARunError, Tables
 from attemper.text import clean_name
 
 logger = logging.getLogger("attemper")
@@ -49,14 +48,17 @@ MEMORY_BYTES = 64 << 20
 class Writer:
     """Writes samples of one process into its fragment, in the background."""
 
-    def __init__(self, fragment: Fragment, *, held: Lock | None = None, refused: str | None = None) -> None:
+    def __init__(
+        self, fragment: Fragment, *, held: Lock | None = None, parts: Parts | None = None, refused: str | None = None
+    ) -> None:
         """
         Args:
             fragment: written to from now on by this writer's thread only.
             held: given back at the end.
+            parts: publishes what is written, where the run's folder takes no live file.
             refused: why samples cannot be stored where they were to be: ``fragment`` is one in memory.
         """
-        self._fragment, self._held, self._refused = fragment, held, refused
+        self._fragment, self._held, self._parts, self._refused = fragment, held, parts, refused
         self._process = os.getpid()
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         # Each of these is written by one thread: what the training thread hands over, and what this one settles.
@@ -158,13 +160,26 @@ class Writer:
 
     def _work(self) -> None:
         try:
-            while (task := self._queue.get()) is not None:
+            while (task := self._next_task()) is not None:
                 task()
             self._note_losses()
+            self._publish()
             self._attempt(lambda: self._fragment.close(self._deadline or 0.0))
         finally:
             if self._held is not None:
                 self._held.release()
+
+    def _next_task(self) -> Callable[[], object] | None:
+        while self._parts is not None:
+            try:
+                return self._queue.get(timeout=self._parts.seconds_left)
+            except queue.Empty:
+                self._publish()
+        return self._queue.get()
+
+    def _publish(self) -> None:
+        if self._parts is not None:
+            self._attempt(self._parts.publish)
 
     def _append(self, sample: Sample) -> None:
         kept = self._insist(lambda: self._fragment.append(sample), sample.step)
@@ -175,7 +190,8 @@ class Writer:
         self._settled, self._settled_bytes = self._settled + 1, self._settled_bytes + sample.values.nbytes
         if kept:
             self._note_losses()
-            self._attempt(self._fragment.fold)
+            if self._attempt(self._fragment.fold) or (self._parts is not None and not self._parts.seconds_left):
+                self._publish()
 
     def _do(self, action: Callable[[], object]) -> None:
         if self.live:
@@ -247,35 +263,37 @@ def open_writer(
     if store is None:
         return _describe(Writer(_in_memory(versions)), about or {})
     options = store if isinstance(store, Store) else Store(store)
-    facts = {
-        "name": options.name or options.last_name,
-        "tags": list(options.tags),
-        "notes": options.notes,
-        "bits": options.bits,
-        **(about or {}),
-    }
-    folder = Path(options.path)
-    if folder.is_file():
-        raise InputError(
-            f"{clean_name(folder.name)} is a file. A run is stored in a folder: name a new one, or one of a run."
-        )
+    facts = {"tags": list(options.tags), "notes": options.notes, "bits": options.bits, **(about or {})}
+    facts["name"] = options.name or options.last_name
     held = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = Lock(folder / f"fragment-{rank}.lock")
+        place = place_of(options, rank)
+        held = Lock(place.folder / f"fragment-{rank}.lock")
         fragment = Fragment(
-            folder / f"fragment-{rank}.sqlite",
+            place.folder / f"fragment-{rank}.sqlite",
             rank=rank,
             bits=options.bits,
             max_bytes=options.max_bytes,
             versions=versions,
-            write_ahead=takes_write_ahead(folder),
+            write_ahead=place.write_ahead,
         )
-    except (*TROUBLE, InputError, LockHeldError) as error:
+    except (*TROUBLE, LockHeldError, NotARunError) as error:
         if held is not None:
             held.release()
         return _describe(_refuse(options, error, versions), facts)
-    return _describe(Writer(fragment, held=held), facts)
+    return _describe(_writer(fragment, held, place, rank), facts)
+
+
+def _writer(fragment: Fragment, held: Lock, place: Place, rank: int) -> Writer:
+    if place.target is not None:
+        return Writer(fragment, held=held, parts=Parts(fragment, place.target, rank))
+    writer = Writer(fragment, held=held)
+    if place.why is not None:
+        logger.warning(
+            "attemper: the run is kept in %s: its own folder is on a file system that takes no live file of SQLite, "
+            "and %s.", fragment.path, place.why
+        )  # fmt: skip
+    return writer
 
 
 def _in_memory(versions: Mapping[str, str] | None) -> Fragment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Run:
     """Whether to go on from the first alarm in other ways, too."""
     config: ByteConfig = field(default_factory=lambda: ByteConfig(width=64, context=64))
 
-    def change(self, **values: Any) -> Run:
+    def change(self, **values: Any) -> Self:
         """The same with some fields of other values."""
         return replace(self, **values)
 

@@ -1,0 +1,130 @@
+"""``attemper demo``: a training of about a minute, watched; healthy, or with attention that collapses."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attemper.cli.output import INTERRUPTED, check_files, failure, print_json, say
+from attemper.errors import InputError
+from attemper.text import clean, clean_name, count
+
+if TYPE_CHECKING:
+    from attemper.lab.trained.demo import DemoRun, Outcome
+
+STEPS = 800
+"""About a minute of training on two cores."""
+FEWEST_STEPS = 40
+"""The plain alarm of the loss knows its first mean after 20."""
+
+
+class Injection(StrEnum):
+    """What goes wrong in the middle."""
+
+    collapse = "collapse"
+
+
+def demo(
+    steps: Annotated[
+        int, typer.Option(min=FEWEST_STEPS, help="Of training; the default takes about a minute on two cores.")
+    ] = STEPS,
+    inject: Annotated[
+        Injection | None,
+        typer.Option(help="collapse: from the middle on, the learning rate rises to 30 times its peak."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same numbers.")] = 0,
+    store: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the run is stored, a new folder: runs/demo-TIME.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where the page goes: page.html in the folder of the run.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
+) -> None:
+    """Trains a small model on the sources of this Python's library, and watches every head of it.
+
+    Stopped with Ctrl-C, what was seen so far is in the folder of the run.
+    """
+    folder = _new_folder(store)
+    page = html or folder / "page.html"
+    check_files(html, None)
+    say(f"demo: trains a small byte-level model on this Python's library, {steps} steps ({STEPS} take about a minute)")
+    from attemper.cli.demo_view import view
+    from attemper.lab.trained.demo import DemoRun, run_demo
+
+    run = DemoRun(steps=steps, seed=seed, inject=None if inject is None else inject.value)
+    try:
+        with view(run) as progress:
+            outcome = run_demo(run, progress.show)
+    except KeyboardInterrupt:
+        message = f"interrupted; what was seen so far is in {clean_name(folder)}"
+        raise SystemExit(failure(message, INTERRUPTED)) from None
+    outcome.scan.to_html(page)
+    if as_json:
+        print_json(json.dumps(_document(run, outcome, folder, page), indent=2))
+    else:
+        print("\n".join(_lines(outcome, folder, page)))
+
+
+def _new_folder(store: Path | None) -> Path:
+    """The folder of the run, made if it is not there.
+
+    Raises:
+        InputError: it holds something, is no folder or cannot be made.
+    """
+    folder = store or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(
+                f"--store {clean_name(folder)}: this folder is not empty. Name a new one, such as runs/demo-2."
+            )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"--store {clean_name(folder)}: {reason}. Name a folder that can be made, such as runs/demo."
+        ) from error
+    return folder
+
+
+def _lines(outcome: Outcome, folder: Path, page: Path) -> list[str]:
+    """What is printed at the end."""
+    first = outcome.attention_alarm
+    attention = (
+        "attention: no alarm that is a warning or worse"
+        if first is None
+        else f"attention: first alarm at step {first.step}, {first.severity} {first.kind}: {clean(first.message)}"
+    )
+    loss = "it rang at no step" if outcome.loss_alarm is None else f"it rang at step {outcome.loss_alarm}"
+    return [
+        f"trained {count(outcome.steps, 'step')} in {outcome.seconds:.0f} s, loss {outcome.loss:.3f} nats a byte",
+        attention,
+        f"plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): {loss}",
+        f"run: {clean_name(folder)}",
+        f"page: {clean_name(page)}",
+    ]
+
+
+def _document(run: DemoRun, outcome: Outcome, folder: Path, page: Path) -> dict[str, Any]:
+    """The document of ``--json``."""
+    first = outcome.attention_alarm
+    return {
+        "schema": 1,
+        "run": str(folder),
+        "page": str(page),
+        "inject": run.inject,
+        "seed": run.seed,
+        "steps": outcome.steps,
+        "seconds": round(outcome.seconds, 3),
+        "loss": outcome.loss if math.isfinite(outcome.loss) else None,
+        "attention_alarm": None if first is None else first.step,
+        "loss_alarm": outcome.loss_alarm,
+        "alarms": [asdict(alarm) for alarm in outcome.alarms],
+    }

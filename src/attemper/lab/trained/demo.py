@@ -1,0 +1,157 @@
+"""A training of about a minute to look at: healthy, or with a learning rate that goes wrong in the middle.
+
+The learning rate of a healthy run falls along half a cosine. With ``inject="collapse"`` it rises instead from the
+middle on, in a straight line to 30 times its peak. Attention goes first: within some tens of steps entropy falls and
+logits grow in every layer, while the loss rises slowly. A plain alarm of the loss rings later, or never.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from attemper.lab.corpus import Corpus, standard_library
+from attemper.lab.model import ByteConfig
+from attemper.lab.threads import one_thread
+from attemper.lab.trained.training import Run, one_step, start
+from attemper.monitor.watch import watch
+from attemper.readings.alarms import SEVERITIES
+from attemper.readings.reading import Alarm
+from attemper.readings.scan import Scan
+
+INJECTIONS = ("collapse",)
+RAISED = 30.0
+"""The last learning rate of an injected collapse, as a multiple of the peak of the healthy run."""
+
+
+@dataclass(frozen=True)
+class DemoRun(Run):
+    """What one run of the demo follows from."""
+
+    steps: int = 800
+    every: int = 5
+    config: ByteConfig = field(default_factory=lambda: ByteConfig(width=64, context=128))
+    inject: str | None = None
+
+    def learning_rate(self, step: int) -> float:
+        """At ``step``, from 0: of a healthy run up to the middle, then what is injected."""
+        healthy, middle = super().learning_rate(step), self.steps // 2
+        if self.inject is None or step < middle:
+            return healthy
+        done = (step - middle + 1) / (self.steps - middle)
+        return healthy + (RAISED * self.rate - healthy) * done
+
+
+class LossAlarm:
+    """The plain alarm of a loss: its mean over 20 steps is 1.25 times the lowest such mean so far, or it is no number.
+
+    Attributes:
+        step: at which it rang; None before.
+    """
+
+    WINDOW = 20
+    FACTOR = 1.25
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._last: deque[float] = deque(maxlen=self.WINDOW)
+        self._lowest = math.inf
+
+    def feed(self, step: int, loss: float) -> bool:
+        """Whether it rings first at this step."""
+        if self.step is not None:
+            return False
+        self._last.append(loss)
+        mean = fmean(self._last)
+        if len(self._last) == self.WINDOW and math.isfinite(mean):
+            self._lowest = min(self._lowest, mean)
+        if math.isfinite(mean) and mean <= self.FACTOR * self._lowest:
+            return False
+        self.step = step
+        return True
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known after a step."""
+
+    step: int
+    loss: float
+    """Of the batch, in nats a byte; NaN or infinite at the last step of a training that diverged."""
+    rate: float
+    scan: Scan | None
+    """What attention looked like; None where the step was not sampled."""
+    alarms: tuple[Alarm, ...]
+    """Alarms of attention that began at this step."""
+    loss_rings: bool
+    """Whether the alarm of the loss rang at this step."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a demo came to."""
+
+    steps: int
+    """Steps that were trained: all, or those up to a loss that is no number."""
+    loss: float
+    """Mean of the last 20 losses, in nats a byte."""
+    alarms: tuple[Alarm, ...]
+    """Every alarm of attention, in the order in which they began."""
+    loss_alarm: int | None
+    """The step at which the alarm of the loss rang; None if it did not."""
+    scan: Scan
+    """The last sample."""
+    seconds: float
+
+    @property
+    def attention_alarm(self) -> Alarm | None:
+        """The first alarm of attention that is a warning or worse."""
+        return next((alarm for alarm in self.alarms if is_heard(alarm)), None)
+
+
+def is_heard(alarm: Alarm) -> bool:
+    """Whether an alarm is a warning or worse."""
+    return SEVERITIES.index(alarm.severity) >= SEVERITIES.index("warning")
+
+
+@one_thread()
+def run_demo(run: DemoRun, on_step: Callable[[Progress], object], corpus: Corpus | None = None) -> Outcome:
+    """Trains to the end of ``run``, or until the loss is no number.
+
+    With one thread of torch: the same run gives the same numbers on any number of cores.
+
+    Args:
+        on_step: is told of every step.
+        corpus: what is learned; None for the sources of Python's standard library.
+
+    Raises:
+        InputError: this Python came without the sources of its library.
+    """
+    corpus, (state, control) = corpus or standard_library(), start(run)
+    alarm, alarms, before = LossAlarm(), dict[tuple[str, str, int | None], Alarm](), time.monotonic()
+    losses = state.curve.losses
+    with watch(state.model, every=run.every) as watching:
+        while state.step < run.steps:
+            step, trained = state.step, one_step(run, corpus, state, control)
+            scan = watching.table() if step % run.every == 0 else None
+            watching.step()
+            new = _new(alarms, scan)
+            on_step(Progress(step, losses[-1], run.learning_rate(step), scan, new, alarm.feed(step, losses[-1])))
+            if not trained:
+                break
+            state.step += 1
+        last = watching.table()
+    loss = fmean(losses[-LossAlarm.WINDOW :])
+    return Outcome(len(losses), loss, tuple(alarms.values()), alarm.step, last, time.monotonic() - before)
+
+
+def _new(alarms: dict[tuple[str, str, int | None], Alarm], scan: Scan | None) -> tuple[Alarm, ...]:
+    """Alarms of a sample that are not among ``alarms`` yet; they are now."""
+    found = {} if scan is None else {(alarm.kind, alarm.site, alarm.head): alarm for alarm in scan.alarms}
+    new = {key: alarm for key, alarm in found.items() if key not in alarms}
+    alarms |= new
+    return tuple(new.values())

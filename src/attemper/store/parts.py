@@ -1,0 +1,244 @@
+"""A run as Parquet files that are never changed: for file systems that take no live file, and for object stores.
+
+Every 128 samples or 60 seconds the samples that are new go into a file of their own. It has a row per sample, site and
+head, a column per statistic, and what it needs to be understood alone: units, segment, and what is known of the run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attemper.errors import InputError, MissingExtraError
+from attemper.readings.sample import Sample, SiteLabel
+from attemper.store.folding import CHUNK
+from attemper.store.fragment import Fragment
+from attemper.store.replay import replay
+from attemper.store.schema import Tables
+from attemper.store.target import Target
+from attemper.text import clean_name
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PART_SECONDS = 60.0
+"""What is written is published after at most so long."""
+PART_VERSION = 1
+KEY = b"attemper"
+"""Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
+NAME = re.compile(r"fragment-(?P<rank>\d+)-(?P<began>\d{16,})-(?P<first>\d{9,})\.parquet")
+"""Of a part: rank, when its segment began (microseconds since 1970), its first sample there."""
+_SEGMENT = ("first_sample", "first_step", "began", "rank", "process", "versions")
+_LABEL = tuple(part.name for part in fields(SiteLabel) if part.name != "heads")
+_MOMENT = ("sample", "step", "time", "tokens")
+
+
+class Parts:
+    """Publishes a fragment."""
+
+    def __init__(self, fragment: Fragment, target: Target, rank: int) -> None:
+        """A run that went on elsewhere meanwhile goes on after the last step there."""
+        self._fragment, self._target = fragment, target
+        self._due = time.monotonic() + PART_SECONDS
+        with fragment.lock:
+            newest = fragment.connection.execute("SELECT time, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
+        with suppress(OSError, InputError, ImportError):
+            _, fragment.last_step = max(filter(None, (newest, last_moment(target, rank))), default=(0.0, None))
+
+    @property
+    def seconds_left(self) -> float:
+        """Until what is written should be published."""
+        return max(0.0, self._due - time.monotonic())
+
+    def publish(self) -> None:
+        """Publishes what is new, in files of at most 128 samples of one segment.
+
+        Raises:
+            OSError: the target cannot be written to; what is new waits for the next time.
+        """
+        self._due = time.monotonic() + PART_SECONDS
+        tables = self._fragment.tables()
+        try:
+            new = tables.rows(
+                "SELECT segment, min(id), max(id) FROM sample WHERE id > (SELECT coalesce(max(last), -1) FROM part) "
+                f"GROUP BY segment, id / {CHUNK} ORDER BY min(id)"
+            )
+            for segment, first, last in new:
+                ((began, rank),) = tables.rows("SELECT began, rank FROM segment WHERE id = ?", (segment,))
+                name = f"fragment-{rank}-{round(began * 1e6):016d}-{first:09d}.parquet"
+                self._target.write(name, part(tables, segment, first, last))
+                self._fragment.note_part(name, first, last)
+        finally:
+            tables.close()
+
+
+def part(tables: Tables, segment: int, first: int, last: int) -> bytes:
+    """The samples from ``first`` to ``last``, all of one segment, as a Parquet file."""
+    import pyarrow.parquet
+
+    samples = list(replay(tables, first, last))
+    numbers = [
+        row[0] for row in tables.rows("SELECT id FROM sample WHERE id >= ? AND id <= ? ORDER BY id", (first, last))
+    ]
+    table = _table(dict(zip(numbers, samples, strict=True)))
+    table = table.replace_schema_metadata({KEY: json.dumps(_facts(tables, segment))})
+    file = io.BytesIO()
+    texts = [name for name in table.column_names if name in _LABEL]
+    pyarrow.parquet.write_table(
+        table,
+        file,
+        compression="zstd",
+        use_dictionary=texts,  # pyright: ignore[reportArgumentType]
+        use_byte_stream_split=_statistics(samples),  # pyright: ignore[reportArgumentType]
+    )
+    return file.getvalue()
+
+
+def _facts(tables: Tables, segment: int) -> dict[str, Any]:
+    (row,) = tables.rows(f"SELECT {', '.join(_SEGMENT)} FROM segment WHERE id = ?", (segment,))
+    return {
+        "version": PART_VERSION,
+        "segment": dict(zip(_SEGMENT, row, strict=True)),
+        "about": {name: json.loads(value) for name, value in tables.rows("SELECT name, value FROM about")},
+        "units": dict(tables.rows("SELECT name, unit FROM statistic")),
+        "coverage": tables.rows("SELECT name, kind, mode, reason FROM coverage"),
+        "lost": tables.rows("SELECT step, time, samples, reason FROM lost"),
+    }
+
+
+def _statistics(samples: Sequence[Sample]) -> list[str]:
+    return list(dict.fromkeys(name for sample in samples for name in sample.quantities))
+
+
+def _table(samples: Mapping[int, Sample]) -> pyarrow.Table:
+    """A row per sample (its number is its key), site and head."""
+    import pyarrow
+
+    all_labels = list(dict.fromkeys(label for sample in samples.values() for label in sample.sites))
+    places = {label: place for place, label in enumerate(all_labels)}
+    sizes = [sample.values.shape[1] for sample in samples.values()]
+    moments = [(number, one.step, one.time, one.tokens) for number, one in samples.items()]
+    columns = {
+        name: pyarrow.array(np.repeat(np.array(column), sizes))
+        for name, column in zip(_MOMENT, zip(*moments, strict=True), strict=True)
+    }
+    sites = np.concatenate([_per_head(one.sites, [places[label] for label in one.sites]) for one in samples.values()])
+    for name in _LABEL:
+        known = pyarrow.array([getattr(label, name) for label in all_labels])
+        columns[name] = known.take(pyarrow.array(sites)) if name == "layer" else _dictionary(sites, known)
+    heads = [np.arange(label.heads) for one in samples.values() for label in one.sites]
+    columns["head"] = pyarrow.array(np.concatenate(heads).astype(np.int32))
+    for name in _statistics(list(samples.values())):
+        found = [_column(one, name) for one in samples.values()]
+        columns[name] = pyarrow.array(np.concatenate(found), from_pandas=True)
+    return pyarrow.table(columns)
+
+
+def _dictionary(places: np.ndarray, known: pyarrow.Array) -> pyarrow.Array:
+    import pyarrow
+
+    encoded = known.dictionary_encode()
+    return pyarrow.DictionaryArray.from_arrays(encoded.indices.take(pyarrow.array(places)), encoded.dictionary)
+
+
+def _per_head(sites: Sequence[SiteLabel], numbers: Sequence[int]) -> np.ndarray:
+    return np.repeat(np.array(numbers, np.int32), [site.heads for site in sites])
+
+
+def _column(sample: Sample, name: str) -> np.ndarray:
+    found = sample.of(name)
+    return np.full(sample.values.shape[1], np.nan, np.float32) if found is None else found
+
+
+# --- reading ---
+
+
+def restore(target: Target, rank: int) -> Fragment:
+    """A fragment in memory with all that the parts of one rank hold.
+
+    Raises:
+        InputError: a part is damaged, or of a newer version.
+        MissingExtraError: pyarrow is not installed.
+    """
+    fragment, facts = Fragment(None, rank=rank, bits=None), None
+    for name in sorted(name for name, found in parts(target).items() if found == rank):
+        table = _read(target, name)
+        facts = _checked(table, name)
+        fragment.enter_segment(facts["segment"])
+        for sample in _samples(table):
+            fragment.append(sample)
+            fragment.fold()
+    if facts is not None:
+        fragment.describe(facts["about"])
+        fragment.cover({(name, kind, mode): reason for name, kind, mode, reason in facts["coverage"]})
+        for step, _, samples, reason in facts["lost"]:
+            fragment.lose(samples, step, reason)
+    return fragment
+
+
+def parts(target: Target) -> dict[str, int]:
+    """Name of each part -> its rank."""
+    found = {name: NAME.fullmatch(name) for name in target.names()}
+    return {name: int(match["rank"]) for name, match in found.items() if match}
+
+
+def last_moment(target: Target, rank: int) -> tuple[float, int] | None:
+    """When the newest part of a rank was sampled last, and at which step; None where there is none."""
+    names = sorted(name for name, found in parts(target).items() if found == rank)
+    if not names:
+        return None
+    table = _read(target, names[-1])
+    return table["time"][-1].as_py(), table["step"][-1].as_py()
+
+
+def _read(target: Target, name: str) -> pyarrow.Table:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("a run of Parquet parts", "pyarrow", "parquet") from error
+    try:
+        return pyarrow.parquet.read_table(io.BytesIO(target.read(name)))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{clean_name(name)} is no part of a run, or damaged: {error}.") from error
+
+
+def _checked(table: pyarrow.Table, name: str) -> dict[str, Any]:
+    """What a part tells of itself."""
+    facts = json.loads((table.schema.metadata or {}).get(KEY, b"null"))
+    if facts is None:
+        raise InputError(f"{clean_name(name)} is no part of an attemper run.")
+    if facts["version"] > PART_VERSION:
+        raise InputError(
+            f"{clean_name(name)} was written by a newer attemper: its version is {facts['version']}, and this one "
+            f"reads up to {PART_VERSION}. Upgrade attemper: pip install --upgrade attemper."
+        )
+    return facts
+
+
+def _samples(table: pyarrow.Table) -> Iterator[Sample]:
+    statistics = [name for name in table.column_names if name not in (*_MOMENT, *_LABEL, "head")]
+    numbers = np.stack([table[name].to_numpy().astype(np.float32) for name in statistics])
+    taken = table["sample"].to_numpy()
+    starts = [*np.flatnonzero(np.diff(taken, prepend=-1)), len(taken)]
+    heads = table["head"].to_numpy()
+    for start, end in pairwise(starts):
+        of_sites = [*np.flatnonzero(heads[start:end] == 0), end - start]
+        firsts = table.select([*_MOMENT, *_LABEL]).take([start + place for place in of_sites[:-1]]).to_pylist()
+        labels = tuple(
+            SiteLabel(**{name: row[name] for name in _LABEL}, heads=int(following - place))
+            for row, (place, following) in zip(firsts, pairwise(of_sites), strict=True)
+        )
+        values = numbers[:, start:end]
+        held = np.flatnonzero(~np.isnan(values).all(1))
+        names = tuple(statistics[row] for row in held)
+        step, moment, tokens = (firsts[0][name] for name in _MOMENT[1:])
+        yield Sample(step, moment, labels, names, values[held], tokens)

@@ -1,0 +1,84 @@
+"""Where the live file of a run lies: in its folder, or in the temporary folder where that takes no such file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from attemper.errors import InputError
+from attemper.store.filesystem import takes_write_ahead
+from attemper.store.options import Store
+from attemper.store.target import Target, open_target
+from attemper.text import clean_name
+
+PARQUET = "pyarrow"
+"""The package that parts need."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one process writes."""
+
+    folder: Path
+    """Of the live file."""
+    write_ahead: bool
+    """Whether that file system takes SQLite's write-ahead log."""
+    target: Target | None = None
+    """Where parts are published; None where the live file lies in the run's folder, or pyarrow is missing."""
+    why: str | None = None
+    """Why the live file lies elsewhere and nothing is published."""
+
+
+def place_of(options: Store, rank: int) -> Place:
+    """Where the fragment of ``rank`` is written.
+
+    Raises:
+        InputError: the path is a file.
+        OSError: no folder can be made.
+    """
+    if not options.is_url:
+        folder = Path(options.path)
+        if folder.is_file():
+            raise InputError(
+                f"{clean_name(folder.name)} is a file. A run is stored in a folder: name a new one, or one of a run."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if takes_write_ahead(folder):
+            return Place(folder, write_ahead=True)
+    target, why = None, None
+    try:
+        target = open_target(options.path)
+        folder = _scratch(_token(target, rank))
+    except (OSError, ImportError) as error:
+        target, why, folder = None, str(error), _scratch(secrets.token_hex(8))
+    if target is not None and find_spec(PARQUET) is None:
+        target, why = None, "parts need pyarrow, which is not installed: pip install 'attemper[parquet]'"
+    return Place(folder, takes_write_ahead(folder), target, why)
+
+
+def _token(target: Target, rank: int) -> str:
+    """What tells this run from another that was in the same place before: a run that is resumed finds its live file."""
+    name = f"fragment-{rank}.token"
+    if name in target.names():
+        return "".join(filter(str.isalnum, target.read(name).decode("ascii", "ignore")))[:32]
+    token = secrets.token_hex(8)
+    target.write(name, token.encode())
+    return token
+
+
+def _scratch(token: str) -> Path:
+    """A folder of this user alone in the machine's temporary folder."""
+    user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    base = Path(tempfile.gettempdir()) / f"attemper-{user}"
+    with suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    if base.is_symlink() or (hasattr(os, "getuid") and base.stat().st_uid != os.getuid()):
+        base = Path(tempfile.mkdtemp(prefix="attemper-"))  # somebody else made it
+    folder = base / token
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -1,0 +1,118 @@
+"""The fragments of a run as one: what every rank wrote, by step and by site."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from attemper.readings.sample import Sample, SiteKey, SiteLabel
+from attemper.store.series import FragmentReader, Lost, Segment, between
+
+Array = np.ndarray
+
+
+class Ranks:
+    """Fragments in the order of their ranks. Where several have a site at a step, the first one counts."""
+
+    def __init__(self, readers: Sequence[FragmentReader]) -> None:
+        self.readers = tuple(readers)
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Answers to all questions within belong together, whatever the writers do meanwhile."""
+        with ExitStack() as open_snapshots:
+            for reader in self.readers:
+                open_snapshots.enter_context(reader.snapshot())
+            yield
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the first rank tells of the run, and of what it does not tell the next one."""
+        return {name: value for reader in reversed(self.readers) for name, value in reader.about.items()}
+
+    @property
+    def sites(self) -> dict[SiteKey, SiteLabel]:
+        found: dict[SiteKey, SiteLabel] = {}
+        for reader in self.readers:
+            found |= {key: label for key, label in reader.sites.items() if key not in found}
+        return found
+
+    @property
+    def shared_sites(self) -> list[SiteKey]:
+        """Sites that more than one rank has written."""
+        ranks = Counter(key for reader in self.readers for key in reader.sites)
+        return [key for key, many in ranks.items() if many > 1]
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for reader in self.readers for name in reader.statistics))
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [segment for reader in self.readers for segment in reader.segments]
+
+    @property
+    def coverage(self) -> dict[SiteKey, str | None]:
+        """Every site that was expected -> None where any rank reads it, else the reason of the first that does not."""
+        found: dict[SiteKey, str | None] = {}
+        for reader in self.readers:
+            for key, reason in reader.coverage.items():
+                first = found.get(key, reason)
+                found[key] = None if reason is None else first
+        return found
+
+    @property
+    def lost(self) -> list[Lost]:
+        return [lost for reader in self.readers for lost in reader.lost]
+
+    def steps(self, start: int | None = None, stop: int | None = None) -> Array:
+        """The steps that were sampled, ascending, with ``start`` <= step < ``stop``."""
+        return np.unique(np.concatenate([between(reader.moments, start, stop)["step"] for reader in self.readers]))
+
+    def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
+        """Of each site [steps, heads] float32, NaN where no rank has a number. ``steps`` ascend."""
+        if len(self.readers) == 1:
+            yield from self.readers[0].values(statistic, keys, steps)
+        else:
+            for key in keys:
+                yield self._join_values(statistic, key, steps)
+
+    def _join_values(self, statistic: str, key: SiteKey, steps: Array) -> Array:
+        having = [reader for reader in self.readers if key in reader.sites]
+        found = np.full((len(steps), max(reader.sites[key].heads for reader in having)), np.nan, np.float32)
+        for reader in having:
+            missing = np.flatnonzero(np.isnan(found).all(1))
+            if len(missing):
+                (values,) = reader.values(statistic, [key], steps[missing])
+                found[missing, : values.shape[1]] = values
+        return found
+
+    def sample(self, step: int) -> Sample:
+        """Every number of one step, which was sampled."""
+        samples = [sample for reader in self.readers for sample in reader.samples(step)]
+        return samples[0] if len(samples) == 1 else _join_samples(samples)
+
+
+def _join_samples(samples: Sequence[Sample]) -> Sample:
+    """One sample of several of a step: of a site that two of them have, the first one counts."""
+    names = tuple(dict.fromkeys(name for sample in samples for name in sample.quantities))
+    values, labels = [], {}
+    for sample in samples:
+        rows = [sample.of(name) for name in names]
+        nothing = np.full(sample.values.shape[1], np.nan, np.float32)
+        numbers = np.stack([nothing if row is None else row for row in rows])
+        for label in sample.sites:
+            if label.key not in labels:
+                labels[label.key] = label
+                values.append(numbers[:, sample.places[label.key]])
+    first = samples[0]
+    tokens = max(sample.tokens for sample in samples)
+    return Sample(first.step, first.time, tuple(labels.values()), names, np.concatenate(values, 1), tokens)

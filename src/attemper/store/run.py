@@ -1,0 +1,332 @@
+"""``attemper.open_run``: every head over a whole run, read from its files or beside the process that writes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attemper.checks import did_you_mean
+from attemper.errors import InputError
+from attemper.readings import history
+from attemper.readings.comparison import Comparison, compare
+from attemper.readings.history import History, Trend
+from attemper.readings.reading import Reading, Skipped
+from attemper.readings.sample import SiteKey, SiteLabel, quantity
+from attemper.readings.scan import Scan
+from attemper.store.moment import reading
+from attemper.store.ranks import Ranks
+from attemper.store.series import Lost, Segment
+from attemper.text import clean_name, count
+
+if TYPE_CHECKING:
+    pass
+
+Array = np.ndarray
+Site = str | SiteLabel | SiteKey
+"""How a site is asked for: its name, or (name, kind, mode) where one name has several."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A site that was expected in a run and is not in it, and why."""
+
+    name: str
+    kind: str
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which sites a run was to hold, which it holds, and which it does not."""
+
+    expected: tuple[SiteKey, ...]
+    seen: tuple[SiteKey, ...]
+    skipped: tuple[Unread, ...]
+
+
+class Run:
+    """Every statistic of every head over a run, as far as it is written when it is asked.
+
+    Steps are those that were sampled. A resumed run has no step twice: what was written later replaces what it
+    overlaps. Ask for a site by name; where one name was seen in training and in evaluation, or in self and cross
+    attention, by ``(name, kind, mode)``, or say ``mode=``.
+    """
+
+    def __init__(self, ranks: Ranks, path: Path | None = None, unreadable: Sequence[str] = ()) -> None:
+        """
+        Args:
+            ranks: the fragments.
+            path: of the folder; None for a history in memory.
+            unreadable: what is wrong with fragments that could not be opened.
+        """
+        self.path = path
+        self._ranks = ranks
+        self._unreadable = tuple(unreadable)
+
+    def close(self) -> None:
+        """Closes the files. Without it they are closed when the run is no longer used."""
+        self._ranks.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what it is ---
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What was noted of the run: the model and its configuration, how it was sampled, limits, versions."""
+        return self._ranks.about
+
+    @property
+    def name(self) -> str:
+        return str(self.about.get("name") or (self.path.name if self.path else "this run"))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self.about.get("tags") or ())
+
+    @property
+    def notes(self) -> str:
+        """What its user wrote about it."""
+        return str(self.about.get("notes") or "")
+
+    @property
+    def live(self) -> bool:
+        """Whether a process of this machine writes it now."""
+        return any(reader.live for reader in self._ranks.readers)
+
+    @property
+    def steps(self) -> Array:
+        """The steps that were sampled, ascending."""
+        return self._ranks.steps()
+
+    @property
+    def sites(self) -> tuple[SiteLabel, ...]:
+        """In the order in which they were first seen."""
+        return tuple(self._ranks.sites.values())
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names that ``history`` takes."""
+        return self._ranks.statistics
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What each process wrote without going back; a resumed run has several."""
+        return tuple(self._ranks.segments)
+
+    @property
+    def lost(self) -> tuple[Lost, ...]:
+        """Samples that could not be stored, and why."""
+        return tuple(self._ranks.lost)
+
+    @property
+    def coverage(self) -> Coverage:
+        expected, seen = self._ranks.coverage, self._ranks.sites
+        skipped = [
+            Unread(*key, "it was in no sample" if reason is None else reason)
+            for key, reason in expected.items()
+            if key not in seen
+        ]
+        return Coverage(tuple(dict.fromkeys((*expected, *seen))), tuple(seen), tuple(skipped))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the numbers should know: what is lost, thinned, read twice or not readable."""
+        return tuple(self._remarks())
+
+    def _remarks(self) -> Iterable[str]:
+        yield from self._unreadable
+        for lost in self.lost:
+            yield f"{count(lost.samples, 'sample is', 'samples are')} lost: {lost.reason}"
+        if thinned := self.about.get("thinned"):
+            step, spacing = thinned["until_step"], thinned["largest_spacing"]
+            yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept"
+        if shared := self._ranks.shared_sites:
+            what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
+            yield f"{what} written by several ranks, {one} for one: the numbers are the first rank's"
+
+    # --- numbers over steps ---
+
+    def history(
+        self,
+        statistic: str,
+        site: Site | None = None,
+        head: int | None = None,
+        *,
+        start: int | None = None,
+        stop: int | None = None,
+        mode: str | None = None,
+    ) -> History:
+        """A statistic at every sampled step.
+
+        Args:
+            statistic: a name of ``statistics``, or that of the statistic behind it: "entropy" for "entropy_nats".
+            site: a site; None for all.
+            head: a head of it; None for all.
+            start, stop: only steps from ``start`` on, and below ``stop``.
+            mode: only sites in "train" or in "eval".
+
+        Returns:
+            A :class:`History` of values [steps] for one head of one site, [steps, heads] for one site, [steps, sites,
+            heads] for all; NaN where there is no number.
+
+        Raises:
+            InputError: no such statistic, site or head is in the run; or a name means several sites.
+        """
+        name = self._statistic(statistic)
+        with self._ranks.snapshot():
+            labels = self._labels(site, mode)
+            self._check_head(head, labels)
+            steps = self._ranks.steps(start, stop)
+            series = list(self._ranks.values(name, [label.key for label in labels], steps))
+        values = _stack(series, max((label.heads for label in labels), default=0), len(steps))
+        if site is not None:
+            values = values[:, 0]
+        if head is not None:
+            values = values[..., head]
+        asked = None if site is None else labels[0].name
+        return History(name, steps, values, labels, asked, head)
+
+    def mean(self, statistic: str, site: Site | None = None, head: int | None = None, **options: Any) -> Any:
+        """The mean of a statistic over the sampled steps; arguments and errors as of ``history``.
+
+        Returns:
+            A number for one head, [heads] for one site, [sites, heads] for all, float64; NaN where there is none.
+        """
+        return history.mean(self.history(statistic, site, head, **options).values)
+
+    def std(self, statistic: str, site: Site | None = None, head: int | None = None, **options: Any) -> Any:
+        """Its standard deviation over the sampled steps, of the population; as ``mean``."""
+        return history.std(self.history(statistic, site, head, **options).values)
+
+    def trend(self, statistic: str, site: Site | None = None, head: int | None = None, **options: Any) -> Trend:
+        """Its slope per 1,000 steps with a 95% interval, by Theil and Sen; arguments and errors as of ``history``.
+
+        It is robust: more than a quarter of the samples may be wrong. Of a long run it is taken from means of
+        neighbouring samples.
+        """
+        found = self.history(statistic, site, head, **options)
+        return history.trend(found.steps, found.values)
+
+    # --- one step ---
+
+    def at(self, step: int) -> Scan:
+        """What the watch showed at a step, as far as it was stored: no histograms, no curves, no rows.
+
+        Raises:
+            InputError: the step was not sampled; the message names the nearest that were.
+        """
+        return Scan(self._reading(step), None)
+
+    @property
+    def reading(self) -> Reading:
+        """The last sample as a reading: what :func:`attemper.compare` takes of a run."""
+        return self._reading(None)
+
+    def compare(self, other: Run | Scan) -> Comparison:
+        """What changed from the last sample of this run to that of another one, or to a scan.
+
+        Raises:
+            InputError: they are of different models: no site in common, or other heads.
+        """
+        theirs = other.name if isinstance(other, Run) else other.model
+        return compare(self.reading, other.reading, names=(self.name, theirs))
+
+    def _reading(self, step: int | None) -> Reading:
+        with self._ranks.snapshot():
+            steps = self.steps
+            if not len(steps):
+                raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+            wanted = int(steps[-1]) if step is None else _check_step(step, steps)
+            skipped = [Skipped(one.name, one.reason) for one in self.coverage.skipped]
+            return reading(self._ranks.sample(wanted), self.about, skipped)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of the last sample; see :meth:`attemper.Scan.to_html`."""
+        return Scan(self.reading, None).to_html(path)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        steps = self.steps
+        where = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no sample yet"
+        heads = sum(label.heads for label in self.sites)
+        return f"Run({self.name!r}: {count(len(steps), 'sample')}, {where}, {len(self.sites)} sites, {heads} heads)"
+
+    # --- what is asked for ---
+
+    def _statistic(self, asked: str) -> str:
+        name = quantity(asked)
+        if name not in self.statistics:
+            raise InputError(
+                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(self.statistics)}."
+            )
+        return name
+
+    def _labels(self, site: Site | None, mode: str | None) -> tuple[SiteLabel, ...]:
+        """The sites that are meant: one if ``site`` is given."""
+        known = {key: label for key, label in self._ranks.sites.items() if mode in (None, label.mode)}
+        if mode is not None and not known:
+            raise InputError(
+                f"mode={mode!r}: the run {clean_name(self.name)} has no such site; modes are 'train' and 'eval'."
+            )
+        if site is None:
+            return tuple(known.values())
+        key = site.key if isinstance(site, SiteLabel) else site
+        meant = [label for label in known.values() if key in (label.name, label.key)]
+        if len(meant) == 1:
+            return (meant[0],)
+        if meant:
+            ways = ", ".join(map(str, (label.key for label in meant)))
+            raise InputError(f"site {site!r} was seen in several ways: {ways}. Name one of these, or say mode='train'.")
+        names = tuple(dict.fromkeys(label.name for label in known.values()))
+        listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise InputError(
+            f"site {site!r} is not in the run {clean_name(self.name)}. It has {listed}.{did_you_mean(site, names)}"
+        )
+
+    def _check_head(self, head: int | None, labels: Sequence[SiteLabel]) -> None:
+        if head is None:
+            return
+        most = max((label.heads for label in labels), default=0)
+        if isinstance(head, bool) or not isinstance(head, int | np.integer) or not 0 <= head < most:
+            where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
+            raise InputError(f"head must be a whole number from 0 to {most - 1}, got {head!r}: {where} {most} heads.")
+
+
+def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
+    """[steps, sites, heads] of each site's [steps, heads], padded with NaN."""
+    if all(values.shape[1] == heads for values in series) and series:
+        return np.stack(series, 1)
+    found = np.full((steps, len(series), heads), np.nan, np.float32)
+    for place, values in enumerate(series):
+        found[:, place, : values.shape[1]] = values
+    return found
+
+
+def _check_step(step: int, steps: Array) -> int:
+    """``step`` if it was sampled.
+
+    Raises:
+        InputError: it was not.
+    """
+    if isinstance(step, bool) or not isinstance(step, int | np.integer):
+        raise InputError(f"at(step) must be a whole number, got {step!r}.")
+    place = int(np.searchsorted(steps, step))
+    if place < len(steps) and steps[place] == step:
+        return int(step)
+    near = steps[max(place - 1, 0) : place + 1].tolist()
+    raise InputError(
+        f"step {step} has no sample. The nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}."
+    )

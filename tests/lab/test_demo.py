@@ -1,0 +1,91 @@
+"""The demo: attention's alarm comes before the loss's where a collapse is injected, and none where it is not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from attemper.lab.model import ByteConfig
+from attemper.lab.trained.demo import RAISED, DemoRun, LossAlarm, Outcome, Progress, run_demo
+from tests.lab.small import CONFIG, corpus
+
+SHORT = DemoRun(steps=120, config=ByteConfig(layers=2, heads=2, width=32, context=64))
+FULL = pytest.mark.slow("the demo at its full length")
+
+
+def ended(run: DemoRun) -> Outcome:
+    return run_demo(run, lambda progress: None)
+
+
+@pytest.mark.parametrize(
+    ("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 0, marks=FULL), pytest.param(DemoRun(), 1, marks=FULL)]
+)
+def test_an_injected_collapse_is_heard_from_attention_before_the_loss(run: DemoRun, seed: int):
+    outcome = ended(run.change(seed=seed, inject="collapse"))
+    assert outcome.attention_alarm is not None
+    assert outcome.attention_alarm.step is not None
+    assert run.steps // 2 <= outcome.attention_alarm.step < (outcome.loss_alarm or math.inf)
+    if run.steps == DemoRun.steps:
+        assert outcome.loss_alarm is not None
+
+
+@pytest.mark.parametrize(
+    ("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 0, marks=FULL), pytest.param(DemoRun(), 1, marks=FULL)]
+)
+def test_a_healthy_training_is_told_no_warning(run: DemoRun, seed: int):
+    outcome = ended(run.change(seed=seed))
+    assert outcome.attention_alarm is None, outcome.attention_alarm
+    assert outcome.loss_alarm is None
+
+
+def test_every_step_is_told_and_every_fifth_is_sampled():
+    told: list[Progress] = []
+    run = DemoRun(steps=12, batch=2, config=CONFIG)
+    outcome = run_demo(run, told.append, corpus())
+    assert [progress.step for progress in told] == list(range(12))
+    assert [progress.step for progress in told if progress.scan is not None] == [0, 5, 10]
+    assert outcome.steps == 12
+    assert outcome.scan.reading.to_dict() == told[10].scan.reading.to_dict()  # type: ignore[union-attr]
+
+
+def test_the_same_seed_gives_the_same_run():
+    def told() -> list[tuple[float, Any]]:
+        found: list[Progress] = []
+        run_demo(DemoRun(steps=8, batch=2, config=CONFIG), found.append, corpus())
+        return [(progress.loss, progress.scan and [site.heads for site in progress.scan.sites]) for progress in found]
+
+    assert told() == told()
+
+
+def test_a_training_that_diverges_ends_with_its_loss_alarm():
+    run = DemoRun(steps=40, batch=2, rate=1e30, clip=math.inf, config=CONFIG)
+    outcome = run_demo(run, lambda progress: None, corpus())
+    assert outcome.steps < 40
+    assert outcome.loss_alarm == outcome.steps - 1
+
+
+def test_the_rate_rises_from_the_middle_on_to_thirty_times_its_peak():
+    healthy, injected = DemoRun(steps=100), DemoRun(steps=100, inject="collapse")
+    assert [healthy.learning_rate(step) for step in range(50)] == [injected.learning_rate(step) for step in range(50)]
+    rates = [injected.learning_rate(step) for step in range(50, 100)]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(RAISED * healthy.rate)
+    assert max(rates[step + 1] - rates[step] for step in range(49)) < 0.03 * rates[-1]
+
+
+def test_the_loss_alarm_rings_once_a_quarter_above_its_lowest_mean():
+    alarm = LossAlarm()
+    falling = [5.0 - step / 20 for step in range(60)]
+    assert not any(alarm.feed(step, loss) for step, loss in enumerate(falling))
+    rings = [alarm.feed(60 + step, 3.4) for step in range(40)]
+    assert (rings.count(True), alarm.step) == (1, 60 + rings.index(True))
+    assert 5 < rings.index(True) < 20
+
+
+def test_the_loss_alarm_rings_at_a_loss_that_is_no_number():
+    alarm = LossAlarm()
+    assert alarm.feed(0, 5.0) is False
+    assert alarm.feed(1, math.nan) is True
+    assert alarm.step == 1

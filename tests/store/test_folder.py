@@ -1,0 +1,172 @@
+"""What is no run, or not the one that was meant, is told in one clear line, and nothing is lost."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from attemper.errors import InputError
+from attemper.store.folder import delete_run, files_of, open_run, runs_below
+from attemper.store.fragment import Fragment
+from attemper.store.lock import Lock
+from tests.store.test_run import written
+from tests.support.samples import sample, samples, sites
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(InputError) as error:
+        open_run(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    file = tmp_path / "a" / "fragment-0.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = file.read_bytes()
+    assert "was written by a newer attemper" in refused(tmp_path / "a")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\x00" * 4000])
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "fragment-0.sqlite"
+    file.write_bytes(content)
+    assert "fragment-0.sqlite is not a file of an attemper run" in refused(tmp_path)
+    assert file.read_bytes() == content
+
+
+def test_a_file_without_anything_in_it_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "fragment-0.sqlite").write_bytes(b"")
+    assert "fragment-0.sqlite is empty" in refused(tmp_path)
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "trackio.db")
+    connection.execute("CREATE TABLE metrics (a)")
+    connection.close()
+    assert "trackio.db is not a file of an attemper run" in refused(tmp_path / "trackio.db")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
+def test_a_truncated_file_is_one_clear_line_whatever_is_asked(tmp_path: Path, share: float) -> None:
+    written(tmp_path / "a", samples(300))
+    file = tmp_path / "a" / "fragment-0.sqlite"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(InputError, match=r"fragment-0.sqlite is not a file of an attemper run|cannot be read") as error:
+        open_run(tmp_path / "a").history("entropy")
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_fragment_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3), rank=0)
+    (tmp_path / "a" / "fragment-1.sqlite").write_bytes(b"garbage" * 1000)
+    run = open_run(tmp_path / "a")
+    assert len(run) == 3
+    assert "fragment-1.sqlite is not a file of an attemper run" in run.remarks[0]
+
+
+def test_a_run_may_be_named_by_one_of_its_files(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3), rank=4)
+    assert len(open_run(tmp_path / "a" / "fragment-4.sqlite")) == 3
+
+
+def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
+    assert "there is no run in the folder" in refused(tmp_path)
+
+
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    written(tmp_path / "warm-up", samples(1))
+    assert refused(tmp_path / "warmup").endswith("Did you mean 'warm-up'?")
+    assert "there is no run" in refused(tmp_path / "far" / "away")
+    with pytest.raises(InputError, match="must be the path of a folder"):
+        open_run(3)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_runs_is_not_one_of_them(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        written(tmp_path / name, samples(1))
+    assert "is a folder of 2 runs: a, b. Name one of them." in refused(tmp_path)
+    assert [run.name for run in runs_below(tmp_path)] == ["a", "b"]
+
+
+def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path) -> None:
+    written(tmp_path / "a", ())
+    run = open_run(tmp_path / "a")
+    assert (len(run), run.sites, run.statistics) == (0, (), ())
+    assert "no sample yet" in repr(run)
+    with pytest.raises(InputError, match="has no sample yet"):
+        run.to_html(tmp_path / "page.html")
+    with pytest.raises(InputError, match="is not in the run a"):
+        run.history("entropy")
+
+
+def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path) -> None:
+    both = (*sites(2), *sites(2, mode="eval"))
+    written(tmp_path / "a", (sample(step, both) for step in range(0, 30, 10)))
+    run = open_run(tmp_path / "a")
+    with pytest.raises(InputError, match="Did you mean 'entropy'"):
+        run.history("entrpy")
+    with pytest.raises(InputError, match=r"'gini' is not in the run a. It has entropy_nats, normalized_entropy, max"):
+        run.history("gini")
+    with pytest.raises(InputError, match=r"'layers.1.atn' is not in the run a.*Did you mean 'layers.1.attn'\?"):
+        run.history("entropy", "layers.1.atn")
+    with pytest.raises(InputError, match=r"seen in several ways: .*'train'.*'eval'.*say mode="):
+        run.history("entropy", "layers.1.attn")
+    assert run.history("entropy", "layers.1.attn", mode="eval").sites[0].mode == "eval"
+    assert run.history("entropy", both[3]).sites == (both[3],)
+    assert run.history("entropy", both[0].key).sites == (both[0],)
+    with pytest.raises(InputError, match="modes are 'train' and 'eval'"):
+        run.history("entropy", mode="tain")
+    for head in (3, -1, True, 1.0):
+        with pytest.raises(InputError, match="head must be a whole number from 0 to 2"):
+            run.history("entropy", both[0], head)  # type: ignore[arg-type]
+
+
+def test_a_step_that_was_not_sampled_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3, every=10))
+    run = open_run(tmp_path / "a")
+    with pytest.raises(InputError, match=r"step 14 has no sample. The nearest are 10 and 20."):
+        run.at(14)
+    with pytest.raises(InputError, match=r"step 99 has no sample. The nearest is 20."):
+        run.at(99)
+    with pytest.raises(InputError, match="must be a whole number"):
+        run.at("last")  # type: ignore[arg-type]
+
+
+def test_runs_of_different_models_are_not_compared(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(2))
+    written(tmp_path / "b", samples(2, labels=sites(2, 5)))
+    with pytest.raises(InputError, match="has 3 heads before and 5 after"):
+        open_run(tmp_path / "a").compare(open_run(tmp_path / "b"))
+    written(tmp_path / "c", samples(2, labels=sites(2, mode="eval")))
+    with pytest.raises(InputError, match="no site in common"):
+        open_run(tmp_path / "a").compare(open_run(tmp_path / "c"))
+
+
+def test_deleting_a_run_takes_its_files_and_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        written(tmp_path / name, samples(2))
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    assert files_of(tmp_path / "a").bytes > 0
+    delete_run(tmp_path / "a")
+    delete_run(tmp_path / "b")
+    assert not (tmp_path / "a").exists()
+    assert [file.name for file in (tmp_path / "b").iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_is_written_to_is_live_and_not_deleted(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "fragment-0.lock")
+    fragment = Fragment(tmp_path / "fragment-0.sqlite")
+    fragment.append(sample(0))
+    assert open_run(tmp_path).live
+    with pytest.raises(InputError, match="is written to at this moment"):
+        delete_run(tmp_path)
+    fragment.close()
+    lock.release()
+    assert not open_run(tmp_path).live

@@ -1,0 +1,254 @@
+"""A run is read as it was written: whole, resumed, by several ranks, beside its writer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attemper.readings import history
+from attemper.readings.sample import Sample
+from attemper.store.folder import open_run
+from attemper.store.fragment import Fragment
+from attemper.store.ranks import Ranks
+from attemper.store.run import Run
+from attemper.store.series import FragmentReader
+from tests.support.samples import sample, samples, sites
+
+
+def written(folder: Path, taken: Iterable[Sample], *, rank: int = 0, **options: object) -> list[Sample]:
+    """Writes samples as one process does; what it wrote."""
+    folder.mkdir(exist_ok=True)
+    fragment = Fragment(folder / f"fragment-{rank}.sqlite", rank=rank, **options)  # type: ignore[arg-type]
+    kept = []
+    for one in taken:
+        fragment.append(one)
+        fragment.fold()
+        kept.append(one)
+    fragment.close()
+    return kept
+
+
+def numbers(taken: list[Sample], name: str) -> np.ndarray:
+    """[samples, heads] of a quantity."""
+    return np.stack([one.values[one.quantities.index(name)] for one in taken])
+
+
+def test_a_history_is_what_was_written_in_cold_chunks_and_hot_rows(tmp_path: Path) -> None:
+    taken = written(tmp_path / "a", samples(300, every=10), bits=None)
+    run = open_run(tmp_path / "a")
+    np.testing.assert_array_equal(run.steps, np.arange(300) * 10)
+    assert [site.name for site in run.sites] == ["layers.0.attn", "layers.1.attn"]
+    whole = run.history("max_logit")
+    np.testing.assert_array_equal(whole.values.reshape(300, 6), numbers(taken, "max_logit"))
+    site = run.history("max_logit", "layers.1.attn")
+    np.testing.assert_array_equal(site.values, whole.values[:, 1])
+    assert (site.site, site.head, site.sites) == ("layers.1.attn", None, (run.sites[1],))
+    head = run.history("max_logit", site="layers.1.attn", head=2)
+    np.testing.assert_array_equal(head.values, whole.values[:, 1, 2])
+    np.testing.assert_array_equal(run.history("max_logit", head=2).values, whole.values[:, :, 2])
+    assert head.values.dtype == np.float32
+
+
+def test_15_bits_are_kept_by_default_and_counts_are_exact(tmp_path: Path) -> None:
+    taken = written(tmp_path / "a", samples(150))
+    run = open_run(tmp_path / "a")
+    np.testing.assert_allclose(run.history("entropy").values.reshape(150, 6), numbers(taken, "entropy_nats"), 1.6e-5)
+    found = run.history("nonfinite_rows").values.reshape(150, 6)
+    np.testing.assert_array_equal(found, numbers(taken, "nonfinite_rows"))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 3000), (1275, 1285), (1280, None), (None, 5), (2990, None), (7, 9)])
+def test_a_part_of_a_history_is_the_same_numbers(tmp_path: Path, start: int | None, stop: int | None) -> None:
+    written(tmp_path / "a", samples(300, every=10))
+    run = open_run(tmp_path / "a")
+    whole, part = run.history("entropy"), run.history("entropy", start=start, stop=stop)
+    wanted = (whole.steps >= (start or 0)) & (whole.steps < (stop or 10_000))
+    np.testing.assert_array_equal(part.steps, whole.steps[wanted])
+    np.testing.assert_array_equal(part.values, whole.values[wanted])
+
+
+def test_a_run_that_was_resumed_has_no_step_twice(tmp_path: Path) -> None:
+    first = [replace(one, values=one.values + 1) for one in samples(150)]
+    written(tmp_path / "a", first, bits=None)
+    later = written(tmp_path / "a", (sample(step) for step in range(100, 200)), bits=None)
+    run = open_run(tmp_path / "a")
+    np.testing.assert_array_equal(run.steps, np.arange(200))
+    found = run.history("entropy").values.reshape(200, 6)
+    np.testing.assert_array_equal(found[:100], numbers(first[:100], "entropy_nats"))
+    np.testing.assert_array_equal(found[100:], numbers(later, "entropy_nats"))
+    assert [(s.samples, s.first_step, s.last_step) for s in run.segments] == [(100, 0, 99), (100, 100, 199)]
+
+
+def test_a_step_that_goes_back_within_a_process_replaces_what_it_overlaps(tmp_path: Path) -> None:
+    written(tmp_path / "a", (sample(step) for step in (0, 10, 20, 30, 15, 25)))
+    run = open_run(tmp_path / "a")
+    assert run.steps.tolist() == [0, 10, 15, 25]
+    assert len(run.segments) == 2
+
+
+def test_a_step_with_two_passes_has_the_sites_of_both_and_of_a_site_in_both_the_later_number(tmp_path: Path) -> None:
+    train, evaluation = sites(2), sites(1, mode="eval")
+    both = [sample(step, labels) for step in range(0, 200, 10) for labels in (train, (*evaluation, train[1]))]
+    taken = written(
+        tmp_path / "a", [replace(one, values=one.values + place) for place, one in enumerate(both)], bits=None
+    )
+    run = open_run(tmp_path / "a")
+    assert run.steps.tolist() == list(range(0, 200, 10))
+    found = run.history("entropy").values
+    assert found.shape == (20, 3, 3)
+    np.testing.assert_array_equal(found[:, 0], numbers(taken[::2], "entropy_nats")[:, :3])
+    np.testing.assert_array_equal(found[:, 1], numbers(taken[1::2], "entropy_nats")[:, 3:])
+    np.testing.assert_array_equal(found[:, 2], numbers(taken[1::2], "entropy_nats")[:, :3])
+    heads = {(site.name, site.mode): site.heads[0].entropy_nats for site in run.at(50).sites}
+    assert heads["layers.1.attn", "train"] == pytest.approx(float(found[5, 1, 0]))
+    assert len(heads) == 3
+
+
+def test_sites_of_other_heads_and_sites_that_come_later_are_filled_up_with_nan(tmp_path: Path) -> None:
+    one, two = sites(1, 2), (*sites(1, 2), replace(sites(2, 3)[1], mode="eval"))
+    written(tmp_path / "a", [sample(0, one), *(sample(step, two) for step in range(1, 140)), sample(140, one)])
+    run = open_run(tmp_path / "a")
+    found = run.history("entropy").values
+    assert found.shape == (141, 2, 3)
+    assert np.isnan(found[:, 0, 2]).all()
+    assert not np.isnan(found[:, 0, :2]).any()
+    assert np.isnan(found[[0, 140], 1]).all()
+    assert not np.isnan(found[1:140, 1]).any()
+    assert run.history("entropy", mode="eval").values.shape == (141, 1, 3)
+    assert run.mean("entropy").shape == (2, 3)
+
+
+def test_mean_deviation_and_trend_are_those_of_the_history(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(300, every=10))
+    run = open_run(tmp_path / "a")
+    found = run.history("entropy", "layers.0.attn", start=500)
+    np.testing.assert_array_equal(run.mean("entropy", "layers.0.attn", start=500), history.mean(found.values))
+    np.testing.assert_array_equal(run.std("entropy", "layers.0.attn", start=500), history.std(found.values))
+    expected = history.trend(found.steps, found.values)
+    trend = run.trend("entropy", "layers.0.attn", start=500)
+    np.testing.assert_array_equal(trend.slope, expected.slope)
+    assert run.trend("entropy", "layers.0.attn", 1, start=500).slope == expected.slope[1]
+    assert float(run.mean("entropy", "layers.0.attn", 1)) > 0
+
+
+def test_a_step_is_a_scan_with_what_was_stored_and_none_for_the_rest(tmp_path: Path) -> None:
+    taken = written(tmp_path / "a", samples(200), bits=None)
+    scan = open_run(tmp_path / "a").at(130)
+    head = scan.sites[1].heads[2]
+    for name in ("entropy_nats", "normalized_entropy", "max_logit", "nonfinite_rows"):
+        assert np.float32(getattr(head, name)) == numbers(taken, name)[130, 5]
+    assert (head.gini, head.mass, head.rows, head.judged, head.layer) == (None, None, 0, False, 1)
+    assert scan.tokens == 64
+    assert scan.reading.date == "1970-01-01T00:18:50Z"
+    assert scan.to_json()
+    assert str(scan)
+
+
+def test_ranks_with_other_sites_are_joined_by_step(tmp_path: Path) -> None:
+    labels = sites(4, 2)
+    first = written(tmp_path / "a", (sample(step, labels[:2]) for step in range(0, 200, 2)), rank=0, bits=None)
+    second = written(tmp_path / "a", (sample(step, labels[2:]) for step in range(0, 210, 2)), rank=1, bits=None)
+    run = open_run(tmp_path / "a")
+    assert run.sites == labels
+    np.testing.assert_array_equal(run.steps, np.arange(0, 210, 2))
+    found = run.history("entropy").values
+    np.testing.assert_array_equal(found[:100, :2].reshape(100, 4), numbers(first, "entropy_nats"))
+    np.testing.assert_array_equal(found[:, 2:].reshape(105, 4), numbers(second, "entropy_nats"))
+    assert np.isnan(found[100:, :2]).all()
+    assert [site.name for site in run.at(20).sites] == [label.name for label in labels]
+    assert [site.name for site in run.at(206).sites] == [label.name for label in labels[2:]]
+    assert not run.remarks
+
+
+def test_of_a_site_that_two_ranks_wrote_the_first_one_counts_and_that_is_said(tmp_path: Path) -> None:
+    first = written(tmp_path / "a", samples(10), rank=0, bits=None)
+    other = [replace(one, values=one.values + 1) for one in samples(20)]
+    written(tmp_path / "a", other, rank=1, bits=None)
+    run = open_run(tmp_path / "a")
+    found = run.history("entropy").values.reshape(20, 6)
+    np.testing.assert_array_equal(found[:10], numbers(first, "entropy_nats"))
+    np.testing.assert_array_equal(found[10:], numbers(other[10:], "entropy_nats"))
+    (remark,) = run.remarks
+    assert "2 sites were written by several ranks, layers.0.attn for one" in remark
+
+
+def test_a_run_is_read_beside_its_writer_and_nothing_of_it_is_changed(tmp_path: Path) -> None:
+    fragment = Fragment(tmp_path / "fragment-0.sqlite")
+    fragment.append(sample(0))
+    run = open_run(tmp_path)
+    assert len(run) == 1
+    for step in range(1, 300):
+        fragment.append(sample(step))
+        fragment.fold()
+        if step % 29 == 0:
+            log = (tmp_path / "fragment-0.sqlite-wal").read_bytes()
+            assert not np.isnan(run.history("entropy").values).any()
+            assert len(run) == step + 1
+            assert (tmp_path / "fragment-0.sqlite-wal").read_bytes() == log
+    run.close()
+    fragment.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["fragment-0.sqlite"]
+
+
+def test_a_history_in_memory_is_read_the_same_way() -> None:
+    fragment = Fragment(None)
+    for one in samples(200):
+        fragment.append(one)
+        fragment.fold()
+    run = Run(Ranks([FragmentReader(fragment.tables())]))
+    assert run.history("entropy").values.shape == (200, 2, 3)
+    assert run.name == "this run"
+    assert repr(run) == "Run('this run': 200 samples, steps 0 to 199, 2 sites, 6 heads)"
+
+
+def test_what_was_noted_of_a_run_is_told(tmp_path: Path) -> None:
+    fragment = Fragment(tmp_path / "fragment-0.sqlite", versions={"attemper": "1"})
+    fragment.describe({"name": "warm-up", "tags": ["a", "b"], "notes": "hot", "model": "tiny", "fewest_keys": 8})
+    fragment.cover({("layers.0.attn", "self", "train"): None, ("x", "self", "train"): "no queries"})
+    fragment.lose(3, 7, "disk full")
+    fragment.append(sample(0))
+    fragment.close()
+    run = open_run(tmp_path)
+    assert (run.name, run.tags, run.notes, run.live) == ("warm-up", ("a", "b"), "hot", False)
+    assert run.segments[0].versions == {"attemper": "1"}
+    assert [(one.name, one.reason) for one in run.coverage.skipped] == [("x", "no queries")]
+    assert ("x", "self", "train") in run.coverage.expected
+    assert len(run.coverage.seen) == 2
+    assert [(one.samples, one.reason, one.step) for one in run.lost] == [(3, "disk full", 7)]
+    assert run.remarks == ("3 samples are lost: disk full",)
+    scan = run.at(0)
+    assert (scan.model, scan.reading.fewest_keys) == ("tiny", 8)
+    assert [(one.name, one.reason) for one in scan.skipped] == [("x", "no queries")]
+
+
+def test_two_runs_are_compared_by_their_last_samples(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(20))
+    written(tmp_path / "b", samples(30))
+    one, two = open_run(tmp_path / "a"), open_run(tmp_path / "b")
+    found = one.compare(two)
+    assert (found.before, found.after) == ("a", "b")
+    assert len(found.heads) == 6
+    assert found.heads[0].differs("normalized_entropy")
+    assert len(one.compare(two.at(19)).heads) == 6
+
+
+def test_a_page_of_the_last_sample_is_written(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    page = open_run(tmp_path / "a").to_html(tmp_path / "page.html")
+    assert "layers.1.attn" in page.read_text("utf-8")
+
+
+def test_reading_loads_no_torch(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    code = (
+        "import sys, attemper\n"
+        "run = attemper.open_run(sys.argv[1]); run.trend('entropy'); run.at(2); print(run.compare(run.at(1)))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=True, capture_output=True)
