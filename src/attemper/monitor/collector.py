@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from attemper.call.attention import measurement, run
+from attemper.call.attention import KnownRequests, measurement, run
 from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
@@ -82,6 +82,7 @@ class Collector:
         self._projects = any(map(projects, model.modules()))
         self._differing: set[str] = set()
         """Taps that were told to have other arguments than the attention beside them."""
+        self._known = KnownRequests()
         self._attentions: dict[SiteKey, str] = {}
         """The type of each site's attention."""
         self._places: dict[str, str] = {}
@@ -163,6 +164,7 @@ class Collector:
                 first_keys=first,
                 rows=self.scope.rows,
                 generator=self.generator,
+                known=self._known,
             )
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
