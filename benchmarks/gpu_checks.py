@@ -136,7 +136,7 @@ def _leaf(value: Any, dtype: torch.dtype | None) -> Any:
 def budget(name: str, truth: Tensor, plain: float, dtype: torch.dtype) -> float:
     """Twice the error of plain PyTorch kernels (blocked), and 8 roundings of the largest entry.
 
-    To the inputs' type, where weights meet values and slopes meet queries and keys; statistics are float32 throughout.
+    To the inputs' type, where weights meet values and gradients meet queries and keys; statistics are float32 throughout.
     """
     unit = UNIT[dtype] if name == "output" or name.startswith("d") else UNIT[torch.float32]
     finite = truth[torch.isfinite(truth)].abs()

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.backends.contract import Problem
-from attemper.call.sums import add, clear, empty_sums
+from attemper.backends.sums import clear, empty_sums
+from attemper.call.sums import add
 from attemper.sites import tap_buffers
 
 Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]

@@ -17,7 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attemper
 from attemper.backends.contract import UNBOUNDED, Problem
-from attemper.call.sums import add, empty_sums
+from attemper.backends.sums import empty_sums
+from attemper.call.sums import add
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python benchmarks/normalizers.py [--quick] [--threads N] [--pairs N] [--seconds S] [--json FILE] [--only WORD]
                                      [--cpu-time] [--no-package]
 
-Maps of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward; for attention with
+Weights of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward; for attention with
 random scores (standard deviation 1) and with sharp ones (8), where entmax15 keeps less than 1% of the keys. Everything
 is checked first: weights against the entmax package in float64 or a definition, attention against dense float64. Then
 all ways run in turns in one process, and ratios are medians of pairs. Below 1 is faster than what stands in the
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from attemper.backends import native
 from attemper.backends.contract import Problem, Upstream
-from attemper.backends.native import rows as normalize
+from attemper.backends.native import rows as native_rows
 from attemper.backends.reference import rowwise
 from attemper.bench.hardware import machine
 from attemper.bench.timing import quotients, rounds
@@ -48,33 +48,33 @@ Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Map:
-    """One map: its name, k or the smallest weight, alpha or the bias, and its name in the entmax package."""
+class Candidate:
+    """A normalizer: its name, k or the smallest weight, alpha or the bias, and its name in the entmax package."""
 
-    kind: str
+    normalizer: str
     number: float = 0.0
     given: float | None = None
     package: str | None = None
 
     def __str__(self) -> str:
         extra = self.given if self.given is not None else self.number
-        return self.kind + (f" {extra:g}" if extra else "")
+        return self.normalizer + (f" {extra:g}" if extra else "")
 
 
-MAPS = (
-    Map("sparsemax", package="sparsemax"), Map("entmax15", package="entmax15"),
-    Map("entmax", given=1.5, package="entmax_bisect"), Map("entmax", given=1.25, package="entmax_bisect"),
-    Map("entmax", given=1.75, package="entmax_bisect"), Map("entmax", given=3.0, package="entmax_bisect"),
-    Map("topk", 64.0), Map("threshold", 0.001), Map("sigmoid", given=-7.0),
+CANDIDATES = (
+    Candidate("sparsemax", package="sparsemax"), Candidate("entmax15", package="entmax15"),
+    Candidate("entmax", given=1.5, package="entmax_bisect"), Candidate("entmax", given=1.25, package="entmax_bisect"),
+    Candidate("entmax", given=1.75, package="entmax_bisect"), Candidate("entmax", given=3.0, package="entmax_bisect"),
+    Candidate("topk", 64.0), Candidate("threshold", 0.001), Candidate("sigmoid", given=-7.0),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one map took. ``ratios``: ours divided by the other, medians of pairs."""
+    """What one normalizer took. ``ratios``: ours divided by the other, medians of pairs."""
 
     what: str
-    map: str
+    normalizer: str
     scores: str
     backward: bool
     support_share: float
@@ -93,8 +93,8 @@ def package() -> object | None:
         return None
 
 
-def their_map(one: Map) -> Function | None:
-    """The package's function for this map, as it is called on scores."""
+def their_function(one: Candidate) -> Function | None:
+    """The package's function for it, as it is called on scores."""
     entmax = package()
     if entmax is None or one.package is None:
         return None
@@ -104,35 +104,35 @@ def their_map(one: Map) -> Function | None:
     return lambda scores: function(scores, alpha=one.given, dim=-1)
 
 
-def wanted(scores: Tensor, one: Map) -> Tensor:
+def wanted(scores: Tensor, one: Candidate) -> Tensor:
     """Weights of [rows, n] in float64 by the reference."""
     given = None if one.given is None else torch.tensor([one.given])
     dense = scores.double()[None, None]
-    return rowwise.weights(dense, torch.ones_like(dense, dtype=torch.bool), one.kind, one.number, given)[0, 0]
+    return rowwise.weights(dense, torch.ones_like(dense, dtype=torch.bool), one.normalizer, one.number, given)[0, 0]
 
 
-def settled(scores: Tensor, one: Map) -> Tensor:
+def settled(scores: Tensor, one: Candidate) -> Tensor:
     """Rows whose support does not hang on the last digit of a float32 score."""
     scores = scores.double()
-    if one.kind == "topk":
+    if one.normalizer == "topk":
         top = scores.topk(int(one.number) + 1, -1).values
         return top[:, -2] - top[:, -1] > 1e-5
-    if one.kind == "threshold":
+    if one.normalizer == "threshold":
         return ((scores.softmax(-1) / one.number - 1).abs() > 1e-4).all(-1)
     return torch.ones(len(scores), dtype=torch.bool)
 
 
-def number_of(one: Map) -> float:
+def number_of(one: Candidate) -> float:
     return one.given if one.given is not None else one.number
 
 
-def map_ways(scores: Tensor, one: Map, theirs: Function | None, *, backward: bool) -> dict[str, Way]:
+def weight_ways(scores: Tensor, one: Candidate, theirs: Function | None, *, backward: bool) -> dict[str, Way]:
     """Ours and others on [rows, n]."""
     above, number = torch.randn_like(scores), number_of(one)
 
     def ours() -> object:
-        weights = normalize.weights(scores, one.kind, number)
-        return normalize.gradient(weights, above, one.kind, number) if backward else weights
+        weights = native_rows.weights(scores, one.normalizer, number)
+        return native_rows.gradient(weights, above, one.normalizer, number) if backward else weights
 
     def by_autograd(function: Function) -> Way:
         leaf = scores.detach().requires_grad_(backward)
@@ -146,7 +146,7 @@ def map_ways(scores: Tensor, one: Map, theirs: Function | None, *, backward: boo
     return ways
 
 
-def problem_of(tensors: tuple[Tensor, ...], one: Map | None, columns: tuple[Column, ...]) -> Problem:
+def problem_of(tensors: tuple[Tensor, ...], one: Candidate | None, columns: tuple[Column, ...]) -> Problem:
     query, key, value = tensors
     multiplier = torch.full((1, 1, 1), query.shape[3] ** -0.5)
     if one is None:
@@ -154,12 +154,14 @@ def problem_of(tensors: tuple[Tensor, ...], one: Map | None, columns: tuple[Colu
     given = None if one.given is None else torch.full((query.shape[1],), one.given)
     return Problem(
         query=query, key=key, value=value, mask=None, multiplier=multiplier, per_head=given, columns=columns,
-        normalizer=one.kind, number=one.number,
+        normalizer=one.normalizer, number=one.number,
     )  # fmt: skip
 
 
-def attention_ways(tensors: tuple[Tensor, ...], one: Map, theirs: Function | None, *, backward: bool) -> dict[str, Way]:
-    """Ours, our softmax, and eager attention with the package's map."""
+def attention_ways(
+    tensors: tuple[Tensor, ...], one: Candidate, theirs: Function | None, *, backward: bool
+) -> dict[str, Way]:
+    """Ours, our softmax, and eager attention with the package's weights."""
     above = torch.randn_like(tensors[2])
     needs = (True, True, True, False, False, False, False)
 
@@ -189,16 +191,16 @@ def attention_ways(tensors: tuple[Tensor, ...], one: Map, theirs: Function | Non
     return ways
 
 
-def checked_map(scores: Tensor, one: Map) -> tuple[float, float]:
+def checked_weights(scores: Tensor, one: Candidate) -> tuple[float, float]:
     """Largest error of a weight, and the share of keys that have any. Stops where the error is too large."""
     picked = scores[:: max(1, len(scores) // CHECKED_ROWS)]
     picked = picked[settled(picked, one)]
-    weights = normalize.weights(picked, one.kind, number_of(one))
+    weights = native_rows.weights(picked, one.normalizer, number_of(one))
     want = wanted(picked, one)
     return _within(one, float((weights.double() - want).abs().max())), float((weights > 0).double().mean())
 
 
-def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, float]:
+def checked_attention(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[float, float]:
     """The same of an output, relative to the largest (1 at least), on rows that are ``settled``."""
     query, key, value = tensors
     output, state, _ = native.forward(problem_of(tensors, one, state_columns(("support_size",), rowwise=True)))
@@ -216,7 +218,7 @@ def checked_attention(tensors: tuple[Tensor, ...], one: Map) -> tuple[float, flo
     return _within(one, worst, allowed), float(state[3].mean()) / key.shape[2]
 
 
-def _within(one: Map, error: float, allowed: float = LARGEST_ERROR) -> float:
+def _within(one: Candidate, error: float, allowed: float = LARGEST_ERROR) -> float:
     if not error <= allowed:
         sys.exit(f"{one} is off by {error:.1e} where {allowed:.0e} is allowed: nothing is timed")
     return error
@@ -237,27 +239,29 @@ def measured(options: argparse.Namespace) -> list[Row]:
     size = QUICK_ATTENTION if options.quick else ATTENTION
     rows: list[Row] = []
 
-    def add(what: str, name: str, one: Map, backward: bool, check: tuple[float, float], ways: dict[str, Way]) -> None:
+    def add(
+        what: str, name: str, one: Candidate, backward: bool, check: tuple[float, float], ways: dict[str, Way]
+    ) -> None:
         pairs, ms, ratios = timed(ways, options)
         own = ms.pop("ours")
         row = Row(what, str(one), name, backward, check[1], pairs, own, ms, ratios, check[0])
         rows.append(row)
         print(line(row), flush=True)
 
-    def theirs(one: Map) -> Function | None:
-        return their_map(one) if options.package else None
+    def theirs(one: Candidate) -> Function | None:
+        return their_function(one) if options.package else None
 
-    def asked(what: str, one: Map) -> bool:
+    def asked(what: str, one: Candidate) -> bool:
         return options.only in f"{what} {one}"
 
-    for one in (one for one in MAPS if asked("map", one)):
-        check = checked_map(scores, one)
+    for one in (one for one in CANDIDATES if asked("weights", one)):
+        check = checked_weights(scores, one)
         for backward in (False, True):
-            add("map", "random", one, backward, check, map_ways(scores, one, theirs(one), backward=backward))
+            add("weights", "random", one, backward, check, weight_ways(scores, one, theirs(one), backward=backward))
     for name, spread in (("random", 1.0), ("sharp", SHARP)):
         query, key, value = (torch.randn(size) for _ in range(3))
         tensors = (query * spread, key, value)
-        for one in (one for one in MAPS if asked("attention", one)):
+        for one in (one for one in CANDIDATES if asked("attention", one)):
             check = checked_attention(tensors, one)
             for backward in (False, True):
                 add(
@@ -275,8 +279,8 @@ def line(row: Row) -> str:
     sides = "fwd + bwd" if row.backward else "fwd"
     others = "".join(f"{name:>9} {ratio:>6.2f} ({row.other_ms[name]:.0f} ms)" for name, ratio in row.ratios.items())
     return (
-        f"{row.what:<10}{row.map:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms{row.pairs:>4}"
-        f"  {others}   error {row.error:.0e}"
+        f"{row.what:<10}{row.normalizer:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms"
+        f"{row.pairs:>4}  {others}   error {row.error:.0e}"
     )
 
 
@@ -286,7 +290,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=20.0, help="that one row may take")
-    parser.add_argument("--only", default="", help="rows whose kind of measurement and map contain this")
+    parser.add_argument("--only", default="", help="rows whose kind of measurement and normalizer contain this")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--no-package", dest="package", action="store_false")
     parser.add_argument("--json", type=Path)
@@ -295,7 +299,10 @@ def main() -> None:
     here = machine()
     print(here)
     print("the entmax package is " + ("compared" if options.package and package() else "left out"))
-    print(f"{'':<10}{'map':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}   ours / other (the other)")
+    print(
+        f"{'':<10}{'normalizer':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}",
+        "  ours / other (the other)",
+    )
     rows = measured(options)
     if options.json:
         document = {"machine": asdict(here), "rows": [asdict(row) for row in rows]}

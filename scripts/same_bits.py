@@ -1,9 +1,12 @@
-"""Whether two trees of attemper give the same bits: python scripts/same_bits.py OLD NEW [--calls 5000]
+"""Whether two trees of attemper give the same bits.
+
+    python scripts/same_bits.py OLD NEW [--calls 5000] [--backend native]
 
 OLD and NEW are checkouts of this repository, each with its native kernels built. Every tree draws the random calls of
-its own ``tests/fuzz`` in a process of its own, for the native, the blocked and the reference backend, and hashes what
-comes back: outputs, statistics, and gradients of them. Inputs are hashed too, so that two different calls are never
-compared. A call whose bits differ is redone, and the largest difference of each of its tensors is printed.
+its own ``tests/fuzz`` in a process of its own, for the native, the blocked and the reference backend or the one that is
+named, and hashes what comes back: outputs, statistics, and gradients of them. Inputs are hashed too, so that two
+different calls are never compared. A call whose bits differ is redone, and the largest difference of each of its
+tensors is printed.
 
 Exit status: 0 where all bits are the same, 1 where some differ, 2 where the trees drew different calls.
 """
@@ -35,18 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--calls", type=int, default=5000, help="random calls for each backend")
+    parser.add_argument("--backend", choices=BACKENDS, help="this one alone")
     given = parser.parse_args(arguments)
+    backends = (given.backend,) if given.backend else BACKENDS
     trees = {"old": given.old.resolve(), "new": given.new.resolve()}
     with tempfile.TemporaryDirectory() as folder:
-        found = hashes(trees, Path(folder), given.calls)
+        found = hashes(trees, Path(folder), given.calls, backends)
     return told(trees, found["old"], found["new"])
 
 
-def hashes(trees: dict[str, Path], folder: Path, calls: int) -> dict[str, dict[str, dict[str, str]]]:
+def hashes(
+    trees: dict[str, Path], folder: Path, calls: int, backends: Sequence[str]
+) -> dict[str, dict[str, dict[str, str]]]:
     """For each tree: "backend seed" -> name of a tensor -> hash. The two processes run side by side."""
-    running = {
-        name: worker(tree, ["hash", "--calls", str(calls), "--to", str(folder / name)]) for name, tree in trees.items()
-    }
+    options = ["--calls", str(calls), "--backends", *backends]
+    running = {name: worker(tree, ["hash", *options, "--to", str(folder / name)]) for name, tree in trees.items()}
     failed = [name for name, process in running.items() if process.wait() != 0]
     if failed:
         raise SystemExit(f"the {' and the '.join(failed)} tree could not be run: see above")
@@ -120,6 +126,7 @@ def work(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("hash", "save"))
     parser.add_argument("--calls", type=int)
+    parser.add_argument("--backends", nargs="+")
     parser.add_argument("--call")
     parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args(arguments)
@@ -133,7 +140,7 @@ def work(arguments: Sequence[str]) -> int:
     found = {
         f"{backend} {seed}": {name: digest(part) for name, part in tensors(backend, seed).items()}
         for seed in range(given.calls)
-        for backend in BACKENDS
+        for backend in given.backends
     }
     given.to.write_text(json.dumps(found), encoding="utf-8")
     return 0

@@ -159,7 +159,7 @@ def test_a_mistake_is_told_under_compile_too():
 
 
 def derivatives(backend: str) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Tangents of attention, of a map of rows, and of a bounded parameter."""
+    """Tangents of attention, of a normalizer, and of a bounded parameter."""
 
     def loss(x: Tensor) -> Tensor:
         output, stats = attended(backend, x, x.sin(), x, stats=("entropy",))

@@ -29,7 +29,7 @@ Tensors = tuple[Tensor, ...]
 Function = Callable[..., Tensors]
 
 BACKENDS = tuple(name for name in PRESENT if name != "reference")
-MAPS: dict[str, Any] = {
+NORMALIZERS: dict[str, Any] = {
     "softmax": "softmax", "softmax_plus_one": "softmax_plus_one", "scalable_softmax": "scalable_softmax",
     "sigmoid": "sigmoid", "sparsemax": "sparsemax", "entmax15": "entmax15", "entmax": None, "topk": nn.TopK(3),
     "threshold": nn.Threshold(0.1),
@@ -50,8 +50,8 @@ MORE = [pytest.mark.slow("more cases in Triton's interpreter")]
 QUICK = [pytest.param(name, marks=MORE if name == "triton" else []) for name in PRESENT]
 
 
-def with_maps(names: Iterable[str], quick: tuple[str, ...] = ("softmax",)) -> pytest.MarkDecorator:
-    """Every backend with every map; of the interpreter, which is slow, all but ``quick`` wait for ``--all``."""
+def with_normalizers(names: Iterable[str], quick: tuple[str, ...] = ("softmax",)) -> pytest.MarkDecorator:
+    """Every backend with every normalizer; of the interpreter, which is slow, all but ``quick`` wait for ``--all``."""
     pairs = [
         pytest.param(backend, name, marks=MORE if backend == "triton" and name not in quick else [])
         for backend in PRESENT
@@ -74,7 +74,7 @@ def attended(backend: str, name: str, stats: Any = "all", **options: Any) -> Fun
     """Output and the statistics asked for that have a gradient, of a causal call with grouped heads and a softcap."""
 
     def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, temperature: Tensor, learned: Tensor) -> Tensors:
-        given: dict[str, Any] = {"normalizer": MAPS[name], **options}
+        given: dict[str, Any] = {"normalizer": NORMALIZERS[name], **options}
         if name == "softmax":
             given["sink_logits"] = learned
         if name == "entmax":
@@ -153,7 +153,7 @@ def tolerance_of(backend: str) -> float:
     return EXACT if type_of(backend) == torch.float64 else ROUNDED
 
 
-@with_maps(MAPS)
+@with_normalizers(NORMALIZERS)
 def test_tangents_of_output_and_statistics_are_differences_of_the_reference(backend: str, name: str):
     at, along = tensors(), tensors(seed=1)
     want = differences(attended("reference", name), at, along)
@@ -197,7 +197,7 @@ def test_a_tangent_in_tiles_is_that_of_the_whole(tiled: Any):
     assert_near(torch.func.jvp(attended("blocked", "softmax", stats), at, along)[1], want, EXACT)
 
 
-@with_maps(["softmax", "sparsemax"])
+@with_normalizers(["softmax", "sparsemax"])
 def test_rows_without_keys_and_what_is_hidden_have_no_part_in_a_tangent(backend: str, name: str):
     dtype = type_of(backend)
     query, key, value, *_ = (each.detach().clone() for each in tensors(dtype))
@@ -233,7 +233,7 @@ MAPPED = ((0,) * 6, (0, 0, 0, None, None, None), (1, 0, 0, 0, None, None), (None
           (None, None, None, 0, None, 0))  # fmt: skip
 
 
-@with_maps(["softmax", "scalable_softmax", "sigmoid", "entmax"], quick=())
+@with_normalizers(["softmax", "scalable_softmax", "sigmoid", "entmax"], quick=())
 def test_mapped_calls_and_gradients_per_sample_are_those_of_a_loop(backend: str, name: str):
     call = attended(backend, name, ("entropy", "max_weight", "first_token_mass"))
     samples = [tensors(torch.float32, seed) for seed in range(2)]
@@ -270,7 +270,7 @@ def small_loss(backend: str, name: str = "softmax", stats: Any = ("entropy",)) -
     """Of one tensor as query, key and value."""
 
     def loss(x: Tensor) -> Tensor:
-        found = attemper.attention(x, x.sin(), x, normalizer=MAPS[name], stats=stats, backend=backend)
+        found = attemper.attention(x, x.sin(), x, normalizer=NORMALIZERS[name], stats=stats, backend=backend)
         return (found.output.sin().sum() + known(found.stats).entropy.square().sum()).to(x.dtype)
 
     return loss
@@ -407,7 +407,7 @@ def test_statistics_alone_have_tangents_and_are_mapped(backend: str, rows: int |
 @pytest.mark.parametrize("name", ["softmax", "topk"])
 def test_dense_weights_have_tangents_and_are_mapped(name: str):
     def call(query: Tensor, key: Tensor) -> Tensors:
-        return (attemper.dense_weights(query, key, enable_gqa=True, normalizer=MAPS[name]),)
+        return (attemper.dense_weights(query, key, enable_gqa=True, normalizer=NORMALIZERS[name]),)
 
     at, along = tensors()[:2], tensors(seed=1)[:2]
     assert_near(torch.func.jvp(call, at, along)[1], differences(call, at, along), EXACT)

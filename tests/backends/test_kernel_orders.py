@@ -12,10 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import attemper
-from attemper.backends.native.rows import DERIVED, DERIVED_FROM
+from attemper.backends.native.library import check, library
+from attemper.backends.native.rows import DERIVED
+from attemper.backends.normalizers import CODES
 from attemper.backends.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH
+from attemper.errors import BackendError
 from attemper.statistics import ONE_PASS, Column, state_columns
 from tests.conftest import NATIVE
 
@@ -29,24 +33,53 @@ COLUMN_OF = {
     "C": Column.SQUARED_WEIGHTS,
     "F": Column.FIRST_TOKENS,
 }
-"""Letter of the C++ sources -> the state column."""
+"""Symbol of docs/design/0002, as Triton's kernels name their variables -> the state column."""
 
 
 def members(file: str, enum: str) -> tuple[str, ...]:
     """The members of an ``enum`` of the C++ sources; the last one, their number, is left out."""
-    found = re.search(rf"enum {enum} \{{(.*?)\}};", (BACKENDS / "native" / "source" / file).read_text("utf-8"), re.S)
+    found = re.search(
+        rf"enum {enum}(?: : \w+)? \{{(.*?)\}};", (BACKENDS / "native" / "source" / file).read_text("utf-8"), re.S
+    )
     assert found is not None
     return tuple(name.strip() for name in found[1].split(","))[:-1]
 
 
+def test_state_columns_are_those_of_the_native_source():
+    assert members("arguments.h", "Name") == tuple(column.name for column in Column)
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
+@pytest.mark.parametrize("code", [-1, len(CODES), 1 << 40])
+def test_the_library_refuses_a_normalizer_that_it_does_not_know(code: int):
+    nothing = (None, 0, None, None)
+    assert library().attemper_weights(1, 1, code, 0.0, 0.0, *nothing, 1) != 0
+    assert library().attemper_gradient(1, 1, code, 0.0, *nothing, None, 1) != 0
+    with pytest.raises(
+        BackendError, match=r"does not know this normalizer\. Build it again: python scripts/build_native"
+    ):
+        check("attemper_weights", library().attemper_weights(1, 1, code, 0.0, 0.0, *nothing, 1))
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_by_a_normalizer_that_the_library_does_not_know_is_refused(
+    monkeypatch: pytest.MonkeyPatch, backward: bool
+):
+    x = torch.randn(1, 1, 3, 4, requires_grad=True)
+    output = attemper.attention(x, x, x, normalizer="sparsemax", backend="native").output
+    monkeypatch.setitem(CODES, "sparsemax", len(CODES))
+    with pytest.raises(BackendError, match="does not know this normalizer"):
+        output.sum().backward() if backward else attemper.attention(x, x, x, normalizer="sparsemax", backend="native")
+
+
 def test_derived_statistics_have_the_order_of_the_native_source():
-    assert tuple(map(str.lower, members("statistics.cpp", "Name"))) == DERIVED
-    assert tuple(COLUMN_OF[letter] for letter in members("statistics.cpp", "Letter")) == DERIVED_FROM
+    assert tuple(map(str.lower, members("statistics.cpp", "Derived"))) == DERIVED
 
 
 def test_sums_have_the_order_of_the_native_source():
-    assert tuple(COLUMN_OF[letter] for letter in members("sums.cpp", "Letter")) == SUMMED
-    assert tuple(map(str.lower, members("sums.cpp", "Column"))) == COLUMNS
+    assert members("sums.cpp", "Summed") == tuple(column.name for column in SUMMED)
+    assert tuple(map(str.lower, members("sums.cpp", "Sum"))) == COLUMNS
     assert tuple(map(str.lower, members("sums.cpp", "Group"))) == BINNED
     assert len(COLUMNS) + BINS * len(BINNED) == WIDTH
 
@@ -55,7 +88,7 @@ def test_sums_have_the_numbers_of_the_triton_source():
     source = (BACKENDS / "triton" / "sums.py").read_text("utf-8")
     loaded = re.search(r"^ +(\w(?:, \w)+), _ = softmax\.loaded\(", source, re.M)
     assert loaded is not None
-    assert tuple(COLUMN_OF[letter.upper()] for letter in loaded[1].split(", ")) == SUMMED
+    assert tuple(COLUMN_OF[symbol.upper()] for symbol in loaded[1].split(", ")) == SUMMED
     added = source[source.index("def _added(") : source.index("return single, bins")]
     assert list(map(int, re.findall(r"\bsingle\[(\d+)\]", added))) == list(range(len(COLUMNS)))
     assert list(map(int, re.findall(r"\bbins\[(\d+)\]", added))) == list(range(len(BINNED)))
@@ -73,7 +106,7 @@ from pathlib import Path
 
 ROW = '''    Statistic(
         "perplexity", "e^H", "1 to n", softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,),
-        shown=Shown("perplexity", "Perplexity", "keys", "Keys that would have this entropy with equal weights."),
+        shown=Display("perplexity", "Perplexity", "keys", "Keys that would have this entropy with equal weights."),
     ),
 '''
 BEFORE = '''    Statistic(

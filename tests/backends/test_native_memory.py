@@ -57,12 +57,12 @@ CALLS: dict[str, Callable[[], Callable[[], object]]] = {
     "tiles": lambda: forward(40),
     "half precision": half_precision,
     "few rows": lambda: forward(1),
-    "whole rows": lambda: forward(40, normalizer="entmax15"),
+    "rowwise": lambda: forward(40, normalizer="entmax15"),
     "gradient": lambda: backward(40),
     "gradient of few rows": lambda: backward(1),
-    "gradient of whole rows": lambda: backward(40, normalizer="entmax15"),
-    "maps of scores": lambda: lambda: functional.entmax15(torch.zeros(4, 2000)),
-    "gradients of maps of scores": gradient_of_scores,
+    "gradient, rowwise": lambda: backward(40, normalizer="entmax15"),
+    "weights of scores": lambda: lambda: functional.entmax15(torch.zeros(4, 2000)),
+    "gradients of scores": gradient_of_scores,
 }
 ROOM = 1000
 

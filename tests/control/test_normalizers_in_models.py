@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper import nn as maps
+from attemper import nn
 from attemper.errors import InputError
 from tests.control.models import checkpointed
 from tests.monitor.tiny_models import TINY, inputs
@@ -65,7 +65,7 @@ def test_checkpointed_gradients_are_the_same(reentrant: bool) -> None:
     found = []
     for kind in (None, reentrant):
         again = copy.deepcopy(model).train()
-        attemper.temper(again, normalizer=maps.Entmax(1.5, learned=True, num_heads=4))
+        attemper.temper(again, normalizer=nn.Entmax(1.5, learned=True, num_heads=4))
         checkpointed(again, kind)
         again(**batch, labels=labels, use_cache=False).loss.backward()
         found.append({name: part.grad for name, part in again.named_parameters() if part.grad is not None})
@@ -92,7 +92,7 @@ def test_under_autocast_outputs_are_those_of_float32_up_to_its_rounding() -> Non
 
 @torch.no_grad()
 def test_sinks_of_a_model_take_the_maps_of_softmax_only() -> None:
-    """gpt-oss hands learned sinks to its attention; sparse maps have no place for them."""
+    """gpt-oss hands learned sinks to its attention; sparse normalizers have no place for them."""
     model, batch = ready("gpt-oss")
     before = real_outputs(model, batch)
     for normalizer in ("softmax", "softmax_plus_one"):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper import nn as maps
+from attemper import nn as ours
 from attemper.backends.normalizers import NORMALIZERS
 from attemper.call.normalizer import topk
 from attemper.errors import InputError
@@ -50,15 +50,15 @@ def by_hand(model: Attending, x: Tensor, function: Any) -> Tensor:
     return x
 
 
-MAPS = {
-    "sparsemax": maps.Sparsemax(),
-    "entmax15": maps.Entmax15(),
-    "softmax_plus_one": maps.SoftmaxPlusOne(),
-    "scalable_softmax": maps.ScalableSoftmax(),
-    "sigmoid": maps.Sigmoid(),
-    "softmax": maps.Softmax(),
+REPLACED = {
+    "sparsemax": ours.Sparsemax(),
+    "entmax15": ours.Entmax15(),
+    "softmax_plus_one": ours.SoftmaxPlusOne(),
+    "scalable_softmax": ours.ScalableSoftmax(),
+    "sigmoid": ours.Sigmoid(),
+    "softmax": ours.Softmax(),
 }
-GIVEN = [*MAPS, maps.TopK(3), maps.Threshold(0.2), maps.Entmax(1.3), maps.Sink(2), maps.Sigmoid(-1.0)]
+GIVEN = [*REPLACED, ours.TopK(3), ours.Threshold(0.2), ours.Entmax(1.3), ours.Sink(2), ours.Sigmoid(-1.0)]
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
@@ -66,7 +66,7 @@ def test_the_model_attends_by_the_map_and_is_what_it_was_afterwards(given: Any):
     model, x = Attending(), torch.randn(2, 9, 16)
     before = model(x)
     handle = attemper.temper(model, normalizer=given)
-    want = by_hand(model, x, MAPS.get(given, given) if isinstance(given, str) else given)
+    want = by_hand(model, x, REPLACED.get(given, given) if isinstance(given, str) else given)
     assert torch.allclose(model(x), want, atol=2e-6)
     assert handle.sites == ("layers.0", "layers.1")
     handle.remove()
@@ -77,13 +77,13 @@ def test_the_model_attends_by_the_map_and_is_what_it_was_afterwards(given: Any):
 def test_a_temperature_and_a_map_act_together():
     model, x = Attending(), torch.randn(2, 9, 16)
     with attemper.temper(model, temperature=0.5, normalizer="sparsemax"):
-        want = by_hand(model, x, lambda scores: maps.Sparsemax()(scores, temperature=0.5))
+        want = by_hand(model, x, lambda scores: ours.Sparsemax()(scores, temperature=0.5))
         assert torch.allclose(model(x), want, atol=2e-6)
 
 
 def test_each_site_learns_its_own_alpha_which_is_saved_with_the_model(tmp_path: Any):
     model, x = Attending(), torch.randn(2, 9, 16)
-    handle = attemper.temper(model, normalizer=maps.Entmax(1.5, learned=True, num_heads=2))
+    handle = attemper.temper(model, normalizer=ours.Entmax(1.5, learned=True, num_heads=2))
     parameters = list(handle.parameters())
     assert [tuple(parameter.shape) for parameter in parameters] == [(2,), (2,)]
     model(x).square().sum().backward()
@@ -100,9 +100,9 @@ def test_each_site_learns_its_own_alpha_which_is_saved_with_the_model(tmp_path: 
     assert torch.equal(model(x), moved)
 
 
-def test_statistics_of_a_watch_are_those_of_the_map():
+def test_statistics_of_a_watch_are_those_of_the_normalizer():
     model, x = Attending(), torch.randn(2, 9, 16)
-    attemper.temper(model, normalizer=maps.TopK(2), sites=["layers.1"])
+    attemper.temper(model, normalizer=ours.TopK(2), sites=["layers.1"])
     with attemper.watch(model) as watch:
         model(x)
     plain, top = watch.table().sites
@@ -124,7 +124,7 @@ def test_a_penalty_has_the_gradient_of_the_maps_entropy():
     weight = layer.qkv.weight.detach().clone().requires_grad_()
     q, k, _ = F.linear(x, weight, layer.qkv.bias).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
     scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
-    entropy = attemper.functional.entropy_of(maps.Entmax15()(scores))
+    entropy = attemper.functional.entropy_of(ours.Entmax15()(scores))
     ((entropy - 0.3) ** 2).mean().backward()
     assert weight.grad is not None
     assert torch.allclose(got, weight.grad, rtol=1e-5, atol=1e-9)
@@ -141,26 +141,26 @@ def test_dropout_is_the_models():
     assert torch.equal(model(x), model(x))
 
 
-MAP_REFUSED = "steers by the slope of softmax's entropy, and {} attends by another normalizer"
+REFUSED = "steers by the slope of softmax's entropy, and {} attends by another normalizer"
 
 
 def test_a_thermostat_refuses_another_map_before_anything_runs():
     model, x = Attending().train(), torch.randn(2, 9, 16)
     handle = attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
-    with pytest.raises(InputError, match=MAP_REFUSED.format("Layer")):
+    with pytest.raises(InputError, match=REFUSED.format("Layer")):
         attemper.Thermostat(model, target_entropy=0.5)
     handle.remove()
     thermostat = attemper.Thermostat(model, target_entropy=0.5)
     attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
-    with pytest.raises(InputError, match=MAP_REFUSED.format("Layer")):
+    with pytest.raises(InputError, match=REFUSED.format("Layer")):
         model(x)
     thermostat.close()
     model(x)
 
 
-def test_a_thermostat_refuses_a_layer_of_ours_with_another_map():
-    layer = maps.MultiheadAttention(16, 2, normalizer="entmax15")
-    with pytest.raises(InputError, match=MAP_REFUSED.format("MultiheadAttention")):
+def test_a_thermostat_refuses_a_layer_of_ours_with_another_normalizer():
+    layer = ours.MultiheadAttention(16, 2, normalizer="entmax15")
+    with pytest.raises(InputError, match=REFUSED.format("MultiheadAttention")):
         attemper.Thermostat(layer, target_entropy=0.5)
 
 
@@ -183,9 +183,9 @@ def test_a_normalizer_without_a_module_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_layer_of_ours_takes_another_map_and_gives_it_back():
-    layer, x = maps.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16)
+    layer, x = ours.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16)
     before = layer(x, x, x, need_weights=False)[0]
-    other = maps.MultiheadAttention(16, 2, batch_first=True, normalizer="sparsemax")
+    other = ours.MultiheadAttention(16, 2, batch_first=True, normalizer="sparsemax")
     other.load_state_dict(layer.state_dict())
     with attemper.temper(layer, normalizer="sparsemax"):
         assert torch.equal(layer(x, x, x, need_weights=False)[0], other(x, x, x, need_weights=False)[0])
@@ -208,7 +208,7 @@ def test_a_module_whose_forward_somebody_wrapped_can_be_tempered_again():
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_models_of_transformers_registry_attend_by_the_map(implementation: str):
+def test_models_of_transformers_registry_attend_by_the_normalizer(implementation: str):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -223,7 +223,7 @@ def test_models_of_transformers_registry_attend_by_the_map(implementation: str):
     before = model(ids, attention_mask=padding).logits
     with attemper.temper(model, normalizer="softmax"):
         assert (model(ids, attention_mask=padding).logits - before)[real].abs().max() < 1e-5
-    with attemper.temper(model, normalizer=maps.TopK(4096)):
+    with attemper.temper(model, normalizer=ours.TopK(4096)):
         assert (model(ids, attention_mask=padding).logits - before)[real].abs().max() < 1e-5
     with attemper.temper(model, normalizer="sparsemax"), attemper.watch(model, stats="support_size") as watch:
         changed = model(ids, attention_mask=padding).logits
@@ -232,7 +232,7 @@ def test_models_of_transformers_registry_attend_by_the_map(implementation: str):
     assert torch.equal(model(ids, attention_mask=padding).logits, before)
 
 
-def test_a_reading_says_which_map_it_is_of():
+def test_a_reading_says_which_normalizer_it_is_of():
     model, x = Attending(), torch.randn(2, 9, 16)
     attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
     with attemper.watch(model) as watch:
@@ -242,7 +242,7 @@ def test_a_reading_says_which_map_it_is_of():
     support = watch.table().row_statistics("layers.1").support_size
     q, k, _ = model.layers[1].qkv(x + model.layers[0](x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
-    assert torch.equal(support, (maps.Sparsemax()(scores) > 0).sum(-1))
+    assert torch.equal(support, (ours.Sparsemax()(scores) > 0).sum(-1))
 
 
 def test_what_a_compiled_model_hides_from_its_taps_is_skipped_by_name():
@@ -251,7 +251,7 @@ def test_what_a_compiled_model_hides_from_its_taps_is_skipped_by_name():
     compiled = torch.compile(model, backend="eager")
     with attemper.watch(compiled) as watch:  # pyright: ignore[reportArgumentType]
         compiled(x)
-    with pytest.raises(InputError, match=r"layers.1: temper gave it another map than softmax"):
+    with pytest.raises(InputError, match=r"layers.1: temper gave it another normalizer than softmax"):
         watch.table()
 
 

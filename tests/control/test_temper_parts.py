@@ -224,7 +224,7 @@ def test_a_temperature_is_learned_at_float64_precision(way: str):
     def loss() -> torch.Tensor:
         return model(x, x, x, need_weights=False)[0].square().sum()
 
-    (slope,) = torch.autograd.grad(loss(), parameter)
+    (gradient,) = torch.autograd.grad(loss(), parameter)
     step, sides = 1e-5, []
     for side in (step, -step):
         with torch.no_grad():
@@ -232,7 +232,7 @@ def test_a_temperature_is_learned_at_float64_precision(way: str):
             sides.append(loss())
             parameter[0] -= side
     # The error of a central difference in float64; float32 would leave 1e-2 of it.
-    assert float((sides[0] - sides[1]) / (2 * step)) == pytest.approx(float(slope[0]), rel=1e-6)
+    assert float((sides[0] - sides[1]) / (2 * step)) == pytest.approx(float(gradient[0]), rel=1e-6)
 
 
 def test_a_half_precision_model_keeps_its_temperatures_in_float32():

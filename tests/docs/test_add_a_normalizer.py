@@ -85,7 +85,7 @@ def test_rows_of_scores_are_not_handed_to_kernels_that_do_not_know_it():
 
 def test_the_names_of_compiled_normalizers_are_those_of_the_kernels_in_their_order():
     source = (BACKENDS / "native" / "source" / "solve.h").read_text("utf-8")
-    enum = re.search(r"enum Kind : int64_t \{(.*?)\}", source, re.DOTALL)
+    enum = re.search(r"enum Normalizer : int64_t \{(.*?), NORMALIZERS \}", source, re.DOTALL)
     assert enum is not None
     assert tuple(name.strip().lower() for name in enum[1].split(",")) == COMPILED_NORMALIZERS
     gpu = (BACKENDS / "triton" / "rowwise" / "normalizers.py").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Maps on scores run by each of their kernels."""
+"""Normalizers of scores run by each of their kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maps from scores to weights, row by row from their definitions: by sorting and bisection, in numpy's longdouble.
+"""The normalizers, row by row from their definitions: by sorting and bisection, in numpy's longdouble.
 
 A row is a one-dimensional array of finite visible scores. No code of attemper, and none of its ways: sparsemax and
 entmax15 sort, entmax halves an interval for the threshold.
@@ -96,7 +96,7 @@ def scalable(s: float) -> Row:
 
 
 def rows(row: Row, scores: torch.Tensor) -> torch.Tensor:
-    """The map of every row of ``scores`` [..., n], -inf hidden, as float64."""
+    """The weights of every row of ``scores`` [..., n], -inf hidden, as float64."""
     numbers = scores.double().numpy().astype(FLOAT)
     result = np.zeros_like(numbers)
     for place in np.ndindex(numbers.shape[:-1]):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, functional
-from attemper.call.options import Keywords
+from attemper.call.options import Keywords, ScoreKeywords
 from attemper.statistics import ONE_PASS
 from tests.support.calls import attended
 
@@ -388,14 +388,18 @@ def test_a_tap_under_autocast_takes_several_types_too():
     assert [head.entropy_nats for head in watch.table().sites[0].heads] == pytest.approx(wanted.tolist(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["varlen_attention", "attention_statistics", "dense_weights"])
+@pytest.mark.parametrize("name", ["varlen_attention", "attention_statistics", "dense_weights", "tap"])
 def test_every_option_of_attention_is_in_the_signature_of_its_kin(name: str):
     def options(function: Any) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(function).parameters.values()
         return {one.name: one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
 
     whole, some = options(attemper.attention), options(getattr(attemper, name))
-    assert whole.keys() == Keywords.__annotations__.keys() <= some.keys()
+    if name == "tap":
+        whole = {option: whole[option] for option in ScoreKeywords.__annotations__}
+    else:
+        assert whole.keys() == Keywords.__annotations__.keys()
+    assert whole.keys() <= some.keys()
     stats = {"stats": whole["stats"].replace(default="all")} if name == "attention_statistics" else {}
     assert {option: some[option] for option in whole} == whole | stats
 

@@ -54,9 +54,10 @@ def test_first_and_second_derivatives(name: str, causal: bool):
 
 
 def magnitudes(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, name: str, causal: bool) -> tuple[Tensor, ...]:
-    """What each gradient is a sum of, in absolute numbers: ``|g| w (|v_j| + |o_i|) / Z``. Maps and slopes are positive.
+    """What each gradient is a sum of, in absolute numbers: ``|g| w (|v_j| + |o_i|) / Z``.
 
-    A gradient is rounded relative to these, not to itself: with one key a gradient is 0, of terms that cancel.
+    Features and their derivatives are positive. A gradient is rounded relative to these, not to itself: with one key a
+    gradient is 0, of terms that cancel.
     """
     phi_q, phi_k = MAPS[name](q), MAPS[name](k)
     weights = phi_q @ phi_k.mT

@@ -1,4 +1,4 @@
-"""Every map from scores to weights: values by their definitions, any dim, temperature and type, two derivatives."""
+"""Every normalizer of scores: values by their definitions, any dim, temperature and type, two derivatives."""
 
 import math
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from tests.functional import normalizer_oracle as oracle
 from tests.laws.rows import rows
 
 
-class Map(NamedTuple):
-    """A map with its number, and the same by the oracle."""
+class Named(NamedTuple):
+    """A normalizer with its number, and the same by the oracle."""
 
     call: Callable[..., Tensor]
     oracle: oracle.Row
@@ -32,30 +32,30 @@ def with_number(function: Callable[..., Tensor], *numbers: Any) -> Callable[...,
     return lambda scores, **options: function(scores, *numbers, **options)
 
 
-MAPS = {
-    "softmax_plus_one": Map(F.softmax_plus_one, oracle.with_sink(0.0), shift=False, whole=False),
-    "sink": Map(with_number(F.softmax_with_sink, 0.7), oracle.with_sink(0.7), shift=False, whole=False),
-    "scalable": Map(F.scalable_softmax, oracle.scalable(1.0)),
-    "scalable 0.4": Map(with_number(F.scalable_softmax, 0.4), oracle.scalable(0.4)),
-    "sigmoid": Map(with_number(F.sigmoid, -0.5), oracle.sigmoid(-0.5), shift=False, whole=False),
-    "topk 1": Map(with_number(F.topk_softmax, 1), oracle.topk(1)),
-    "topk 3": Map(with_number(F.topk_softmax, 3), oracle.topk(3)),
-    "threshold": Map(with_number(F.threshold_softmax, 0.07), oracle.threshold(0.07)),
-    "sparsemax": Map(F.sparsemax, oracle.sparsemax),
-    "entmax15": Map(F.entmax15, oracle.entmax15),
-    "entmax 1": Map(with_number(F.entmax, 1), oracle.softmax),
-    "entmax 1.3": Map(with_number(F.entmax, 1.3), oracle.entmax(1.3)),
-    "entmax 1.5": Map(F.entmax, oracle.entmax15),
-    "entmax 2": Map(with_number(F.entmax, 2), oracle.sparsemax),
-    "entmax 3": Map(with_number(F.entmax, 3.0), oracle.entmax(3.0)),
+NORMALIZERS = {
+    "softmax_plus_one": Named(F.softmax_plus_one, oracle.with_sink(0.0), shift=False, whole=False),
+    "sink": Named(with_number(F.softmax_with_sink, 0.7), oracle.with_sink(0.7), shift=False, whole=False),
+    "scalable": Named(F.scalable_softmax, oracle.scalable(1.0)),
+    "scalable 0.4": Named(with_number(F.scalable_softmax, 0.4), oracle.scalable(0.4)),
+    "sigmoid": Named(with_number(F.sigmoid, -0.5), oracle.sigmoid(-0.5), shift=False, whole=False),
+    "topk 1": Named(with_number(F.topk_softmax, 1), oracle.topk(1)),
+    "topk 3": Named(with_number(F.topk_softmax, 3), oracle.topk(3)),
+    "threshold": Named(with_number(F.threshold_softmax, 0.07), oracle.threshold(0.07)),
+    "sparsemax": Named(F.sparsemax, oracle.sparsemax),
+    "entmax15": Named(F.entmax15, oracle.entmax15),
+    "entmax 1": Named(with_number(F.entmax, 1), oracle.softmax),
+    "entmax 1.3": Named(with_number(F.entmax, 1.3), oracle.entmax(1.3)),
+    "entmax 1.5": Named(F.entmax, oracle.entmax15),
+    "entmax 2": Named(with_number(F.entmax, 2), oracle.sparsemax),
+    "entmax 3": Named(with_number(F.entmax, 3.0), oracle.entmax(3.0)),
 }
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HIDDEN = torch.tensor([[1.0, -math.inf, 3.0, 2.5, -1.0], [-math.inf] * 4 + [2.0], [-math.inf] * 5, [0.0] * 5])
 
 
-@pytest.fixture(params=MAPS)
-def each(request: pytest.FixtureRequest) -> Map:
-    return MAPS[request.param]
+@pytest.fixture(params=NORMALIZERS)
+def each(request: pytest.FixtureRequest) -> Named:
+    return NORMALIZERS[request.param]
 
 
 def scores_of(dtype: torch.dtype, n: int = 5) -> Tensor:
@@ -68,7 +68,7 @@ def scores_of(dtype: torch.dtype, n: int = 5) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
-def test_weights_are_those_of_the_oracle(each: Map, dtype: torch.dtype):
+def test_weights_are_those_of_the_oracle(each: Named, dtype: torch.dtype):
     scores = scores_of(dtype)
     weights = each.call(scores)
     assert weights.dtype == dtype
@@ -85,7 +85,7 @@ def test_weights_are_those_of_the_oracle(each: Map, dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
-def test_rows_sum_to_one_within_the_rounding_of_the_type(each: Map, dtype: torch.dtype):
+def test_rows_sum_to_one_within_the_rounding_of_the_type(each: Named, dtype: torch.dtype):
     scores = (torch.randn(12, 4096) * torch.tensor([0.01, 1.0, 5.0]).repeat(4)[:, None]).to(dtype)
     sums = each.call(scores).double().sum(-1)
     if not each.whole:
@@ -96,7 +96,7 @@ def test_rows_sum_to_one_within_the_rounding_of_the_type(each: Map, dtype: torch
         assert error <= torch.finfo(dtype).eps * (1 if dtype.itemsize == 2 else 8), f"rows sum to 1 but for {error}"
 
 
-def test_the_result_has_the_type_that_was_asked_for(each: Map):
+def test_the_result_has_the_type_that_was_asked_for(each: Named):
     scores = scores_of(torch.bfloat16)
     wide = each.call(scores, dtype=torch.float32)
     assert wide.dtype == torch.float32
@@ -105,7 +105,7 @@ def test_the_result_has_the_type_that_was_asked_for(each: Map):
 
 
 @pytest.mark.parametrize("dim", [-1, -2, -3, -4, 0, 1, 2, 3])
-def test_dim_says_where_the_keys_are(each: Map, dim: int):
+def test_dim_says_where_the_keys_are(each: Named, dim: int):
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     got = each.call(scores, dim=dim)
     assert got.shape == scores.shape
@@ -114,7 +114,7 @@ def test_dim_says_where_the_keys_are(each: Map, dim: int):
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (7,), (2, 0, 4), (0, 4), (3, 0), (0,), (1, 2, 1, 3)], ids=str)
 @pytest.mark.parametrize("dim", [-1, 0])
-def test_any_shape_has_weights(each: Map, shape: tuple[int, ...], dim: int):
+def test_any_shape_has_weights(each: Named, shape: tuple[int, ...], dim: int):
     scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     weights = each.call(scores, dim=dim)
     assert weights.shape == shape
@@ -127,7 +127,7 @@ def test_any_shape_has_weights(each: Map, shape: tuple[int, ...], dim: int):
 
 @pytest.mark.parametrize("dim", [-1, 1, 0, -3])
 @pytest.mark.parametrize("shape", ["number", "scalar", "full", "broadcast"])
-def test_temperature_divides_the_scores(each: Map, shape: str, dim: int):
+def test_temperature_divides_the_scores(each: Named, shape: str, dim: int):
     scores = torch.randn(2, 3, 4, dtype=torch.float64)
     scores[1, 2] = -math.inf
     scores[0, 0, 1] = -math.inf
@@ -145,9 +145,9 @@ def test_temperature_divides_the_scores(each: Map, shape: str, dim: int):
 
 
 @pytest.mark.parametrize("infinite", [math.inf, torch.tensor(math.inf)], ids=["number", "tensor"])
-@pytest.mark.parametrize("name", [name for name in MAPS if "topk" not in name])
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if "topk" not in name])
 def test_an_infinite_temperature_makes_all_scores_equal(name: str, infinite: Any):
-    scores, function = scores_of(torch.float64), MAPS[name].call
+    scores, function = scores_of(torch.float64), NORMALIZERS[name].call
     equal = torch.where(scores == -math.inf, scores, 0.0)
     torch.testing.assert_close(function(scores, temperature=infinite), function(equal), rtol=0, atol=1e-15)
 
@@ -161,9 +161,9 @@ def test_topk_chooses_by_the_scores_before_temperature_and_shift_make_some_equal
 
 
 @pytest.mark.parametrize("small", [1e-30, torch.tensor(1e-30, requires_grad=True)], ids=["number", "tensor"])
-@pytest.mark.parametrize("name", [name for name in MAPS if MAPS[name].shift])
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if NORMALIZERS[name].shift])
 def test_a_tiny_temperature_leaves_the_largest_score(name: str, small: Any):
-    weights = MAPS[name].call(torch.tensor([[1.0, 2.0, -math.inf], [5.0, 5.0, -1.0]]), temperature=small)
+    weights = NORMALIZERS[name].call(torch.tensor([[1.0, 2.0, -math.inf], [5.0, 5.0, -1.0]]), temperature=small)
     ties = [1.0, 0.0, 0.0] if name == "topk 1" else [0.5, 0.5, 0.0]
     torch.testing.assert_close(weights.detach(), torch.tensor([[0.0, 1.0, 0.0], ties]), rtol=0, atol=1e-7)
     if isinstance(small, Tensor):
@@ -172,7 +172,7 @@ def test_a_tiny_temperature_leaves_the_largest_score(name: str, small: Any):
 
 
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
-def test_a_score_that_is_not_finite_breaks_its_row_and_no_other(each: Map):
+def test_a_score_that_is_not_finite_breaks_its_row_and_no_other(each: Named):
     good = torch.tensor([1.0, -math.inf, 2.0])
     for bad in (math.nan, math.inf):
         scores = torch.stack([good, torch.tensor([0.0, -math.inf, bad]), good]).requires_grad_()
@@ -188,7 +188,7 @@ def test_a_score_that_is_not_finite_breaks_its_row_and_no_other(each: Map):
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_first_and_second_derivatives_are_right_under_masks(each: Map, n: int):
+def test_first_and_second_derivatives_are_right_under_masks(each: Named, n: int):
     hidden = torch.zeros(4, n + 1, dtype=torch.bool)
     hidden[:, n] = True
     hidden[1] = True
@@ -206,7 +206,7 @@ def test_first_and_second_derivatives_are_right_under_masks(each: Map, n: int):
 
 
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
-def test_gradients_in_float32_are_those_of_float64(each: Map):
+def test_gradients_in_float32_are_those_of_float64(each: Named):
     scores = torch.cat([scores_of(torch.float32, 9), torch.randn(3, 9) + 1e3])
     above = torch.randn(scores.shape)
     results = []
@@ -216,7 +216,7 @@ def test_gradients_in_float32_are_those_of_float64(each: Map):
     torch.testing.assert_close(results[0], results[1], rtol=2e-5, atol=2e-6)
 
 
-def test_derivatives_of_temperature_are_right(each: Map):
+def test_derivatives_of_temperature_are_right(each: Named):
     scores = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
     temperature = torch.tensor([0.7, 1.8], dtype=torch.float64, requires_grad=True)
     hidden = torch.tensor([False, False, False, True])
@@ -236,7 +236,9 @@ def test_the_gradient_of_a_saturated_row_keeps_its_digits(name: str, monkeypatch
     for dtype in (torch.float32, torch.float64):
         scores = torch.tensor([15.0, 14.0, 0.0] if name == "threshold" else [20.0, 0.0, -1.0], dtype=dtype)
         scores.requires_grad_()
-        (grad,) = torch.autograd.grad(MAPS[name].call(scores), scores, torch.tensor([0.3, 2.0, 5.0], dtype=dtype))
+        (grad,) = torch.autograd.grad(
+            NORMALIZERS[name].call(scores), scores, torch.tensor([0.3, 2.0, 5.0], dtype=dtype)
+        )
         grads.append(grad.double())
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=0)
 
@@ -286,9 +288,9 @@ def test_what_is_learned_may_be_a_number_or_any_shape_that_fits(what: str):
 
 @settings(max_examples=15)
 @given(scores=rows(), shift=st.floats(-20, 20))
-@pytest.mark.parametrize("name", [name for name in MAPS if MAPS[name].shift])
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if NORMALIZERS[name].shift])
 def test_a_constant_added_to_a_row_changes_nothing(name: str, scores: Tensor, shift: float):
-    function = MAPS[name].call
+    function = NORMALIZERS[name].call
     exact = torch.round(scores * 1024) / 1024  # so that the sum below is exact
     shifted = exact + round(shift * 1024) / 1024
     torch.testing.assert_close(function(shifted), function(exact), rtol=0, atol=1e-14)
@@ -296,21 +298,21 @@ def test_a_constant_added_to_a_row_changes_nothing(name: str, scores: Tensor, sh
 
 @settings(max_examples=15)
 @given(scores=rows(), random=st.randoms(use_true_random=False))
-@pytest.mark.parametrize("name", [name for name in MAPS if "topk" not in name])
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if "topk" not in name])
 def test_the_order_of_keys_does_not_matter(name: str, scores: Tensor, random: Any):
     order = list(range(scores.shape[-1]))
     random.shuffle(order)
-    function = MAPS[name].call
+    function = NORMALIZERS[name].call
     torch.testing.assert_close(function(scores[:, order]), function(scores)[:, order], rtol=0, atol=1e-13)
 
 
 @settings(max_examples=15)
 @given(scores=rows())
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 def test_weights_are_not_negative_sum_to_one_and_keep_the_order_of_the_scores(name: str, scores: Tensor):
-    weights = MAPS[name].call(scores)
+    weights = NORMALIZERS[name].call(scores)
     assert (weights >= 0).all()
-    if MAPS[name].whole:
+    if NORMALIZERS[name].whole:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[:, 0]), rtol=0, atol=1e-14)
     larger = scores[:, :, None] > scores[:, None, :]
     assert (weights[:, :, None] >= weights[:, None, :])[larger].all()
@@ -321,9 +323,9 @@ def test_weights_are_not_negative_sum_to_one_and_keep_the_order_of_the_scores(na
 
 @settings(max_examples=15)
 @given(scores=rows(), hidden=st.integers(1, 3))
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 def test_hidden_keys_appended_change_nothing(name: str, scores: Tensor, hidden: int):
-    function = MAPS[name].call
+    function = NORMALIZERS[name].call
     longer = torch.nn.functional.pad(scores, (0, hidden), value=-math.inf)
     got = function(longer)
     torch.testing.assert_close(got[:, :-hidden], function(scores), rtol=0, atol=1e-14)

@@ -1,4 +1,4 @@
-"""The maps as PyTorch sees them: operators, compiled graphs, transforms of functions, other devices."""
+"""The normalizers as PyTorch sees them: operators, compiled graphs, transforms of functions, other devices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from attemper import functional as F
 from attemper.call import row_operator
-from tests.functional.test_normalizers import MAPS, Map
+from tests.functional.test_normalizers import NORMALIZERS, Named
 
-KINDS = {
+GIVEN = {
     "sparsemax": (0.0, None),
     "entmax15": (0.0, None),
     "entmax": (0.0, [1.0, 1.3, 2.5]),
@@ -32,44 +32,44 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("normalizer", GIVEN)
 @pytest.mark.quick("float64", "sparsemax-torch.float32")
-def test_the_operator_passes_opcheck(kind: str, dtype: torch.dtype):
-    number, alpha = KINDS[kind]
+def test_the_operator_passes_opcheck(normalizer: str, dtype: torch.dtype):
+    number, alpha = GIVEN[normalizer]
     scores = torch.randn(2, 3, 5, dtype=dtype)
     scores[0, 0, 1] = -math.inf
     scores[1, 1] = -math.inf
     each = None if alpha is None else torch.tensor(alpha, dtype=dtype).expand(2, 3).clone().requires_grad_()
-    arguments = (scores.requires_grad_(), each, kind, number)
+    arguments = (scores.requires_grad_(), each, normalizer, number)
     result = torch.library.opcheck(torch.ops.attemper.row_weights.default, arguments)
     assert set(result.values()) == {"SUCCESS"}, result
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_gradients_operator_has_a_true_schema_and_fake(kind: str):
-    number, alpha = KINDS[kind]
+@pytest.mark.parametrize("normalizer", GIVEN)
+def test_the_gradients_operator_has_a_true_schema_and_fake(normalizer: str):
+    number, alpha = GIVEN[normalizer]
     each = None if alpha is None else torch.tensor(alpha).expand(2, 3)
-    weights = row_operator.row_weights(torch.randn(2, 3, 5), kind, number, each)
+    weights = row_operator.row_weights(torch.randn(2, 3, 5), normalizer, number, each)
     # Not contiguous: from a transposed result.
     grad = torch.randn(2, 5, 3).mT
     result = torch.library.opcheck(
         torch.ops.attemper.row_gradient.default,
-        (weights, grad, each, kind, number),
+        (weights, grad, each, normalizer, number),
         test_utils=("test_schema", "test_faketensor"),
     )
     assert set(result.values()) == {"SUCCESS"}, result
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 @pytest.mark.quick("plus_one", "scalable 0.4", "entmax 1.5", "topk 3", "sigmoid", "threshold")
 def test_a_compiled_graph_is_whole_and_has_the_numbers_of_eager(name: str):
     scores = torch.randn(2, 3, 7).masked_fill(torch.rand(2, 3, 7) < 0.2, -math.inf).requires_grad_()
     above = torch.randn(2, 3, 7)
     counter = CompileCounterWithBackend("aot_eager")
-    function = torch.compile(MAPS[name].call, fullgraph=True, backend=counter)
+    function = torch.compile(NORMALIZERS[name].call, fullgraph=True, backend=counter)
     for options in ({}, {"dim": 1, "temperature": 0.5}):
         results = []
-        for call in (MAPS[name].call, function):
+        for call in (NORMALIZERS[name].call, function):
             weights = call(scores, **options)
             results.append((weights, *torch.autograd.grad(weights, scores, above)))
         torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-7)
@@ -105,9 +105,9 @@ def test_what_is_learned_compiles_with_its_gradient(what: str):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 def test_transforms_of_functions_give_what_loops_do(name: str):
-    call = MAPS[name].call
+    call = NORMALIZERS[name].call
     scores = torch.randn(4, 3, 5, dtype=torch.float64)
     scores[0, 0, 1] = -math.inf
     together = torch.func.vmap(call)(scores)
@@ -133,8 +133,8 @@ def test_alpha_is_mapped_and_differentiated_by_transforms(what: str):
     def total(alpha: Tensor) -> Tensor:
         return F.entmax(scores, alpha).square().sum()
 
-    slope = torch.func.grad(total)
-    function = slope if what == "first" else torch.func.grad(slope)
+    gradient = torch.func.grad(total)
+    function = gradient if what == "first" else torch.func.grad(gradient)
     got = torch.func.vmap(function)(alphas)
     leaf = alphas.clone().requires_grad_()
     (want,) = torch.autograd.grad(sum(total(a) for a in leaf), leaf, create_graph=True)  # pyright: ignore
@@ -143,27 +143,27 @@ def test_alpha_is_mapped_and_differentiated_by_transforms(what: str):
     torch.testing.assert_close(got, want.detach())
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 def test_autocast_changes_nothing(name: str):
     scores = torch.randn(3, 50)
     with torch.autocast("cpu", torch.bfloat16):
-        got = MAPS[name].call(scores)
-    assert torch.equal(got, MAPS[name].call(scores))
+        got = NORMALIZERS[name].call(scores)
+    assert torch.equal(got, NORMALIZERS[name].call(scores))
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 def test_shapes_follow_without_numbers(name: str):
     scores = torch.empty(2, 3, 5, device="meta", dtype=torch.bfloat16)
-    got = MAPS[name].call(scores, dim=1)
+    got = NORMALIZERS[name].call(scores, dim=1)
     assert got.shape == scores.shape
     assert got.dtype == scores.dtype
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", NORMALIZERS)
 def test_inputs_stay_as_they_are_and_may_have_any_strides(name: str):
     scores = torch.randn(6, 8, dtype=torch.float64)
     kept = scores.clone()
-    each: Map = MAPS[name]
+    each: Named = NORMALIZERS[name]
     views: list[Any] = [scores[:, ::2], scores.mT, scores[:1].expand(4, 8)]
     for view in views:
         torch.testing.assert_close(each.call(view), each.call(view.contiguous()), rtol=1e-14, atol=1e-15)

@@ -1,4 +1,4 @@
-"""Hostile inputs, table "Softmax alternatives", for the maps on scores."""
+"""Hostile inputs, table "Softmax alternatives", for functions of scores."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 
 from attemper import functional as F
 from tests.functional import normalizer_oracle as oracle
-from tests.functional.test_normalizers import MAPS, Map
+from tests.functional.test_normalizers import NORMALIZERS, Named
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("row_kernels", "poisoned_empty")]
-SHIFTED = [name for name in MAPS if MAPS[name].shift]
+SHIFTED = [name for name in NORMALIZERS if NORMALIZERS[name].shift]
 
 
-@pytest.fixture(params=MAPS)
-def each(request: pytest.FixtureRequest) -> Map:
-    return MAPS[request.param]
+@pytest.fixture(params=NORMALIZERS)
+def each(request: pytest.FixtureRequest) -> Named:
+    return NORMALIZERS[request.param]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_row_with_nothing_visible_is_0_with_a_gradient_of_0(each: Map, dtype: torch.dtype):
+def test_a_row_with_nothing_visible_is_0_with_a_gradient_of_0(each: Named, dtype: torch.dtype):
     scores = torch.full((2, 3, 4), -math.inf, dtype=dtype)
     scores[0, 1, 2] = 1.5
     leaf = scores.clone().requires_grad_()
@@ -41,8 +41,8 @@ def test_a_row_with_nothing_visible_is_0_with_a_gradient_of_0(each: Map, dtype: 
 def test_an_offset_of_all_scores_costs_no_digits(name: str, offset: float, temperature: float):
     # The rounding of s + c is not ours: the oracle takes the rounded scores.
     scores = torch.randn(12, 40) * 2 + offset
-    got = MAPS[name].call(scores, temperature=temperature)
-    want = oracle.rows(MAPS[name].oracle, (scores.double() - offset) / temperature)
+    got = NORMALIZERS[name].call(scores, temperature=temperature)
+    want = oracle.rows(NORMALIZERS[name].oracle, (scores.double() - offset) / temperature)
     error = (got.double() - want).abs().max().item()
     assert error <= 2e-6, f"off by {error}"
 
@@ -50,7 +50,7 @@ def test_an_offset_of_all_scores_costs_no_digits(name: str, offset: float, tempe
 @pytest.mark.parametrize("name", SHIFTED)
 def test_a_steep_ladder_far_below_0_in_bfloat16(name: str):
     scores = (-5.0 * torch.arange(12) - 1000).to(torch.bfloat16)
-    got, want = MAPS[name].call(scores), oracle.rows(MAPS[name].oracle, scores)
+    got, want = NORMALIZERS[name].call(scores), oracle.rows(NORMALIZERS[name].oracle, scores)
     torch.testing.assert_close(got.double(), want, rtol=0, atol=2**-9)
     assert abs(got.double().sum().item() - 1) <= 2**-7
 
@@ -60,15 +60,17 @@ def test_a_steep_ladder_far_below_0_in_bfloat16(name: str):
 @pytest.mark.grid
 def test_a_hundred_thousand_keys(name: str, spread: float):
     scores = torch.randn(2, 100_000) * spread
-    weights = MAPS[name].call(scores)
+    weights = NORMALIZERS[name].call(scores)
     torch.testing.assert_close(weights.double().sum(-1), torch.ones(2).double(), rtol=0, atol=1e-6)
     if "entmax 1.3" not in name and name != "entmax 3":
-        torch.testing.assert_close(weights.double(), oracle.rows(MAPS[name].oracle, scores), rtol=1e-4, atol=3e-7)
+        torch.testing.assert_close(
+            weights.double(), oracle.rows(NORMALIZERS[name].oracle, scores), rtol=1e-4, atol=3e-7
+        )
 
 
-def test_equal_scores_share_equally(each: Map):
+def test_equal_scores_share_equally(each: Named):
     weights = each.call(torch.full((2, 7), 3.0))
-    if not each.shift or each in (MAPS["topk 3"], MAPS["topk 1"]):
+    if not each.shift or each in (NORMALIZERS["topk 3"], NORMALIZERS["topk 1"]):
         want = oracle.rows(each.oracle, torch.full((2, 7), 3.0))
     else:
         want = torch.full((2, 7), 1 / 7)
@@ -116,7 +118,7 @@ def test_a_sink_far_from_0_meets_scores_far_from_0(offset: float):
 @pytest.mark.parametrize("name", SHIFTED)
 def test_scores_near_the_ends_of_float32(name: str, scale: float):
     scores = torch.tensor([[1.0, -1.0, 0.5], [3.0, 3.0, -3.0]]) * scale
-    weights = MAPS[name].call(scores)
+    weights = NORMALIZERS[name].call(scores)
     assert weights.isfinite().all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2), rtol=0, atol=1e-6)
     tie = [1.0, 0.0] if name == "topk 1" else [0.5, 0.5]

@@ -77,11 +77,11 @@ def test_two_keys_share_as_their_equation_says(alpha: float, small: float):
         distance = float(((1 - mpmath.mpf(small)) ** a - mpmath.mpf(small) ** a) / a)
     weights = F.entmax(torch.tensor([distance, 0.0], dtype=torch.float64), alpha)
     assert weights.sum().item() == pytest.approx(1.0, abs=1e-15)
-    # What a rounding of the distance and of q^a moves p by: (1 - p)^(a-1) + p^(a-1) is the slope, but for a.
+    # What a rounding of the distance and of q^a moves p by: (1 - p)^(a-1) + p^(a-1) is the derivative, but for a.
     with mpmath.workdps(50):
         p = mpmath.mpf(small)
-        slope = (1 - p) ** (a - 1) + p ** (a - 1)
-        budget = 1e-14 + float(1e-15 * (1 + a) * (1 - p) ** a / a / slope)
+        derivative = (1 - p) ** (a - 1) + p ** (a - 1)
+        budget = 1e-14 + float(1e-15 * (1 + a) * (1 - p) ** a / a / derivative)
     assert weights.sort().values[0].item() == pytest.approx(small, abs=budget)
 
 
@@ -172,7 +172,7 @@ def test_the_conditions_of_optimality_hold_in_float64(alpha: float, scale: float
 # --- alpha's gradient ---
 
 
-def slope_of_alpha(row: list[float], alpha: float) -> list[float]:
+def derivative_in_alpha(row: list[float], alpha: float) -> list[float]:
     """dw/dalpha from 80 digits; in the limit from above at alpha = 1."""
     with mpmath.workdps(80):
         step = mpmath.mpf(10) ** -25
@@ -184,7 +184,7 @@ def slope_of_alpha(row: list[float], alpha: float) -> list[float]:
 def test_the_gradient_of_alpha_is_exact_however_near_to_one(alpha: float):
     torch.manual_seed(3)
     for row in (torch.randn(4, dtype=torch.float64) * torch.tensor([[0.3], [1.0], [7.0]])).tolist():
-        want = torch.tensor(slope_of_alpha(row, alpha), dtype=torch.float64)
+        want = torch.tensor(derivative_in_alpha(row, alpha), dtype=torch.float64)
         for dtype, relative in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
             scores = torch.tensor(row, dtype=torch.float64).to(dtype)
             got = torch.autograd.functional.jacobian(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attemper
 from attemper import AttentionStats, InputError
-from attemper.call.result import BUCKETS, HISTOGRAM_BINS
+from attemper.call.result import BUCKETS, HISTOGRAM_BINS, CallFacts
 from attemper.statistics import NAMES, ONE_PASS, Column, state_columns
 from tests.support.calls import DTYPES, had, skip_without
 
@@ -139,7 +139,7 @@ def test_a_row_falls_into_the_bucket_whose_edges_hold_its_keys(n: int):
         Column.VISIBLE_KEYS: torch.full((1, 1, 1), float(n))
     }
     values = {"lse": torch.zeros(1, 1, 1), "max_logit": torch.zeros(1, 1, 1), "entropy": torch.ones(1, 1, 1)}
-    curve = AttentionStats(values, state).by_visible_keys()
+    curve = AttentionStats(values, state, CallFacts()).by_visible_keys()
     bucket = int(curve.rows[0].argmax())
     assert curve.rows.sum() == 1
     assert curve.first[bucket] <= n <= curve.last[bucket]

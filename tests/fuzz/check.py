@@ -302,14 +302,14 @@ def _call(made: Draw, leaves: dict[str, Tensor], mixed: bool) -> oracle.Call:
     ruled = oracle.visible_keys(queries, keys, offset[1], bool(options.get("is_causal")), left, right)
     tokens = marks.any(2).any(1).expand(batch, keys) if made.mask != "causal bias" else torch.ones(batch, keys).bool()
     number: Any = leaves.get("learned", made.number)
-    if made.map in ("sink", "scalable_softmax") and not isinstance(number, Tensor):
+    if made.normalizer in ("sink", "scalable_softmax") and not isinstance(number, Tensor):
         number = torch.full((heads,), float(number), dtype=torch.float64)
     given = leaves.get("temperature", torch.as_tensor(options.get("temperature", 1.0), dtype=torch.float64))
     scale = options.get("scale")
     return oracle.Call(
         query, key, value, (max(size, 1) ** -0.5 if scale is None else scale), given,
         (marks & ruled).expand(batch, heads, queries, keys), bias, options.get("softcap"), leaves.get("sink_logits"),
-        made.map, number, tokens & (tokens.long().cumsum(-1) <= options.get("first_tokens", 1)), offset[0],
+        made.normalizer, number, tokens & (tokens.long().cumsum(-1) <= options.get("first_tokens", 1)), offset[0],
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-from attemper import nn as maps
+from attemper import nn as ours
 from attemper.backends.table import BACKENDS
 from attemper.call.normalizer import Normalization
 
@@ -22,7 +22,7 @@ ONE_PASS = (
 )  # fmt: skip
 WHOLE_ROWS = ("gini", "key_mass")
 OF_SOFTMAX = ("lse", "entropy_with_sink")
-ROW_MAPS = ("sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
+ROWWISE = ("sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
 LAYOUTS = ("plain", "tokens first", "sliced", "broadcast", "negated", "every other", "subclass")
 TRANSFORMS = ("", "grad", "vmap", "vmap grad", "jvp", "jacrev")
 
@@ -43,7 +43,7 @@ class Draw:
     """Differentiable arguments by name, as they are passed."""
     options: dict[str, Any] = field(default_factory=dict)
     """The rest of the arguments."""
-    map: str = "softmax"
+    normalizer: str = "softmax"
     number: Any = None
     """A number, or the name of the tensor among ``tensors``."""
     mask: str = "none"
@@ -59,7 +59,7 @@ class Draw:
         given = {name: value for name, value in self.options.items() if not isinstance(value, Tensor)}
         return (
             f"seed {self.seed}: {self.function} on {self.backend}, {shapes}, layouts {self.layouts}, mask {self.mask}, "
-            f"{self.map} {self.number}, {given}, gradients of {self.wanted}, "
+            f"{self.normalizer} {self.number}, {given}, gradients of {self.wanted}, "
             f"{self.transform or 'no'} transform{', autocast' if self.autocast else ''}"
         )
 
@@ -167,21 +167,21 @@ def _rules(rng: random.Random, made: Draw) -> None:
 
 def _map(rng: random.Random, generator: torch.Generator, made: Draw, n: dict[str, int]) -> None:
     wide = torch.float64 if made.dtype == torch.float64 else torch.float32
-    kinds = ("softmax", "softmax_plus_one", "scalable_softmax", "sink", *ROW_MAPS)
-    made.map = rng.choices(kinds, (14, 1, 1, 1, 1, 1, 2, 1, 1, 1))[0]
+    kinds = ("softmax", "softmax_plus_one", "scalable_softmax", "sink", *ROWWISE)
+    made.normalizer = rng.choices(kinds, (14, 1, 1, 1, 1, 1, 2, 1, 1, 1))[0]
     learned = (_normal(generator, n["heads"]) * 0.5).to(wide)
-    if made.map not in ROW_MAPS and rng.random() < 0.2:
+    if made.normalizer not in ROWWISE and rng.random() < 0.2:
         made.tensors["sink_logits"] = _normal(generator, n["heads"]).to(wide)
-    if made.map == "topk":
+    if made.normalizer == "topk":
         made.number = rng.choice((1, 2, 5, 50))
-    elif made.map == "threshold":
+    elif made.normalizer == "threshold":
         made.number = rng.choice((0.0, 0.01, 0.2, 0.7))
-    elif made.map in ("sink", "scalable_softmax", "entmax", "sigmoid") and rng.random() < 0.6:
+    elif made.normalizer in ("sink", "scalable_softmax", "entmax", "sigmoid") and rng.random() < 0.6:
         made.number = "learned"
-        made.tensors["learned"] = {"entmax": learned.abs() + 1.05}.get(made.map, learned)
+        made.tensors["learned"] = {"entmax": learned.abs() + 1.05}.get(made.normalizer, learned)
     else:
         numbers = {"sink": 0.0, "entmax": rng.choice((1.2, 1.5, 1.9, 2.0)), "sigmoid": 0.0, "scalable_softmax": 1.0}
-        made.number = numbers.get(made.map)
+        made.number = numbers.get(made.normalizer)
 
 
 MASKS = (
@@ -222,7 +222,7 @@ def _results(rng: random.Random, made: Draw) -> None:
     if made.function == "dense_weights":
         made.wanted = ("output",) if rng.random() < 0.3 else ()
         return
-    known = [name for name in ONE_PASS if made.map not in ROW_MAPS or name not in OF_SOFTMAX]
+    known = [name for name in ONE_PASS if made.normalizer not in ROWWISE or name not in OF_SOFTMAX]
     if made.backend not in ("native", "triton"):
         known += WHOLE_ROWS
     amount = rng.choice((0, 0, 1, 2, len(known), len(known)))
@@ -281,8 +281,8 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 def normalizer(made: Draw, tensors: dict[str, Tensor]) -> Any:
     """``normalizer=`` of the call: a name, an object of ``attemper.nn``, or what one says of a learned tensor."""
     if "learned" in tensors:
-        return Normalization(made.map, per_head=tensors["learned"])
-    given = {"sink": maps.Sink, "topk": maps.TopK, "threshold": maps.Threshold, "entmax": maps.Entmax}
-    if made.map == "sink":
-        return maps.Sink(1)
-    return given[made.map](made.number) if made.map in given else made.map
+        return Normalization(made.normalizer, per_head=tensors["learned"])
+    given = {"sink": ours.Sink, "topk": ours.TopK, "threshold": ours.Threshold, "entmax": ours.Entmax}
+    if made.normalizer == "sink":
+        return ours.Sink(1)
+    return given[made.normalizer](made.number) if made.normalizer in given else made.normalizer

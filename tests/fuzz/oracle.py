@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 INTEGERS = ("visible_keys", "support_size")
-Map = Callable[[Tensor, Tensor], Tensor]
+Weights = Callable[[Tensor, Tensor], Tensor]
 """(scores, visible) [..., n] -> weights."""
 
 
@@ -49,17 +49,17 @@ class Rounding:
             x.register_hook(lambda grad: grad * (1 + size * self._draw(grad)))
         return x
 
-    def through(self, s: Tensor, weights: Tensor, slope: Tensor) -> None:
-        """Errors of the scores' gradient, slope (g - sum slope g / sum slope), whose terms cancel."""
+    def through(self, s: Tensor, weights: Tensor, growth: Tensor) -> None:
+        """Errors of the scores' gradient, growth (g - sum growth g / sum growth), whose terms cancel."""
         if self.generator is None or not (s.requires_grad and weights.requires_grad):
             return
-        slope, above = slope.detach(), []
-        share = slope / slope.sum(-1, keepdim=True).clamp(min=1e-300)
+        growth, above = growth.detach(), []
+        share = growth / growth.sum(-1, keepdim=True).clamp(min=1e-300)
 
         def add(grad: Tensor) -> Tensor:
             size = above[-1].abs()
             # A weight below the square of the unit may be dropped.
-            terms = (slope + self.unit * (slope > 0)) * (size + (share * size).sum(-1, keepdim=True))
+            terms = (growth + self.unit * (growth > 0)) * (size + (share * size).sum(-1, keepdim=True))
             return grad + 8 * self.unit * self._draw(grad) * terms
 
         weights.register_hook(above.append)
@@ -187,7 +187,7 @@ def _relative(s: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible, s - torch.where(top == -math.inf, 0.0, top), 0.0)
 
 
-def entmax(alpha: Any) -> Map:
+def entmax(alpha: Any) -> Weights:
     """[e d - tau]_+^(1/e), e = alpha - 1: the threshold by bisection, its derivative by one step of Newton."""
 
     def weights(s: Tensor, visible: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def entmax(alpha: Any) -> Map:
     return weights
 
 
-def topk(k: int) -> Map:
+def topk(k: int) -> Weights:
     def weights(s: Tensor, visible: Tensor) -> Tensor:
         order = torch.sort(s.detach().masked_fill(~visible, -math.inf), dim=-1, descending=True, stable=True).indices
         rank = torch.zeros_like(order).scatter(-1, order, torch.arange(s.shape[-1]).expand(s.shape).contiguous())
@@ -228,7 +228,7 @@ def topk(k: int) -> Map:
     return weights
 
 
-def threshold(least: float) -> Map:
+def threshold(least: float) -> Weights:
     def weights(s: Tensor, visible: Tensor) -> Tensor:
         p = softmax(s.detach(), visible)
         largest = p.amax(-1, keepdim=True) if p.shape[-1] else p
@@ -237,7 +237,7 @@ def threshold(least: float) -> Map:
     return weights
 
 
-def sigmoid(bias: Any) -> Map:
+def sigmoid(bias: Any) -> Weights:
     def weights(s: Tensor, visible: Tensor) -> Tensor:
         shift = torch.as_tensor(bias, dtype=torch.float64)
         return torch.sigmoid(s + (shift[:, None, None] if shift.dim() == 1 else shift)) * visible
@@ -245,13 +245,13 @@ def sigmoid(bias: Any) -> Map:
     return weights
 
 
-ROW_MAPS: dict[str, Callable[[Any], Map]] = {
+ROWWISE: dict[str, Callable[[Any], Weights]] = {
     "sparsemax": lambda _: entmax(2.0), "entmax15": lambda _: entmax(1.5), "entmax": entmax, "topk": topk,
     "threshold": threshold, "sigmoid": sigmoid,
 }  # fmt: skip
 
 
-def _slope(call: Call, weights: Tensor) -> Tensor:
+def _growth(call: Call, weights: Tensor) -> Tensor:
     """How fast each weight follows its score, all but the normalisation."""
     powers = {"sparsemax": 0.0, "entmax15": 0.5}
     power: Any = powers.get(call.normalizer, 1.0)
@@ -275,12 +275,12 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
     """``output`` and every statistic. ``tiny``: weights that are not far above it may count as 0."""
     s, visible = scores_of(call, rounding), call.visible
     n, share = visible.sum(-1), None
-    if call.normalizer in ROW_MAPS:
+    if call.normalizer in ROWWISE:
         number = call.number * 1.0 if isinstance(call.number, Tensor) else call.number
-        weights = ROW_MAPS[call.normalizer](number)(s, visible)
+        weights = ROWWISE[call.normalizer](number)(s, visible)
         if call.normalizer == "entmax":
             rounding.of_alpha(number, weights)
-        rounding.through(s, weights, _slope(call, weights))
+        rounding.through(s, weights, _growth(call, weights))
         weights = rounding(weights, 16)
         mass = rounding(weights.sum(-1), 4)
         p = weights / torch.where(mass > 0, mass, 1.0)[..., None]
@@ -310,7 +310,7 @@ def results(call: Call, rounding: Rounding, tiny: float) -> dict[str, Tensor]:
         entropy = -(p * logs).sum(-1)
         found["entropy_with_sink"] = entropy if sink is None else share * entropy + torch.where(seen, h, 0.0)
     found |= _statistics(call, s, p, rounding)
-    if call.normalizer in ROW_MAPS:
+    if call.normalizer in ROWWISE:
         # Between what every type holds and what float64 holds.
         found |= {"support_size": (weights > 1e8 * tiny).sum(-1), "largest support_size": (weights > 0).sum(-1)}
     else:

@@ -83,7 +83,7 @@ def test_zeros_that_have_no_memory_are_zeros(place: str, backend: str):
     assert_same(results(backend, given | {place: nothing}), results(backend, given | {place: torch.zeros(shape)}))
 
 
-def test_maps_of_whole_rows_read_the_sign_too(backend: str):
+def test_rowwise_normalizers_read_the_sign_too(backend: str):
     given = {name: tensor for name, tensor in tensors().items() if name != "sink_logits"}
     lazy = {name: negated(tensor) for name, tensor in given.items()}
     assert_same(results(backend, lazy, "entmax15"), results(backend, given, "entmax15"))

@@ -13,6 +13,7 @@ from torch import Tensor
 import attemper
 from attemper import AttentionStats
 from attemper import functional as F
+from attemper.call.result import CallFacts
 from attemper.statistics import state_columns
 from tests.support import oracle
 from tests.support.calls import attended, skip_without
@@ -146,7 +147,9 @@ def test_means_over_many_rows_are_summed_in_float64(dtype: torch.dtype):
         values = (torch.rand(1, 1, 200_000) * 5).to(dtype)
     state = dict.fromkeys(state_columns(()), torch.ones(values.shape))
     lse = torch.zeros(values.shape)
-    summary = AttentionStats({"lse": lse, "max_logit": lse, "entropy": values}, state).per_head()["entropy"]
+    summary = AttentionStats({"lse": lse, "max_logit": lse, "entropy": values}, state, CallFacts()).per_head()[
+        "entropy"
+    ]
     exact_mean = math.fsum(values.flatten().tolist()) / 200_000
     exact_std = math.sqrt(math.fsum((x - exact_mean) ** 2 for x in values.flatten().tolist()) / 200_000)
     assert abs(summary.mean.item() / exact_mean - 1) <= 1e-12

@@ -98,19 +98,19 @@ def gradients(made: Any) -> dict[str, list[float]]:
     if keras.backend.backend() == "jax":
         import jax
 
-        found, slopes = jax.jit(jax.value_and_grad(total))(values)
+        found, gradients = jax.jit(jax.value_and_grad(total))(values)
     elif keras.backend.backend() == "torch":
         found = total(values)
         found.backward()
-        slopes = [value.grad for value in values]
+        gradients = [value.grad for value in values]
     else:
         import tensorflow as tf  # type: ignore[import-not-found]
 
         with tf.GradientTape() as tape:
             found = total(values)
-        slopes = tape.gradient(found, values)
+        gradients = tape.gradient(found, values)
     names = [f"{name}.{part}" for name in PROJECTIONS for part in ("kernel", "bias")]
-    lists = {name: flat(slope) for name, slope in zip(names, slopes, strict=True)}
+    lists = {name: flat(gradient) for name, gradient in zip(names, gradients, strict=True)}
     return lists | {"total": flat(found)}
 
 

@@ -53,8 +53,8 @@ HOSTILE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an option of another type": (lambda d: with_site(d, [LEARNED | {"floor": "low"}]), "LearnedTemperature"),
     "a bound out of range": (lambda d: with_site(d, [LEARNED | {"floor": -1.0}]), "must be"),
     "deep products": (lambda d: with_site(d, [nested(30)]), "ProductTemperature with the options"),
-    "a map for a temperature": (lambda d: with_site(d, [{"kind": "TopK", "k": 3}]), "TopK"),
-    "a temperature for a map": (lambda d: with_site(d, [], LEARNED), "LearnedTemperature"),
+    "a normalizer for a temperature": (lambda d: with_site(d, [{"kind": "TopK", "k": 3}]), "TopK"),
+    "a temperature for a normalizer": (lambda d: with_site(d, [], LEARNED), "LearnedTemperature"),
     "many keys": (lambda d: with_site(d, [LEARNED], {"kind": "TopK", "k": -3}), "k"),
     "a schedule by name": (
         lambda d: with_site(d, [{"kind": "ScheduledTemperature", "total_steps": 5, "schedule": {"name": "eval"}}]),

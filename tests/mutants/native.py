@@ -18,11 +18,14 @@ from tests.mutants.runner import Mutant
 
 TESTS = "tests/backends/test_native.py"
 NATIVE = "backends/native/source"
-ROWS, SCORES, PACK, CONVERT, HALF, SIMD, MULTIPLY, FORWARD, BACKWARD, DECODE, LIBRARY, POOL, SUMS, ENTROPIES, STATISTICS = (
+(
+    ROWS, SCORES, PACK, CONVERT, HALF, SIMD, CHUNKS, PRODUCTS, FORWARD, BACKWARD, DECODE, LIBRARY, POOL, SUMS, ENTROPIES,
+    STATISTICS,
+) = (
     f"{NATIVE}/{name}"
     for name in (
-        "rows.h", "scores.h", "pack.h", "convert.h", "half.h", "simd.h", "multiply.h", "forward.h", "backward.h",
-        "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.cpp",
+        "rows.h", "scores.h", "pack.h", "convert.h", "half.h", "simd.h", "chunks.h", "products.h", "forward.h",
+        "backward.h", "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.cpp",
     )
 )  # fmt: skip
 ORACLE = "test_native_agrees_with_the_oracle"
@@ -84,7 +87,7 @@ MUTANTS = (
     Mutant("scores: broadcast bool mask inverted", SCORES, "to[i] = from[i * step] ? 0.0f : -INFINITY;", "to[i] = from[i * step] ? -INFINITY : 0.0f;", both("mask one key wide")),
     Mutant("scores: finfo.min is a bias", SCORES, "to[i] = to[i] <= lowest ?", "to[i] = false ?", both("bias")),
     Mutant("scores: softcap without its factor", SCORES, "x = t * c;", "x = t;", both("softcap")),
-    Mutant("scores: slope of the softcap is 1", SCORES, "1.0f - t * t", "one", both("softcap")),
+    Mutant("scores: gradient of the softcap is 1", SCORES, "1.0f - t * t", "one", both("softcap")),
     Mutant("scores: bias before the softcap dropped", SCORES, "x += b;", "", both("bias")),
     Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
     Mutant("scores: one first token more", SCORES, "call.first_tokens < end ? call.first_tokens :", "call.first_tokens + 1 < end ? call.first_tokens + 1 :", both("three first tokens")),
@@ -104,9 +107,9 @@ MUTANTS = (
     Mutant("masks: read once for all rows", FORWARD, "if (place != last_ || low != low_) {", "if (low != low_) {", both("mask per head")),
     Mutant("masks: read once for all blocks", FORWARD, "if (place != last_ || low != low_) {", "if (place != last_ && low != low_ && !told_) {", oracle("blocks, window, padding", "blocks, bias")),
     Mutant("masks: places after the last key are visible", FORWARD, "for (int64_t i = keys; i < KEYS; i++) buffer_[i] = -INFINITY;", "for (int64_t i = keys; i < KEYS; i++) buffer_[i] = 0;", both("mask per head")),
-    Mutant("span: within though later keys are not seen", FORWARD, "last_low <= low && first_high >= low + keys;", "last_low <= low;", both("right padding, causal")),
-    Mutant("span: within though earlier keys are not seen", FORWARD, "last_low <= low && first_high >= low + keys;", "first_high >= low + keys;", oracle("blocks, window, padding")),
-    Mutant("span: whole though later keys are not seen", FORWARD, "last_low <= low + begin && first_high >= low + end;", "last_low <= low + begin;", both("causal")),
+    Mutant("span: within though later keys are not seen", CHUNKS, "last_low <= low && first_high >= low + keys;", "last_low <= low;", both("right padding, causal")),
+    Mutant("span: within though earlier keys are not seen", CHUNKS, "last_low <= low && first_high >= low + keys;", "first_high >= low + keys;", oracle("blocks, window, padding")),
+    Mutant("span: whole though later keys are not seen", CHUNKS, "last_low <= low + begin && first_high >= low + end;", "last_low <= low + begin;", both("causal")),
     Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
     Mutant("shape: scores that are not finite are not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (call.softcap > 0) return Shape::ALL;", BAD),
     Mutant("shape: a mask is not seen", FORWARD, "if (call.mask.data) return span.within ? Shape::MASK : Shape::ALL;", "", oracle("splits, padding", "blocks, bias")),
@@ -124,7 +127,7 @@ MUTANTS = (
     Mutant("convert: bfloat16 cut off, not rounded", CONVERT, "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16", "bits >> 16", both("bfloat16")),
     # Products of bfloat16.
     Mutant("half: scores lack their multiplier", FORWARD, "known = scale_row(s, n, tile.factors[i]);", "known = highest(s, n);", HALVES),
-    Mutant("half: outputs not moved to a new maximum", FORWARD, "if (keep[i] == 1.0f) continue;", "continue;", HALVES),
+    Mutant("half: outputs not moved to a new maximum", PRODUCTS, "if (keep[i] == 1.0f) continue;", "continue;", HALVES),
     Mutant("half: last keys of a panel lost", HALF, "            if (first + i < count)\n", "            if (first + i + 1 < count)\n", HALVES),
     Mutant("half: last value lost", HALF, "if (i + t < count) lines[t]", "if (i + t + 1 < count) lines[t]", HALVES),
     Mutant("half: values of a pair exchanged", HALF, "{\n            const __m512i a = _mm512_loadu_si512(lines[0] + e), b = _mm512_loadu_si512(lines[1] + e);", "{\n            const __m512i a = _mm512_loadu_si512(lines[1] + e), b = _mm512_loadu_si512(lines[0] + e);", HALVES),
@@ -136,17 +139,17 @@ MUTANTS = (
     Mutant("simd: exp without its last term", SIMD, "splat(0.0013950536958873272f)", "splat(0.0f)", EXPONENTIALS),
     Mutant("simd: tanh without its cubic term", SIMD, "q = q * s + -0.3333328068256378f;", "q = q * s;", both("softcap")),
     # Backward.
-    Mutant("backward: D dropped", BACKWARD, "slope.dot = settled ? 0.0f : dot;", "slope.dot = 0.0f;", PLAIN),
-    Mutant("backward: sink leaves dP alone", BACKWARD, "slope.output = settled ? 0.0f : slope.mass;", "slope.output = settled ? 0.0f : 1.0f;", both("sink")),
-    Mutant("backward: a settled row has its noise", BACKWARD, "const bool settled = value[Z] == 0 && slope.mass == 1;", "const bool settled = false;", EXTREME),
-    Mutant("backward: variance without its linear term", BACKWARD, "(x * of.v + (2 * of.v - of.a))", "(x * of.v - of.a)", PLAIN),
-    Mutant("backward: concentration without its slope", BACKWARD, "+ p * of.c;", ";", PLAIN),
-    Mutant("backward: first tokens without their slope", BACKWARD, "if (first) slope[key - begin] += of.f;", "", PLAIN),
-    Mutant("backward: distance without its slope", BACKWARD, "if (of.t != 0) ds += magnitude(number) * of.t;", "", PLAIN),
-    Mutant("backward: nothing falls on the maximum", BACKWARD, "slope[top - begin] += of.top;", ";", PLAIN),
-    Mutant("backward: slope of the softcap dropped", BACKWARD, "store(ds + j, load(ds + j) * load(desk.softcap + j));", ";", both("softcap")),
+    Mutant("backward: D dropped", BACKWARD, "terms.dot = settled ? 0.0f : dot;", "terms.dot = 0.0f;", PLAIN),
+    Mutant("backward: sink leaves dP alone", BACKWARD, "terms.output = settled ? 0.0f : terms.mass;", "terms.output = settled ? 0.0f : 1.0f;", both("sink")),
+    Mutant("backward: a settled row has its noise", BACKWARD, "const bool settled = z == 0 && terms.mass == 1;", "const bool settled = false;", EXTREME),
+    Mutant("backward: variance without its linear term", BACKWARD, "(x * terms.variance + (2 * terms.variance - terms.depth))", "(x * terms.variance - terms.depth)", PLAIN),
+    Mutant("backward: concentration without its gradient", BACKWARD, "+ p * terms.squares;", ";", PLAIN),
+    Mutant("backward: first tokens without their gradient", BACKWARD, "if (first) gradient[key - begin] += terms.first;", "", PLAIN),
+    Mutant("backward: distance without its gradient", BACKWARD, "if (terms.distance != 0) ds += magnitude(number) * terms.distance;", "", PLAIN),
+    Mutant("backward: nothing falls on the maximum", BACKWARD, "gradient[top - begin] += terms.top;", ";", PLAIN),
+    Mutant("backward: gradient of the softcap dropped", BACKWARD, "store(ds + j, load(ds + j) * load(desk.softcap + j));", ";", both("softcap")),
     Mutant("backward: query without the multiplier", BACKWARD, "sum[d] * desk.factor[i]", "sum[d]", PLAIN),
-    Mutant("backward: sink logit has the wrong sign", BACKWARD, "(desk.slope[i].mass - 1) * desk.slope[i].dot", "(1 - desk.slope[i].mass) * desk.slope[i].dot", both("sink")),
+    Mutant("backward: sink logit has the wrong sign", BACKWARD, "(desk.terms[i].mass - 1) * desk.terms[i].dot", "(1 - desk.terms[i].mass) * desk.terms[i].dot", both("sink")),
     Mutant("backward: shares not added up", BACKWARD, "for (int64_t share = 1; share < work.shares; share++)", "for (int64_t share = 1; share < 1; share++)", oracle("blocks, window")),
     # Statistics.
     Mutant("entropies: may be above log n by a rounding", ENTROPIES, "return {double(nearest) > exact ? std::nextafter(nearest, 0.0f) : nearest, nearest};", "return {nearest, nearest};", BOUND),
@@ -172,7 +175,7 @@ MUTANTS = (
     Mutant("sums: one bin of 32 lost", SUMS, "int64_t(share * BINS)", "int64_t(share * (BINS - 1))", sums("plain-all")),
     Mutant("sums: twice as many visible keys", SUMS, "= std::ilogb(n);", "= std::ilogb(n) + 1;", sums("plain-all")),
     Mutant("sums: first tokens of rows that see no more", SUMS, "if (n > float(call.first_tokens)) {", "if (n >= float(call.first_tokens)) {", sums("three first tokens-all")),
-    Mutant("sums: a first token for all", SUMS, "sum[FIRST_TOKEN_MASS] += of[F][i],", "sum[FIRST_TOKEN_MASS] += 1,", sums("plain-all")),
+    Mutant("sums: a first token for all", SUMS, "sum[FIRST_TOKEN_MASS] += share,", "sum[FIRST_TOKEN_MASS] += 1,", sums("plain-all")),
     # The interface.
     Mutant("library: few rows keep the state of decode", LIBRARY, "<= FEW ? backward_of_few(*call) : backward_by_tiles(*call)", "<= 0 ? backward_of_few(*call) : backward_by_tiles(*call)", EXTREME),
     Mutant("library: a mask's gradient summed by every head", LIBRARY, "work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;", "work.by_group = true;", THREADS),

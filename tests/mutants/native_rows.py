@@ -10,13 +10,13 @@ What is not here because it changes no result, and why:
 - ``solve_threshold`` leaves hidden keys out of its list where every weight is large enough: their weights are 0.
 - ``solve_threshold`` takes four roundings off the least weight: the largest stay anyhow, and on which side another weight
   falls that equals it is up to rounding.
-- ``slope_row`` gives a row without weight the mean 0: no key of it has a slope to be moved.
+- ``gradient_row`` gives a row without weight the mean 0: no key of it has a gradient to be moved.
 - ``add_statistics`` takes log W off log w: a constant, and what is added to all keys of a row is taken off by its mean.
-- ``add_statistics`` takes the mean off what it adds: all maps but the sigmoid take off a mean of their own.
-- ``row_forward_chunk`` zeroes the output of an empty row: nothing has been added to it.
+- ``add_statistics`` takes the mean off what it adds: all normalizers but the sigmoid take off a mean of their own.
+- ``rowwise_forward_chunk`` zeroes the output of an empty row: nothing has been added to it.
 - Which rows are large, and which tiles take a product: the same sums in another order.
 
-"slope of entmax15 is that of sparsemax" needs a processor with AVX-512, and survives elsewhere.
+"gradient of entmax15 is that of sparsemax" needs a processor with AVX-512, and survives elsewhere.
 """
 
 from __future__ import annotations
@@ -24,32 +24,41 @@ from __future__ import annotations
 from tests.mutants.runner import Mutant
 
 NATIVE = "backends/native/source"
-SOLVE, SELECT, COMPRESS, NORMALIZE, FORWARD, BACKWARD = (
+SOLVE, SELECT, COMPRESS, NORMALIZE, STATE, PRODUCTS, FORWARD, BACKWARD = (
     f"{NATIVE}/{name}"
-    for name in ("solve.h", "select.h", "compress.h", "normalize.cpp", "row_attention.h", "row_backward.h")
+    for name in (
+        "solve.h",
+        "select.h",
+        "compress.h",
+        "normalize.cpp",
+        "rows.h",
+        "products.h",
+        "rowwise_forward.h",
+        "rowwise_backward.h",
+    )
 )
-MAPS_TESTS, ROWS_TESTS = "tests/backends/test_native_rows_maps.py", "tests/backends/test_native_rows.py"
+WEIGHTS_TESTS, ROWWISE_TESTS = "tests/backends/test_native_weights.py", "tests/backends/test_native_rowwise.py"
 
 
-def maps(name: str) -> tuple[str, ...]:
-    """A test on every map; the library of each case is in its name, so that one alone cannot be named here."""
-    return (f"{MAPS_TESTS}::test_{name}",)
+def weights(name: str) -> tuple[str, ...]:
+    """A test on every normalizer; the library of each case is in its name, so that one alone cannot be named here."""
+    return (f"{WEIGHTS_TESTS}::test_{name}",)
 
 
 def rows(*cases: str) -> tuple[str, ...]:
-    """As "case: map"."""
-    return tuple(f"{ROWS_TESTS}::test_rows_agree_with_dense_float64[{case.replace(': ', '-')}]" for case in cases)
+    """As "case: normalizer"."""
+    return tuple(f"{ROWWISE_TESTS}::test_rows_agree_with_dense_float64[{case.replace(': ', '-')}]" for case in cases)
 
 
 def rows_test(name: str, *cases: str) -> tuple[str, ...]:
-    return tuple(f"{ROWS_TESTS}::test_{name}[{case}]" for case in cases) or (f"{ROWS_TESTS}::test_{name}",)
+    return tuple(f"{ROWWISE_TESTS}::test_{name}[{case}]" for case in cases) or (f"{ROWWISE_TESTS}::test_{name}",)
 
 
-HOSTILE = maps("weights_agree_with_float64_on_hostile_rows")
-LARGE = maps("weights_of_rows_of_a_hundred_thousand")
-SLOPES = maps("slopes_agree_with_differences_of_the_definition")
-STEEP = ("tests/backends/test_steep_slopes.py",)
-SHARE = maps("equal_keys_are_not_below_their_own_share")
+HOSTILE = weights("weights_agree_with_float64_on_hostile_rows")
+LARGE = weights("weights_of_rows_of_a_hundred_thousand")
+GRADIENTS = weights("gradients_agree_with_differences_of_the_definition")
+STEEP = ("tests/backends/test_steep_gradients.py",)
+SHARE = weights("equal_keys_are_not_below_their_own_share")
 FOUND = rows_test("what_the_solver_found_is_told")
 BAD = rows_test("bad_rows_are_told_and_touch_no_other")
 SIGMOID = rows("plain: sigmoid--0.7")
@@ -58,7 +67,7 @@ SPARSEMAX = rows("plain: sparsemax-None")
 
 MUTANTS = (
     # The solvers.
-    Mutant("solve: alpha of 1 is not softmax", SOLVE, "if (rule.parameter == 1) rule.kind = SOFTMAX;", "", HOSTILE),
+    Mutant("solve: alpha of 1 is not softmax", SOLVE, "if (rule.parameter == 1) rule.normalizer = SOFTMAX;", "", HOSTILE),
     Mutant("solve: a narrower window", SOLVE, "splat(maximum), least = splat(-window);", "splat(maximum), least = splat(-0.5f * window);", HOSTILE),
     Mutant("solve: softmax has a window", SOLVE, "take_candidates(s, n, maximum, INFINITY, to);", "take_candidates(s, n, maximum, 4.0f, to);", HOSTILE),
     Mutant("solve: keys near the threshold are dropped", SOLVE, "drop_below(to, float((t - MARGIN) * scale));", "drop_below(to, float((t + 1e-3) * scale));", HOSTILE),
@@ -69,7 +78,7 @@ MUTANTS = (
     Mutant("solve: entmax15 tells its threshold", SOLVE, "to.found = SQUARE ? t * t : -t;", "to.found = -t;", FOUND),
     Mutant("solve: u is rounded", SOLVE, "const Vec lost = (kept * factor - z) + kept * rest;", "const Vec lost = {};", HOSTILE),
     Mutant("solve: u has lost its rest", SOLVE, "return {u, (z - (u - 1.0f)) + lost, in};", "return {u, lost, in};", HOSTILE),
-    Mutant("solve: keys at the maximum forgotten", SOLVE, "sums.value += double(ties), sums.slope += double(ties);", "", HOSTILE),
+    Mutant("solve: keys at the maximum forgotten", SOLVE, "sums.value += double(ties), sums.derivative += double(ties);", "", HOSTILE),
     Mutant("solve: a wrong bound is believed", SOLVE, "if (round == 0 && excess < 0) return 0;", "", HOSTILE),
     Mutant("solve: one step of Newton's", SOLVE, "if (excess <= enough) break;", "break;", HOSTILE),
     Mutant("solve: keys are dropped too early", SOLVE, "drop_below(of, -window_of(q, top));", "drop_below(of, -0.9f * window_of(q, top));", HOSTILE),
@@ -98,62 +107,62 @@ MUTANTS = (
     Mutant("compress: a lane of doubles lost", COMPRESS, "(v[3] + v[7])", "v[3]", HOSTILE),
     Mutant("compress: log without its cubic term", COMPRESS, "p = p * f + 0.3333333134651184f;", "p = p * f;", HOSTILE),
     Mutant("compress: log without what rounding took", COMPRESS, " + more * shrink;", ";", HOSTILE),
-    # Maps of rows, and their slopes.
+    # Weights of rows of scores, and gradients.
     Mutant("normalize: a score that is not finite passes", NORMALIZE, "lane_max(larger(best[0], best[1])), good != n", "lane_max(larger(best[0], best[1])), false", HOSTILE),
     Mutant("normalize: half of the scores are looked at", NORMALIZE, "lane_max(larger(best[0], best[1]))", "lane_max(best[0])", HOSTILE),
-    Mutant("normalize: alpha of the first row for all", NORMALIZE, "own.parameter = parameters[row];", "own.parameter = parameters[0];", maps("alpha_of_each_row")),
-    Mutant("normalize: slope of entmax15 is that of sparsemax", NORMALIZE, "return _mm512_sqrt_ps(w);", "return keep_where(in, splat(1.0f));", SLOPES),
-    Mutant("normalize: slope of entmax is w^alpha", NORMALIZE, "const Share share{rule.kind, 2 - rule.parameter};", "const Share share{rule.kind, rule.parameter};", SLOPES),
-    Mutant("normalize: gradient not centred", NORMALIZE, "r * (load(g + j) - mean)", "r * load(g + j)", SLOPES),
-    Mutant("normalize: steep gradient not centred", NORMALIZE, "* (g[j] - base - sum / share))", "* g[j])", SLOPES),
+    Mutant("normalize: alpha of the first row for all", NORMALIZE, "own.parameter = parameters[row];", "own.parameter = parameters[0];", weights("alpha_of_each_row")),
+    Mutant("normalize: gradient of entmax15 is that of sparsemax", NORMALIZE, "return _mm512_sqrt_ps(w);", "return keep_where(in, splat(1.0f));", GRADIENTS),
+    Mutant("normalize: gradient of entmax is w^alpha", NORMALIZE, "const Share share{rule.normalizer, 2 - rule.parameter};", "const Share share{rule.normalizer, rule.parameter};", GRADIENTS),
+    Mutant("normalize: gradient not centred", NORMALIZE, "r * (load(g + j) - mean)", "r * load(g + j)", GRADIENTS),
+    Mutant("normalize: steep gradient not centred", NORMALIZE, "* (g[j] - base - sum / share))", "* g[j])", GRADIENTS),
     Mutant("backward: steep gradients cancel", BACKWARD, "if (list.size) base = g[steepest];", "", STEEP),
     Mutant("normalize: steep gradients cancel", NORMALIZE, "const double base = steepest < 0 ? 0 : g[steepest];", "const double base = 0;", STEEP),
-    Mutant("normalize: steep slopes of hidden keys", NORMALIZE, "if (!(w[j] > 0)) continue;", "", maps("a_gradient_at_a_key_without_weight_is_not_met")),
-    Mutant("normalize: gradients meet slopes of 0", NORMALIZE, "sums += r == zero ? zero : r * above;", "sums += r * above;", maps("a_gradient_at_a_key_without_weight_is_not_met")),
-    Mutant("normalize: a gradient without slope is stored", NORMALIZE, "store(to + j, r == zero ? zero : r * (load(g + j) - mean));", "store(to + j, r * (load(g + j) - mean));", maps("a_gradient_at_a_key_without_weight_is_not_met")),
-    Mutant("normalize: slope of sigmoid without its rest", NORMALIZE, "store(to + j, x * (1.0f - x) * load(g + j));", "store(to + j, x * load(g + j));", SLOPES),
-    Mutant("normalize: bad rows have slopes", NORMALIZE, "splat(1.0f)) + (w - w);  // NaN stays NaN", "splat(1.0f));", maps("slopes_of_empty_and_bad_rows")),
+    Mutant("normalize: steep gradients of hidden keys", NORMALIZE, "if (!(w[j] > 0)) continue;", "", weights("a_gradient_at_a_key_without_weight_is_not_met")),
+    Mutant("normalize: gradients meet weights of 0", NORMALIZE, "sums += r == zero ? zero : r * above;", "sums += r * above;", weights("a_gradient_at_a_key_without_weight_is_not_met")),
+    Mutant("normalize: a gradient of no weight is stored", NORMALIZE, "store(to + j, r == zero ? zero : r * (load(g + j) - mean));", "store(to + j, r * (load(g + j) - mean));", weights("a_gradient_at_a_key_without_weight_is_not_met")),
+    Mutant("normalize: gradient of sigmoid without its rest", NORMALIZE, "store(to + j, x * (1.0f - x) * load(g + j));", "store(to + j, x * load(g + j));", GRADIENTS),
+    Mutant("normalize: bad rows have gradients", NORMALIZE, "splat(1.0f)) + (w - w);  // NaN stays NaN", "splat(1.0f));", weights("gradients_of_empty_and_bad_rows")),
     # Attention.
     Mutant("rows: the maximum of the last block", FORWARD, "row.maximum = best > row.maximum ? best : row.maximum;", "row.maximum = best;", rows("padding: entmax15-None", "long: entmax15-None")),
-    Mutant("rows: scores of bfloat16 lack their multiplier", FORWARD, "store(line, load(line) * factors_[tile + i]);", ";", rows("bfloat16: entmax15-None")),
-    Mutant("rows: the largest weight is not a share", FORWARD, "letters[ROW_P] = most * share", "letters[ROW_P] = most", SIGMOID),
+    Mutant("rows: scores of bfloat16 lack their multiplier", PRODUCTS, "store(line, load(line) * factors_[tile + i]);", ";", rows("bfloat16: entmax15-None")),
+    Mutant("rows: the largest weight is not a share", FORWARD, "columns[Column::LARGEST_WEIGHT] = most * share", "columns[Column::LARGEST_WEIGHT] = most", SIGMOID),
     Mutant("rows: weights that are 0 are in the support", FORWARD, "size += support.weight[j] > 0;", "size++;", rows_test("a_weight_of_0_is_not_in_the_support")),
     Mutant("rows: mean of weights, not of shares", FORWARD, "sums.mean *= sums.share;", "", SIGMOID),
     Mutant("rows: last floats of the moments lost", FORWARD, "sums.total += of.weight[j], sums.mean += double(of.weight[j]) * of.distance[j];", ";", rows("plain: topk-5.0")),
     Mutant("rows: entropy without log W", FORWARD, "const double entropy = std::log(sums.total) - ", "const double entropy = -", SIGMOID),
-    Mutant("rows: variance about the maximum", FORWARD, "letters[ROW_V] = spread_of(support, sums.mean)", "letters[ROW_V] = spread_of(support, 0)", SPARSEMAX),
+    Mutant("rows: variance about the maximum", FORWARD, "columns[Column::VARIANCE] = spread_of(support, sums.mean)", "columns[Column::VARIANCE] = spread_of(support, 0)", SPARSEMAX),
     Mutant("rows: last floats of the variance lost", FORWARD, "rest += of.weight[j] * (of.distance[j] - mean) * (of.distance[j] - mean);", ";", rows("plain: topk-5.0")),
     Mutant("rows: concentration divided once", FORWARD, "support.size) * share * share;", "support.size) * share;", SIGMOID),
     Mutant("rows: distance from the first key", FORWARD, "std::fabs(double(first_key + support.place[j] - row.position))", "std::fabs(double(first_key + support.place[j]))", SPARSEMAX),
     Mutant("rows: marked first tokens of the first batch", FORWARD, "call.first_keys[batch * call.first_keys_stride[0] + key", "call.first_keys[key", rows("marked first tokens: entmax15-None")),
-    Mutant("rows: first tokens counted from the line", FORWARD, "is_first(of.call, batch, first_key + support.place[j])) letters", "is_first(of.call, batch, support.place[j])) letters", rows("window: topk-64.0")),
-    Mutant("rows: bad rows are not told", FORWARD, "row.bad && letter != ROW_N ? NAN :", "false ? NAN :", BAD),
+    Mutant("rows: first tokens counted from the line", FORWARD, "is_first(call, batch, first_key + support.place[j]))", "is_first(call, batch, support.place[j]))", rows("window: topk-64.0")),
+    Mutant("rows: bad rows are not told", STATE, "row.bad && column != Column::VISIBLE_KEYS ? NAN :", "false ? NAN :", BAD),
     Mutant("rows: the output of a bad row", FORWARD, "for (int64_t e = 0; e < width; e++) line[e] = NAN;", ";", BAD),
     Mutant("rows: a list starts at the line's place 0", FORWARD, "lane_places() + int32_t(of.begin);", "lane_places();", rows("window: sparsemax-None", "window: entmax15-None", "window: entmax-2.6")),
     Mutant("rows: lines of scores are weights", FORWARD, "if (!line.large) return;", "", rows("long: entmax15-None", "padding: entmax-1.2", "nearly uniform: threshold-0.01", "ascending: entmax-1.7", "ascending: entmax-1.2")),
-    Mutant("rows: every head has the first one's alpha", FORWARD, "call.sink ? call.sink[row.head] : 0.0", "call.sink ? call.sink[0] : 0.0", rows("plain: entmax-1.2")),
+    Mutant("rows: every head has the first one's alpha", FORWARD, "per_head ? per_head[row.head] : 0.0", "per_head ? per_head[0] : 0.0", rows("plain: entmax-1.2")),
     # Backward.
-    Mutant("backward: mass without its gradient", BACKWARD, "g[j] += above.of[ROW_W];", ";", SIGMOID),
+    Mutant("backward: mass without its gradient", BACKWARD, "g[j] += of_mass;", ";", SIGMOID),
     Mutant("backward: statistics of sigmoids not centred", BACKWARD, "g[j] += float((b[j] - middle) * sums.share);", "g[j] += float(b[j] * sums.share);", SIGMOID),
-    Mutant("backward: concentration's slope halved", BACKWARD, "(2 * above.of[ROW_C] * share)", "(above.of[ROW_C] * share)", SPARSEMAX),
-    Mutant("backward: mean without its slope", BACKWARD, "- d * above.of[ROW_A] + apart", "+ apart", SPARSEMAX),
-    Mutant("backward: variance without its slope", BACKWARD, " + apart * apart * above.of[ROW_V];", ";", SPARSEMAX),
-    Mutant("backward: entropy without its slope", BACKWARD, "if (above.of[ROW_H] != 0) sum -=", "if (false) sum -=", SPARSEMAX),
-    Mutant("backward: first tokens without their slope", BACKWARD, "b[j] += above.of[ROW_F];", ";", SPARSEMAX),
-    Mutant("backward: distance without its slope", BACKWARD, "b[j] += above.of[ROW_T] * ", "b[j] += 0 * ", SPARSEMAX),
+    Mutant("backward: concentration's gradient halved", BACKWARD, "(2 * of_squares * share)", "(of_squares * share)", SPARSEMAX),
+    Mutant("backward: mean without its gradient", BACKWARD, "- d * of_depth + apart", "+ apart", SPARSEMAX),
+    Mutant("backward: variance without its gradient", BACKWARD, " + apart * apart * of_variance;", ";", SPARSEMAX),
+    Mutant("backward: entropy without its gradient", BACKWARD, "if (of_entropy != 0) sum -=", "if (false) sum -=", SPARSEMAX),
+    Mutant("backward: first tokens without their gradient", BACKWARD, "b[j] += of_first;", ";", SPARSEMAX),
+    Mutant("backward: distance without its gradient", BACKWARD, "b[j] += of_distance * ", "b[j] += 0 * ", SPARSEMAX),
     Mutant("backward: a short series", BACKWARD, "for (int power = 16; power >= 2; power--)", "for (int power = 4; power >= 2; power--)", ENTMAX),
-    Mutant("backward: slope of sparsemax is softmax's", BACKWARD, "case SPARSEMAX: store(r + j, splat(1.0f)); break;", "case SPARSEMAX: store(r + j, w); break;", SPARSEMAX),
-    Mutant("backward: slope of entmax is w^alpha", BACKWARD, "const float power = float(2 - rule.parameter);", "const float power = float(rule.parameter);", ENTMAX),
+    Mutant("backward: gradient of sparsemax is softmax's", BACKWARD, "case SPARSEMAX: store(r + j, splat(1.0f)); break;", "case SPARSEMAX: store(r + j, w); break;", SPARSEMAX),
+    Mutant("backward: gradient of entmax is w^alpha", BACKWARD, "const float power = float(2 - rule.parameter);", "const float power = float(rule.parameter);", ENTMAX),
     Mutant("backward: gradient not centred", BACKWARD, "g[j] = float(r[j] * (g[j] - base - mean));", "g[j] = float(r[j] * g[j]);", SPARSEMAX),
-    Mutant("backward: slope of sigmoid without its rest", BACKWARD, "store(g + j, w * (1.0f - w) * load(g + j));", "store(g + j, w * load(g + j));", SIGMOID),
-    Mutant("backward: the bias of sigmoids has the last key's", BACKWARD, "float(sum_of(slope, list.size));", "slope[list.size - 1];", SIGMOID),
+    Mutant("backward: gradient of sigmoid without its rest", BACKWARD, "store(g + j, w * (1.0f - w) * load(g + j));", "store(g + j, w * load(g + j));", SIGMOID),
+    Mutant("backward: the bias of sigmoids has the last key's", BACKWARD, "float(sum_of(gradient, list.size));", "gradient[list.size - 1];", SIGMOID),
     Mutant("backward: values of a list one too far", BACKWARD, "list.place[j + t < list.size ? j + t : j];", "list.place[j];", rows("long and sharp: sparsemax-None", "long: topk-5.0")),
     Mutant("backward: a bad row has gradients", BACKWARD, "to.weight[to.size] = to.distance[to.size] = NAN;", "to.weight[to.size] = to.distance[to.size] = 0;", BAD),
-    Mutant("backward: slope of the softcap dropped", BACKWARD, "slope[j] *= capped[list.place[j]];", ";", rows("bias of heads, softcap: entmax15-None")),
-    Mutant("backward: the bias of the last row alone", BACKWARD, "to[(first_key + list.place[j]) * stride[3]] += slope[j];", "to[(first_key + list.place[j]) * stride[3]] = slope[j];", rows("bias of heads, softcap: entmax15-None")),
+    Mutant("backward: gradient of the softcap dropped", BACKWARD, "gradient[j] *= softcap_gradients[list.place[j]];", ";", rows("bias of heads, softcap: entmax15-None")),
+    Mutant("backward: the bias of the last row alone", BACKWARD, "to[(first_key + list.place[j]) * stride[3]] += gradient[j];", "to[(first_key + list.place[j]) * stride[3]] = gradient[j];", rows("bias of heads, softcap: entmax15-None")),
     Mutant("backward: query without the multiplier", BACKWARD, "call.grad_query[place * depth + d] = sum[d] * factor;", "call.grad_query[place * depth + d] = sum[d];", SPARSEMAX),
     Mutant("backward: keys without the multiplier", BACKWARD, "query[d] *= factor;", ";", SPARSEMAX),
-    Mutant("backward: what the block before left", BACKWARD, "std::memset(run.slopes, 0, size_t(up(count, ROWS) * APART) * 4);", "", rows("long: entmax-1.2", "nearly uniform: sparsemax-None", "window: entmax-1.2")),
+    Mutant("backward: what the block before left", BACKWARD, "std::memset(run.gradients, 0, size_t(up(count, ROWS) * APART) * 4);", "", rows("long: entmax-1.2", "nearly uniform: sparsemax-None", "window: entmax-1.2")),
     Mutant("backward: values of a product take scores", BACKWARD, "spread(list, list.weight, n, lines.line(i) + line.begin);", ";", rows("plain: sigmoid--0.7", "nearly uniform: entmax15-None")),
     Mutant("backward: large rows of a sparse tile are left out", BACKWARD, "if (dense[tile / ROWS] || much == 0) continue;", "continue;", rows("window: sparsemax-None", "window: entmax15-None", "padding: entmax-1.7", "long: entmax-1.7")),
     Mutant("backward: rows of a sparse tile are met twice", BACKWARD, "desk, sums), lines.lines[i].large = false;", "desk, sums), backward_list(of, batch, group, lines, i, desk, sums);", rows("window: sparsemax-None", "window: entmax15-None", "padding: entmax-1.7", "long: entmax-1.7")),

@@ -88,7 +88,7 @@ def precise(name: str) -> tuple[str, ...]:
 
 def mapped(chosen: str, feature: str = "causal") -> tuple[str, ...]:
     """A rowwise normalizer, with a feature, results and gradients."""
-    return (f"{TESTS}/test_rows.py::test_every_map_agrees_with_the_reference[{chosen}-{feature}]",)
+    return (f"{TESTS}/test_rowwise.py::test_every_normalizer_agrees_with_the_reference[{chosen}-{feature}]",)
 
 
 def hostile(name: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def hostile(name: str) -> tuple[str, ...]:
 BORDER = hostile("test_of_ties_at_the_border_of_top_k_the_lower_keys_win_in_values_and_gradients")
 EVERYWHERE = hostile("test_hostile_rows_have_the_weights_of_the_reference")
 SKIPPED = (
-    f"{TESTS}/test_rows.py::test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_the_backward_pass",
+    f"{TESTS}/test_rowwise.py::test_blocks_without_support_are_not_multiplied_with_values_nor_visited_in_the_backward_pass",
 )
 ALL_SUMS = sums("test_the_sums_are_those_that_a_watch_reduces_to")
 INFINITE = precise("test_a_visible_score_of_minus_infinity_spoils_its_row_whatever_is_asked_for")
@@ -319,5 +319,5 @@ MUTANTS = (
     Mutant("rows: dq without the softcap's gradient", ROW_QUERY, "product((ds * bend).to(k.dtype), k, dq)", "product(ds.to(k.dtype), k, dq)", mapped("entmax15", "bias, softcap, temperature")),
     Mutant("rows: only the first query head of a key head", ROW_KEY, "range(count * repeats)", "range(count)", mapped("entmax15")),
     Mutant("rows: dk without the multiplier", ROW_KEY, "(ds * bend * tile.scale[:, None])", "(ds * bend)", mapped("entmax15")),
-    Mutant("rows: a bias takes the first batch alone", ROW_BIAS, "range(over_batches * over_heads * over_rows)", "range(over_heads * over_rows)", (f"{TESTS}/test_rows.py::test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over",)),
+    Mutant("rows: a bias takes the first batch alone", ROW_BIAS, "range(over_batches * over_heads * over_rows)", "range(over_heads * over_rows)", (f"{TESTS}/test_rowwise.py::test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over",)),
 )  # fmt: skip

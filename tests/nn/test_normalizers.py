@@ -1,4 +1,4 @@
-"""Maps from scores to weights as modules, on scores and inside attention layers."""
+"""Normalizers as modules, on scores and inside attention layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ by_module = {"argnames": "module", "argvalues": MODULES, "ids": str}
 
 
 @pytest.mark.parametrize(**by_module)
-def test_on_scores_and_inside_attention_it_is_one_map(module: nn.Normalizer):
+def test_on_scores_and_inside_attention_it_is_one_normalizer(module: nn.Normalizer):
     layer, x = nn.MultiheadAttention(32, 4, batch_first=True, normalizer=module), torch.randn(2, 7, 32)
     _, weights = layer(x, x, x, is_causal=True, average_attn_weights=False)
     q, k, _ = layer._project(x, x, x)
@@ -82,7 +82,7 @@ def test_an_alpha_that_overshoots_stays_within_its_bounds_and_comes_back():
         module.zero_grad()
 
 
-def test_layers_refuse_what_is_no_map():
+def test_layers_refuse_what_is_no_normalizer():
     with pytest.raises(InputError, match=r"MultiheadAttention\(normalizer=\.\.\.\) must be one of"):
         nn.MultiheadAttention(16, 2, normalizer="top-k")
     with pytest.raises(InputError, match=r"CrossAttention\(normalizer=\.\.\.\) must be one of"):

@@ -3,10 +3,10 @@ r"""How far a result may be from the oracle: twice the error of eager PyTorch in
 u is the unit roundoff of the compute type (2^-24, 2^-53). What the blocked kernel rounds beyond eager code, on score j
 of a row:
 
-- scale / T, and query times that (2), relative to ``sum_d |q_d k_d| |scale / T|``, through the slope of the softcap;
+- scale / T, and query times that (2), relative to ``sum_d |q_d k_d| |scale / T|``, through the softcap's derivative;
 - s - m (1), and exp, whose result is off by up to 2 u as if its argument were (2):
 
-.. math:: \delta_j = u \, (2 \, \mathrm{slope}_j \, \mathrm{terms}_j + |s_j - m| + 2)
+.. math:: \delta_j = u \, (2 \, \mathrm{derivative}_j \, \mathrm{terms}_j + |s_j - m| + 2)
 
 which moves a statistic by at most ``sum_j |d statistic / d s_j| delta_j`` (the oracle's own derivative, to first
 order), a weight by ``delta_j + sum_k p_k delta_k`` relative to itself. Each state number is rounded when it leaves
@@ -37,7 +37,7 @@ def unit(dtype: torch.dtype) -> float:
 
 def score_roundings(row: Row, u: float) -> Array:
     """delta [n]."""
-    return u * (2 * row.slope * row.terms + np.abs(row.scores - row.scores.max()) + 2)
+    return u * (2 * row.derivative * row.terms + np.abs(row.scores - row.scores.max()) + 2)
 
 
 def weight_roundings(row: Row, u: float) -> Array:

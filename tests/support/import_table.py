@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "call": {"backends"},
     "functional": {"call"},
     "nn": {"functional", "schedules", "call"},
-    "sites": {"functional", "nn", "call"},
+    "sites": {"functional", "nn", "call", "backends"},
     "readings": {"report"},
     "store": {"readings", "report"},
     "monitor": {"sites", "functional", "store", "readings", "call", "backends"},

@@ -36,7 +36,7 @@ class Row:
     scores: Array
     x: Array
     """Scores before softcap and bias."""
-    slope: Array
+    derivative: Array
     """Derivative of the softcap at x."""
     terms: Array
     """sum_d |q_d k_d| |scale / T|: what the roundings of a dot product are relative to."""
@@ -136,17 +136,17 @@ class Inputs:
         multiplier = self.scale / self.temperature[b, h, i]
         products = self.key[b, group, places] * self.query[b, h, i]
         x, terms = multiplier * products.sum(-1), abs(multiplier) * np.abs(products).sum(-1)
-        scores, slope = x, np.ones_like(x)
+        scores, derivative = x, np.ones_like(x)
         if self.softcap is not None:
             bent = np.tanh(x / FLOAT(self.softcap))
-            scores, slope = FLOAT(self.softcap) * bent, 1 - bent**2
+            scores, derivative = FLOAT(self.softcap) * bent, 1 - bent**2
         if self.bias is not None:
             scores = scores + self.bias[b, h, i, places]
         rank = np.cumsum(self.tokens[b])
         first = (self.tokens[b] & (rank <= self.first_tokens))[places]
         distance = np.abs(i + self.offset - places).astype(FLOAT)
         sink = None if self.sink is None else self.sink[h]
-        return Row(places, scores, x, slope, terms, first, distance, sink)
+        return Row(places, scores, x, derivative, terms, first, distance, sink)
 
     def values(self, b: int, h: int, row: Row) -> Array:
         """[n, E]: the values of the row's keys."""

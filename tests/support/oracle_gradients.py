@@ -58,7 +58,7 @@ def _scatter(
     group, places = h // (call.query.shape[1] // call.key.shape[1]), row.places
     query, key = size(call.query[b, h, i]), size(call.key[b, group, places])
     multiplier, temperature = size(call.scale / call.temperature[b, h, i]), call.temperature[b, h, i]
-    dx = ds * row.slope
+    dx = ds * row.derivative
     target["attn_mask"][b, h, i, places] = ds
     target["query"][b, h, i] = multiplier * (dx @ key)
     target["key"][b, group, places] += multiplier * np.outer(dx, query)

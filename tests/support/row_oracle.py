@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.support.oracle import FLOAT, Array, Inputs, plogp
 
-Map = Callable[[Array], Array]
+Weights = Callable[[Array], Array]
 """Scores [n] of the keys a row sees -> weights [n]."""
 
 
@@ -22,7 +22,7 @@ def sparsemax(s: Array) -> Array:
     return np.maximum(s - s.max() - tau, 0)
 
 
-def entmax(alpha: float) -> Map:
+def entmax(alpha: float) -> Weights:
     """[(alpha-1) s - tau]_+^(1/(alpha-1)), by bisection on the largest weight; alpha = 1 is softmax."""
 
     def weights(s: Array) -> Array:
@@ -46,7 +46,7 @@ def entmax(alpha: float) -> Map:
     return weights
 
 
-def topk(k: int) -> Map:
+def topk(k: int) -> Weights:
     """Softmax over the k largest; among equals the first."""
 
     def weights(s: Array) -> Array:
@@ -58,7 +58,7 @@ def topk(k: int) -> Map:
     return weights
 
 
-def threshold(least: float) -> Map:
+def threshold(least: float) -> Weights:
     """Softmax over the keys of at least this weight, and those at the maximum."""
 
     def weights(s: Array) -> Array:
@@ -69,7 +69,7 @@ def threshold(least: float) -> Map:
     return weights
 
 
-def sigmoid(bias: float) -> Map:
+def sigmoid(bias: float) -> Weights:
     return lambda s: 1 / (1 + np.exp(-(s + FLOAT(bias))))
 
 
@@ -88,8 +88,8 @@ NAMES = (
 )  # fmt: skip
 
 
-def forward(call: Inputs, maps: list[Map]) -> Results:
-    """Output [B, H, Q, E], statistics [B, H, Q] and key_mass [B, H, K]; ``maps``: one per head."""
+def forward(call: Inputs, weights: list[Weights]) -> Results:
+    """Output [B, H, Q, E], statistics [B, H, Q] and key_mass [B, H, K]; ``weights``: one per head."""
     batch, heads, rows = call.query.shape[:3]
     keys = call.key.shape[2]
     assert call.value is not None
@@ -102,7 +102,7 @@ def forward(call: Inputs, maps: list[Map]) -> Results:
             found["max_logit"][b, h, i] = -np.inf
             continue
         terms = max(terms, float(row.terms.max()), float(np.abs(row.scores).max()))
-        w = maps[h](row.scores)
+        w = weights[h](row.scores)
         p = w / w.sum()
         mean = (p * row.scores).sum()
         values = {

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends import test_row_maps as rowwise
-from tests.backends.triton import test_rows as interpreted
+from tests.backends import test_normalizers as rowwise
+from tests.backends.triton import test_rowwise as interpreted
 from tests.support import cases
 from tests.support.calls import PRESENT
 from tests.support.cover import chosen, cover
 
 ROOT = Path(__file__).parents[2]
-SOFTMAX, ROWWISE = "tests/functional/test_attention.py", "tests/backends/test_row_maps.py"
-TRITON = ("tests/backends/triton/test_agreement.py", "tests/backends/triton/test_rows.py")
+SOFTMAX, ROWWISE = "tests/functional/test_attention.py", "tests/backends/test_normalizers.py"
+TRITON = ("tests/backends/triton/test_agreement.py", "tests/backends/triton/test_rowwise.py")
 
 
 def pairs(rows: list[tuple]) -> set:
@@ -60,16 +60,16 @@ def test_a_default_run_meets_every_pair_of_feature_normalizer_and_backend():
     kept = set(found["test_output_and_statistics_are_those_of_loops_over_rows"])
     rows = [
         (case.name, given.name, backend)
-        for case, given, backend in product(rowwise.CASES, rowwise.MAPS, rowwise.BACKENDS)
+        for case, given, backend in product(rowwise.CASES, rowwise.NORMALIZERS, rowwise.BACKENDS)
         if f"{case.name}-{given.name}-{backend}" in kept
     ]
     assert len(rows) == len(kept)
-    axes = ([one.name for one in axis] for axis in (rowwise.CASES, rowwise.MAPS))
+    axes = ([one.name for one in axis] for axis in (rowwise.CASES, rowwise.NORMALIZERS))
     assert pairs(rows) == pairs(list(product(*axes, rowwise.BACKENDS)))
     if "triton" in PRESENT:
         features = {case.name for case in cases.CASES if case.dtype.itemsize < 8}
         assert features == set(found["test_every_feature_agrees"])
-        maps = found["test_every_map_agrees_with_the_reference"]
-        some = {tuple(case.split("-", 1)) for case in maps}
-        assert {name for name, _ in some} == set(interpreted.MAPS)
+        ours = found["test_every_normalizer_agrees_with_the_reference"]
+        some = {tuple(case.split("-", 1)) for case in ours}
+        assert {name for name, _ in some} == set(interpreted.NORMALIZERS)
         assert {feature for _, feature in some} == set(interpreted.FEATURES)

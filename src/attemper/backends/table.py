@@ -37,14 +37,13 @@ FEATURES = (
 )
 """What a call can ask for.
 
-``second_pass``: gini, key_mass (they need whole rows). ``second_derivative``: the gradient of a gradient.
-``derivative_in_graph``: ``torch.func`` or forward mode inside ``torch.compile``. ``normalizer``: another map than
-softmax and what follows from it.
+``second_pass``: gini, key_mass (they need all keys of a row). ``second_derivative``: the gradient of a gradient.
+``derivative_in_graph``: ``torch.func`` or forward mode inside ``torch.compile``. ``normalizer``: another than softmax.
 """
 
 
 COMPILED_NORMALIZERS = ("softmax", "sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
-"""What the compiled kernels know, in the order of their codes (``enum Kind`` of ``native/source/solve.h``)."""
+"""What the compiled kernels know, in the order of their codes (``enum Normalizer`` of ``native/source/solve.h``)."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attemper.backends.table import Inputs, resolve
 from attemper.bench.hardware import resident_bytes
-from attemper.bench.timing import Row, Times, Way, quotients, rounds, row_fields
+from attemper.bench.timing import SECONDS, Row, Times, Way, quotients, rounds, row_fields
 from attemper.call import normalizer as normalization
 from attemper.errors import BackendError, InputError
 from attemper.functional import attention
@@ -88,6 +88,11 @@ class Shape:
         return self.groups != self.heads
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Arguments that our attention and PyTorch's share."""
+        return {"is_causal": self.causal, "enable_gqa": self.grouped}
+
+    @property
     def flops(self) -> int:
         """Operations of the two products (backward: of its five as well) over visible pairs; a multiply-add is two."""
         pairs = self.queries * self.keys
@@ -96,9 +101,9 @@ class Shape:
             pairs = seen * (seen + 1) // 2 + (self.queries - seen) * self.keys
         return self.batch * self.heads * pairs * self.size * 2 * (7 if self.backward else 2)
 
-    def tensors(self, seed: int = 0) -> Tensors:
+    def tensors(self) -> Tensors:
         """Query, key and value of standard normal numbers."""
-        generator, dtype = torch.Generator().manual_seed(seed), getattr(torch, self.dtype)
+        generator, dtype = torch.Generator().manual_seed(0), getattr(torch, self.dtype)
 
         def normal(heads: int, tokens: int) -> Tensor:
             return torch.randn(self.batch, heads, tokens, self.size, generator=generator).to(dtype)
@@ -128,24 +133,40 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRow(Row):
-    """What one shape took. Ratios are our time with every statistic (backward: entropy and its gradient) divided by the
-    other's. ``without_statistics``: the same call that asks for none. ``sdpa``: PyTorch's attention.
-    ``sdpa_packed_heads``: the same for decoding, heads packed. ``two_sdpa_calls``, ``eager_entropy``: entropy without
-    this package.
-    """
+class ShapeRow(Row):
+    """What one shape took, beside other ways. A ratio is our time divided by the other's."""
 
     shape: Shape
     backend: str
+    other_ms: dict[str, float]
+    output_error: float
+
+    def opening(self, call: str, more: str = "") -> str:
+        """The time, as the beginning of the row's words."""
+        return (
+            f"{self.shape} {self.shape.dtype}, {self.shape.mode}: {call} takes {self.ms:.2f} ms on backend "
+            f"{self.backend} ({more}median of {self.pairs})"
+        )
+
+    def beside(self, name: str, words: str) -> str:
+        """The ratio to another way, as a line."""
+        return f"  {self.ratios[name]:.2f} times {words} ({self.other_ms[name]:.2f} ms){self.by_round(name)}.\n"
+
+    def ending(self) -> str:
+        return f"  Against float64 the output was off by at most {self.output_error:.1e}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow(ShapeRow):
+    """Attention with every statistic (backward: entropy and its gradient), beside the ways of ``OTHERS``."""
+
     clock: str
     """"wall", or "cpu": the time that the one thread was given, on a machine that is busy with something else."""
-    other_ms: dict[str, float]
     least_ms: dict[str, float]
     """The shortest time of every way, ``ours`` among them: what a busy machine disturbs least."""
     gflops: float
     peak_gflops: float | None
     """The multiply-adds that the threads were measured to do; None where the native library is not built."""
-    output_error: float
     entropy_error_nats: float
 
     def heading(self) -> str:
@@ -163,59 +184,35 @@ class AttentionRow(Row):
     def __str__(self) -> str:
         which = "its entropies and their gradient" if self.shape.backward else "every statistic of one pass"
         share = "" if self.peak_share is None else f", {self.peak_share:.0%} of that peak"
-        lines = (
-            f"  {self.ratios[name]:.2f} times {other} ({self.other_ms[name]:.2f} ms){self.by_round(name)}.\n"
-            for name, other in OTHERS.items()
-            if name in self.ratios
-        )
-        return (
-            f"{self.shape} {self.shape.dtype}, {self.shape.mode}: attention with {which} takes {self.ms:.2f} ms on "
-            f"backend {self.backend} ({self.gflops:.0f} GFLOP/s{share}; median of {self.pairs}).\n{''.join(lines)}"
-            f"  Against float64 the output was off by at most {self.output_error:.1e}, the entropy by "
-            f"{self.entropy_error_nats:.1e} nats."
-        )
+        opening = self.opening(f"attention with {which}", f"{self.gflops:.0f} GFLOP/s{share}; ")
+        lines = "".join(self.beside(name, words) for name, words in OTHERS.items() if name in self.ratios)
+        return f"{opening}.\n{lines}{self.ending()}, the entropy by {self.entropy_error_nats:.1e} nats."
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormalizerRow(Row):
-    """What one normalizer took on one shape. Ratios are its time, with every statistic, divided by the other's.
-    ``softmax``: our softmax attention with every statistic. ``entmax_package``: weights in memory by that package,
-    where it is installed and has the normalizer.
+class NormalizerRow(ShapeRow):
+    """One normalizer with every statistic, beside our ``softmax`` with every statistic and, where it is installed and
+    has the normalizer, the weights in memory of the ``entmax_package``.
     """
 
-    shape: Shape
     normalizer: str
-    backend: str
-    other_ms: dict[str, float]
     support: float
     """Mean share of the visible keys that have weight."""
-    output_error: float
 
     def __str__(self) -> str:
-        package = ""
+        opening, package = self.opening(f"{self.normalizer} with every statistic"), ""
         if "entmax_package" in self.ratios:
             least, largest = (1 / bound for bound in reversed(self.ratio_ranges["entmax_package"]))
             package = (
                 f"  {1 / self.ratios['entmax_package']:.1f} times as fast as the entmax package "
                 f"({self.other_ms['entmax_package']:.2f} ms); {least:.1f} to {largest:.1f} by round.\n"
             )
-        return (
-            f"{self.shape} {self.shape.dtype}, {self.shape.mode}: {self.normalizer} with every statistic takes "
-            f"{self.ms:.2f} ms on backend {self.backend} (median of {self.pairs}); {self.support:.1%} of the keys have "
-            f"weight.\n  {self.ratios['softmax']:.2f} times our softmax attention ({self.other_ms['softmax']:.2f} ms)"
-            f"{self.by_round('softmax')}.\n{package}"
-            f"  Against float64 the output was off by at most {self.output_error:.1e}."
-        )
+        softmax = self.beside("softmax", "our softmax attention")
+        return f"{opening}; {self.support:.1%} of the keys have weight.\n{softmax}{package}{self.ending()}."
 
 
 def measure(
-    shape: Shape,
-    *,
-    backend: str = "auto",
-    pairs: int = 15,
-    seconds: float = 20.0,
-    cpu_time: bool = False,
-    seed: int = 0,
+    shape: Shape, *, backend: str = "auto", pairs: int = 15, seconds: float = SECONDS, cpu_time: bool = False
 ) -> AttentionRow:
     """Times ``shape`` on as many threads as torch has, after checking that it is right.
 
@@ -224,7 +221,6 @@ def measure(
         backend: of ours.
         pairs, seconds: of :func:`~attemper.bench.timing.rounds`.
         cpu_time: count only the time that the thread was given; torch must have one thread.
-        seed: of the inputs.
 
     Raises:
         InputError: ``cpu_time`` with several threads.
@@ -235,7 +231,7 @@ def measure(
             f"measure(cpu_time=True) counts the time of one thread, and torch has {torch.get_num_threads()}: "
             "torch.set_num_threads(1) first, or leave it out."
         )
-    name, tensors = resolve(backend, frozenset(), Inputs(shape.dtype, "cpu", shape.size)).name, shape.tensors(seed)
+    name, tensors = resolve(backend, frozenset(), Inputs(shape.dtype, "cpu", shape.size)).name, shape.tensors()
     output_error, entropy_error, _ = check(shape, tensors, name)
     stats = ("entropy",) if shape.backward else "all"
     ways = {"ours": ours(shape, tensors, stats, name), "without_statistics": ours(shape, tensors, (), name)}
@@ -255,9 +251,7 @@ def measure(
     )
 
 
-def measure_normalizer(
-    shape: Shape, name: str, *, backend: str = "auto", pairs: int = 15, seconds: float = 20.0
-) -> NormalizerRow:
+def measure_normalizer(shape: Shape, name: str, *, backend: str = "auto", pairs: int = 15) -> NormalizerRow:
     """Times one of ``NORMALIZERS`` in turns with the other ways, after checking it against float64.
 
     Raises:
@@ -269,8 +263,7 @@ def measure_normalizer(
     ways = {"ours": ours(shape, tensors, "all", own, name), "softmax": ours(shape, tensors, "all", backend)}
     if name in _PACKAGE and find_spec("entmax") is not None and not shape.grouped:
         ways["entmax_package"] = entmax_package(shape, tensors, name)
-    times = rounds(ways, pairs, seconds)
-    fields = _beside_others(times)
+    fields = _beside_others(rounds(ways, pairs))
     return NormalizerRow(shape=shape, normalizer=name, backend=own, support=support, output_error=error, **fields)
 
 
@@ -290,14 +283,13 @@ def check(shape: Shape, tensors: Tensors, backend: str, name: str = SOFTMAX) -> 
         BackendError: an error is larger than the type allows.
     """
     query, key, value = tensors
-    options: dict[str, Any] = {"enable_gqa": shape.grouped, "normalizer": NORMALIZERS.get(name, name)}
-    stats = ("all", "support_size")
+    options = shape.options | {"normalizer": NORMALIZERS.get(name, name)}
     with torch.no_grad():
-        got = attention(query, key, value, is_causal=shape.causal, stats=stats, backend=backend, **options)
+        got = attention(query, key, value, stats=("all", "support_size"), backend=backend, **options)
         picked = torch.linspace(0, shape.queries - 1, min(CHECKED_ROWS, shape.queries)).long()
         mask = (torch.arange(shape.keys) <= picked[:, None]) if shape.causal else None
         exact = (query[:, :, picked].double(), key.double(), value.double())
-        want = attention(*exact, mask, stats=("entropy",), backend="reference", **options)
+        want = attention(*exact, mask, stats=("entropy",), backend="reference", **options | {"is_causal": False})
     assert got.stats is not None
     assert want.stats is not None
     output = float((got.output[:, :, picked].double() - want.output).abs().max())
@@ -318,9 +310,7 @@ def ours(shape: Shape, tensors: Tensors, stats: tuple[str, ...] | str, backend: 
     """``attemper.attention``, and every statistic read; with ``shape.backward`` the gradients of the output's sum, and
     of the entropies' where ``stats`` asks for nothing else.
     """
-    normalizer = NORMALIZERS.get(name, name)
-    options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.grouped, "normalizer": normalizer}
-    options |= {"stats": stats, "backend": backend}
+    options = shape.options | {"normalizer": NORMALIZERS.get(name, name), "stats": stats, "backend": backend}
 
     def outputs(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         result = attention(query, key, value, **options)
@@ -335,15 +325,13 @@ def ours(shape: Shape, tensors: Tensors, stats: tuple[str, ...] | str, backend: 
 
 def sdpa(shape: Shape, tensors: Tensors) -> Way:
     """``F.scaled_dot_product_attention``, with its gradients if wanted."""
-    options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.grouped}
-    return _way(shape, tensors, lambda *parts: [F.scaled_dot_product_attention(*parts, **options)])
+    return _way(shape, tensors, lambda *parts: [F.scaled_dot_product_attention(*parts, **shape.options)])
 
 
 def entmax_package(shape: Shape, tensors: Tensors, name: str) -> Way:
     """Attention with weights in memory by the entmax package."""
-    function, options = getattr(import_module("entmax"), _PACKAGE[name]), {}
-    if name == "entmax(1.25)":
-        options = {"alpha": 1.25}
+    function = getattr(import_module("entmax"), _PACKAGE[name])
+    options = {"alpha": 1.25} if name == "entmax(1.25)" else {}
     scores = _scores(shape, tensors[0])
     return _way(shape, tensors, lambda q, k, v: [torch.matmul(function(scores(q, k), dim=-1, **options), v)])
 
@@ -382,27 +370,25 @@ def sdpa_packed_heads(shape: Shape, tensors: Tensors) -> Way:
 
 def two_sdpa_calls(shape: Shape, tensors: Tensors) -> Way:
     """Entropy out of two stock calls, ``lse - scale q.(P k)``: output and lse of the first, P k of the second."""
-    query, key, value = tensors
     scale = 1 / math.sqrt(shape.size)
 
-    def call() -> list[Tensor]:
+    def outputs(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, shape.causal)
         mean = F.scaled_dot_product_attention(query, key, key, is_causal=shape.causal)
         return [output, lse - scale * (query * mean).sum(-1)]
 
-    return call
+    return _way(shape, tensors, outputs)
 
 
 def eager_entropy(shape: Shape, tensors: Tensors) -> Way:
     """Attention and entropy as they are written by hand, with the weights in memory."""
-    query, key, value = tensors
-    scores = _scores(shape, query)
+    scores = _scores(shape, tensors[0])
 
-    def call() -> list[Tensor]:
+    def outputs(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         weights = torch.softmax(scores(query, key), -1)
         return [torch.matmul(weights, value), -(weights * torch.log(weights + 1e-9)).sum(-1)]
 
-    return call
+    return _way(shape, tensors, outputs)
 
 
 def others(shape: Shape, tensors: Tensors) -> dict[str, Way]:
@@ -417,36 +403,33 @@ def others(shape: Shape, tensors: Tensors) -> dict[str, Way]:
 def peak_extra_bytes(shape: Shape, *, backend: str = "auto") -> int | None:
     """Bytes that a forward call with every statistic needs at most beyond its inputs, output and statistics.
 
-    Measured in a process of its own. None on systems other than Linux, which keeps a process's high-water mark.
+    None on systems other than Linux, which keeps a process's high-water mark.
 
     Raises:
         RuntimeError: the process that measures failed; its last words are in the message.
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
-    code = "from attemper.bench.attention import print_peak; print_peak()"
-    arguments = [str(shape), str(int(shape.causal)), shape.dtype, backend, str(torch.get_num_threads())]
+    forward = replace(shape, backward=False)
+    imports = "import torch; from attemper.bench.attention import Shape, peak_here"
+    code = f"{imports}; torch.set_num_threads({torch.get_num_threads()}); print(peak_here({forward!r}, {backend!r}))"
     # The allocator gives memory back at once, so that what is resident is what is in use.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise RuntimeError(f"bench: the process that measures memory failed:\n{done.stderr[-2000:]}")
     return int(done.stdout)
 
 
-def print_peak() -> None:
-    """The peak of this process, in bytes, on stdout: the whole program of the process that measures it."""
-    text, causal, dtype, backend, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    shape = Shape.of(text, causal=causal == "1", dtype=dtype)
-    with torch.no_grad():
-        small = Shape(1, 1, 1, 16, 16, shape.size, shape.causal, shape.dtype)
-        ours(small, small.tensors(), "all", backend)()
-        call = ours(shape, shape.tensors(), "all", backend)
-        # 5 sets the high-water mark to what is resident now.
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-        before = resident_bytes("VmRSS")
-        results: Any = call()
-        highest = resident_bytes("VmHWM")
-    print(highest - before - sum(tensor.numel() * tensor.element_size() for tensor in results))
+@torch.no_grad()
+def peak_here(shape: Shape, backend: str) -> int:
+    """The same in this process, where nothing else runs."""
+    small = Shape(1, 1, 1, 16, 16, shape.size, shape.causal, shape.dtype)
+    ours(small, small.tensors(), "all", backend)()
+    call = ours(shape, shape.tensors(), "all", backend)
+    # 5 sets the high-water mark to what is resident now.
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = resident_bytes("VmRSS")
+    results: Any = call()
+    highest = resident_bytes("VmHWM")
+    return highest - before - sum(tensor.numel() * tensor.element_size() for tensor in results)

@@ -6,6 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,26 +64,15 @@ def peak_flops(threads: int, bursts: int = 5, clock: Clock = time.perf_counter) 
         loop = library().attemper_peak_flops
     except BackendError:
         return None
-    return max(_burst(loop, threads, clock) for _ in range(bursts))
-
-
-def _burst(loop: Callable[[int], float], threads: int, clock: Clock) -> float:
-    rates = [0.0] * threads
     together = threading.Barrier(threads)
 
-    def one(number: int) -> None:
+    def rate(_: int) -> float:
         together.wait()
         start = clock()
-        done = loop(_ROUNDS)
-        rates[number] = done / (clock() - start)
+        return loop(_ROUNDS) / (clock() - start)
 
-    others = [threading.Thread(target=one, args=(number,)) for number in range(1, threads)]
-    for other in others:
-        other.start()
-    one(0)
-    for other in others:
-        other.join()
-    return sum(rates)
+    with ThreadPoolExecutor(threads) as pool:
+        return max(sum(pool.map(rate, range(threads))) for _ in range(bursts))
 
 
 def resident_bytes(name: str) -> int:

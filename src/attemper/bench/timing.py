@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -17,6 +18,10 @@ from attemper.monitor.watch import watch
 Way = Callable[[], object]
 Times = dict[str, list[float]]
 """Seconds of every way in every round."""
+SECONDS = 20.0
+"""About how long the rounds of one row may take."""
+BATCH, TOKENS = 4, 512
+"""Sequences of a training step."""
 WATCHED_ROWS = 128
 """Query rows of each sequence that a sampled step measures."""
 
@@ -73,7 +78,7 @@ class WatchRow(Row):
 def rounds(
     ways: Mapping[str, Way],
     pairs: int,
-    seconds: float,
+    seconds: float = SECONDS,
     peaks: list[float] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Times:
@@ -121,37 +126,29 @@ def row_fields(times: list[float], by_round: Mapping[str, list[float]]) -> dict[
     }
 
 
-def measure_watch(*, batch: int = 4, tokens: int = 512, pairs: int = 15, seconds: float = 20.0) -> WatchRow:
+def measure_watch(pairs: int = 15) -> WatchRow:
     """Times training steps of three copies of one model in turns: not watched, sampled, watched but not sampled."""
-    every = {"plain": 0, "sampled": 1, "between": 1 << 30}
-    steps = {name: _TrainingStep(batch, tokens, steps) for name, steps in every.items()}
-    try:
-        times = rounds(steps, pairs, seconds)
-    finally:
-        for step in steps.values():
-            step.close()
+    with ExitStack() as watches:
+        every = {"plain": 0, "sampled": 1, "between": 1 << 30}
+        times = rounds({name: _training_step(steps, watches) for name, steps in every.items()}, pairs)
     by_round = {name: quotients(times[name], times["plain"]) for name in ("sampled", "between")}
-    return WatchRow(batch=batch, tokens=tokens, **row_fields(times["plain"], by_round))
+    return WatchRow(batch=BATCH, tokens=TOKENS, **row_fields(times["plain"], by_round))
 
 
-class _TrainingStep:
-    """A training step of a small Transformer, and its watch that samples one in ``every``; none for 0."""
+def _training_step(every: int, watches: ExitStack) -> Way:
+    """A training step of a small Transformer, with a watch that samples one in ``every``; none for 0."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    x = torch.randn(BATCH, TOKENS, 256)
+    watched = watches.enter_context(watch(model, every=every, rows=WATCHED_ROWS)) if every else None
 
-    def __init__(self, batch: int, tokens: int, every: int) -> None:
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-        self._model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        self._x = torch.randn(batch, tokens, 256)
-        self._watch = watch(self._model, every=every, rows=WATCHED_ROWS) if every else None
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if watched is not None:
+            watched.step()
 
-    def __call__(self) -> None:
-        self._optimizer.zero_grad()
-        self._model(self._x).square().mean().backward()
-        self._optimizer.step()
-        if self._watch is not None:
-            self._watch.step()
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+    return step

@@ -15,7 +15,7 @@ from attemper.call.formulas import statistics_of
 from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
-from attemper.call.result import AttentionOutput, AttentionStats
+from attemper.call.result import AttentionOutput, AttentionStats, facts_of
 from attemper.call.sampling import sample
 from attemper.call.state import State, round_to, state_of
 
@@ -31,18 +31,7 @@ def run(request: Request) -> AttentionOutput:
     dtype = problem.compute_dtype
     given = {"key_mass": key_mass.to(dtype)} if problem.key_mass else None
     values = statistics_of(state, request.names, problem.sink, request.asked, given, dtype if plain else None)
-    stats = AttentionStats(
-        values,
-        round_to(state, dtype),
-        sink=problem.sink,
-        first_tokens=problem.first_tokens,
-        asked=request.asked,
-        keys=problem.key.shape[2],
-        rows=request.rows,
-        population=request.population,
-        normalizer=request.normalizer,
-    )
-    return AttentionOutput(output, stats)
+    return AttentionOutput(output, AttentionStats(values, round_to(state, dtype), facts_of(request)))
 
 
 def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:

@@ -46,15 +46,20 @@ class Options:
     backend: str = "auto"
 
 
-class Keywords(TypedDict, total=False):
-    """Those of ``Options`` that are keywords of every public function; :func:`attemper.attention` explains them."""
+class ScoreKeywords(TypedDict, total=False):
+    """Those of ``Options`` that decide what a score is; :func:`attemper.attention` explains them."""
 
     temperature: float | Tensor
-    normalizer: object
     causal_alignment: str
     window_size: tuple[int, int]
     softcap: float | None
     sink_logits: Tensor | None
+
+
+class Keywords(ScoreKeywords, total=False):
+    """Those of ``Options`` that are keywords of every public function with statistics."""
+
+    normalizer: object
     stats: str | Iterable[str]
     first_tokens: int
     backend: str
@@ -63,17 +68,18 @@ class Keywords(TypedDict, total=False):
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def shows_keywords(**defaults: Any) -> Callable[[Function], Function]:
-    """Lets ``help()`` and ``inspect.signature`` show each of ``Keywords`` instead of ``**options``, with its default in
-    ``Options``, or in ``defaults``.
+def shows_keywords(kind: type = Keywords, **defaults: Any) -> Callable[[Function], Function]:
+    """Lets ``help()`` and ``inspect.signature`` show each keyword of ``kind`` instead of ``**options``.
+
+    Its default is that of ``Options``, or stands in ``defaults``.
     """
 
     def mark(function: Function) -> Function:
-        kinds = Options.__annotations__
         own = [one for one in signature(function).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
         keywords = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=(vars(Options) | defaults)[name], annotation=kinds[name])
-            for name in Keywords.__annotations__
+            Parameter(name, Parameter.KEYWORD_ONLY, default=(vars(Options) | defaults)[name], annotation=annotation)
+            for name, annotation in Options.__annotations__.items()
+            if name in kind.__annotations__
         ]
         parameters = sorted([*own, *keywords], key=lambda one: one.kind)
         function.__signature__ = signature(function).replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
@@ -82,17 +88,16 @@ def shows_keywords(**defaults: Any) -> Callable[[Function], Function]:
     return mark
 
 
-def options_of(where: str, keywords: Keywords, **others: Any) -> Options:
-    """The options of a public function that takes ``Keywords``.
+def options_of(where: str, keywords: ScoreKeywords, *, kind: type = Keywords, **others: Any) -> Options:
+    """The options of a public function that takes ``kind`` of keywords.
 
     Raises:
         TypeError: a keyword is none of them.
     """
     for name in keywords:
-        if name not in Keywords.__annotations__:
+        if name not in kind.__annotations__:
             raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")
-    given: dict[str, Any] = {**others, **keywords}
-    return Options(**given)
+    return Options(**others, **keywords)
 
 
 @dataclass(frozen=True)

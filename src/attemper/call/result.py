@@ -12,6 +12,7 @@ from torch import Tensor
 from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.merging import joined_output, merge
 from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
+from attemper.call.options import Request
 from attemper.call.state import LazyState, State, detach
 from attemper.errors import InputError
 from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows
@@ -53,6 +54,31 @@ class VisibleKeyCurve(NamedTuple):
     """Statistic -> [H, 32] float64: its sum over those rows (of ``normalized_entropy``: those with 2 keys or more)."""
 
 
+class CallFacts(NamedTuple):
+    """What statistics need to know of the call whose rows they describe, beside the state of the rows."""
+
+    sink: Tensor | None = None
+    """[H]: the sink's logits."""
+    first_tokens: int = 1
+    asked: tuple[str, ...] = ()
+    """The statistics that keep their gradient; others are kept for merging."""
+    keys: int = 0
+    rows: Tensor | None = None
+    """[Q] int: positions of the measured rows; None for all."""
+    population: int | None = None
+    """All query rows of each sequence."""
+    normalizer: str = "softmax"
+    included: Tensor | None = None
+    """[B, H, Q] bool: the rows that count; None for all."""
+
+
+def facts_of(request: Request) -> CallFacts:
+    """The facts of a checked call."""
+    problem, keys = request.problem, request.problem.key.shape[2]
+    first, asked, rows = problem.first_tokens, request.asked, request.rows
+    return CallFacts(problem.sink, first, asked, keys, rows, request.population, request.normalizer)
+
+
 class AttentionStats:
     """Statistics of attention rows: an attribute [B, H, Q] per name asked for (``key_mass`` [B, H, K]).
 
@@ -63,7 +89,7 @@ class AttentionStats:
 
     Attributes:
         names: the statistics it holds.
-        normalizer: the map that the weights come from. ``lse`` belongs to softmax, also with a sink or a scale; parts
+        normalizer: what makes weights of scores. ``lse`` belongs to softmax, also with a sink or a scale; parts
             of the keys merge where no weight depends on how many keys there are.
         rows: positions of the measured rows [Q] when they are a sample (``attention_statistics(rows=)``), else None.
         lower_bounds: names whose maximum is only a lower bound, because rows were sampled.
@@ -88,32 +114,15 @@ class AttentionStats:
     score_variance: Tensor
 
     def __init__(
-        self,
-        values: Mapping[str, Tensor],
-        state: State,
-        *,
-        sink: Tensor | None = None,
-        first_tokens: int = 1,
-        asked: tuple[str, ...] = (),
-        names: tuple[str, ...] | None = None,
-        keys: int = 0,
-        rows: Tensor | None = None,
-        population: int | None = None,
-        included: Tensor | None = None,
-        normalizer: str = "softmax",
+        self, values: Mapping[str, Tensor], state: State, facts: CallFacts, names: tuple[str, ...] | None = None
     ) -> None:
         self._values = values
         self._state = state
-        self._sink = sink
-        self._first_tokens = first_tokens
-        self._asked = asked
-        self._keys = keys
-        self._population = population
-        self._included = included
-        self.normalizer = normalizer
-        self.rows = rows
+        self._facts = facts
+        self.normalizer = facts.normalizer
+        self.rows = facts.rows
         self.names = tuple(values) if names is None else names
-        self.lower_bounds = ("max_logit",) if rows is not None else ()
+        self.lower_bounds = () if facts.rows is None else ("max_logit",)
 
     def __getattr__(self, name: str) -> Tensor:
         # Only what was not found otherwise arrives here: a statistic, or a mistake.
@@ -138,7 +147,8 @@ class AttentionStats:
         return iter(self.names)
 
     def __repr__(self) -> str:
-        sampled = "" if self.rows is None else f", {len(self.rows)} of {self._population} rows, max_logit a lower bound"
+        every = self._facts.population
+        sampled = "" if self.rows is None else f", {len(self.rows)} of {every} rows, max_logit a lower bound"
         return f"AttentionStats({', '.join(self.names)}; rows {list(self.shape)}{sampled})"
 
     @property
@@ -171,7 +181,8 @@ class AttentionStats:
         return self._state[Column.MAXIMUM] if is_rowwise(self.normalizer) else self.lse
 
     def _included_rows(self, rows: Tensor) -> Tensor:
-        return rows if self._included is None else rows & self._included
+        included = self._facts.included
+        return rows if included is None else rows & included
 
     def where(self, rows: Tensor) -> AttentionStats:
         """The same statistics, counting only ``rows`` (bool, broadcastable to [B, H, Q]): real tokens, say,
@@ -180,7 +191,7 @@ class AttentionStats:
         # A sum over all rows cannot leave some out: it is not carried along.
         names = tuple(name for name in self.names if name != "key_mass")
         included = self._included_rows(rows.to(torch.bool).expand(self.shape))
-        return self._copy(self._values, self._state, names, included=included)
+        return AttentionStats(self._values, self._state, self._facts._replace(included=included), names)
 
     def detach(self) -> AttentionStats:
         """The same statistics outside the autograd graph."""
@@ -189,26 +200,8 @@ class AttentionStats:
             values = values.detach()
         else:
             values = {name: value.detach() for name, value in values.items()}
-        again = self._copy(values, detach(self._state), self.names)
-        again._sink = None if self._sink is None else self._sink.detach()
-        return again
-
-    def _copy(
-        self, values: Mapping[str, Tensor], state: State, names: tuple[str, ...], included: Tensor | None = None
-    ) -> AttentionStats:
-        return AttentionStats(
-            values,
-            state,
-            sink=self._sink,
-            first_tokens=self._first_tokens,
-            asked=self._asked,
-            names=names,
-            keys=self._keys,
-            rows=self.rows,
-            population=self._population,
-            included=self._included if included is None else included,
-            normalizer=self.normalizer,
-        )
+        sink = None if self._facts.sink is None else self._facts.sink.detach()
+        return AttentionStats(values, detach(self._state), self._facts._replace(sink=sink), self.names)
 
     def defined_rows(self, name: str) -> Tensor:
         """[B, H, Q] bool: the valid rows over which ``name`` is averaged (normalised entropy needs 2 keys,
@@ -217,7 +210,7 @@ class AttentionStats:
         where = STATISTICS[name].defined
         if where is Rows.ALL:
             return self.valid
-        more_than = {Rows.TWO_KEYS: 1, Rows.BEYOND_FIRST: self._first_tokens}.get(where)
+        more_than = {Rows.TWO_KEYS: 1, Rows.BEYOND_FIRST: self._facts.first_tokens}.get(where)
         rows = self.valid if more_than is None else self.valid & (self._state[Column.VISIBLE_KEYS] > more_than)
         # Sigmoids may all vanish: nothing is a mean under such weights.
         mass = self._state.get(Column.MASS)
@@ -243,11 +236,11 @@ class AttentionStats:
         ``s / sqrt(count) * sqrt(1 - fraction)``, rows taken as a random sample without replacement; 0 where all were
         measured. Evenly strided rows usually do better than this.
         """
-        errors = {}
+        errors, every = {}, self._facts.population
+        fraction = 1.0 if self.rows is None or not every else len(self.rows) / every
         for name, summary in self.per_head().items():
             if name == "key_mass":
                 continue  # a sum over rows, not a mean of them
-            fraction = 1.0 if self.rows is None or not self._population else len(self.rows) / self._population
             sample_std = summary.std * torch.sqrt(summary.count / (summary.count - 1).clamp(min=1))
             errors[name] = sample_std / summary.count.sqrt() * math.sqrt(max(0.0, 1 - fraction))
         return errors
@@ -256,9 +249,9 @@ class AttentionStats:
         """The rows as sums per head, [H, WIDTH] float64 (``backends/sums.py``), by one pass of a kernel; None where
         none can do it.
         """
-        if not is_plain(self.normalizer) or self._sink is not None or not isinstance(self._state, LazyState):
+        if not is_plain(self.normalizer) or self._facts.sink is not None or not isinstance(self._state, LazyState):
             return None
-        return self._state.sums(self._included, self._first_tokens)
+        return self._state.sums(self._facts.included, self._facts.first_tokens)
 
     def histogram(self) -> Tensor:
         """[H, 32] int64: valid rows by normalised entropy, in 32 equal bins of [0, 1]. Adds up over parts."""
@@ -302,22 +295,12 @@ class AttentionStats:
             InputError: the two hold different statistics or rows, or one that two parts do not determine.
         """
         _check_mergeable(self, other)
+        one, two = self._facts, other._facts
         state = merge(self._state, other._state)
-        sink = self._sink if self._sink is not None else other._sink
-        asked = tuple(name for name in self._asked if name in other._asked)
+        sink = one.sink if one.sink is not None else two.sink
+        asked = tuple(name for name in one.asked if name in two.asked)
         values = statistics_of(state, self.names, sink, asked)
-        return AttentionStats(
-            values,
-            state,
-            sink=sink,
-            first_tokens=self._first_tokens,
-            asked=asked,
-            keys=self._keys + other._keys,
-            rows=self.rows,
-            population=self._population,
-            included=self._included,
-            normalizer=self.normalizer,
-        )
+        return AttentionStats(values, state, one._replace(sink=sink, asked=asked, keys=one.keys + two.keys), self.names)
 
 
 class AttentionOutput(NamedTuple):
@@ -339,9 +322,9 @@ class AttentionOutput(NamedTuple):
             raise InputError(
                 "AttentionOutput.merge needs the statistics of both parts: pass stats=('lse',) to both calls."
             )
-        stats = self.stats.merge(other.stats)
         one, two = self.stats, other.stats
-        output = joined_output((self.output, other.output), (one._state, two._state), (one._sink, two._sink))
+        stats, sinks = one.merge(two), (one._facts.sink, two._facts.sink)
+        output = joined_output((self.output, other.output), (one._state, two._state), sinks)
         return AttentionOutput(output, stats)
 
 
@@ -363,14 +346,15 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
         raise InputError(
             f"merge needs the same rows in both parts, got {list(one.lse.shape)} and {list(two.lse.shape)}."
         )
-    if one._sink is not None and two._sink is not None:
+    if one._facts.sink is not None and two._facts.sink is not None:
         raise InputError(
             "merge: both parts were given sink_logits, or a normalizer with a sink, which would count it twice. "
             "Give it to one part, and plain softmax to the other."
         )
-    if "first_token_mass" in one.names and one._keys < one._first_tokens:
+    keys, first_tokens = one._facts.keys, one._facts.first_tokens
+    if "first_token_mass" in one.names and keys < first_tokens:
         raise InputError(
-            f"merge: the first part has {one._keys} keys, fewer than first_tokens={one._first_tokens}: "
+            f"merge: the first part has {keys} keys, fewer than first_tokens={first_tokens}: "
             "first_token_mass cannot be told. Make the first part longer or leave the statistic out."
         )
 

@@ -24,27 +24,28 @@ from attemper.call.transforms import all_to_front
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 LIBRARY.define(
-    "row_weights(Tensor scores, Tensor? alpha, str kind, float number) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+    "row_weights(Tensor scores, Tensor? alpha, str normalizer, float number) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
 )
 LIBRARY.define(
-    "row_gradient(Tensor weights, Tensor grad, Tensor? alpha, str kind, float number) -> Tensor",
+    "row_gradient(Tensor weights, Tensor grad, Tensor? alpha, str normalizer, float number) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
-def row_weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+def row_weights(scores: Tensor, normalizer: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
     """Weights along the last dimension of ``scores``, -inf where hidden; twice differentiable.
 
     Args:
         scores: [..., n], float32 or float64.
-        kind: a name of ``backends.normalizers.NORMALIZERS`` whose weights sum to 1.
+        normalizer: a name of ``backends.normalizers.NORMALIZERS`` whose weights sum to 1.
         number: k of "topk", min_weight of "threshold", alpha of "entmax".
         alpha: [...], alpha of each row instead of ``number``; differentiated.
     """
     if transforms.active():
-        return _Transformed.apply(scores, alpha, kind, float(number))
-    transforms.refuse_in_graph(kind)
-    return torch.ops.attemper.row_weights(scores, alpha, kind, float(number))
+        return _Transformed.apply(scores, alpha, normalizer, float(number))
+    transforms.refuse_in_graph(normalizer)
+    return torch.ops.attemper.row_weights(scores, alpha, normalizer, float(number))
 
 
 def largest_keys(scores: Tensor, k: int) -> Tensor:
@@ -67,49 +68,49 @@ def _vector(alpha: Tensor | None) -> Tensor | None:
     return None if alpha is None else alpha.reshape(-1)
 
 
-def _in_cpp(tensor: Tensor, kind: str) -> bool:
+def _in_cpp(tensor: Tensor, normalizer: str) -> bool:
     """For float32 on a CPU that the native library serves, by a normalizer that it knows; else in PyTorch."""
-    served = kind in CODES and tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    served = normalizer in CODES and tensor.device.type == "cpu" and tensor.dtype == torch.float32
     return served and why_unusable() is None
 
 
 @torch.library.impl(LIBRARY, "row_weights", "CompositeExplicitAutograd")
-def _weights(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+def _weights(scores: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
     rows, each = _matrix(scores), _vector(alpha)
     with torch.no_grad():
-        if not _in_cpp(scores, kind):
-            return NORMALIZERS[kind].weights(rows, number, each).reshape(scores.shape)
-        result = native_rows.weights(rows, kind, number, each)
+        if not _in_cpp(scores, normalizer):
+            return NORMALIZERS[normalizer].weights(rows, number, each).reshape(scores.shape)
+        result = native_rows.weights(rows, normalizer, number, each)
         if each is not None and bool((strange := ~((each >= 1) & each.isfinite())).any()):
             result[strange] = math.nan  # as in PyTorch: no weights without an alpha
         return result.reshape(scores.shape)
 
 
 @torch.library.impl(LIBRARY, "row_gradient", "CompositeExplicitAutograd")
-def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
     rows, upstream, each = _matrix(weights), _matrix(grad), _vector(alpha)
     with torch.no_grad():
         # Above alpha = 2 PyTorch: it holds negative powers of small weights in range.
-        steep = kind == "entmax" and bool((each > 2).any() if each is not None else number > 2)
-        if steep or not _in_cpp(weights, kind):
-            result = NORMALIZERS[kind].gradient(rows, upstream, number, each)
+        steep = normalizer == "entmax" and bool((each > 2).any() if each is not None else number > 2)
+        if steep or not _in_cpp(weights, normalizer):
+            result = NORMALIZERS[normalizer].gradient(rows, upstream, number, each)
         else:
-            result = native_rows.gradient(rows, upstream, kind, number, each)
+            result = native_rows.gradient(rows, upstream, normalizer, number, each)
         return result.reshape(weights.shape).contiguous()
 
 
 @torch.library.register_fake("attemper::row_weights", lib=LIBRARY)
-def _weights_fake(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+def _weights_fake(scores: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("attemper::row_gradient", lib=LIBRARY)
-def _gradient_fake(weights: Tensor, grad: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
+def _gradient_fake(weights: Tensor, grad: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
     return torch.empty_like(weights, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, alpha, ctx.kind, ctx.number = inputs
+    _, alpha, ctx.normalizer, ctx.number = inputs
     ctx.save_for_backward(output, alpha)
 
 
@@ -120,20 +121,25 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     scores = None
     if ctx.needs_input_grad[0]:
         scores = (
-            NORMALIZERS[ctx.kind].gradient(weights, grad, ctx.number, alpha)
+            NORMALIZERS[ctx.normalizer].gradient(weights, grad, ctx.number, alpha)
             if again
-            else torch.ops.attemper.row_gradient(weights, grad, alpha, ctx.kind, ctx.number)
+            else torch.ops.attemper.row_gradient(weights, grad, alpha, ctx.normalizer, ctx.number)
         )
     return scores, alpha_gradient(weights, grad, alpha) if ctx.needs_input_grad[1] else None, None, None
 
 
 def _tangent(
-    weights: Tensor, alpha: Tensor | None, kind: str, number: float, of_scores: Tensor | None, of_alpha: Tensor | None
+    weights: Tensor,
+    alpha: Tensor | None,
+    normalizer: str,
+    number: float,
+    of_scores: Tensor | None,
+    of_alpha: Tensor | None,
 ) -> Tensor:
     """How the weights move when scores and alpha do. The Jacobian of every normalizer is symmetric."""
     tangent = torch.zeros_like(weights)
     if of_scores is not None:
-        tangent = tangent + NORMALIZERS[kind].gradient(weights, of_scores, number, alpha)
+        tangent = tangent + NORMALIZERS[normalizer].gradient(weights, of_scores, number, alpha)
     if of_alpha is not None and alpha is not None:
         tangent = tangent + by_alpha(weights, alpha) * of_alpha[..., None]
     return tangent
@@ -151,8 +157,8 @@ class _Transformed(torch.autograd.Function):
     """The operator with its gradient as ``torch.func`` takes it: that of ``register_autograd`` does not nest there."""
 
     @staticmethod
-    def forward(scores: Tensor, alpha: Tensor | None, kind: str, number: float) -> Tensor:
-        return torch.ops.attemper.row_weights(scores, alpha, kind, number)
+    def forward(scores: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
+        return torch.ops.attemper.row_weights(scores, alpha, normalizer, number)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -163,7 +169,7 @@ class _Transformed(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         weights, alpha = ctx.saved_tensors
         with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
-            tangent = _tangent(weights, alpha, ctx.kind, ctx.number, tangents[0], tangents[1])
+            tangent = _tangent(weights, alpha, ctx.normalizer, ctx.number, tangents[0], tangents[1])
             return forward_ad.unpack_dual(tangent).primal
 
     @staticmethod
@@ -172,20 +178,20 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        *tensors, kind, number = args
+        *tensors, normalizer, number = args
         scores, alpha = all_to_front(info, in_dims, *tensors)
-        return row_weights(scores, kind, number, alpha), 0
+        return row_weights(scores, normalizer, number, alpha), 0
 
 
 def _weights_vmap(
-    info: Any, in_dims: tuple[int | None, ...], scores: Tensor, alpha: Tensor | None, kind: str, number: float
+    info: Any, in_dims: tuple[int | None, ...], scores: Tensor, alpha: Tensor | None, normalizer: str, number: float
 ) -> tuple[Tensor, int]:
-    return torch.ops.attemper.row_weights(*all_to_front(info, in_dims, scores, alpha), kind, number), 0
+    return torch.ops.attemper.row_weights(*all_to_front(info, in_dims, scores, alpha), normalizer, number), 0
 
 
 def _gradient_vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    *tensors, kind, number = args
-    return torch.ops.attemper.row_gradient(*all_to_front(info, in_dims, *tensors), kind, number), 0
+    *tensors, normalizer, number = args
+    return torch.ops.attemper.row_gradient(*all_to_front(info, in_dims, *tensors), normalizer, number), 0
 
 
 torch.library.register_vmap("attemper::row_weights", _weights_vmap, lib=LIBRARY)

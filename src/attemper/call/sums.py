@@ -13,14 +13,13 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.backends.sums import BINNED, COLUMNS, SUMMED, WIDTH, clear, empty_sums, join
+from attemper.backends.sums import COLUMNS, SUMMED, empty_sums
 from attemper.call import operator
 from attemper.call.autograd import passes_dispatcher
 from attemper.call.formulas import statistics_of
 from attemper.call.normalizer import is_plain
-from attemper.call.operator import sampled_positions
 from attemper.call.options import Request
-from attemper.call.result import AttentionStats
+from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
 from attemper.statistics import BY_NAME, TABLE
 
@@ -61,25 +60,13 @@ class CallSums:
     included: Tensor | None
     """[B, Q] bool: the rows that count; None for all."""
     names: tuple[str, ...]
-    sink: Tensor | None
-    first_tokens: int
-    keys: int
-    rows: Tensor | None
-    population: int
+    facts: CallFacts
     backend: str
 
     def statistics(self) -> AttentionStats:
         """The statistics of the same rows, from the same state."""
         rows = state_of(SUMMED, self.state, self.backend if table.by_name(self.backend).direct else None)
-        stats = AttentionStats(
-            statistics_of(rows, self.names, self.sink),
-            rows,
-            sink=self.sink,
-            first_tokens=self.first_tokens,
-            keys=self.keys,
-            rows=self.rows,
-            population=self.population,
-        )
+        stats = AttentionStats(statistics_of(rows, self.names, self.facts.sink), rows, self.facts)
         return stats if self.included is None else stats.where(self.included[:, None])
 
 
@@ -89,10 +76,7 @@ def accumulate(request: Request, included: Tensor | None) -> CallSums:
     sums, state = _accumulate(problem, included) if table.by_name(problem.backend).sums else _sum(problem, included)
     # The owner of the sink may change it before anybody asks.
     sink = None if problem.sink is None else problem.sink.detach().clone()
-    keys, rows, population = problem.key.shape[2], request.rows, request.population
-    return CallSums(
-        sums, state, included, request.names, sink, problem.first_tokens, keys, rows, population, problem.backend
-    )
+    return CallSums(sums, state, included, request.names, facts_of(request)._replace(sink=sink), problem.backend)
 
 
 def _sum(problem: Problem, included: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -122,20 +106,3 @@ def add(
     with torch.no_grad():
         call = replace(problem, value=None, columns=SUMMED)
         torch.ops.attemper.accumulate(*call.values(), included, flag, sums, state)
-
-
-__all__ = [
-    "BACKEND",
-    "BINNED",
-    "COLUMNS",
-    "WIDTH",
-    "CallSums",
-    "accumulate",
-    "accumulates",
-    "add",
-    "clear",
-    "empty_sums",
-    "fits",
-    "join",
-    "sampled_positions",
-]

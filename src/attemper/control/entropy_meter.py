@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from attemper.call.attention import run
 from attemper.call.normalizer import normalization
-from attemper.call.options import Options, request_of
+from attemper.call.options import request_of
 from attemper.call.result import AttentionStats
 from attemper.call.sampling import sample
 from attemper.errors import InputError
 from attemper.functional.call_slope import is_monotone, slope_of
-from attemper.sites.observation import AttentionCall
+from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
 from attemper.sites.tap import LIBRARY, in_backward, token
 
-_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? sink, Tensor? temperature, int meter,
-    float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
-LIBRARY.define(f"entropy_and_slope({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
+LIBRARY.define(
+    f"entropy_and_slope(Tensor(a!) token, int meter, {OPERANDS}) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+)
 
 
 @dataclass
@@ -80,16 +81,7 @@ class EntropyMeter:
             if not in_backward():
                 self.measure(call)
             return output
-        options, (left, right) = call.options, call.options.window_size
-        given = options.temperature
-        scale = options.scale
-        if not isinstance(given, Tensor) and given != 1.0:
-            scale = (call.query.shape[-1] ** -0.5 if scale is None else scale) / given
-        tensors = (call.query, call.key, call.mask, options.sink_logits, given if isinstance(given, Tensor) else None)
-        detached = [None if tensor is None else tensor.detach() for tensor in tensors]
-        bottom_right = options.causal_alignment == "bottom-right"
-        rest = (scale, options.is_causal, bottom_right, left, right, options.softcap, options.enable_gqa)
-        torch.ops.attemper.entropy_and_slope(token(str(call.query.device)), *detached, self.key, *rest)
+        torch.ops.attemper.entropy_and_slope(token(str(call.query.device)), self.key, *operands_of(call))
         return output
 
     @torch.no_grad()
@@ -127,21 +119,9 @@ _meters: WeakValueDictionary[int, EntropyMeter] = WeakValueDictionary()
 
 
 @torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")
-def _entropy_and_slope(_token: Tensor, *given: Any) -> None:
-    query, key, mask, sink, temperature, meter, scale, is_causal, bottom_right, left, right, softcap, gqa = given
-    if in_backward() or meter not in _meters:
-        return  # a recomputation of a pass that was measured, or a meter that is gone
-    options = Options(
-        scale=scale,
-        temperature=1.0 if temperature is None else temperature,
-        is_causal=is_causal,
-        causal_alignment="bottom-right" if bottom_right else "top-left",
-        window_size=(left, right),
-        softcap=softcap,
-        sink_logits=sink,
-        enable_gqa=gqa,
-    )
-    _meters[meter].measure(AttentionCall(query, key, mask, options))
+def _entropy_and_slope(_token: Tensor, meter: int, *operands: Any) -> None:
+    if not in_backward() and meter in _meters:  # no recomputation of a pass that was measured, no meter that is gone
+        _meters[meter].measure(call_of(operands))
 
 
 @torch.library.register_fake("attemper::entropy_and_slope", lib=LIBRARY)

@@ -18,8 +18,8 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from attemper.backends.sums import BINNED, COLUMNS
 from attemper.call.result import BUCKETS, AttentionStats, by_head
-from attemper.call.sums import BINNED, COLUMNS
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, number
 from attemper.readings.sample import SiteKey, SiteLabel

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attemper.call.sums import BACKEND, join
+from attemper.backends.sums import join
+from attemper.call.sums import BACKEND
 from attemper.monitor.head_sums import SiteSums, fits_buckets
 from attemper.monitor.options import Scope
 from attemper.sites.tap_buffers import TapBuffer

@@ -396,7 +396,7 @@ class Watch:
         self._collector.commit()
         found = self._collector.readings()
         if self._compiled:
-            found = replace(found, skipped=(*found.skipped, *self._unseen_maps(found.sites)))
+            found = replace(found, skipped=(*found.skipped, *self._unseen_normalizers(found.sites)))
         if not found.sites:
             raise InputError(self._why_nothing(found.skipped))
         self.baseline.begin(self._collector.first())
@@ -415,10 +415,10 @@ class Watch:
         )
         return Scan(reading, dict(found.last))
 
-    def _unseen_maps(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
+    def _unseen_normalizers(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
         """Inside compiled code only taps are seen, and a tap measures softmax."""
         seen = {site.name.partition("#")[0] for site in sites}
-        reason = "temper gave it another map than softmax, and no tap measures that inside compiled code"
+        reason = "temper gave it another normalizer than softmax, and no tap measures that inside compiled code"
         return [Skipped(name, reason) for name in modules_with_normalizer(self.model) if name not in seen]
 
     def _why_nothing(self, skipped: tuple[Any, ...]) -> str:

@@ -6,7 +6,7 @@ as the product that the model computes takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -54,6 +54,40 @@ class AttentionCall:
     """[B, Q] bool: which queries are real tokens, where the call itself tells."""
     places: Places = frozenset()
     """Memory of the tensors that it was called with. A tap of the same memory is of the same attention."""
+
+
+OPERANDS = """Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, float? scale, bool is_causal,
+    bool bottom_right, int left, int right, float? softcap, bool gqa"""
+"""An attention call in the schema of an operator: what ``operands_of`` gives."""
+
+
+def operands_of(call: AttentionCall) -> tuple[Any, ...]:
+    """A call as an operator takes it, outside the autograd graph. A number as temperature is part of the scale."""
+    options, temperature, scale = call.options, call.options.temperature, call.options.scale
+    if not isinstance(temperature, Tensor):
+        if temperature != 1.0:
+            scale = (call.query.shape[-1] ** -0.5 if scale is None else scale) / temperature
+        temperature = None
+    tensors = (call.query, call.key, call.mask, temperature, options.sink_logits)
+    detached = [None if tensor is None else tensor.detach() for tensor in tensors]
+    bottom_right, (left, right) = options.causal_alignment == "bottom-right", options.window_size
+    return *detached, scale, options.is_causal, bottom_right, left, right, options.softcap, options.enable_gqa
+
+
+def call_of(operands: Sequence[Any]) -> AttentionCall:
+    """The call that an operator was given as ``operands_of``."""
+    query, key, mask, temperature, sink, scale, is_causal, bottom_right, left, right, softcap, gqa = operands
+    options = Options(
+        scale=scale,
+        temperature=1.0 if temperature is None else temperature,
+        is_causal=is_causal,
+        causal_alignment="bottom-right" if bottom_right else "top-left",
+        window_size=(left, right),
+        softcap=softcap,
+        sink_logits=sink,
+        enable_gqa=gqa,
+    )
+    return AttentionCall(query, key, mask, options)
 
 
 Reader = Callable[..., AttentionCall]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, Unpack
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,19 +21,28 @@ from torch import Tensor, nn
 
 from attemper.call import transforms
 from attemper.call.masks import ADVICE, is_plain, without_causal_bias
-from attemper.call.options import Options, autocast_together, check_window
+from attemper.call.options import ScoreKeywords, autocast_together, check_window, options_of, shows_keywords
 from attemper.call.sums import fits
 from attemper.call.temperature import TEMPERATURE_ADVICE
 from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.sites import tap_buffers
-from attemper.sites.observation import AttentionCall, Observer, UnsupportedCallError, current, guard, present
+from attemper.sites.observation import (
+    OPERANDS,
+    AttentionCall,
+    Observer,
+    UnsupportedCallError,
+    call_of,
+    current,
+    guard,
+    operands_of,
+    present,
+)
 from attemper.sites.sharded import is_dtensor, local
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
-_ARGUMENTS = """Tensor(a!) token, Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, str name,
-    int module, float? scale, bool is_causal, bool bottom_right, int left, int right, float? softcap, bool gqa"""
+_ARGUMENTS = f"Tensor(a!) token, str name, int module, {OPERANDS}"
 LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
 LIBRARY.define(f"tap_into({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
 _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
@@ -82,6 +91,7 @@ _modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
+@shows_keywords(ScoreKeywords)
 def tap(
     query: Tensor,
     key: Tensor,
@@ -91,11 +101,7 @@ def tap(
     enable_gqa: bool = False,
     *,
     name: str,
-    temperature: float | Tensor = 1.0,
-    causal_alignment: str = "top-left",
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
+    **options: Unpack[ScoreKeywords],
 ) -> None:
     """Measures an attention from inside the model that computes it, whenever a watch samples the step.
 
@@ -119,27 +125,17 @@ def tap(
     """
     if not name:
         raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
-    one_of("tap(causal_alignment=...)", causal_alignment, ("top-left", "bottom-right"))
-    window_size = check_window("tap", window_size)
-    if not isinstance(temperature, Tensor) and temperature != 1.0:
-        positive_number("tap(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
-        scale, temperature = (query.shape[-1] ** -0.5 if scale is None else scale) / temperature, 1.0
+    given = options_of("tap", options, kind=ScoreKeywords, scale=scale, is_causal=is_causal, enable_gqa=enable_gqa)
+    one_of("tap(causal_alignment=...)", given.causal_alignment, ("top-left", "bottom-right"))
+    check_window("tap", given.window_size)
+    if not isinstance(given.temperature, Tensor) and given.temperature != 1.0:
+        positive_number("tap(temperature=...)", given.temperature, TEMPERATURE_ADVICE, infinite=True)
     refuse_nested("tap", {"query": query, "key": key, "attn_mask": attn_mask})
     query, key, _ = autocast_together(query, key)
-    options = Options(
-        scale=scale,
-        temperature=temperature,
-        is_causal=is_causal,
-        causal_alignment=causal_alignment,
-        window_size=window_size,
-        softcap=softcap,
-        sink_logits=sink_logits,
-        enable_gqa=enable_gqa,
-    )
-    attn_mask, options = without_causal_bias("tap", attn_mask, options, query, key.shape[2])
+    attn_mask, given = without_causal_bias("tap", attn_mask, given, query, key.shape[2])
     if attn_mask is not None and not is_plain(attn_mask):
         raise InputError(f"tap(attn_mask=...) is a {type(attn_mask).__name__}, a subclass of Tensor. {ADVICE}")
-    _run_operator(AttentionCall(query, key, attn_mask, options), name, 0)
+    _run_operator(AttentionCall(query, key, attn_mask, given), name, 0)
 
 
 def tap_call(call: AttentionCall, module: nn.Module) -> None:
@@ -157,27 +153,17 @@ def remember(model: nn.Module) -> None:
 
 def _run_operator(call: AttentionCall, name: str, module: int) -> None:
     """Runs the operator of a tap: of a site's name, or of the module with this ``id``."""
-    temperature = call.options.temperature
-    if any(map(is_dtensor, (call.query, call.key, call.mask, temperature, call.options.sink_logits))):
+    options = call.options
+    if any(map(is_dtensor, (call.query, call.key, call.mask, options.temperature, options.sink_logits))):
         call = _on_this_process(call, name, module)
-    query, options, device = call.query, call.options, str(call.query.device)
-    tensors = (
-        query,
-        call.key,
-        call.mask,
-        temperature if isinstance(temperature, Tensor) else None,
-        options.sink_logits,
-    )
-    detached = [None if tensor is None else tensor.detach() for tensor in tensors]
-    left, right = options.window_size
-    rule = (options.scale, options.is_causal, options.causal_alignment == "bottom-right", left, right, options.softcap)
+    query, device = call.query, str(call.query.device)
     operator: Callable[..., None] = torch.ops.attemper.tap
     if transforms.active() and any(map(is_mapped, (query, call.key))):
         operator = _tap  # no rule for torch.vmap: observers note that they see nothing here
     if _may_be_captured() and tap_buffers.has_graphs(query.device):
         ready = _has_buffer(name, module, device, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
         operator = torch.ops.attemper.tap_into if ready else operator
-    operator(token(device), *detached, name, module, *rule, options.enable_gqa)
+    operator(token(device), name, module, *operands_of(call))
 
 
 def _may_be_captured() -> bool:
@@ -213,37 +199,16 @@ def _on_this_process(call: AttentionCall, name: str, module: int) -> AttentionCa
         raise InputError(f"tap(name={name!r}): {error.reason}.") from error
 
 
-class _Arguments(NamedTuple):
+class _Tapped:
     """What the operators are called with, after the token."""
 
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    temperature: Tensor | None
-    sink: Tensor | None
-    name: str
-    module: int
-    scale: float | None
-    is_causal: bool
-    bottom_right: bool
-    left: int
-    right: int
-    softcap: float | None
-    gqa: bool
+    def __init__(self, name: str, module: int, *operands: Any) -> None:
+        self.name, self.module, self._operands = name, module, operands
+        self.query: Tensor = operands[0]
 
     def call(self) -> AttentionCall:
         """The attention that is measured."""
-        options = Options(
-            scale=self.scale,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            is_causal=self.is_causal,
-            causal_alignment="bottom-right" if self.bottom_right else "top-left",
-            window_size=(self.left, self.right),
-            softcap=self.softcap,
-            sink_logits=self.sink,
-            enable_gqa=self.gqa,
-        )
-        return AttentionCall(self.query, self.key, self.mask, options)
+        return call_of(self._operands)
 
     def site(self) -> nn.Module:
         """The module that attends, or one that stands for the tap's name."""
@@ -253,7 +218,7 @@ class _Arguments(NamedTuple):
 @torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
 def _tap(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guard(_everyone(), _run, _Arguments(*given))
+        guard(_everyone(), _run, _Tapped(*given))
 
 
 def _everyone() -> Iterator[Observer]:
@@ -262,7 +227,7 @@ def _everyone() -> Iterator[Observer]:
     yield from (listener.observer for listener in tap_buffers.living(_listeners))
 
 
-def _run(tapped: _Arguments) -> None:
+def _run(tapped: _Tapped) -> None:
     """Reports a tap to all who sample it, or launches its kernels."""
     device = tapped.query.device
     if tap_buffers.has_graphs(device) and (tap_buffers.has_receivers() or tap_buffers.is_capturing(device)):
@@ -284,7 +249,7 @@ def _run(tapped: _Arguments) -> None:
         guard([observer], observer.see, site, call)
 
 
-def _warm(tapped: _Arguments) -> None:
+def _warm(tapped: _Tapped) -> None:
     """Prepares a site for a capture that may come."""
     query = tapped.query
     if fits(str(query.dtype), query.shape[3]):
@@ -292,7 +257,7 @@ def _warm(tapped: _Arguments) -> None:
         tap_buffers.warm(buffer, tapped.call(), tapped.site())
 
 
-def _fill(tapped: _Arguments) -> None:
+def _fill(tapped: _Tapped) -> None:
     """Launches the kernels of a tap into its site's buffer."""
     query, site = tapped.query, tapped.site()
     buffer = tap_buffers.existing_buffer(tapped.name, tapped.module, query.device, query.shape[1])
@@ -311,7 +276,7 @@ def _fill(tapped: _Arguments) -> None:
 @torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
 def _tap_into(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guard(_everyone(), _fill, _Arguments(*given))
+        guard(_everyone(), _fill, _Tapped(*given))
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

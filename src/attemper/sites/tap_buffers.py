@@ -15,8 +15,10 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper.backends.sums import WIDTH, clear
+from attemper.call.operator import sampled_positions
 from attemper.call.options import request_of
-from attemper.call.sums import BACKEND, WIDTH, add, clear, sampled_positions
+from attemper.call.sums import BACKEND, add
 from attemper.errors import BackendError, InputError
 from attemper.sites.observation import AttentionCall
 

@@ -128,11 +128,11 @@ def problems(size: int, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
         "softmax: packed",
         Problem(query, key, key, None, multiplier, right=0, cu_seqlens_q=starts, cu_seqlens_k=starts, columns=every),
     )
-    yield from row_problems(query, key, multiplier)
+    yield from rowwise_problems(query, key, multiplier)
 
 
-def row_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
-    """The same for the maps that are found on whole rows."""
+def rowwise_problems(query: torch.Tensor, key: torch.Tensor, multiplier: torch.Tensor) -> Iterator[tuple[str, Problem]]:
+    """The same for the rowwise normalizers."""
     every = state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True)
     mask = torch.ones(1, 1, 4096, 4096, dtype=torch.bool)
     starts = torch.tensor([0, 96, 4096])

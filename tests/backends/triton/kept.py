@@ -12,8 +12,8 @@ FILE = HERE / "compiled.json"
 CALLS = {
     "forward": ("softmax: statistics", "softmax: forward", "softmax: every feature, bias", "softmax: one query"),
     "gradients": ("softmax: every feature, bias", "softmax: one query, bias", "softmax: packed"),
-    "forward of maps": ("entmax: every",),
-    "gradients of maps": ("entmax: every", "entmax: one query"),
+    "forward, rowwise": ("entmax: every",),
+    "gradients, rowwise": ("entmax: every", "entmax: one query"),
 }
 """Those with the most in registers: with every statistic, with every feature and a bias, with packed documents. What
 has less, ``python tests/backends/triton/cross_compile.py [--gradients]`` compiles too: a quarter of an hour more.

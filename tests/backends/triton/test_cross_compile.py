@@ -24,8 +24,8 @@ TARGETS = ["sm_80", "sm_90", "sm_100", "gfx942"]
 FUNCTIONS = {
     "forward": {"forward_kernel", "split_kernel", "join_kernel", "chunk_sums_kernel", "accumulate_kernel"},
     "gradients": {"constants_kernel", "query_gradient_kernel", "key_gradient_kernel", "bias_gradient_kernel"},
-    "forward of maps": {"row_forward_kernel"},
-    "gradients of maps": {"row_query_kernel", "row_key_kernel", "row_bias_kernel"},
+    "forward, rowwise": {"rowwise_forward_kernel"},
+    "gradients, rowwise": {"rowwise_query_kernel", "rowwise_key_kernel", "rowwise_bias_kernel"},
 }
 
 

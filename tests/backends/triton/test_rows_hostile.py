@@ -16,7 +16,7 @@ from attemper.statistics import ROWWISE_ONE_PASS
 pytestmark = [pytest.mark.usefixtures("poisoned_empty"), pytest.mark.hostile("triton")]
 
 UNIT = 2.0**-24
-MAPS: dict[str, Any] = {
+NORMALIZERS: dict[str, Any] = {
     "sparsemax": "sparsemax", "entmax15": "entmax15", "entmax 1.2": nn.Entmax(1.2), "entmax 1.00001": nn.Entmax(1.00001),
     "entmax 3": nn.Entmax(3.0), "entmax 1000": nn.Entmax(1000.0), "topk": nn.TopK(4),
     "threshold": nn.Threshold(0.02), "sigmoid": nn.Sigmoid(-1.0),
@@ -53,12 +53,12 @@ def hostile_rows(keys: int = 40) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("chosen", MAPS)
+@pytest.mark.parametrize("chosen", NORMALIZERS)
 def test_hostile_rows_have_the_weights_of_the_reference(chosen: str, tiled):
     tiled(16, 16)
     scores = torch.stack(list(hostile_rows().values()))
-    got, stats = weights(scores, MAPS[chosen], stats=("entropy", "support_size", "mass"))
-    want, truth = weights(scores.double(), MAPS[chosen], "reference", stats=("entropy", "support_size", "mass"))
+    got, stats = weights(scores, NORMALIZERS[chosen], stats=("entropy", "support_size", "mass"))
+    want, truth = weights(scores.double(), NORMALIZERS[chosen], "reference", stats=("entropy", "support_size", "mass"))
     # With alpha = 3 a weight is the root of a difference of numbers near 1, of which some four are rounded.
     budget = (4 * UNIT) ** 0.5 if chosen == "entmax 3" else 1e-6
     assert torch.isfinite(got).all()
@@ -127,7 +127,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone_and_what_is_hidden_spoi
     mask = torch.ones(3, 11, dtype=torch.bool)
     mask[0, 9] = False
     output, stats = attemper.attention(
-        query, key, value, mask, normalizer=MAPS[chosen], stats=ROWWISE_ONE_PASS, backend="triton"
+        query, key, value, mask, normalizer=NORMALIZERS[chosen], stats=ROWWISE_ONE_PASS, backend="triton"
     )
     assert stats is not None
     # 0 times an infinity is NaN, too.
@@ -161,11 +161,11 @@ def test_long_rows_sum_to_1_and_keep_the_order_of_scores(chosen: str, tiled):
     query, key, value = torch.ones(1, 1, 4, 1), torch.randn(1, 1, 3000, 1), torch.ones(1, 1, 3000, 1)
     temperature = torch.tensor([0.01, 0.3, 3.0, 1e6])[None, None]
     output, stats = attemper.attention(
-        query, key, value, temperature=temperature, scale=1.0, normalizer=MAPS[chosen],
+        query, key, value, temperature=temperature, scale=1.0, normalizer=NORMALIZERS[chosen],
         stats=("support_size", "max_weight", "entropy"), backend="triton",
     )  # fmt: skip
     _, truth = attemper.attention(
-        query.double(), key.double(), value.double(), temperature=temperature, scale=1.0, normalizer=MAPS[chosen],
+        query.double(), key.double(), value.double(), temperature=temperature, scale=1.0, normalizer=NORMALIZERS[chosen],
         stats=("support_size", "max_weight", "entropy"), backend="reference",
     )  # fmt: skip
     assert stats is not None
@@ -191,7 +191,7 @@ def test_calls_without_keys_rows_or_batch_are_empty(chosen: str, shape: tuple[in
     batch, heads, rows, keys = shape
     query = torch.randn(batch, heads, rows, 4).requires_grad_()
     key, value = (torch.randn(batch, heads, keys, 4).requires_grad_() for _ in range(2))
-    output, stats = attemper.attention(query, key, value, normalizer=MAPS[chosen], stats="all", backend="triton")
+    output, stats = attemper.attention(query, key, value, normalizer=NORMALIZERS[chosen], stats="all", backend="triton")
     assert stats is not None
     assert output.shape == query.shape
     assert (output == 0).all()

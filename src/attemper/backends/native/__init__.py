@@ -31,7 +31,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     output = new((batch, heads, rows, width)) if problem.rowwise else new((batch, rows, heads, width)).transpose(1, 2)
     state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
     call, held = describe(problem, output, state)
-    run("attemper_row_forward" if problem.rowwise else "attemper_forward", call)
+    run("attemper_rowwise_forward" if problem.rowwise else "attemper_forward", call)
     del held
     return output, state, state.new_empty(0)
 
@@ -45,19 +45,15 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
         torch.zeros(shape, dtype=torch.float32) if needed and tensor is not None and shape is not None else None
         for tensor, shape, needed in zip(problem.differentiable, shapes, needs, strict=True)
     )
-    # In C++ the sink of softmax and what a rowwise normalizer has per head share a slot.
-    each = per_head if problem.rowwise else sink
     places = [address(grad) for grad in (query, key, value, mask)]
     mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
-    rows_places = (address(multiplier), address(each), int(problem.maximum_gradient))
+    rows_places = (address(multiplier), address(sink), int(problem.maximum_gradient))
     slots = (*view(upstream.output), address(grad_state), *places, *mask_strides, *rows_places)
-    call, held = describe(problem, output, state, slots)
-    run("attemper_row_backward" if problem.rowwise else "attemper_backward", call)
+    call, held = describe(problem, output, state, slots, per_head)
+    run("attemper_rowwise_backward" if problem.rowwise else "attemper_backward", call)
     del held
     if multiplier is not None:
         axes = [axis for axis, size in enumerate(problem.multiplier.shape) if size == 1]
         multiplier = multiplier.double().sum(axes, keepdim=True).float() if axes else multiplier
-    of_head = None if each is None else each.double().sum((0, 2)).float()
-    if problem.rowwise:
-        return Gradients(query, key, value, mask, multiplier, per_head=of_head)
-    return Gradients(query, key, value, mask, multiplier, of_head)
+    sink, per_head = (None if one is None else one.double().sum((0, 2)).float() for one in (sink, per_head))
+    return Gradients(query, key, value, mask, multiplier, sink, per_head)

@@ -15,38 +15,6 @@ from attemper.backends.normalizers import CODES
 from attemper.statistics import Column
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
-COLUMNS = (
-    Column.MAXIMUM,
-    Column.LOG_SUM,
-    Column.VISIBLE_KEYS,
-    Column.MEAN_DEPTH,
-    Column.VARIANCE,
-    Column.SQUARED_WEIGHTS,
-    Column.FIRST_TOKENS,
-    Column.DISTANCE,
-)
-"""State columns that one pass gives; gini and key_mass need a second."""
-ROWWISE_COLUMNS = (
-    Column.MAXIMUM,
-    Column.VISIBLE_KEYS,
-    Column.THRESHOLD,
-    Column.MASS,
-    Column.SUPPORT,
-    Column.LARGEST_WEIGHT,
-    Column.MEAN_DEPTH,
-    Column.ENTROPY,
-    Column.VARIANCE,
-    Column.SQUARED_WEIGHTS,
-    Column.FIRST_TOKENS,
-    Column.DISTANCE,
-)
-"""The same of a rowwise normalizer, in the order of ``source/row_attention.h``."""
-
-
-def _places(problem: Problem, columns: tuple[Column, ...]) -> list[int]:
-    """Where each of ``columns`` stands in the state of a call; -1 for those that it does not leave."""
-    left = problem.columns
-    return [left.index(column) if column in left else -1 for column in columns]
 
 
 class View(ctypes.Structure):
@@ -68,7 +36,7 @@ class Arguments(ctypes.Structure):
         ("depth", c_int64), ("width", c_int64),
         ("left", c_int64), ("right", c_int64), ("offset", c_int64), ("first_tokens", c_int64),
         ("softcap", c_double),
-        ("place", c_int64 * len(COLUMNS)),
+        ("place", c_int64 * len(Column)),
         ("output", View), ("state", c_void_p), ("threads", c_int64),
         ("grad_output", View), ("grad_state", c_void_p),
         ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
@@ -81,8 +49,8 @@ class Arguments(ctypes.Structure):
 _SIZE = ctypes.sizeof(Arguments)
 _BEFORE = Arguments.softcap.offset // 8
 _PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
-_ROWWISE = struct.Struct(f"@qd{len(ROWWISE_COLUMNS)}q")
-"""What follows an ``Arguments`` in a ``RowCall``."""
+_ROWWISE = struct.Struct("@qdqq")
+"""What follows an ``Arguments`` in a ``RowwiseCall``: normalizer, number, per_head and its gradient."""
 _ABSENT = (0,) * 6
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
@@ -110,9 +78,13 @@ def view_strides(tensor: Tensor) -> list[int]:
 
 
 def describe(
-    problem: Problem, output: Tensor, state: Tensor, gradients: Sequence[int] = _NO_GRADIENTS
+    problem: Problem,
+    output: Tensor,
+    state: Tensor,
+    gradients: Sequence[int] = _NO_GRADIENTS,
+    grad_per_head: Tensor | None = None,
 ) -> tuple[bytes, tuple[Tensor | None, ...]]:
-    """The call as the bytes of an ``Arguments`` (rowwise: a ``RowCall``), and small tensors that must outlive it.
+    """The call as the bytes of an ``Arguments`` (rowwise: a ``RowwiseCall``), and small tensors that must outlive it.
 
     ``gradients``: the slots from ``grad_output`` on.
     """
@@ -120,25 +92,30 @@ def describe(
     batch, heads, queries, depth = query.shape
     groups, keys = key.shape[1:3]
     multiplier = problem.multiplier.to(torch.float32)
-    # One slot in C++: the sink of softmax, or what a rowwise normalizer has per head.
-    per_head = problem.per_head if problem.rowwise else problem.sink
-    per_head = None if per_head is None else per_head.detach().to(torch.float32).contiguous()
+    sink, per_head = _numbers(problem.sink), _numbers(problem.per_head)
     positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
     first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
+    places = [-1] * len(Column)
+    for place, column in enumerate(problem.columns):
+        places[column] = place
     call = _PACK.pack(
         _SIZE,
         *view(query), *view(key), *view(value), *view(problem.mask),
         address(multiplier), *view_strides(multiplier),
-        address(per_head), address(positions),
+        address(sink), address(positions),
         address(first), *((0, 0) if first is None else view_strides(first)),
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
-        *_places(problem, COLUMNS),
+        *places,
         *view(output), address(state), torch.get_num_threads(),
         *gradients,
     )  # fmt: skip
     if problem.rowwise:
-        columns = _places(problem, ROWWISE_COLUMNS)
-        call += _ROWWISE.pack(CODES[problem.normalizer], problem.number, *columns)
-    return call, (multiplier, per_head, positions, first)
+        call += _ROWWISE.pack(CODES[problem.normalizer], problem.number, address(per_head), address(grad_per_head))
+    return call, (multiplier, sink, per_head, positions, first)
+
+
+def _numbers(per_head: Tensor | None) -> Tensor | None:
+    """[H] as C++ reads it."""
+    return None if per_head is None else per_head.detach().to(torch.float32).contiguous()

@@ -15,7 +15,7 @@ from attemper.errors import BackendError
 _FOLDER = Path(__file__).parent
 _BUILDS = {"AVX512": ("amx", "avx512bf16", "avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 """What PyTorch says of the processor (ATEN_CPU_CAPABILITY overrides it) -> builds in the order of preference."""
-_OTHER_LAYOUT, _NO_MEMORY = 1, 2
+_OTHER_LAYOUT, _NO_MEMORY, _UNKNOWN_NORMALIZER = 1, 2, 4
 
 
 def library() -> ctypes.CDLL:
@@ -106,13 +106,13 @@ def declare_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions."""
     loaded.attemper_forward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_backward.argtypes = (ctypes.c_char_p,)
-    loaded.attemper_row_forward.argtypes = (ctypes.c_char_p,)
-    loaded.attemper_row_backward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_rowwise_forward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_rowwise_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_sums.argtypes = (ctypes.c_char_p,)
     loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
     whole, real, pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
     loaded.attemper_weights.argtypes = (whole, whole, whole, real, real, pointer, whole, pointer, pointer, whole)
-    loaded.attemper_slope.argtypes = (whole, whole, whole, real, pointer, whole, pointer, pointer, pointer, whole)
+    loaded.attemper_gradient.argtypes = (whole, whole, whole, real, pointer, whole, pointer, pointer, pointer, whole)
     loaded.attemper_usable.restype = ctypes.c_int
     loaded.attemper_limit_allocations.argtypes = (ctypes.c_int64,)
     loaded.attemper_limit_allocations.restype = None
@@ -145,6 +145,11 @@ def check(name: str, code: int) -> None:
         raise BackendError(
             f"backend='native' ({name}): the library reads its arguments otherwise than this version writes them. "
             "Build it again: python scripts/build_native.py, or install again; or use backend='blocked'."
+        )
+    if code == _UNKNOWN_NORMALIZER:
+        raise BackendError(
+            f"backend='native' ({name}): the library does not know this normalizer. Build it again: python "
+            "scripts/build_native.py, or install again; or use backend='blocked'."
         )
     raise BackendError(
         f"backend='native' ({name}) returned {code}: its plan of its own memory did not hold, and nothing was "

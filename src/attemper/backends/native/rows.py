@@ -17,28 +17,21 @@ from attemper.statistics import STATISTICS, Column
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
-# What source/statistics.cpp derives and from which columns, both in its order. Formulas give all other statistics.
+# What source/statistics.cpp derives, in its order. Formulas give all other statistics.
 DERIVED = ("lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass")
-DERIVED_FROM = (
-    Column.MAXIMUM,
-    Column.LOG_SUM,
-    Column.VISIBLE_KEYS,
-    Column.MEAN_DEPTH,
-    Column.SQUARED_WEIGHTS,
-)
 _COUNTS = ("visible_keys", "support_size")
-_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(DERIVED_FROM)}q"), struct.Struct(f"{len(DERIVED)}q")
+_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(Column)}q"), struct.Struct(f"{len(DERIVED)}q")
 
 # AttemperSums of source/sums.cpp.
 _SUMS = struct.Struct("5q 2Q 3q Q")
 
 
-def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+def weights(scores: Tensor, normalizer: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
     """The weights of every row; a row of -inf is 0, one with NaN or +inf is NaN.
 
     Args:
         scores: [rows, n], one of ``DTYPES``, on the CPU; ``-inf`` hides a key.
-        kind: a name of ``backends.normalizers.CODES``.
+        normalizer: a name of ``backends.normalizers.CODES``.
         number: k of "topk", the smallest weight of "threshold", the bias of "sigmoid", alpha of "entmax".
         alpha: [rows] float32, alpha (or the bias) of each row, instead of ``number``.
 
@@ -48,12 +41,17 @@ def weights(scores: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None
     scores, result = scores.contiguous(), torch.empty(scores.shape, dtype=scores.dtype)
     rows, n = scores.shape
     each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
-    sizes, tensors = (rows, n, CODES[kind]), (address(each), DTYPES[scores.dtype], address(scores), address(result))
+    sizes, tensors = (
+        (rows, n, CODES[normalizer]),
+        (address(each), DTYPES[scores.dtype], address(scores), address(result)),
+    )
     check("attemper_weights", library().attemper_weights(*sizes, number, number, *tensors, torch.get_num_threads()))
     return result
 
 
-def gradient(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
+def gradient(
+    weights: Tensor, grad: Tensor, normalizer: str, number: float = 0.0, alpha: Tensor | None = None
+) -> Tensor:
     """The gradient of the scores from the gradient of the weights, [rows, n]; the support is held fixed.
 
     ``number`` or ``alpha``: alpha of "entmax", as in ``weights``.
@@ -62,11 +60,9 @@ def gradient(weights: Tensor, grad: Tensor, kind: str, number: float = 0.0, alph
     rows, n = weights.shape
     result = torch.empty(weights.shape, dtype=weights.dtype)
     each = None if alpha is None else alpha.detach().to(torch.float32).contiguous()
-    tensors = (address(each), DTYPES[weights.dtype], address(weights), address(grad), address(result))
-    check(
-        "attemper_slope",
-        library().attemper_slope(rows, n, CODES[kind], number, *tensors, torch.get_num_threads()),
-    )
+    sizes, tensors = (rows, n, CODES[normalizer]), (address(weights), address(grad), address(result))
+    types = (address(each), DTYPES[weights.dtype])
+    check("attemper_gradient", library().attemper_gradient(*sizes, number, *types, *tensors, torch.get_num_threads()))
     return result
 
 
@@ -95,9 +91,9 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
 
 @cache
 def _derivable(columns: tuple[Column, ...]) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """Which of ``DERIVED`` a state of these columns gives, and where it has each of ``DERIVED_FROM``; None: nowhere."""
+    """Which of ``DERIVED`` a state of these columns gives, and where it has each of ``Column``; None: nowhere."""
     names = tuple(name for name in DERIVED if set(STATISTICS[name].softmax) <= set(columns))
-    return names, tuple(columns.index(column) if column in columns else None for column in DERIVED_FROM)
+    return names, tuple(columns.index(column) if column in columns else None for column in Column)
 
 
 def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:

@@ -9,9 +9,9 @@ as a function of q^a, for a <= 1 the convex function of ``sparsemax.py``::
 
     y <- y + log(1 - (S - S^(1-a)) / V) / a
 
-so from the right it is monotone there. For a > 1 a weight leaves 0 with infinite slope: a step that leaves the bracket,
-or two that do not halve it, give way to halving. Where a key's weight hangs on less than the last digit of y, it is
-what the other keys leave: the result lies between the weights at the two ends of the last bracket.
+so from the right it is monotone there. For a > 1 the derivative of a weight that leaves 0 is infinite: a step that
+leaves the bracket, or two that do not halve it, give way to halving. Where a key's weight hangs on less than the last
+digit of y, it is what the other keys leave: the result lies between the weights at the two ends of the last bracket.
 
 In float64, whatever the scores: for a = 2, the root of a rounding of 1e-7 would be 3e-4. Differences of powers are
 written by expm1 and log1p, so that alpha may come as close to 1 as it likes; alpha = 1 is softmax.

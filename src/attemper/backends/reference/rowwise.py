@@ -90,9 +90,9 @@ def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
         w = weights_at(pi)
         # dw/dpi = (w / pi)^(1 - e) on the support
         ratio = torch.where(w > 0, w / pi, 1.0)
-        slope = torch.where(w > 0, (ratio.log() * (1 - e)).exp(), 0.0).sum(-1, keepdim=True)
-        pi = pi - (w.sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, 1.0)
-        # For its derivatives only: where the slope has no bound (alpha > 2) a step from here may leave the support.
+        derivative = torch.where(w > 0, (ratio.log() * (1 - e)).exp(), 0.0).sum(-1, keepdim=True)
+        pi = pi - (w.sum(-1, keepdim=True) - 1) / torch.where(derivative > 0, derivative, 1.0)
+        # For its derivatives only: where this one has no bound (alpha > 2) a step from here may leave the support.
         pi = high + (pi - pi.detach())
     return weights_at(pi)
 

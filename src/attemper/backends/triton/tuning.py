@@ -40,9 +40,6 @@ _DECODE = {
     "amd": {128: Config(16, 64, 4, 1), 256: Config(16, 32, 4, 1)},
 }
 
-WIDEST = 256
-"""The largest head size."""
-
 _FORWARD = {
     # machine: {largest padded head size: configuration}
     "nvidia": {128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
@@ -62,8 +59,8 @@ _STATISTICS = {
 }
 """Statistics without output."""
 
-# Of the backward pass: one accumulator of [rows or keys, head size], or two, beside scores and their slopes. Masks and
-# softcap take registers of their own, and smaller blocks leave them.
+# Of the backward pass: one accumulator of [rows or keys, head size], or two, beside scores and their gradients.
+# Masks and softcap take registers of their own, and smaller blocks leave them.
 _QUERY_GRADIENT = {
     "nvidia": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 2), 256: Config(32, 32, 8, 1)},
     "hopper": {128: Config(128, 32, 8, 2), 256: Config(64, 32, 8, 1)},
@@ -82,8 +79,8 @@ _MASKED_KEY_GRADIENT = _KEY_GRADIENT | {
     "hopper": {64: Config(64, 32, 8, 2), 128: Config(32, 32, 8, 2), 256: Config(32, 32, 8, 1)},
 }
 
-# Of the maps that are found on rows: one for all kernels of a call, so that a score has the same bits in each.
-_ROWS = {
+# Of rowwise normalizers: one for all kernels of a call, so that a score has the same bits in each.
+_ROWWISE = {
     "nvidia": {128: Config(32, 16, 8, 2), 256: Config(16, 16, 4, 1)},
     "hopper": {128: Config(64, 16, 8, 2), 256: Config(16, 16, 4, 1)},
     "amd": {128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
@@ -93,7 +90,7 @@ _FEW_ROWS = {
     "hopper": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
     "amd": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
 }
-_MASKED_ROWS = _ROWS | {"hopper": _FEW_ROWS["hopper"]}
+_MASKED_ROWWISE = _ROWWISE | {"hopper": _FEW_ROWS["hopper"]}
 
 
 def power_of_two(number: int) -> int:
@@ -148,9 +145,9 @@ def key_gradient(problem: Problem) -> Config:
     return _of_backward(_MASKED_KEY_GRADIENT if _masked(problem) else _KEY_GRADIENT, problem)
 
 
-def rows(problem: Problem) -> Config:
-    """Of every kernel of a map that is found on whole rows, forward and backward."""
-    table = _MASKED_ROWS if _masked(problem) else _ROWS
+def rowwise(problem: Problem) -> Config:
+    """Of every kernel of a rowwise normalizer, forward and backward."""
+    table = _MASKED_ROWWISE if _masked(problem) else _ROWWISE
     return _of_backward(_FEW_ROWS if problem.query.shape[2] <= 16 else table, problem)
 
 

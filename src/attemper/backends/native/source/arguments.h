@@ -1,6 +1,6 @@
 // One call as the Python side describes it: addresses, strides in elements and sizes. No tensor is copied or owned.
 //
-// Layout (kept equal to `_arguments.py` by a size check at load): query [B, H, Q, D], key [B, G, K, D], value
+// Layout (kept equal to `arguments.py` by a size check at every call): query [B, H, Q, D], key [B, G, K, D], value
 // [B, G, K, E], mask [B|1, H|1, Q|1, K|1] where a broadcast dimension has stride 0, state [F, B, H, Q] float32.
 #pragma once
 #include <cstdint>
@@ -15,7 +15,13 @@ struct View {
     int64_t stride[4];
 };
 
-enum Letter { M, Z, N, A, V, C, F, T, LETTERS };
+// State columns: what a call leaves of each row (python: attemper/statistics.py).
+struct Column {
+    enum Name : int {
+        MAXIMUM, LOG_SUM, VISIBLE_KEYS, THRESHOLD, MASS, SUPPORT, LARGEST_WEIGHT, MEAN_DEPTH, ENTROPY, VARIANCE,
+        SQUARED_WEIGHTS, FIRST_TOKENS, DISTANCE, GINI, PLAIN_DEPTH, PLAIN_VARIANCE, COUNT
+    };
+};
 
 struct Arguments {
     int64_t size;  // of this struct, as the caller knows it
@@ -29,9 +35,9 @@ struct Arguments {
     int64_t batch, heads, groups, queries, keys, depth, width;
     int64_t left, right, offset, first_tokens;
     double softcap;  // 0: none
-    int64_t place[LETTERS];  // where a letter stands in the state; -1: not asked for
-    View output;             // forward: written; backward: read
-    float* state;            // contiguous
+    int64_t place[Column::COUNT];  // where each stands in the state; -1: not asked for
+    View output;                   // forward: written; backward: read
+    float* state;                  // contiguous
     int64_t threads;
     // Backward only. Gradients are float32 and contiguous in the shape of their tensor; null: not asked for.
     View grad_output;

@@ -1,4 +1,5 @@
-// Backward pass: scores recomputed from q, k and the state; no weight is kept. With X = d + a, P = exp(d - z):
+// Backward pass: scores recomputed from q, k and the state; no weight is kept. With the symbols of the state columns
+// (docs/design/0002), g_z, g_a, ... their gradients, X = d + a and P = exp(d - z):
 //
 //     dS = P [ mass dP + g_z - mass D - g_a (1 + X) + g_v (X^2 + 2 X - v) + 2 g_c (P - c) + g_f (1[first] - f)
 //              + g_t (distance - t) ] + 1[argmax] (g_m - g_z + g_a),     dP = dO V^T,  D = dO . O
@@ -27,12 +28,12 @@ namespace attemper {
 constexpr int64_t SWEEP = 8 * ROWS;  // rows whose weights meet dO and q in one product; of bfloat16: whole tiles
 constexpr int64_t APART = KEYS + LANES;  // of rows of a square: columns of it would share few sets of L1 at KEYS
 
-// What is constant along a row, and its letters.
-struct Slope {
+// What is constant along a row: its state, and upstream gradients.
+struct Terms {
     float base, log_total, mean;  // m (0 for an empty row), z, a
     float constant, mass, dot;
     float output;  // what dP counts: mass, or 0 where all weight is on one key, to the last digit of Z
-    float a, v, c, f, t, top;  // upstream gradients; top falls on the maximum
+    float depth, variance, squares, first, distance, top;  // upstream gradients; top falls on the maximum
     bool bad, empty;
 };
 
@@ -48,78 +49,82 @@ struct Backward {
     int64_t sums_of(int64_t head, int64_t share) const { return head * shares + share; }
 };
 
-inline Slope slope_of(const Arguments& call, int64_t batch, const Row& row, float dot) {
+inline Terms terms_of(const Arguments& call, int64_t batch, const Row& row, float dot) {
     const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
-    float value[LETTERS] = {}, grad[LETTERS] = {};
-    for (int letter = 0; letter < LETTERS; letter++) {
-        if (call.place[letter] < 0) continue;
-        value[letter] = call.state[call.place[letter] * plane + place];
-        grad[letter] = call.grad_state[call.place[letter] * plane + place];
+    float value[Column::COUNT] = {}, grad[Column::COUNT] = {};
+    for (int column = 0; column < Column::COUNT; column++) {
+        if (call.place[column] < 0) continue;
+        value[column] = call.state[call.place[column] * plane + place];
+        grad[column] = call.grad_state[call.place[column] * plane + place];
     }
-    Slope slope = {};
-    slope.empty = value[N] == 0;
-    if (slope.empty) return slope;
-    slope.bad = !(std::fabs(value[M]) < INFINITY) || !(std::fabs(value[Z]) < INFINITY);
-    slope.base = value[M], slope.log_total = value[Z], slope.mean = value[A];
-    slope.mass = float(mass_of(call, row, double(value[M]) + double(value[Z])));
+    Terms terms = {};
+    terms.empty = value[Column::VISIBLE_KEYS] == 0;
+    if (terms.empty) return terms;
+    const float m = value[Column::MAXIMUM], z = value[Column::LOG_SUM];
+    terms.bad = !(std::fabs(m) < INFINITY) || !(std::fabs(z) < INFINITY);
+    terms.base = m, terms.log_total = z, terms.mean = value[Column::MEAN_DEPTH];
+    terms.mass = float(mass_of(call, row, double(m) + double(z)));
     // Moving scores does not move such a row's output; dP - D would be the difference of two orders of summing, which a
     // tiny temperature multiplies by 1 / T^2.
-    const bool settled = value[Z] == 0 && slope.mass == 1;
-    slope.output = settled ? 0.0f : slope.mass;
-    slope.dot = settled ? 0.0f : dot;
-    slope.a = grad[A], slope.v = grad[V], slope.c = 2 * grad[C], slope.f = grad[F], slope.t = grad[T];
-    slope.constant = grad[Z] - slope.mass * slope.dot - grad[V] * value[V] - grad[F] * value[F] - grad[T] * value[T] -
-                     grad[A] - 2 * grad[C] * value[C];
-    slope.top = grad[M] - grad[Z] + grad[A];
-    return slope;
+    const bool settled = z == 0 && terms.mass == 1;
+    terms.output = settled ? 0.0f : terms.mass;
+    terms.dot = settled ? 0.0f : dot;
+    terms.depth = grad[Column::MEAN_DEPTH], terms.variance = grad[Column::VARIANCE];
+    terms.squares = 2 * grad[Column::SQUARED_WEIGHTS];
+    terms.first = grad[Column::FIRST_TOKENS], terms.distance = grad[Column::DISTANCE];
+    terms.constant = grad[Column::LOG_SUM] - terms.mass * terms.dot - terms.variance * value[Column::VARIANCE] -
+                     terms.first * value[Column::FIRST_TOKENS] - terms.distance * value[Column::DISTANCE] -
+                     terms.depth - 2 * grad[Column::SQUARED_WEIGHTS] * value[Column::SQUARED_WEIGHTS];
+    terms.top = grad[Column::MAXIMUM] - grad[Column::LOG_SUM] + terms.depth;
+    return terms;
 }
 
 // P (times mass) over the scores and dS over dP, for one row and keys begin .. begin + n. `top` is the place of the
 // maximum, or -1.
-inline void slope_row(const Arguments& call, int64_t batch, const Row& row, const Slope& of, float* weight,
-                      float* slope, int64_t begin, int64_t n, int64_t top) {
+inline void score_gradients(const Arguments& call, int64_t batch, const Row& row, const Terms& terms, float* weight,
+                            float* gradient, int64_t begin, int64_t n, int64_t top) {
     const Vec least = splat(VANISHED), zero = {};
-    const Vec shift = splat(of.bad ? NAN : 0.0f);
-    const bool squares = of.a != 0 || of.v != 0;
+    const Vec shift = splat(terms.bad ? NAN : 0.0f);
+    const bool squares = terms.depth != 0 || terms.variance != 0;
     const auto finish = [&](int64_t j, Vec p, Vec ds, Vec number) {
-        if (of.t != 0) ds += magnitude(number) * of.t;
-        store(slope + j, p == zero ? zero : p * ds);
-        store(weight + j, p * of.mass);
+        if (terms.distance != 0) ds += magnitude(number) * terms.distance;
+        store(gradient + j, p == zero ? zero : p * ds);
+        store(weight + j, p * terms.mass);
     };
     const Vec start = lane_numbers() + float(begin - row.position);
     Vec number = start;
     for (int64_t j = 0; j < n; j += LANES, number += float(LANES)) {
-        Vec d = larger(load(weight + j) - of.base, least);
-        Vec p = exp_negative(larger(d - of.log_total, least)) + shift;
-        Vec ds = load(slope + j) * of.output + of.constant + p * of.c;
+        Vec d = larger(load(weight + j) - terms.base, least);
+        Vec p = exp_negative(larger(d - terms.log_total, least)) + shift;
+        Vec ds = load(gradient + j) * terms.output + terms.constant + p * terms.squares;
         if (squares) {
-            Vec x = d + of.mean;
-            ds += x * (x * of.v + (2 * of.v - of.a));
+            Vec x = d + terms.mean;
+            ds += x * (x * terms.variance + (2 * terms.variance - terms.depth));
         }
-        if (of.f == 0) {
+        if (terms.first == 0) {
             finish(j, p, ds, number);
         } else {
-            store(slope + j, ds);
+            store(gradient + j, ds);
             store(weight + j, p);
         }
     }
-    if (of.f != 0) {
+    if (terms.first != 0) {
         for (int64_t key = begin; key < begin + n && key < call.keys; key++) {
             bool first = call.first_keys ? call.first_keys[batch * call.first_keys_stride[0] +
                                                            key * call.first_keys_stride[1]]
                                          : key < call.first_tokens;
-            if (first) slope[key - begin] += of.f;
+            if (first) gradient[key - begin] += terms.first;
         }
         number = start;
         for (int64_t j = 0; j < n; j += LANES, number += float(LANES))
-            finish(j, load(weight + j), load(slope + j), number);
+            finish(j, load(weight + j), load(gradient + j), number);
     }
-    if (top >= begin && top < begin + n) slope[top - begin] += of.top;
+    if (top >= begin && top < begin + n) gradient[top - begin] += terms.top;
 }
 
 // Rows of a tensor [B, H, Q, size], as broadcast tiles and as lines; times `factor` if not null; zeros where `skip`.
 // `buffer` holds ROWS lines, `tiles` LANES floats more than it is given.
-inline void pack_both(const View& view, int64_t batch, const Row* rows, const Slope* skip, const float* factor,
+inline void pack_both(const View& view, int64_t batch, const Row* rows, const Terms* skip, const float* factor,
                       int64_t count, int64_t size, int64_t room, float* buffer, float* tiles, float* lines) {
     const int64_t wide = up(size, PANEL);
     for (int64_t tile = 0; tile < up(count, ROWS); tile += ROWS) {
@@ -141,9 +146,9 @@ inline void pack_both(const View& view, int64_t batch, const Row* rows, const Sl
 struct Desk {
     float *query_tiles, *query_lines, *above_tiles, *above_lines, *query_sum;
     float *key_columns, *key_lines, *value_columns;
-    float *weights, *slopes, *softcap, *bias, *line, *factor, *buffer;
+    float *weights, *gradients, *softcap, *bias, *line, *factor, *buffer;
     Row* rows;
-    Slope* slope;
+    Terms* terms;
     int64_t* top;
     float* best;
 #if defined(ATTEMPER_HALF)
@@ -157,17 +162,17 @@ struct Desk {
         Arena& memory = arena();
         memory.reserve(4 * (2 * LANES + chunk * (depth + 2 * deep + width + wide + 2) + KEYS * (depth + deep + width) +
                             2 * SWEEP * APART + 2 * KEYS + deep + 2 * wide + LINES * (deep + wide)) +
-                       chunk * int64_t(sizeof(Row) + sizeof(Slope) + 8) + half_bytes(call, chunk) + 4096);
+                       chunk * int64_t(sizeof(Row) + sizeof(Terms) + 8) + half_bytes(call, chunk) + 4096);
         query_tiles = memory.floats(chunk * depth + LANES), query_lines = memory.floats(chunk * deep);
         above_tiles = memory.floats(chunk * width + LANES), above_lines = memory.floats(chunk * wide);
         query_sum = memory.floats(chunk * deep);
         key_columns = memory.floats(KEYS * depth), key_lines = memory.floats(KEYS * deep);
         value_columns = memory.floats(KEYS * width);
-        weights = memory.floats(SWEEP * APART), slopes = memory.floats(SWEEP * APART);
+        weights = memory.floats(SWEEP * APART), gradients = memory.floats(SWEEP * APART);
         softcap = memory.floats(KEYS), bias = memory.floats(KEYS), line = memory.floats(deep + 2 * wide);
         factor = memory.floats(chunk), best = memory.floats(chunk);
         buffer = memory.floats(LINES * (deep + wide));
-        rows = memory.things<Row>(chunk), slope = memory.things<Slope>(chunk), top = memory.things<int64_t>(chunk);
+        rows = memory.things<Row>(chunk), terms = memory.things<Terms>(chunk), top = memory.things<int64_t>(chunk);
 #if defined(ATTEMPER_HALF)
         halves = takes_halves(call), above_is_half = halves && width && call.grad_output.type == BFLOAT16;
         if (!halves) return;
@@ -216,7 +221,7 @@ inline void score_halves(const uint16_t* lines, const uint16_t* columns, int64_t
 }
 #endif
 
-// Scores q k^T of rows of the desk, times their multipliers; the softcap and its slope are left to the caller.
+// Scores q k^T of rows of the desk, times their multipliers; the softcap is left to the caller.
 inline void score_rows(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span) {
 #if defined(ATTEMPER_HALF)
     if (desk.halves)
@@ -229,15 +234,15 @@ inline void score_rows(const Arguments& call, const Desk& desk, int64_t first, i
 // dP = dO V^T of the same rows; zeros where there are no values.
 inline void meet_values(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span) {
     if (call.width == 0) {
-        std::memset(desk.slopes, 0, size_t(SWEEP * APART) * 4);
+        std::memset(desk.gradients, 0, size_t(SWEEP * APART) * 4);
         return;
     }
 #if defined(ATTEMPER_HALF)
     if (desk.above_is_half)
         return score_halves(desk.above_halves, desk.value_halves, up(call.width, STEP), nullptr, first, count, span,
-                            desk.slopes);
+                            desk.gradients);
 #endif
-    score_tiles(desk.above_tiles, desk.value_columns, call.width, first, count, span, desk.slopes);
+    score_tiles(desk.above_tiles, desk.value_columns, call.width, first, count, span, desk.gradients);
 }
 
 // Keys of a block as columns.
@@ -276,7 +281,7 @@ inline void take_rows(const Arguments& call, int64_t batch, int64_t chunk, int64
     pack_both(call.query, batch, desk.rows, nullptr, desk.factor, count, call.depth, chunk, desk.buffer,
               desk.query_tiles, desk.query_lines);
     if (call.width)
-        pack_both(call.grad_output, batch, desk.rows, desk.slope, nullptr, count, call.width, chunk, desk.buffer,
+        pack_both(call.grad_output, batch, desk.rows, desk.terms, nullptr, count, call.width, chunk, desk.buffer,
                   desk.above_tiles, desk.above_lines);
 #if defined(ATTEMPER_HALF)
     const auto take = [&](const View& view, int64_t size, uint16_t* to) {
@@ -322,12 +327,12 @@ inline void find_tops(const Arguments& call, int64_t batch, int64_t group, Desk&
     }
 }
 
-inline void add_mask_gradient(const Arguments& call, int64_t batch, const Row& row, const float* slope, int64_t begin,
-                              int64_t n) {
+inline void add_mask_gradient(const Arguments& call, int64_t batch, const Row& row, const float* gradient,
+                              int64_t begin, int64_t n) {
     const int64_t* stride = call.grad_mask_stride;
     float* to = call.grad_mask + batch * stride[0] + row.head * stride[1] + row.query * stride[2];
     const int64_t end = begin + n < call.keys ? begin + n : call.keys;
-    for (int64_t key = begin; key < end; key++) to[key * stride[3]] += slope[key - begin];
+    for (int64_t key = begin; key < end; key++) to[key * stride[3]] += gradient[key - begin];
 }
 
 // One block of keys against the rows of the desk.
@@ -351,37 +356,37 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
         meet_values(call, desk, first, real, span);
         for (int64_t i = 0; i < real; i++) {
             const Row& row = desk.rows[first + i];
-            float *s = desk.weights + i * APART + span.begin, *ds = desk.slopes + i * APART + span.begin;
-            if (desk.slope[first + i].empty) {
+            float *s = desk.weights + i * APART + span.begin, *ds = desk.gradients + i * APART + span.begin;
+            if (desk.terms[first + i].empty) {
                 std::memset(s, 0, size_t(n) * 4);
                 std::memset(ds, 0, size_t(n) * 4);
                 continue;
             }
             // Where forward found no score that is not finite there is none.
-            const Shape shape = shape_of(call, span, !desk.slope[first + i].bad);
+            const Shape shape = shape_of(call, span, !desk.terms[first + i].bad);
             const float* bias = shape == Shape::NOTHING ? nullptr : biases.row(row, block, seen);
             if (shape == Shape::MASK)
                 hide(s, bias, n);
             else if (shape == Shape::ALL)
                 shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin, n, desk.softcap);
-            slope_row(call, batch, row, desk.slope[first + i], s, ds, block + span.begin, n, desk.top[first + i]);
+            score_gradients(call, batch, row, desk.terms[first + i], s, ds, block + span.begin, n, desk.top[first + i]);
             if (call.grad_mask) add_mask_gradient(call, batch, row, ds, block + span.begin, n);
             if (call.softcap > 0)
                 for (int64_t j = 0; j < n; j += LANES) store(ds + j, load(ds + j) * load(desk.softcap + j));
         }
-        for (int64_t i = real; i < up(real, ROWS); i++) std::memset(desk.slopes + i * APART, 0, KEYS * 4);
+        for (int64_t i = real; i < up(real, ROWS); i++) std::memset(desk.gradients + i * APART, 0, KEYS * 4);
         if (value_sum)
             for (int64_t p = 0; p < wide; p += PANEL)
                 add_transposed(desk.weights + span.begin, APART, desk.above_lines + p * chunk + first * PANEL, real, n,
                                value_sum + (block + span.begin) * wide + p, wide);
         if (key_sum)
             for (int64_t p = 0; p < deep; p += PANEL)
-                add_transposed(desk.slopes + span.begin, APART, desk.query_lines + p * chunk + first * PANEL, real, n,
-                               key_sum + (block + span.begin) * deep + p, deep);
+                add_transposed(desk.gradients + span.begin, APART, desk.query_lines + p * chunk + first * PANEL, real,
+                               n, key_sum + (block + span.begin) * deep + p, deep);
         if (call.grad_query || call.grad_multiplier)
             for (int64_t tile = 0; tile < real; tile += ROWS)
                 for (int64_t p = 0; p < deep; p += PANEL)
-                    add_product<APART>(desk.slopes + tile * APART + span.begin, 1,
+                    add_product<APART>(desk.gradients + tile * APART + span.begin, 1,
                                       desk.key_lines + p * KEYS + span.begin * PANEL, span.begin, n,
                                       desk.query_sum + (first + tile) * deep + p, deep, ones);
     }
@@ -411,10 +416,10 @@ inline void write_rows(const Arguments& call, int64_t batch, const Desk& desk, i
             read_row(call.query, at(call.query, batch, row.head, row.query), call.query.stride[3], depth, desk.line);
             double total = 0;
             for (int64_t d = 0; d < depth; d++) total += double(sum[d]) * desk.line[d];
-            call.grad_multiplier[place] = desk.slope[i].empty ? 0.0f : float(total);
+            call.grad_multiplier[place] = desk.terms[i].empty ? 0.0f : float(total);
         }
         if (call.grad_sink)
-            call.grad_sink[place] = desk.slope[i].empty ? 0.0f : (desk.slope[i].mass - 1) * desk.slope[i].dot;
+            call.grad_sink[place] = desk.terms[i].empty ? 0.0f : (desk.terms[i].mass - 1) * desk.terms[i].dot;
     }
 }
 
@@ -436,10 +441,10 @@ inline void backward_head(const Backward& work, int64_t batch, int64_t group, in
         bool tops = false;
         for (int64_t i = 0; i < count; i++) {
             const Row& row = desk.rows[i];
-            desk.slope[i] = slope_of(call, batch, row, dot_of(call, batch, row, desk.line));
+            desk.terms[i] = terms_of(call, batch, row, dot_of(call, batch, row, desk.line));
             desk.factor[i] = multiplier_of(call, batch, row);
             desk.top[i] = -1;
-            tops |= call.maximum_gradient && !desk.slope[i].empty && desk.slope[i].top != 0;
+            tops |= call.maximum_gradient && !desk.terms[i].empty && desk.terms[i].top != 0;
             low = row.low < low ? row.low : low;
             high = row.high > high ? row.high : high;
         }

@@ -2,7 +2,7 @@
 #include "backward.h"
 #include "decode.h"
 #include "pool.h"
-#include "row_backward.h"
+#include "rowwise_backward.h"
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -49,7 +49,8 @@ void forward_task(void* context, int64_t task, int64_t) {
 
 template <class Products>
 int forward_with(const Arguments& call) {
-    Forward work{call, Cut(call, Products::TALL, Products::bytes_per_row(call))};
+    constexpr int64_t TALL = Products::TALL;
+    Forward work{call, Cut(call, TALL, DESK_BYTES / Products::bytes_per_row(call) / TALL * TALL, 4 * TALL)};
     return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products>, &work);
 }
 
@@ -116,17 +117,18 @@ int backward_of_few(const Arguments& call) {
 }
 
 template <class Scores>
-int row_forward_with(const RowCall& of) {
+int rowwise_forward_with(const RowwiseCall& of) {
     const Arguments& call = of.call;
-    RowForward work{of, RowCut(call, Scores::TALL, call.softcap > 0 ? 2 : 1)};
-    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, row_forward_task<Scores>, &work);
+    constexpr int64_t TALL = Scores::TALL;
+    RowwiseForward work{of, Cut(call, TALL, rowwise_chunk(call, TALL, call.softcap > 0 ? 2 : 1), 2 * TALL)};
+    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, rowwise_forward_task<Scores>, &work);
 }
 
 template <class Scores>
-int row_backward_with(const RowCall& of) {
+int rowwise_backward_with(const RowwiseCall& of) {
     return backward_in_shares(of.call, [&](Backward& work) {
-        RowBackward whole{of, work};
-        return run_tasks(work.units * work.shares, of.call.threads, row_backward_task<Scores>, &whole);
+        RowwiseBackward whole{of, work};
+        return run_tasks(work.units * work.shares, of.call.threads, rowwise_backward_task<Scores>, &whole);
     });
 }
 
@@ -157,25 +159,27 @@ ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
     return guarded([&] { return rows_per_key_head(*call) <= FEW ? backward_of_few(*call) : backward_by_tiles(*call); });
 }
 
-// Maps on whole rows (row_attention.h).
-ATTEMPER_EXPORT int attemper_row_forward(const RowCall* of) {
+// Normalizers that need all keys of a row (rowwise_forward.h).
+ATTEMPER_EXPORT int attemper_rowwise_forward(const RowwiseCall* of) {
     const Arguments& call = of->call;
     if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (!is_normalizer(of->normalizer)) return UNKNOWN_NORMALIZER;
     if (call.batch * call.heads * call.queries == 0) return FINE;
 #if defined(ATTEMPER_HALF)
-    if (takes_halves(call)) return guarded([&] { return row_forward_with<HalfScores>(*of); });
+    if (takes_halves(call)) return guarded([&] { return rowwise_forward_with<HalfScores>(*of); });
 #endif
-    return guarded([&] { return row_forward_with<FloatScores>(*of); });
+    return guarded([&] { return rowwise_forward_with<FloatScores>(*of); });
 }
 
-ATTEMPER_EXPORT int attemper_row_backward(const RowCall* of) {
+ATTEMPER_EXPORT int attemper_rowwise_backward(const RowwiseCall* of) {
     const Arguments& call = of->call;
     if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    if (!is_normalizer(of->normalizer)) return UNKNOWN_NORMALIZER;
     if (call.batch * call.heads * call.queries * call.keys == 0) return FINE;
 #if defined(ATTEMPER_HALF)
-    if (takes_halves(call)) return guarded([&] { return row_backward_with<HalfScores>(*of); });
+    if (takes_halves(call)) return guarded([&] { return rowwise_backward_with<HalfScores>(*of); });
 #endif
-    return guarded([&] { return row_backward_with<FloatScores>(*of); });
+    return guarded([&] { return rowwise_backward_with<FloatScores>(*of); });
 }
 
 // Multiply-adds per second of one thread's registers: what "share of the limit" is measured against.

@@ -11,7 +11,7 @@
 namespace attemper {
 
 // python: backends/native/library.py
-enum Wrong : int { FINE = 0, OTHER_LAYOUT = 1, NO_MEMORY = 2, BROKEN = 3 };
+enum Wrong : int { FINE = 0, OTHER_LAYOUT = 1, NO_MEMORY = 2, BROKEN = 3, UNKNOWN_NORMALIZER = 4 };
 
 // Bytes of one allocation; lowered by tests, to see what a call does without memory.
 inline std::atomic<int64_t> largest_allocation{INT64_MAX};

@@ -1,8 +1,8 @@
-// Maps of whole rows, and their vector-Jacobian products: one pass over memory each.
+// Weights of rows of scores by a normalizer, and gradients of the scores: one pass over memory each.
 //
-//     weights   w = map(s), row by row, a row in L1 or L2 while it is solved (solve.h)
-//     slope     dz = r (g - sum(r g) / sum r),  r = w^(2 - alpha) on the support of entmax, w of top-k and threshold;
-//               sigmoid: dz = w (1 - w) g
+//     weights    w of s (solve.h), row by row, a row in L1 or L2 while it is solved
+//     gradient   ds = r (g - sum(r g) / sum r),  r = w^(2 - alpha) on the support of entmax, w of top-k and threshold;
+//                sigmoid: ds = w (1 - w) g
 //
 // Tasks are runs of rows. Results leave by ordinary stores: where memory is new to the process, the system has just
 // written zeros into it through the cache, and streaming past the cache took 1.3 times as long.
@@ -99,16 +99,16 @@ void weights_task(void* context, int64_t task, int64_t) {
     }
 }
 
-// What the slope of a map makes of a weight: r. For alpha > 2, powers below 0, in float64: no ratio of two overflows.
+// What the gradient makes of a weight: r. For alpha > 2, powers below 0, in float64: no ratio of two overflows.
 struct Share {
-    Kind kind;
+    Normalizer normalizer;
     double power;  // 2 - alpha
 
     ATTEMPER_INLINE Vec operator()(Vec w) const {
         const Mask in = below(Vec{}, w);
-        if (kind == SPARSEMAX) return keep_where(in, splat(1.0f)) + (w - w);  // NaN stays NaN
-        if (kind == TOPK || kind == THRESHOLD || kind == SOFTMAX) return w;
-        if (kind == ENTMAX15) {
+        if (normalizer == SPARSEMAX) return keep_where(in, splat(1.0f)) + (w - w);  // NaN stays NaN
+        if (normalizer == TOPK || normalizer == THRESHOLD || normalizer == SOFTMAX) return w;
+        if (normalizer == ENTMAX15) {
 #if defined(__AVX512F__)
             return _mm512_sqrt_ps(w);
 #else
@@ -125,7 +125,7 @@ constexpr double STEEPEST = 1e150;  // of w^(2 - alpha): as good as infinite, an
 
 // Of entmax above alpha = 2: the smallest weight may have nearly all of the sum of r. Relative to its gradient no digit
 // cancels: it gives the sum of what the others take.
-void steep_slope(const float* w, const float* g, int64_t n, double power, float* to) {
+void steep_gradient(const float* w, const float* g, int64_t n, double power, float* to) {
     const auto steepness = [&](int64_t j) {
         const double r = std::pow(double(w[j]), power);
         return r < STEEPEST ? r : STEEPEST;
@@ -144,10 +144,10 @@ void steep_slope(const float* w, const float* g, int64_t n, double power, float*
         to[j] = w[j] > 0 ? float(steepness(j) * (g[j] - base - sum / share)) : (w[j] == 0 ? 0.0f : NAN);
 }
 
-void slope_row(const float* w, const float* g, int64_t n, const Rule& rule, float* to) {
-    const Share share{rule.kind, 2 - rule.parameter};
-    if (rule.kind == ENTMAX && rule.parameter > 2) return steep_slope(w, g, n, share.power, to);
-    if (rule.kind == SIGMOID) {
+void gradient_row(const float* w, const float* g, int64_t n, const Rule& rule, float* to) {
+    const Share share{rule.normalizer, 2 - rule.parameter};
+    if (rule.normalizer == ENTMAX && rule.parameter > 2) return steep_gradient(w, g, n, share.power, to);
+    if (rule.normalizer == SIGMOID) {
         for (int64_t j = 0; j < n; j += LANES) {
             const Vec x = load(w + j);
             store(to + j, x * (1.0f - x) * load(g + j));
@@ -173,7 +173,7 @@ void slope_row(const float* w, const float* g, int64_t n, const Rule& rule, floa
     }
 }
 
-void slope_task(void* context, int64_t task, int64_t) {
+void gradient_task(void* context, int64_t task, int64_t) {
     Rows& work = *static_cast<Rows*>(context);
     const int64_t n = work.n, room = room_of(n), first = task * work.together;
     const int64_t last = first + work.together < work.rows ? first + work.together : work.rows;
@@ -182,13 +182,14 @@ void slope_task(void* context, int64_t task, int64_t) {
     for (int64_t row = first; row < last; row++) {
         const float* w = row_of(work.in, row, n, 0, memory);
         const float* g = row_of(work.grad, row, n, 0, memory + room);
-        float* slope = place_for(work.out, row, n, false, memory + 2 * room);
-        slope_row(w, g, up(n, LANES), work.rule_of(row), slope);
-        if (slope == memory + 2 * room) write_row(work.out, row * n, 1, n, slope);
+        float* to = place_for(work.out, row, n, false, memory + 2 * room);
+        gradient_row(w, g, up(n, LANES), work.rule_of(row), to);
+        if (to == memory + 2 * room) write_row(work.out, row * n, 1, n, to);
     }
 }
 
 int over_rows(Rows& work, Task task, int64_t threads) {
+    if (!is_normalizer(work.rule.normalizer)) return UNKNOWN_NORMALIZER;
     if (work.rows * work.n == 0) return 0;
     work.together = 65536 / work.n > 1 ? 65536 / work.n : 1;
     return guarded([&] { return run_tasks((work.rows + work.together - 1) / work.together, threads, task, &work); });
@@ -198,17 +199,19 @@ int over_rows(Rows& work, Task task, int64_t threads) {
 
 // Rows [rows, n], contiguous, of one of the types float32, bfloat16 and float16; parameters: alpha (or the bias of
 // sigmoid) of each row, or null, where `parameter` is that of all.
-ATTEMPER_EXPORT int attemper_weights(int64_t rows, int64_t n, int64_t kind, double number, double parameter,
+ATTEMPER_EXPORT int attemper_weights(int64_t rows, int64_t n, int64_t normalizer, double number, double parameter,
                                      const float* parameters, int64_t type, char* scores, char* weights,
                                      int64_t threads) {
-    Rows work{rows, n, {Kind(kind), number, parameter}, parameters, {scores, type, {}}, {}, {weights, type, {}},
-              1};
+    const Rule rule{Normalizer(normalizer), number, parameter};
+    Rows work{rows, n, rule, parameters, {scores, type, {}}, {}, {weights, type, {}}, 1};
     return over_rows(work, weights_task, threads);
 }
 
-ATTEMPER_EXPORT int attemper_slope(int64_t rows, int64_t n, int64_t kind, double parameter, const float* parameters,
-                                   int64_t type, char* weights, char* grad, char* slope, int64_t threads) {
-    Rows work{rows, n, {Kind(kind), 0, parameter}, parameters, {weights, type, {}}, {grad, type, {}},
-              {slope, type, {}}, 1};
-    return over_rows(work, slope_task, threads);
+// The gradient of the scores from `grad`, that of the weights.
+ATTEMPER_EXPORT int attemper_gradient(int64_t rows, int64_t n, int64_t normalizer, double parameter,
+                                      const float* parameters, int64_t type, char* weights, char* grad, char* gradient,
+                                      int64_t threads) {
+    const Rule rule{Normalizer(normalizer), 0, parameter};
+    Rows work{rows, n, rule, parameters, {weights, type, {}}, {grad, type, {}}, {gradient, type, {}}, 1};
+    return over_rows(work, gradient_task, threads);
 }

@@ -194,28 +194,33 @@ inline int64_t place_of(const Arguments& call, int64_t batch, const Row& row) {
     return (batch * call.heads + row.head) * call.queries + row.query;
 }
 
+// Writes the state columns that were asked for; a row with a visible score that is not finite keeps its count alone.
+inline void write_state(const Arguments& call, int64_t batch, const Row& row, const double (&columns)[Column::COUNT]) {
+    const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
+    for (int column = 0; column < Column::COUNT; column++)
+        if (call.place[column] >= 0)
+            call.state[call.place[column] * plane + place] =
+                row.bad && column != Column::VISIBLE_KEYS ? NAN : float(columns[column]);
+}
+
 // What a sink leaves to the keys, sigmoid(lse - sink).
 inline double mass_of(const Arguments& call, const Row& row, double lse) {
     return call.sink ? 1.0 / (1.0 + std::exp(double(call.sink[row.head]) - lse)) : 1.0;
 }
 
-// Writes the letters that were asked for; returns the factor that makes the running output the output.
+// Writes the row's state; returns the factor that makes the running output the output.
 inline float finish(const Arguments& call, int64_t batch, const Row& row) {
     double inverse = row.total > 0 ? 1.0 / row.total : 1.0, mean = row.first_moment * inverse;
     double log_total = row.count > 0 && row.total > 0 ? std::log(row.total) : 0.0;
     double variance = row.second_moment * inverse - mean * mean;
-    double letters[LETTERS];
-    letters[M] = row.maximum, letters[Z] = log_total, letters[N] = double(row.count);
-    letters[A] = mean == 0 ? 0.0 : -mean;
-    letters[V] = variance > 0 ? variance : 0.0;
-    letters[C] = row.squares * inverse * inverse;
-    letters[F] = row.first * inverse, letters[T] = row.distance * inverse;
-    const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
-    for (int letter = 0; letter < LETTERS; letter++) {
-        if (call.place[letter] < 0) continue;
-        float value = row.bad && letter != N ? NAN : float(letters[letter]);
-        call.state[call.place[letter] * plane + place] = value;
-    }
+    double columns[Column::COUNT] = {};
+    columns[Column::MAXIMUM] = row.maximum, columns[Column::LOG_SUM] = log_total;
+    columns[Column::VISIBLE_KEYS] = double(row.count);
+    columns[Column::MEAN_DEPTH] = mean == 0 ? 0.0 : -mean;
+    columns[Column::VARIANCE] = variance > 0 ? variance : 0.0;
+    columns[Column::SQUARED_WEIGHTS] = row.squares * inverse * inverse;
+    columns[Column::FIRST_TOKENS] = row.first * inverse, columns[Column::DISTANCE] = row.distance * inverse;
+    write_state(call, batch, row, columns);
     if (row.poison) return NAN;
     if (row.count == 0) return 0.0f;
     return float(inverse * mass_of(call, row, double(row.maximum) + log_total));

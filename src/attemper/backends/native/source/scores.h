@@ -77,9 +77,9 @@ struct Seen {
 };
 
 // One row of products over the keys `begin` <= key < begin + n (n a multiple of LANES), in place. `bias` may be null.
-// `slope`: the softcap's derivative, if not null.
+// `softcap_gradient`: the softcap's derivative is written there, if not null.
 inline Seen shape_row(const Arguments& call, const Row& row, float* s, const float* bias, int64_t begin, int64_t n,
-                      float* slope) {
+                      float* softcap_gradient) {
     const float c = float(call.softcap);
     const Vec low = splat(float(row.low > begin ? row.low - begin : 0));
     const Vec high = splat(float(row.high < begin + n ? (row.high > begin ? row.high - begin : 0) : n));
@@ -89,7 +89,7 @@ inline Seen shape_row(const Arguments& call, const Row& row, float* s, const flo
         Vec x = load(s + j);
         if (c > 0) {
             Vec t = tanh_of(x / c);
-            if (slope) store(slope + j, 1.0f - t * t);
+            if (softcap_gradient) store(softcap_gradient + j, 1.0f - t * t);
             x = t * c;
         }
         Ints visible = (number >= low) & (number < high);

@@ -11,28 +11,33 @@
 //
 // The threshold of alpha <= 2 is found by Newton's iteration from the side where it is monotone: the sum of weights is
 // convex in t, and so is its (1/p)-th power, p = 1/q, which is nearer to a line. First in float32 on ever fewer keys,
-// then, for sparsemax and entmax15, in float64 on those that are left. Above 2 the sum has a kink of infinite slope at
-// every key: w0 is bracketed, in float64.
+// then, for sparsemax and entmax15, in float64 on those that are left. Above 2 the derivative of the sum is infinite
+// at every key: w0 is bracketed, in float64.
 #pragma once
+#include <stdexcept>
+
 #include "select.h"
 
 namespace attemper {
 
-enum Kind : int64_t { SOFTMAX, SPARSEMAX, ENTMAX15, ENTMAX, TOPK, THRESHOLD, SIGMOID };
+// python: backends/normalizers
+enum Normalizer : int64_t { SOFTMAX, SPARSEMAX, ENTMAX15, ENTMAX, TOPK, THRESHOLD, SIGMOID, NORMALIZERS };
 
-// The map of one row. number: k, or the least weight; parameter: alpha, or the bias.
+inline bool is_normalizer(int64_t code) { return code >= 0 && code < NORMALIZERS; }
+
+// What is done with one row. number: k, or the least weight; parameter: alpha, or the bias.
 struct Rule {
-    Kind kind;
+    Normalizer normalizer;
     double number;
     double parameter;
 };
 
-// The map that a rule means: entmax has three that are solved more quickly.
+// The same rule by the name that is solved most quickly: entmax has three of its own.
 inline Rule plain(Rule rule) {
-    if (rule.kind != ENTMAX) return rule;
-    if (rule.parameter == 1) rule.kind = SOFTMAX;
-    if (rule.parameter == 1.5) rule.kind = ENTMAX15;
-    if (rule.parameter == 2) rule.kind = SPARSEMAX;
+    if (rule.normalizer != ENTMAX) return rule;
+    if (rule.parameter == 1) rule.normalizer = SOFTMAX;
+    if (rule.parameter == 1.5) rule.normalizer = ENTMAX15;
+    if (rule.parameter == 2) rule.normalizer = SPARSEMAX;
     return rule;
 }
 
@@ -41,7 +46,7 @@ struct Support {
     float *weight, *distance, *spare;
     int32_t* place;
     int64_t size;
-    double found;  // the letter x: w0 of entmax; the k-th largest d; log sum exp(d) (threshold); 0 (sigmoid)
+    double found;  // the column THRESHOLD: w0 of entmax; the k-th largest d; log sum exp(d) (threshold); 0 (sigmoid)
 };
 
 inline int64_t room_of(int64_t n) { return (n + LANES - 1) / LANES * LANES + 2 * LANES; }
@@ -92,7 +97,7 @@ inline void drop_below(Support& of, float least) {
 
 // Of f(t) = sum [q d - t]+^p: p = 1 (sparsemax, q = 1) or 2 (entmax15, q = 1/2).
 struct Sums2 {
-    double value, slope;  // sum r^p, sum r^(p-1)
+    double value, derivative;  // sum r^p, sum r^(p-1)
 };
 
 template <bool SQUARE>
@@ -101,18 +106,18 @@ inline Sums2 sums_in_floats(const Support& of, float t) {
     Sums2 sums = {0, 0};
     for (int64_t begin = 0; begin < of.size; begin += STRETCH) {
         const int64_t end = begin + STRETCH < of.size ? begin + STRETCH : of.size;
-        Vec value[2] = {}, slope[2] = {};
+        Vec value[2] = {}, derivative[2] = {};
         for (int64_t j = begin; j < end; j += 2 * LANES) {
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 const Vec d = j + half * LANES < end ? load(of.distance + j + half * LANES) : splat(-INFINITY);
                 const Vec r = larger(SQUARE ? d * 0.5f - shift : d - shift, zero);
                 value[half] += SQUARE ? r * r : r;
-                slope[half] += SQUARE ? r : keep_where(below(zero, r), one);
+                derivative[half] += SQUARE ? r : keep_where(below(zero, r), one);
             }
         }
         sums.value += lane_sum(value[0] + value[1]);
-        sums.slope += lane_sum(slope[0] + slope[1]);
+        sums.derivative += lane_sum(derivative[0] + derivative[1]);
     }
     return sums;
 }
@@ -120,23 +125,23 @@ inline Sums2 sums_in_floats(const Support& of, float t) {
 template <bool SQUARE>
 inline Sums2 sums_in_doubles(const Support& of, double t) {
     const Doubles shift = splat_double(t), zero = {}, one = splat_double(1.0);
-    Doubles value = {}, slope = {};
+    Doubles value = {}, derivative = {};
     for (int64_t j = 0; j < of.size; j += DOUBLES) {
         const Doubles d = load_doubles(of.distance + j), gap = SQUARE ? d * 0.5 - shift : d - shift;
         const auto in = gap > zero;
         const Doubles r = in ? gap : zero;
         value += SQUARE ? r * r : r;
-        slope += SQUARE ? r : (in ? one : zero);
+        derivative += SQUARE ? r : (in ? one : zero);
     }
-    return {lane_sum(value), lane_sum(slope)};
+    return {lane_sum(value), lane_sum(derivative)};
 }
 
 // Newton's step on f^(1/p) = 1.
 template <bool SQUARE>
 ATTEMPER_INLINE double step_of(const Sums2& sums) {
-    if (!SQUARE) return (sums.value - 1) / sums.slope;
+    if (!SQUARE) return (sums.value - 1) / sums.derivative;
     const double root = std::sqrt(sums.value);
-    return (root - 1) * root / sums.slope;
+    return (root - 1) * root / sums.derivative;
 }
 
 // Above what is left out in float32: the sums of a stretch are off by less.
@@ -200,7 +205,7 @@ struct Inside {
     }
 };
 
-// Of sum w = top sum e u, with e = u^(1/q - 1): sum e u, and sum e, the slope in `top`.
+// Of sum w = top sum e u, with e = u^(1/q - 1): sum e u, and sum e, the derivative in `top`.
 inline Sums2 entmax_sums(const Support& of, double q, double top) {
     const Inside inside(q, top);
     const float less = float(1 / q - 1);
@@ -209,20 +214,20 @@ inline Sums2 entmax_sums(const Support& of, double q, double top) {
     int64_t ties = 0;  // keys at the maximum, counted apart: a row that is nearly one-hot keeps its digits
     for (int64_t begin = 0; begin < of.size; begin += STRETCH) {
         const int64_t end = begin + STRETCH < of.size ? begin + STRETCH : of.size;
-        Vec values = {}, slopes = {};
+        Vec values = {}, derivatives = {};
         for (int64_t j = begin; j < end; j += LANES) {
             const Vec d = load(of.distance + j);
             const Mask rest = below(d, Vec{});
             const Sum u = inside(d);
             const Vec exponent = log_with(u.most, u.rest) * less;
             const Vec e = exp_where(rest & u.in & at_least(exponent, lowest), larger(exponent, least));
-            slopes += e;
+            derivatives += e;
             values += e * (u.most + u.rest);
             ties += marked(others(rest));
         }
-        sums.value += lane_sum(values), sums.slope += lane_sum(slopes);
+        sums.value += lane_sum(values), sums.derivative += lane_sum(derivatives);
     }
-    sums.value += double(ties), sums.slope += double(ties);
+    sums.value += double(ties), sums.derivative += double(ties);
     return sums;
 }
 
@@ -236,7 +241,7 @@ inline double fall(Support& of, double q, double top, double share, double enoug
         const Sums2 sums = entmax_sums(of, q, top);
         const double excess = share * top * sums.value - 1;
         if (round == 0 && excess < 0) return 0;
-        top -= excess / (share * sums.slope);
+        top -= excess / (share * sums.derivative);
         if (excess <= enough) break;
         drop_below(of, -window_of(q, top));
     }
@@ -432,7 +437,7 @@ inline void solve_softmax(const float* s, int64_t n, float maximum, Support& to)
 
 // The row s[0 .. n), n a multiple of LANES, -inf where hidden; its maximum is finite and no score is NaN or +inf.
 inline void solve(const float* s, int64_t n, float maximum, const Rule& rule, Support& to) {
-    switch (rule.kind) {
+    switch (rule.normalizer) {
         case SPARSEMAX: return solve_simple<false>(s, n, maximum, to);
         case ENTMAX15: return solve_simple<true>(s, n, maximum, to);
         case TOPK: return solve_topk(s, n, maximum, rule.number, to);
@@ -441,8 +446,10 @@ inline void solve(const float* s, int64_t n, float maximum, const Rule& rule, Su
         case ENTMAX:
             if (rule.parameter < 2) return solve_entmax(s, n, maximum, rule.parameter, to);
             return solve_steep(s, n, maximum, rule.parameter, to);
-        default: return solve_softmax(s, n, maximum, to);
+        case SOFTMAX: return solve_softmax(s, n, maximum, to);
+        case NORMALIZERS: break;
     }
+    throw std::invalid_argument("no normalizer has this code");  // the C interface refuses it before
 }
 
 // What belongs to the keys of a list, as a whole row of `n`.

@@ -1,5 +1,6 @@
-// Statistics of rows from their state in one pass, the formulas of call/statistics.py where no gradient is wanted:
+// Statistics of rows from their state in one pass, the formulas of call/formulas.py where no gradient is wanted:
 // thirty operators of PyTorch over a few thousand rows take as long as attention over a hundred tokens.
+#include "arguments.h"
 #include "entropies.h"
 #include "memory.h"
 
@@ -7,13 +8,14 @@ namespace {
 
 using namespace attemper;
 
-enum Letter { M, Z, N, A, C, LETTERS };
-enum Name { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, NAMES };
+// python: backends/native/rows.py
+enum Derived { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, COUNT };
 
-// letters: where each of them lies, [rows] float32, null where the state lacks it; values: where each statistic goes,
-// null where it is not wanted, which it must be where it follows from a letter that is not there.
-void derive(int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
-    const float *m = letters[M], *z = letters[Z], *n = letters[N], *a = letters[A], *c = letters[C];
+// columns: where each state column lies, [rows] float32, null where the state lacks it; values: where each statistic
+// goes, null where it is not wanted, which it must be where it follows from a column that is not there.
+void derive(int64_t rows, const float* const* columns, float* const* values, int64_t* counts) {
+    const float *m = columns[Column::MAXIMUM], *z = columns[Column::LOG_SUM], *n = columns[Column::VISIBLE_KEYS];
+    const float *a = columns[Column::MEAN_DEPTH], *c = columns[Column::SQUARED_WEIGHTS];
     if (values[LSE])
         for (int64_t i = 0; i < rows; i++) values[LSE][i] = m[i] + z[i];
     if (values[MASS])
@@ -43,6 +45,6 @@ void derive(int64_t rows, const float* const* letters, float* const* values, int
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int attemper_statistics(
-    int64_t rows, const float* const* letters, float* const* values, int64_t* counts) {
-    return guarded([&] { return derive(rows, letters, values, counts), int(FINE); });
+    int64_t rows, const float* const* columns, float* const* values, int64_t* counts) {
+    return guarded([&] { return derive(rows, columns, values, counts), int(FINE); });
 }

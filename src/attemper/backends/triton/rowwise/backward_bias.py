@@ -18,7 +18,7 @@ from attemper.backends.triton.softmax.backward_bias import bias_block, stored_bi
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "places"])
-def row_bias_kernel(
+def rowwise_bias_kernel(
     query, key, value, upstream, multiplier, mask, first, per_head, bias_grad, rows, marks,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, first_tokens, softcap, given, places, bias_heads, bias_rows, over_batches, over_heads, over_rows,

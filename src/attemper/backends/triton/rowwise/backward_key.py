@@ -20,7 +20,7 @@ from attemper.backends.triton.softmax.backward_key import row_blocks, stored_key
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "halvings", "places"])
-def row_key_kernel(
+def rowwise_key_kernel(
     query, key, value, upstream, multiplier, mask, first, per_head, key_grad, value_grad, rows, marks,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, halvings, first_tokens, softcap, given, places,

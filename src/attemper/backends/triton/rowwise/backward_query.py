@@ -154,7 +154,7 @@ def _row_sums(tile, call, above, facts, count, listed, CALL: tl.constexpr, PER_H
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "places"])
-def row_query_kernel(
+def rowwise_query_kernel(
     query, key, value, upstream, multiplier, mask, first, per_head, query_grad, multiplier_rows, per_head_rows, rows,
     listed, marks,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,

@@ -24,7 +24,7 @@ from attemper.backends.triton.scores import LENGTHS, Call, Structure, any_of, pr
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "places"])
-def row_forward_kernel(
+def rowwise_forward_kernel(
     query, key, value, multiplier, mask, first, per_head, output, state, listed,
     row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps,
     heads, repeats, first_tokens, softcap, given, places, CALL: tl.constexpr, GATHER: tl.constexpr,

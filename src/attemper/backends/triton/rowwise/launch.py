@@ -7,10 +7,10 @@ from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
 from attemper.backends.triton import launch, tuning
-from attemper.backends.triton.rowwise.backward_bias import row_bias_kernel
-from attemper.backends.triton.rowwise.backward_key import row_key_kernel
-from attemper.backends.triton.rowwise.backward_query import row_query_kernel
-from attemper.backends.triton.rowwise.forward import row_forward_kernel
+from attemper.backends.triton.rowwise.backward_bias import rowwise_bias_kernel
+from attemper.backends.triton.rowwise.backward_key import rowwise_key_kernel
+from attemper.backends.triton.rowwise.backward_query import rowwise_query_kernel
+from attemper.backends.triton.rowwise.forward import rowwise_forward_kernel
 from attemper.backends.triton.rowwise.gradient import NUMBERS, PLACES, Rows
 from attemper.backends.triton.rowwise.normalizers import CODES
 from attemper.backends.triton.rowwise.state import bits, relative
@@ -25,7 +25,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     state = query.new_empty((len(problem.columns), batch, heads, count), dtype=torch.float32)
     if batch * heads * count > 0:
         call = _Launch(problem, count)
-        row_forward_kernel[(call.programs,)](
+        rowwise_forward_kernel[(call.programs,)](
             *launch.inputs(problem),
             call.per_head,
             output,
@@ -66,7 +66,7 @@ class _Launch:
 
     def __init__(self, problem: Problem, count: int, upstream: Upstream | None = None) -> None:
         batch, heads = problem.query.shape[:2]
-        self.problem, self.config = problem, tuning.rows(problem)
+        self.problem, self.config = problem, tuning.rowwise(problem)
         self.programs = batch * heads * -(-count // self.config.rows)
         # What is listed last may stand behind the last block that counts.
         places = -(-problem.key.shape[2] // self.config.keys) + 1
@@ -106,7 +106,7 @@ class _Backward(_Launch):
         problem, numbers = self.problem, self.rows.numbers
         gradient = launch.like(problem.query, query)
         by_row, of_head = launch.like(numbers[0], multiplier), launch.like(numbers[0], per_head)
-        row_query_kernel[(self.programs,)](
+        rowwise_query_kernel[(self.programs,)](
             *self.inputs,
             problem.query if gradient is None else gradient,
             numbers if by_row is None else by_row,
@@ -129,7 +129,7 @@ class _Backward(_Launch):
         problem = self.problem
         batch, groups, count, _ = problem.key.shape
         key_grad, value_grad = launch.like(problem.key, key), launch.like(problem.value, value)
-        row_key_kernel[(batch * groups * -(-count // self.config.keys),)](
+        rowwise_key_kernel[(batch * groups * -(-count // self.config.keys),)](
             *self.inputs,
             problem.key if key_grad is None else key_grad,
             problem.key if value_grad is None else value_grad,
@@ -149,7 +149,7 @@ class _Backward(_Launch):
     def of_bias(self) -> Tensor:
         problem = self.problem
         bias = launch.bias(problem, self.config)
-        row_bias_kernel[(bias.programs,)](
+        rowwise_bias_kernel[(bias.programs,)](
             *self.inputs,
             bias.gradient,
             self.rows,

@@ -80,8 +80,8 @@ def surveyed(tile, call, start, number, listed, CALL: tl.constexpr):
 
 @triton.jit
 def found(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
-    """``(x, limit, count)``: what the map finds on each row, the first key whose tie does not count (top-k), and how many
-    blocks are still listed."""
+    """``(x, limit, count)``: what the normalizer finds on each row, the first key whose tie does not count (top-k), and
+    how many blocks are still listed."""
     m, _, n, bad = bounds
     limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
     if CALL.NORMALIZER == TOPK:

@@ -1,13 +1,14 @@
-// Backward pass of row_attention.h: scores and supports computed anew, bit by bit those of forward. With g the gradient
-// of a weight, p = w / W, d = s - m, D = sum p d:
+// Backward pass of rowwise_forward.h: scores and supports computed anew, bit by bit those of forward. With g the
+// gradient of a weight, g_w, g_p, ... those of the state columns (docs/design/0008), J the normalizer's Jacobian,
+// p = w / W, d = s - m, D = sum p d:
 //
 //     g = dO.v + g_w + (b - sum p b) / W
 //     b = -g_h log p + 2 g_c p - g_a d + g_v (d - D)^2 + g_f 1[first] + g_t distance + g_p 1[argmax]
-//     ds = map'(g) + p (2 g_v (d - D) - g_a) + 1[argmax] (g_m + g_a)
-//     map'(g) = r (g - sum(r g) / sum r),  r = w^(2 - alpha) (entmax), w (top-k, threshold);  w (1 - w) g (sigmoid)
+//     ds = J g + p (2 g_v (d - D) - g_a) + 1[argmax] (g_m + g_a)
+//     J g = r (g - sum(r g) / sum r),  r = w^(2 - alpha) (entmax), w (top-k, threshold);  w (1 - w) g (sigmoid)
 //     dx = ds softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = w^T dO
 //
-// and of what is given per head: the bias sum map'(g); alpha, with l = log w, f = exp(-q l) - 1 + q l, F = sum w f,
+// and of what is given per head: the bias sum J g; alpha, with l = log w, f = exp(-q l) - 1 + q l, F = sum w f,
 // H = -sum w l, R = sum r, a form whose terms in 1 / q and 1 / q^2 have cancelled on paper:
 //
 //     dw/dalpha = w / R [ (F - f) / q^2 - (l F + f H) / q ]
@@ -18,31 +19,31 @@
 // passed on to the next, and dq is summed in float64, key by key.
 #pragma once
 #include "backward.h"
-#include "row_attention.h"
+#include "rowwise_forward.h"
 
 namespace attemper {
 
-struct RowBackward {
-    const RowCall& of;
+struct RowwiseBackward {
+    const RowwiseCall& of;
     const Backward& work;
 };
 
-// Gradients of a row's letters.
+// Gradients of a row's state columns.
 struct Above {
-    float of[ROW_LETTERS];
+    float of[Column::COUNT];
     bool statistics;  // any that comes through p
     bool top;         // the maximum takes a gradient
 };
 
-inline Above above_of(const RowCall& of, int64_t batch, const Row& row) {
-    const Arguments& call = of.call;
+inline Above above_of(const Arguments& call, int64_t batch, const Row& row) {
     const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
     Above above = {};
-    for (int letter = 0; letter < ROW_LETTERS; letter++)
-        if (of.place[letter] >= 0) above.of[letter] = call.grad_state[of.place[letter] * plane + place];
-    if (!call.maximum_gradient) above.of[ROW_P] = 0;
-    for (int letter : {ROW_P, ROW_A, ROW_H, ROW_V, ROW_C, ROW_F, ROW_T}) above.statistics |= above.of[letter] != 0;
-    above.top = call.maximum_gradient || of.place[ROW_A] >= 0;
+    for (int column = 0; column < Column::COUNT; column++)
+        if (call.place[column] >= 0) above.of[column] = call.grad_state[call.place[column] * plane + place];
+    if (!call.maximum_gradient) above.of[Column::LARGEST_WEIGHT] = 0;
+    for (int column = Column::LARGEST_WEIGHT; column <= Column::DISTANCE; column++)
+        above.statistics |= above.of[column] != 0;
+    above.top = call.maximum_gradient || call.place[Column::MEAN_DEPTH] >= 0;
     return above;
 }
 
@@ -53,28 +54,32 @@ inline int64_t top_of(const Support& of) {
     return j;
 }
 
-// Adds to `g`, dO.v of the list, what the letters bring. `first_key`: the key at place 0.
-inline void add_statistics(const RowCall& of, int64_t batch, const Row& row, const Above& above, const Support& list,
-                           const Moments& sums, int64_t first_key, float* g) {
-    if (above.of[ROW_W] != 0)
-        for (int64_t j = 0; j < list.size; j++) g[j] += above.of[ROW_W];
+// Adds to `g`, dO.v of the list, what the statistics bring. `first_key`: the key at place 0.
+inline void add_statistics(const Arguments& call, int64_t batch, const Row& row, const Above& above,
+                           const Support& list, const Moments& sums, int64_t first_key, float* g) {
+    const float of_mass = above.of[Column::MASS], of_depth = above.of[Column::MEAN_DEPTH];
+    const float of_entropy = above.of[Column::ENTROPY], of_variance = above.of[Column::VARIANCE];
+    const float of_squares = above.of[Column::SQUARED_WEIGHTS], of_first = above.of[Column::FIRST_TOKENS];
+    const float of_distance = above.of[Column::DISTANCE], of_largest = above.of[Column::LARGEST_WEIGHT];
+    if (of_mass != 0)
+        for (int64_t j = 0; j < list.size; j++) g[j] += of_mass;
     if (!above.statistics || sums.share == 0) return;
     const float mean = float(sums.mean), share = float(sums.share), log_total = float(std::log(sums.total));
     const Vec zero = {};
     float* b = list.spare;
     for (int64_t j = 0; j < list.size; j += LANES) {
         const Vec w = load(list.weight + j), d = load(list.distance + j), apart = d - mean;
-        Vec sum = w * (2 * above.of[ROW_C] * share) - d * above.of[ROW_A] + apart * apart * above.of[ROW_V];
-        if (above.of[ROW_H] != 0) sum -= (log_of(w) - log_total) * above.of[ROW_H];
+        Vec sum = w * (2 * of_squares * share) - d * of_depth + apart * apart * of_variance;
+        if (of_entropy != 0) sum -= (log_of(w) - log_total) * of_entropy;
         store(b + j, w > zero ? sum : zero);
     }
-    if (above.of[ROW_F] != 0)
+    if (of_first != 0)
         for (int64_t j = 0; j < list.size; j++)
-            if (is_first(of.call, batch, first_key + list.place[j])) b[j] += above.of[ROW_F];
-    if (above.of[ROW_T] != 0)
+            if (is_first(call, batch, first_key + list.place[j])) b[j] += of_first;
+    if (of_distance != 0)
         for (int64_t j = 0; j < list.size; j++)
-            b[j] += above.of[ROW_T] * float(std::abs(first_key + list.place[j] - row.position));
-    if (above.of[ROW_P] != 0) b[top_of(list)] += above.of[ROW_P];
+            b[j] += of_distance * float(std::abs(first_key + list.place[j] - row.position));
+    if (of_largest != 0) b[top_of(list)] += of_largest;
     const double middle = dot_of(list.weight, b, list.size) * sums.share;
     for (int64_t j = 0; j < list.size; j++) g[j] += float((b[j] - middle) * sums.share);
 }
@@ -88,7 +93,7 @@ inline double second_order(double x) {
 }
 
 // sum g dw/dalpha
-inline double alpha_slope(const Support& list, const float* g, double alpha) {
+inline double alpha_gradient(const Support& list, const float* g, double alpha) {
     const double q = alpha - 1;
     double total = 0, mean = 0, entropy = 0;
     for (int64_t j = 0; j < list.size; j++) {
@@ -117,7 +122,7 @@ inline void list_shares(const Support& list, const Rule& rule, float* r) {
     const float power = float(2 - rule.parameter);
     for (int64_t j = 0; j < list.size; j += LANES) {
         const Vec w = load(list.weight + j);
-        switch (rule.kind) {
+        switch (rule.normalizer) {
             case SPARSEMAX: store(r + j, splat(1.0f)); break;
             case ENTMAX15:
                 for (int i = 0; i < LANES; i++) r[j + i] = std::sqrt(w[i]);
@@ -126,17 +131,21 @@ inline void list_shares(const Support& list, const Rule& rule, float* r) {
                 if (power > 0) store(r + j, exp_negative(larger(log_of(w) * power, splat(VANISHED))));
                 else for (int64_t i = j; i < j + LANES && i < list.size; i++) r[i] = steepness(list.weight[i], power);
                 break;
-            default: store(r + j, w);
+            case SOFTMAX:
+            case TOPK:
+            case THRESHOLD: store(r + j, w); break;
+            case SIGMOID:
+            case NORMALIZERS: break;  // has no such form; is none
         }
     }
 }
 
 // Whether terms of the gradient may be far larger than their sum.
-inline bool is_steep(const Rule& rule) { return rule.kind == ENTMAX && rule.parameter > 2; }
+inline bool is_steep(const Rule& rule) { return rule.normalizer == ENTMAX && rule.parameter > 2; }
 
-// map'(g) over `g`.
-inline void map_slope(const Support& list, const Rule& rule, float* g) {
-    if (rule.kind == SIGMOID) {
+// J g over `g`.
+inline void times_jacobian(const Support& list, const Rule& rule, float* g) {
+    if (rule.normalizer == SIGMOID) {
         for (int64_t j = 0; j < list.size; j += LANES) {
             const Vec w = load(list.weight + j);
             store(g + j, w * (1.0f - w) * load(g + j));
@@ -170,10 +179,10 @@ inline void map_slope(const Support& list, const Rule& rule, float* g) {
 }
 
 // Where the buffers of a chunk lie.
-struct RowDesk {
+struct RowwiseDesk {
     float *queries, *above;  // [row][up(size, PANEL)]: multiplier q, dO; zeros for rows that take no gradient
     float *query_sum;
-    float *slope;        // of a list
+    float* gradient;     // of a list's scores
     float *values, *key, *line;  // TOGETHER values and a key, zeros past their sizes; a query
     double* exact;       // sums over keys
     Support support;
@@ -199,7 +208,7 @@ inline void meet_list(const View& view, int64_t base, int64_t width, const Suppo
     }
 }
 
-// to [up(width, LANES)] = sum w k, as gather() of row_attention.h, in float64.
+// to [up(width, LANES)] = sum w k, as gather() of rowwise_forward.h, in float64.
 inline void gather_in_doubles(const View& view, int64_t base, int64_t width, const Support& list, const float* weight,
                               float* buffer, double* sums, float* to) {
     const int64_t wide = up(width, LANES);
@@ -230,39 +239,40 @@ inline void list_bad(const float* s, int64_t n, Support& to) {
     }
 }
 
-// The gradient of a row's scores over `desk.slope`, which holds dO.v of its list, and of what is given per head.
-inline void slope_list(const RowCall& of, int64_t batch, const Row& row, const Support& list, int64_t first_key,
-                       float* slope) {
+// The gradient of a row's scores over `gradient`, which holds dO.v of its list, and of what is given per head.
+inline void gradient_list(const RowwiseCall& of, int64_t batch, const Row& row, const Support& list, int64_t first_key,
+                          float* gradient) {
     const Arguments& call = of.call;
-    const Above above = above_of(of, batch, row);
+    const Above above = above_of(call, batch, row);
     const Rule rule = of.rule_of(row);
     const Moments sums = moments_of(list);
-    add_statistics(of, batch, row, above, list, sums, first_key, slope);
+    add_statistics(call, batch, row, above, list, sums, first_key, gradient);
     const int64_t place = place_of(call, batch, row);
-    if (call.grad_sink && of.kind == ENTMAX)
-        call.grad_sink[place] = float(alpha_slope(list, slope, call.sink[row.head]));
-    map_slope(list, rule, slope);
-    if (call.grad_sink && of.kind == SIGMOID) call.grad_sink[place] = float(sum_of(slope, list.size));
-    if (above.of[ROW_A] != 0 || above.of[ROW_V] != 0) {
+    if (of.grad_per_head && of.normalizer == ENTMAX)
+        of.grad_per_head[place] = float(alpha_gradient(list, gradient, of.per_head[row.head]));
+    times_jacobian(list, rule, gradient);
+    if (of.grad_per_head && of.normalizer == SIGMOID) of.grad_per_head[place] = float(sum_of(gradient, list.size));
+    const float of_depth = above.of[Column::MEAN_DEPTH], of_variance = above.of[Column::VARIANCE];
+    if (of_depth != 0 || of_variance != 0) {
         const float mean = float(sums.mean), share = float(sums.share);
         for (int64_t j = 0; j < list.size; j++)
-            slope[j] += list.weight[j] * share * (2 * above.of[ROW_V] * (list.distance[j] - mean) - above.of[ROW_A]);
+            gradient[j] += list.weight[j] * share * (2 * of_variance * (list.distance[j] - mean) - of_depth);
     }
-    const float top = above.of[ROW_M] + above.of[ROW_A];
+    const float top = above.of[Column::MAXIMUM] + of_depth;
     const int64_t at_top = top_of(list);
-    if (above.top && top != 0 && at_top < list.size) slope[at_top] += top;
+    if (above.top && top != 0 && at_top < list.size) gradient[at_top] += top;
 }
 
 // Mask and softcap: what the gradient of a row's scores becomes on its way to the products.
 inline void pass_shape(const Arguments& call, int64_t batch, const Row& row, const Support& list, int64_t first_key,
-                       const float* capped, float* slope) {
+                       const float* softcap_gradients, float* gradient) {
     if (call.grad_mask) {
         const int64_t* stride = call.grad_mask_stride;
         float* to = call.grad_mask + batch * stride[0] + row.head * stride[1] + row.query * stride[2];
-        for (int64_t j = 0; j < list.size; j++) to[(first_key + list.place[j]) * stride[3]] += slope[j];
+        for (int64_t j = 0; j < list.size; j++) to[(first_key + list.place[j]) * stride[3]] += gradient[j];
     }
-    if (capped)
-        for (int64_t j = 0; j < list.size; j++) slope[j] *= capped[list.place[j]];
+    if (softcap_gradients)
+        for (int64_t j = 0; j < list.size; j++) gradient[j] *= softcap_gradients[list.place[j]];
 }
 
 // Key and value sums of a share; null: not asked for.
@@ -271,8 +281,8 @@ struct KeySums {
 };
 
 // A row whose support is taken key by key.
-inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const Lines& lines, int64_t i, RowDesk& desk,
-                          const KeySums& sums) {
+inline void backward_list(const RowwiseCall& of, int64_t batch, int64_t group, const Lines& lines, int64_t i,
+                          RowwiseDesk& desk, const KeySums& sums) {
     const Arguments& call = of.call;
     const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL);
     const Line& line = lines.lines[i];
@@ -280,25 +290,24 @@ inline void backward_list(const RowCall& of, int64_t batch, int64_t group, const
     const Support& list = desk.support;
     if (call.width)
         meet_list(call.value, at(call.value, batch, group, first_key), call.width, list, desk.above + i * wide,
-                  desk.values, desk.slope);
+                  desk.values, desk.gradient);
     else
-        std::memset(desk.slope, 0, size_t(list.size) * 4);
-    slope_list(of, batch, lines.rows[i], list, first_key, desk.slope);
-    pass_shape(call, batch, lines.rows[i], list, first_key,
-               lines.slopes ? lines.slopes + i * lines.apart + line.begin : nullptr, desk.slope);
+        std::memset(desk.gradient, 0, size_t(list.size) * 4);
+    gradient_list(of, batch, lines.rows[i], list, first_key, desk.gradient);
+    pass_shape(call, batch, lines.rows[i], list, first_key, lines.softcap_gradients_of(i, line.begin), desk.gradient);
     if (sums.values) scatter(list, list.weight, desk.above + i * wide, wide, sums.values + first_key * wide);
-    if (sums.keys) scatter(list, desk.slope, desk.queries + i * deep, deep, sums.keys + first_key * deep);
+    if (sums.keys) scatter(list, desk.gradient, desk.queries + i * deep, deep, sums.keys + first_key * deep);
     if (!call.grad_query && !call.grad_multiplier) return;
     const int64_t keys = at(call.key, batch, group, first_key);
     float* sum = desk.query_sum + i * deep;
     if (is_steep(of.rule_of(lines.rows[i])))
-        gather_in_doubles(call.key, keys, call.depth, list, desk.slope, desk.key, desk.exact, sum);
+        gather_in_doubles(call.key, keys, call.depth, list, desk.gradient, desk.key, desk.exact, sum);
     else
-        gather(call.key, keys, call.depth, first_key, desk.slope, list.place, list.size, desk.key, sum);
+        gather(call.key, keys, call.depth, first_key, desk.gradient, list.place, list.size, desk.key, sum);
 }
 
 // Solves row i anew; false where it has nothing to do.
-inline bool list_again(const RowCall& of, const Lines& lines, int64_t i, Support& support) {
+inline bool list_again(const RowwiseCall& of, const Lines& lines, int64_t i, Support& support) {
     const Row& row = lines.rows[i];
     const Line& line = lines.lines[i];
     support.size = 0;
@@ -310,13 +319,13 @@ inline bool list_again(const RowCall& of, const Lines& lines, int64_t i, Support
 
 // Buffers of the products of a run of tiles.
 struct RunDesk {
-    float *value_columns, *key_lines, *above_tiles, *above_lines, *query_lines, *weights, *slopes, *buffer;
+    float *value_columns, *key_lines, *above_tiles, *above_lines, *query_lines, *weights, *gradients, *buffer;
     float* products;  // [row][apart]: dP, then dx
 };
 
 // A run of tiles, rows start .. stop, all with much support: the rows marked `large` of it.
-inline void backward_run(const RowCall& of, int64_t batch, int64_t group, const Lines& lines, int64_t start,
-                         int64_t stop, RowDesk& desk, const RunDesk& run, const KeySums& sums) {
+inline void backward_run(const RowwiseCall& of, int64_t batch, int64_t group, const Lines& lines, int64_t start,
+                         int64_t stop, RowwiseDesk& desk, const RunDesk& run, const KeySums& sums) {
     const Arguments& call = of.call;
     const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
     const int64_t count = stop - start;
@@ -346,17 +355,17 @@ inline void backward_run(const RowCall& of, int64_t batch, int64_t group, const 
         float* products = run.products + i * lines.apart + line.begin;
         const Support& list = desk.support;
         const int64_t first_key = lines.base + line.begin, n = line.end - line.begin;
-        if (!width) std::memset(desk.slope, 0, size_t(list.size) * 4);
-        else if (list.size == n) std::memcpy(desk.slope, products, size_t(n) * 4);
-        else for (int64_t j = 0; j < list.size; j++) desk.slope[j] = products[list.place[j]];
-        slope_list(of, batch, lines.rows[i], list, first_key, desk.slope);
-        pass_shape(call, batch, lines.rows[i], list, first_key,
-                   lines.slopes ? lines.slopes + i * lines.apart + line.begin : nullptr, desk.slope);
+        if (!width) std::memset(desk.gradient, 0, size_t(list.size) * 4);
+        else if (list.size == n) std::memcpy(desk.gradient, products, size_t(n) * 4);
+        else for (int64_t j = 0; j < list.size; j++) desk.gradient[j] = products[list.place[j]];
+        gradient_list(of, batch, lines.rows[i], list, first_key, desk.gradient);
+        pass_shape(call, batch, lines.rows[i], list, first_key, lines.softcap_gradients_of(i, line.begin),
+                   desk.gradient);
         spread(list, list.weight, n, lines.line(i) + line.begin);
-        spread(list, desk.slope, n, products);
+        spread(list, desk.gradient, n, products);
     }
-    Lines slopes = lines;
-    slopes.scores = run.products;
+    Lines gradients = lines;
+    gradients.scores = run.products;
     float ones[ROWS];
     for (float& one : ones) one = 1.0f;
     for (int64_t block = lines.base; block < lines.high; block += KEYS) {
@@ -367,10 +376,10 @@ inline void backward_run(const RowCall& of, int64_t batch, int64_t group, const 
         pack_lines(call.key, at(call.key, batch, group, block), call.key.stride[2], call.key.stride[3], seen, depth,
                    up(seen, PANEL), KEYS, run.key_lines);
         std::memset(run.weights, 0, size_t(up(count, ROWS) * APART) * 4);
-        std::memset(run.slopes, 0, size_t(up(count, ROWS) * APART) * 4);
+        std::memset(run.gradients, 0, size_t(up(count, ROWS) * APART) * 4);
         for (int64_t i = 0; i < count; i++) {
             copy_line(lines, start + i, place + span.begin, n, run.weights + i * APART);
-            copy_line(slopes, start + i, place + span.begin, n, run.slopes + i * APART);
+            copy_line(gradients, start + i, place + span.begin, n, run.gradients + i * APART);
         }
         if (sums.values)
             for (int64_t p = 0; p < wide; p += PANEL)
@@ -378,12 +387,12 @@ inline void backward_run(const RowCall& of, int64_t batch, int64_t group, const 
                                sums.values + (block + span.begin) * wide + p, wide);
         if (sums.keys)
             for (int64_t p = 0; p < deep; p += PANEL)
-                add_transposed(run.slopes, APART, run.query_lines + p * SWEEP, count, n,
+                add_transposed(run.gradients, APART, run.query_lines + p * SWEEP, count, n,
                                sums.keys + (block + span.begin) * deep + p, deep);
         if (call.grad_query || call.grad_multiplier)
             for (int64_t tile = 0; tile < count; tile += ROWS)
                 for (int64_t p = 0; p < deep; p += PANEL)
-                    add_product<APART>(run.slopes + tile * APART, 1, run.key_lines + p * KEYS + span.begin * PANEL,
+                    add_product<APART>(run.gradients + tile * APART, 1, run.key_lines + p * KEYS + span.begin * PANEL,
                                        span.begin, n, desk.query_sum + (start + tile) * deep + p, deep, ones);
     }
 }
@@ -401,8 +410,8 @@ inline void write_row_gradients(const Arguments& call, int64_t batch, const Row&
 }
 
 template <class Scores>
-inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, int64_t first, int64_t count,
-                               int64_t chunk, const KeySums& sums) {
+inline void rowwise_backward_chunk(const RowwiseCall& of, int64_t batch, int64_t group, int64_t first, int64_t count,
+                                   int64_t chunk, const KeySums& sums) {
     const Arguments& call = of.call;
     const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
     const int64_t tall = up(chunk, Scores::TALL), all = tall + ROWS, tiles = tall / ROWS + 1;
@@ -419,18 +428,18 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
                         LINES * (deep + wide)) +
                    8 * deep + tiles + 16384);
     lines.scores = memory.floats(all * lines.apart);
-    lines.slopes = capped ? memory.floats(all * lines.apart) : nullptr;
+    lines.softcap_gradients = capped ? memory.floats(all * lines.apart) : nullptr;
     RunDesk run{};
     run.products = memory.floats(all * lines.apart);
-    RowDesk desk{};
+    RowwiseDesk desk{};
     desk.queries = memory.floats(all * deep), desk.above = memory.floats(all * wide);
     desk.query_sum = memory.floats(all * deep);
     Scores scores(call, memory, tall);
     Bias biases(call, batch, memory.floats(KEYS));
-    desk.support = support_from(memory, lines.apart), desk.slope = memory.floats(room_of(lines.apart));
+    desk.support = support_from(memory, lines.apart), desk.gradient = memory.floats(room_of(lines.apart));
     desk.values = memory.floats(TOGETHER * wide), desk.key = memory.floats(deep), desk.line = memory.floats(deep);
     desk.exact = memory.things<double>(deep);
-    run.weights = memory.floats(SWEEP * APART), run.slopes = memory.floats(SWEEP * APART);
+    run.weights = memory.floats(SWEEP * APART), run.gradients = memory.floats(SWEEP * APART);
     run.value_columns = memory.floats(KEYS * width), run.key_lines = memory.floats(KEYS * deep);
     run.above_tiles = memory.floats((SWEEP + ROWS) * width + LANES);
     run.above_lines = memory.floats(SWEEP * wide), run.query_lines = memory.floats(SWEEP * deep);
@@ -482,7 +491,7 @@ inline void row_backward_chunk(const RowCall& of, int64_t batch, int64_t group, 
 }
 
 template <class Scores>
-inline void row_backward_head(const RowBackward& whole, int64_t batch, int64_t group, int64_t share) {
+inline void rowwise_backward_head(const RowwiseBackward& whole, int64_t batch, int64_t group, int64_t share) {
     const Backward& work = whole.work;
     const Arguments& call = work.call;
     const int64_t deep = up(call.depth, PANEL), wide = up(call.width, PANEL);
@@ -493,23 +502,23 @@ inline void row_backward_head(const RowBackward& whole, int64_t batch, int64_t g
                        work.value_sums ? work.value_sums + own * work.key_room * wide : nullptr};
     if (sums.keys) std::memset(sums.keys, 0, size_t(work.key_room * deep) * 4);
     if (sums.values) std::memset(sums.values, 0, size_t(work.key_room * wide) * 4);
-    const int64_t chunk = RowCut(call, Scores::TALL, 1).largest;
+    const int64_t chunk = rowwise_chunk(call, Scores::TALL, 1);
     for (int64_t first = start; first < stop; first += chunk)
-        row_backward_chunk<Scores>(whole.of, batch, group, first, stop - first < chunk ? stop - first : chunk, chunk,
-                                   sums);
+        rowwise_backward_chunk<Scores>(whole.of, batch, group, first, stop - first < chunk ? stop - first : chunk,
+                                       chunk, sums);
 }
 
 // A task, as in backward.h: the heads of its unit one after another, its share of their rows.
 template <class Scores>
-void row_backward_task(void* context, int64_t task, int64_t) {
-    const RowBackward& whole = *static_cast<const RowBackward*>(context);
+void rowwise_backward_task(void* context, int64_t task, int64_t) {
+    const RowwiseBackward& whole = *static_cast<const RowwiseBackward*>(context);
     const Backward& work = whole.work;
     const int64_t unit = task / work.shares, share = task % work.shares, groups = work.call.groups;
     const int64_t own_groups = work.by_group ? groups : 1;
     for (int64_t batch = 0; batch < work.call.batch; batch++)
         for (int64_t group = 0; group < groups; group++)
             if ((work.by_batch ? batch : 0) * own_groups + (work.by_group ? group : 0) == unit)
-                row_backward_head<Scores>(whole, batch, group, share);
+                rowwise_backward_head<Scores>(whole, batch, group, share);
 }
 
 }  // namespace attemper

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper import nn as maps
+from attemper import nn
 from attemper.call.normalizer import Normalization
 from attemper.errors import InputError
 from tests.support import cases, oracle, row_oracle
@@ -29,11 +29,11 @@ WIDE = tuple(
 
 @dataclass(frozen=True)
 class Given:
-    """A normalizer, and the oracle's map of each head."""
+    """A normalizer, and the oracle's of each head."""
 
     name: str
     make: Any
-    map_of: Any
+    oracle_of: Any
 
     def normalizer(self, heads: int) -> Any:
         return self.make(heads) if isinstance(self.make, FunctionType) else self.make
@@ -43,18 +43,18 @@ def _alphas(heads: int) -> Tensor:
     return torch.tensor([1.0, 1.2, 1.5, 2.5, 1.00001, 4.0][:heads], dtype=torch.float64)
 
 
-MAPS = (
+NORMALIZERS = (
     Given("sparsemax", "sparsemax", lambda h: row_oracle.sparsemax),
     Given("entmax15", "entmax15", lambda h: row_oracle.entmax(1.5)),
     Given("entmax per head", lambda heads: Normalization("entmax", per_head=_alphas(heads)),
           lambda h: row_oracle.entmax(float(_alphas(6)[h]))),
-    Given("top 3", maps.TopK(3), lambda h: row_oracle.topk(3)),
-    Given("threshold", maps.Threshold(0.11), lambda h: row_oracle.threshold(0.11)),
+    Given("top 3", nn.TopK(3), lambda h: row_oracle.topk(3)),
+    Given("threshold", nn.Threshold(0.11), lambda h: row_oracle.threshold(0.11)),
     Given("sigmoid", "sigmoid", lambda h: row_oracle.sigmoid(0.0)),
     Given("sigmoid per head", lambda heads: Normalization("sigmoid", per_head=torch.linspace(-2, 1, heads)),
           lambda h: row_oracle.sigmoid(float(torch.linspace(-2, 1, 6)[h]))),
 )  # fmt: skip
-by_map = {"argnames": "given", "argvalues": MAPS, "ids": [given.name for given in MAPS]}
+by_normalizer = {"argnames": "given", "argvalues": NORMALIZERS, "ids": [given.name for given in NORMALIZERS]}
 
 
 def wanted(case: cases.Case, given: Given) -> row_oracle.Results:
@@ -62,12 +62,12 @@ def wanted(case: cases.Case, given: Given) -> row_oracle.Results:
     if given.name == "sigmoid per head":
         biases = torch.linspace(-2, 1, case.heads)
         return row_oracle.forward(call, [row_oracle.sigmoid(float(biases[h])) for h in range(case.heads)])
-    return row_oracle.forward(call, [given.map_of(h) for h in range(case.heads)])
+    return row_oracle.forward(call, [given.oracle_of(h) for h in range(case.heads)])
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_output_and_statistics_are_those_of_loops_over_rows(case: cases.Case, given: Given, backend: str):
     if given.name == "top 3" and case.options.get("temperature") == float("inf"):
@@ -81,8 +81,8 @@ def test_output_and_statistics_are_those_of_loops_over_rows(case: cases.Case, gi
     )
     stats = known(result.stats)
     eps = float(torch.finfo(torch.float64 if case.dtype == torch.float64 else torch.float32).eps)
-    # A score is off by a few roundings of its terms; no map moves a weight by more than its score, but near alpha = 4,
-    # whose slope at the edge of the support has no bound.
+    # A score is off by a few roundings of its terms; no normalizer moves a weight by more than its score, but near
+    # alpha = 4, where the derivative at the edge of the support has no bound.
     steep = 400 if given.name == "entmax per head" and case.heads > 3 else 1
     tolerance = 24 * eps * (4 + want.terms) * steep
     stored = float(torch.finfo(case.dtype).eps)
@@ -104,7 +104,7 @@ def test_output_and_statistics_are_those_of_loops_over_rows(case: cases.Case, gi
 
 
 @pytest.mark.slow("the full size of what runs smaller by default")
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 @pytest.mark.parametrize("case", WIDE, ids=[case.name for case in WIDE])
 def test_blocked_has_as_many_digits_in_float64(case: cases.Case, given: Given):
     """The reference is float64 inside whatever the call, and native takes none of it."""
@@ -120,7 +120,7 @@ def close(got: Tensor, want: oracle.Array, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 @pytest.mark.parametrize(
     "name", ["plain", "mask with empty rows", "bias", "grouped heads, mask per head", "softcap, bias",
              "temperature per row", "causal window bottom-right", "left padding", "one key"],
@@ -167,7 +167,7 @@ def test_gradients_are_those_of_the_reference(name: str, given: Given, backend: 
         assert ((one - two).abs().max() <= tolerance * (1 + one.abs().max())).item()
 
 
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 @pytest.mark.quick("entmax per head", "sigmoid", "top 3", "threshold")
 def test_the_reference_differentiates_once_and_twice(given: Given, full_size: bool):
     generator = torch.Generator().manual_seed(0)
@@ -188,7 +188,7 @@ def test_the_reference_differentiates_once_and_twice(given: Given, full_size: bo
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 def test_hidden_keys_empty_rows_and_scores_that_are_not_finite(given: Given, backend: str):
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
     key[0, 0, 3] = torch.nan
@@ -212,7 +212,7 @@ def test_hidden_keys_empty_rows_and_scores_that_are_not_finite(given: Given, bac
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 def test_a_row_that_sees_nothing_has_no_gradient_whatever_comes_from_above(given: Given, backend: str):
     query, key, value = (torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3))
     mask = torch.ones(4, 4, dtype=torch.bool)
@@ -250,17 +250,17 @@ def test_sigmoids_that_all_vanish_have_no_entropy_and_mass_0(backend: str):
 def test_ties_share_and_at_the_border_of_k_the_lower_index_wins(backend: str):
     query, key = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 4, 4)
     value = torch.eye(4)[None, None]
-    for normalizer in ("sparsemax", "entmax15", maps.Entmax(1000.0), maps.Entmax(1.00001), maps.Threshold(0.25)):
+    for normalizer in ("sparsemax", "entmax15", nn.Entmax(1000.0), nn.Entmax(1.00001), nn.Threshold(0.25)):
         output, _ = attemper.attention(query, key, value, normalizer=normalizer, backend=backend)
         assert torch.allclose(output, torch.full_like(output, 0.25), atol=2e-7)
-    output, _ = attemper.attention(query, key, value, normalizer=maps.TopK(2), backend=backend)
+    output, _ = attemper.attention(query, key, value, normalizer=nn.TopK(2), backend=backend)
     assert output.flatten().tolist() == [0.5, 0.5, 0, 0]
-    output, _ = attemper.attention(query, key, value, normalizer=maps.TopK(9), backend=backend)
+    output, _ = attemper.attention(query, key, value, normalizer=nn.TopK(9), backend=backend)
     assert torch.allclose(output, torch.full_like(output, 0.25))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", maps.TopK(2), maps.Entmax(1.2)], ids=str)
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", nn.TopK(2), nn.Entmax(1.2)], ids=str)
 def test_an_offset_of_all_scores_changes_nothing_but_the_maximum(normalizer: Any, backend: str):
     query, key, value = (torch.randn(1, 2, 5, 8) for _ in range(3))
     plain, stats = attemper.attention(query, key, value, normalizer=normalizer, stats="all", backend=backend)
@@ -303,7 +303,7 @@ def test_what_only_softmax_has_is_refused_by_name():
     with pytest.raises(
         InputError, match="sink_logits=\\.\\.\\.\\) is a logit of softmax; normalizer='entmax' has no sink"
     ):
-        attemper.attention(query, query, query, normalizer=maps.Entmax(1.2), sink_logits=torch.zeros(1))
+        attemper.attention(query, query, query, normalizer=nn.Entmax(1.2), sink_logits=torch.zeros(1))
     stats = known(attemper.attention(query, query, query, normalizer="sparsemax", stats="all").stats)
     with pytest.raises(AttributeError, match="lse belongs to softmax: weights of sparsemax have none"):
         _ = stats.lse
@@ -314,12 +314,12 @@ def test_what_only_softmax_has_is_refused_by_name():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: maps.TopK(0), r"TopK\(k=\.\.\.\) must be an int of at least 1, got 0"),
-        (lambda: maps.TopK(2.0), "must be an int of at least 1, got 2.0"),  # pyright: ignore[reportArgumentType]
-        (lambda: maps.Threshold(1.0), "must be a number from 0 to below 1, got 1.0"),
-        (lambda: maps.Entmax(0.5), "must be a finite number of at least 1, or a tensor, got 0.5"),
-        (lambda: maps.Entmax(1.0, learned=True), "must start between 1.001 and 10.0"),
-        (lambda: maps.Sink(0), "must be an int of at least 1, got 0"),
+        (lambda: nn.TopK(0), r"TopK\(k=\.\.\.\) must be an int of at least 1, got 0"),
+        (lambda: nn.TopK(2.0), "must be an int of at least 1, got 2.0"),  # pyright: ignore[reportArgumentType]
+        (lambda: nn.Threshold(1.0), "must be a number from 0 to below 1, got 1.0"),
+        (lambda: nn.Entmax(0.5), "must be a finite number of at least 1, or a tensor, got 0.5"),
+        (lambda: nn.Entmax(1.0, learned=True), "must start between 1.001 and 10.0"),
+        (lambda: nn.Sink(0), "must be an int of at least 1, got 0"),
     ],
 )
 def test_numbers_without_a_meaning_are_refused(make: Any, message: str):
@@ -330,13 +330,13 @@ def test_numbers_without_a_meaning_are_refused(make: Any, message: str):
 def test_a_parameter_that_fits_no_head_is_refused():
     query = torch.randn(1, 4, 3, 4)
     with pytest.raises(InputError, match=r"alpha must be a number, or a floating tensor \[heads\] = \[4\]"):
-        attemper.attention(query, query, query, normalizer=maps.Entmax(1.3, learned=True, num_heads=3))
+        attemper.attention(query, query, query, normalizer=nn.Entmax(1.3, learned=True, num_heads=3))
 
 
 def test_softmax_with_one_more_and_a_sink_of_0_are_one_thing_and_sinks_add_up():
     query, key, value = (torch.randn(1, 2, 5, 8) for _ in range(3))
     one = attemper.attention(query, key, value, normalizer="softmax_plus_one", stats="all")
-    sink = attemper.attention(query, key, value, normalizer=maps.Sink(2), stats="all")
+    sink = attemper.attention(query, key, value, normalizer=nn.Sink(2), stats="all")
     given = attemper.attention(query, key, value, sink_logits=torch.zeros(2), stats="all")
     assert torch.equal(one.output, sink.output)
     assert torch.equal(one.output, given.output)
@@ -370,7 +370,7 @@ def test_scalable_softmax_counts_within_documents():
         assert torch.allclose(result.output[start:stop], alone.output[0].transpose(0, 1), atol=1e-6)
 
 
-@pytest.mark.parametrize(**by_map)
+@pytest.mark.parametrize(**by_normalizer)
 @pytest.mark.quick("entmax per head", "sparsemax", "top 3")
 def test_a_compiled_call_is_one_graph_with_the_same_result(given: Given):
     query, key, value = (torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3))

@@ -1,4 +1,4 @@
-"""The Triton kernels of the maps that are found on whole rows: results, statistics and gradients against the reference.
+"""The Triton kernels of rowwise normalizers: results, statistics and gradients against the reference.
 
 What float32 may lose is measured: by ``blocked`` in float32, and by what the rounding of scores alone does to the
 reference, which near a threshold is more than the rounding of results.
@@ -27,7 +27,7 @@ UNIT = 2.0**-24
 NAMES = (*ROWWISE_ONE_PASS, "mean_distance")
 WHOLE = ("visible_keys", "support_size")
 PER_HEAD = {"entmax": (1.2, 1.9), "entmax near 1": (1 + 1e-5, 1.0), "sigmoid": (-1.0, 0.5)}
-MAPS: dict[str, Any] = {
+NORMALIZERS: dict[str, Any] = {
     "sparsemax": "sparsemax", "entmax15": "entmax15", "entmax": None, "entmax near 1": None, "sigmoid": None,
     "topk": nn.TopK(4), "threshold": nn.Threshold(0.06),
 }  # fmt: skip
@@ -59,10 +59,10 @@ def computed(
         for name, value in call.items()
     }
     number = leaves.pop("number", None)
-    map_ = MAPS[chosen] if number is None else Normalization(chosen.split()[0], per_head=number)
+    normalizer = NORMALIZERS[chosen] if number is None else Normalization(chosen.split()[0], per_head=number)
     if "rows" in leaves:
         leaves["generator"] = torch.Generator().manual_seed(3)
-    result = function(**leaves, normalizer=map_, stats=names, backend=backend)
+    result = function(**leaves, normalizer=normalizer, stats=names, backend=backend)
     stats = getattr(result, "stats", result)
     results = {name: stats[name] for name in names}
     if hasattr(result, "output"):
@@ -154,13 +154,13 @@ MORE = pytest.mark.slow("more cases in Triton's interpreter")
 
 def checkered() -> Iterator[Any]:
     """By default every normalizer has a third of the features, and every feature a third of the normalizers."""
-    for (row, chosen), (column, feature) in product(enumerate(MAPS), enumerate(FEATURES)):
+    for (row, chosen), (column, feature) in product(enumerate(NORMALIZERS), enumerate(FEATURES)):
         marks = [] if (row + column) % 3 == 0 else MORE
         yield pytest.param(chosen, feature, id=f"{chosen}-{feature}", marks=marks)
 
 
 @pytest.mark.parametrize(("chosen", "feature"), list(checkered()))
-def test_every_map_agrees_with_the_reference(chosen: str, feature: str, tiled):
+def test_every_normalizer_agrees_with_the_reference(chosen: str, feature: str, tiled):
     tiled(4, 8)
     assert_agrees(call_of(**FEATURES[feature]), chosen)
 
@@ -177,7 +177,7 @@ def test_rows_and_keys_of_other_numbers_agree(options: dict[str, Any], chosen: s
     assert_agrees(call_of(**options), chosen)
 
 
-@pytest.mark.parametrize("chosen", MAPS)
+@pytest.mark.parametrize("chosen", NORMALIZERS)
 def test_output_alone_agrees(chosen: str, tiled):
     tiled(8, 4)
     assert_agrees(call_of(**BOTTOM_RIGHT), chosen, names=())
@@ -225,10 +225,10 @@ def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape:
     assert_agrees(call, "entmax15", ("entropy", "max_weight"))
 
 
-def differentiated(call: dict[str, Any], map_: Any, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
+def differentiated(call: dict[str, Any], normalizer: Any, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
     """Output and statistics, and the gradients of sum output^2 for query, key and value."""
     leaves = {name: call[name].detach().requires_grad_() for name in ("query", "key", "value")}
-    options = {"normalizer": map_, "stats": ("entropy", "support_size", "mean_logit"), "backend": backend}
+    options = {"normalizer": normalizer, "stats": ("entropy", "support_size", "mean_logit"), "backend": backend}
     result = attemper.attention(**call | leaves, **options)
     output = result.output.float() if backend == "triton" else result.output
     return result, torch.autograd.grad(output.square().sum(), list(leaves.values()))
@@ -239,12 +239,12 @@ def differentiated(call: dict[str, Any], map_: Any, backend: str) -> tuple[Any, 
 def test_half_precision_agrees_but_for_the_rounding_of_weights_and_results(chosen: str, dtype: torch.dtype, tiled):
     tiled(8, 8)
     number = {"entmax": torch.tensor([1.2, 1.7]), "sigmoid": torch.tensor([-1.0, 0.5])}.get(chosen)
-    map_ = MAPS[chosen] if number is None else Normalization(chosen, per_head=number)
+    normalizer = NORMALIZERS[chosen] if number is None else Normalization(chosen, per_head=number)
     call = call_of(**BOTTOM_RIGHT)
     tensors = {name: call[name].to(dtype) for name in ("query", "key", "value")}
-    got, grads = differentiated(call | tensors, map_, "triton")
+    got, grads = differentiated(call | tensors, normalizer, "triton")
     exact = {name: tensor.double() for name, tensor in tensors.items()}
-    want, right = differentiated(call | exact, map_, "reference")
+    want, right = differentiated(call | exact, normalizer, "reference")
     assert got.output.dtype == dtype
     # Weights and results are rounded to the type.
     unit = torch.finfo(dtype).eps / 2
@@ -271,9 +271,9 @@ def test_a_gradient_is_the_same_whatever_else_is_wanted(wanted: tuple[str, ...])
             name: value.clone().requires_grad_(name in names) if isinstance(value, Tensor) else value
             for name, value in call.items()
         }
-        map_ = Normalization("entmax", per_head=given["number"])
+        normalizer = Normalization("entmax", per_head=given["number"])
         options = {name: value for name, value in given.items() if name != "number"}
-        output, stats = attemper.attention(**options, normalizer=map_, stats=("entropy",), backend="triton")
+        output, stats = attemper.attention(**options, normalizer=normalizer, stats=("entropy",), backend="triton")
         assert stats is not None
         (output.square().sum() + stats.entropy.square().sum()).backward()
         results.append({name: given[name].grad for name in PLACES})
@@ -294,11 +294,11 @@ def test_a_row_that_sees_nothing_has_no_gradient_and_gives_none_whatever_comes_f
     call["query"][:, :, empty] = torch.nan
     call["attn_mask"] = torch.ones(10, 6, dtype=torch.bool).index_fill(0, empty, False)
     number = torch.tensor(PER_HEAD[chosen]) if chosen in PER_HEAD else None
-    map_ = MAPS[chosen] if number is None else Normalization(chosen, per_head=number.requires_grad_())
+    normalizer = NORMALIZERS[chosen] if number is None else Normalization(chosen, per_head=number.requires_grad_())
     grads = []
     for poison in (1.0, torch.inf, torch.nan):
         given = {name: call[name].clone().requires_grad_() for name in ("query", "key", "value")}
-        output, stats = attemper.attention(**call | given, normalizer=map_, stats=NAMES, backend="triton")
+        output, stats = attemper.attention(**call | given, normalizer=normalizer, stats=NAMES, backend="triton")
         assert stats is not None
         assert (output[:, :, empty] == 0).all()
         assert (stats.max_logit[..., empty] == -torch.inf).all()

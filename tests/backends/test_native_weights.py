@@ -1,4 +1,4 @@
-"""The maps of rows of scores in C++ against float64 by other ways: sorting, bisection, differences."""
+"""Weights of rows of scores in C++ and gradients, against float64 by other ways: sorting, bisection, differences."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.backends.native import rows as normalize
+from attemper.backends.native import rows as native_rows
 from tests.backends.test_native import LIBRARIES
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_empty"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]
-# As (kind, number); alpha of entmax is the number here.
-MAPS = (
+# As (normalizer, number); alpha of entmax is the number here.
+NORMALIZERS = (
     ("softmax", 0.0), ("sparsemax", 0.0), ("entmax15", 0.0), ("topk", 1.0), ("topk", 3.0), ("topk", 64.0),
     ("topk", 700.0), ("threshold", 0.0), ("threshold", 0.01), ("threshold", 0.3), ("sigmoid", -0.7),
     *(("entmax", alpha) for alpha in (1.0, 1 + 1e-5, 1.01, 1.25, 1.5, 1.75, 1.99, 2.0, 2.5, 4.0, 1000.0)),
@@ -29,7 +29,7 @@ sum and the quotient; entmax of any alpha: three of an exponent beside them, who
 @pytest.fixture(params=LIBRARIES, autouse=True)
 def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: ctypes.CDLL = LIBRARIES[request.param]
-    monkeypatch.setattr(normalize, "library", lambda: loaded)
+    monkeypatch.setattr(native_rows, "library", lambda: loaded)
 
 
 def on_simplex(d: Tensor, alpha: float) -> Tensor:
@@ -70,30 +70,30 @@ def by_bisection(d: Tensor, q: float) -> Tensor:
     return under + (over - under) * ((1 - under.sum()) / gap if gap > 0 else 0.0)
 
 
-def wanted(scores: Tensor, kind: str, number: float) -> Tensor:
+def wanted(scores: Tensor, normalizer: str, number: float) -> Tensor:
     """The weights of each row in float64, by definition."""
-    rows = [_wanted_row(row, kind, number) for row in scores.double()]
+    rows = [_wanted_row(row, normalizer, number) for row in scores.double()]
     return torch.stack(rows) if rows else scores.double()
 
 
-def _wanted_row(row: Tensor, kind: str, number: float) -> Tensor:
+def _wanted_row(row: Tensor, normalizer: str, number: float) -> Tensor:
     if row.isnan().any() or (row == torch.inf).any():
         return torch.full_like(row, torch.nan)
     weights, seen = torch.zeros_like(row), row > -torch.inf
     if not seen.any():
         return weights
     d = row[seen] - row[seen].max()
-    if kind == "sigmoid":
+    if normalizer == "sigmoid":
         weights[seen] = torch.sigmoid(row[seen] + number)
-    elif kind == "topk":
+    elif normalizer == "topk":
         order = torch.sort(row[seen], descending=True, stable=True).indices[: int(number)]
         kept = torch.full_like(d, -torch.inf)
         kept[order] = d[order]
         weights[seen] = kept.softmax(-1)
-    elif kind == "threshold":
+    elif normalizer == "threshold":
         weights[seen] = d.masked_fill((d.softmax(-1) < number * (1 - 1e-7)) & (d < 0), -torch.inf).softmax(-1)
     else:
-        alpha = {"softmax": 1.0, "sparsemax": 2.0, "entmax15": 1.5}.get(kind, number)
+        alpha = {"softmax": 1.0, "sparsemax": 2.0, "entmax15": 1.5}.get(normalizer, number)
         weights[seen] = on_simplex(d, alpha)
     return weights
 
@@ -130,36 +130,36 @@ def hostile(n: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("kind", "number"), MAPS)
+@pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
 @pytest.mark.parametrize("n", [1, 2, 17, 64, 300, 1100])
-def test_weights_agree_with_float64_on_hostile_rows(kind: str, number: float, n: int):
+def test_weights_agree_with_float64_on_hostile_rows(normalizer: str, number: float, n: int):
     for name, scores in hostile(n).items():
-        got, want = normalize.weights(scores, kind, number).double(), wanted(scores, kind, number)
+        got, want = native_rows.weights(scores, normalizer, number).double(), wanted(scores, normalizer, number)
         assert torch.equal(got.isnan(), want.isnan()), name
         worst = float((got - want).abs().nan_to_num(0.0).max())
-        assert worst <= ERROR.get(kind, 1e-7), (name, worst)
-        if kind != "sigmoid":
+        assert worst <= ERROR.get(normalizer, 1e-7), (name, worst)
+        if normalizer != "sigmoid":
             sums = got[want.sum(-1) > 0.5].sum(-1)
             torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
         assert not (got < 0).any()
 
 
-@pytest.mark.parametrize(("kind", "number"), MAPS)
-def test_weights_of_rows_of_a_hundred_thousand(kind: str, number: float):
+@pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
+def test_weights_of_rows_of_a_hundred_thousand(normalizer: str, number: float):
     scores = torch.stack([torch.randn(100_000), torch.zeros(100_000)])
-    got = normalize.weights(scores, kind, number)
-    if kind == "sigmoid":
+    got = native_rows.weights(scores, normalizer, number)
+    if normalizer == "sigmoid":
         torch.testing.assert_close(got.double(), torch.sigmoid(scores.double() + number), rtol=0, atol=1.2e-7)
         return
     torch.testing.assert_close(got.sum(-1, dtype=torch.float64), torch.ones(2).double(), rtol=0, atol=1e-5)
-    if kind == "topk":
+    if normalizer == "topk":
         assert torch.equal(got[0].nonzero()[:, 0], scores[0].topk(int(number)).indices.sort().values)
         assert torch.equal(got[1].nonzero()[:, 0], torch.arange(int(number)))
         return
     assert torch.equal(got[1], got[1, :1].expand(100_000))
-    # The optimality conditions of entmax: on the support a key's score less the map's own slope is one number.
-    alpha = {"softmax": 1.0, "sparsemax": 2.0, "entmax15": 1.5}.get(kind, number)
-    if kind == "threshold" or alpha == 1 or alpha > 100:
+    # The optimality conditions of entmax: on the support a key's score less its own derivative is one number.
+    alpha = {"softmax": 1.0, "sparsemax": 2.0, "entmax15": 1.5}.get(normalizer, number)
+    if normalizer == "threshold" or alpha == 1 or alpha > 100:
         return
     w, s = got[0].double(), scores[0].double()
     inside = w > 0.1 * w.max()
@@ -170,57 +170,59 @@ def test_weights_of_rows_of_a_hundred_thousand(kind: str, number: float):
 
 def test_alpha_of_each_row():
     scores, alpha = torch.randn(7, 33), torch.tensor([1.0, 1.2, 1.5, 1.8, 2.0, 3.0, 1.1])
-    got = normalize.weights(scores, "entmax", alpha=alpha)
+    got = native_rows.weights(scores, "entmax", alpha=alpha)
     for row, a, w in zip(scores, alpha.tolist(), got, strict=True):
-        assert torch.equal(normalize.weights(row[None], "entmax", a)[0], w)
+        assert torch.equal(native_rows.weights(row[None], "entmax", a)[0], w)
 
 
-@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid"])
-def test_rows_do_not_depend_on_threads_or_repeats(kind: str, full_size: bool):
-    scores, number = torch.randn(300, 500), {"entmax": 1.3, "topk": 9.0, "threshold": 0.01}.get(kind, 0.0)
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid"])
+def test_rows_do_not_depend_on_threads_or_repeats(normalizer: str, full_size: bool):
+    scores, number = torch.randn(300, 500), {"entmax": 1.3, "topk": 9.0, "threshold": 0.01}.get(normalizer, 0.0)
     grad = torch.randn_like(scores)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        want = normalize.weights(scores, kind, number)
-        slope = normalize.gradient(want, grad, kind, number)
+        want = native_rows.weights(scores, normalizer, number)
+        gradient = native_rows.gradient(want, grad, normalizer, number)
         for threads in (1, 2, 4) * (7 if full_size else 1):
             torch.set_num_threads(threads)
-            assert torch.equal(normalize.weights(scores, kind, number), want)
-            assert torch.equal(normalize.gradient(want, grad, kind, number), slope)
+            assert torch.equal(native_rows.weights(scores, normalizer, number), want)
+            assert torch.equal(native_rows.gradient(want, grad, normalizer, number), gradient)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("kind", "number"), [("entmax15", 0.0), ("topk", 5.0), ("entmax", 1.2), ("sigmoid", 0.0)])
-def test_half_precision_is_rounded_once(dtype: torch.dtype, kind: str, number: float):
+@pytest.mark.parametrize(
+    ("normalizer", "number"), [("entmax15", 0.0), ("topk", 5.0), ("entmax", 1.2), ("sigmoid", 0.0)]
+)
+def test_half_precision_is_rounded_once(dtype: torch.dtype, normalizer: str, number: float):
     scores = torch.randn(5, 77).to(dtype)
-    got = normalize.weights(scores, kind, number)
+    got = native_rows.weights(scores, normalizer, number)
     assert got.dtype == dtype
-    assert torch.equal(got, normalize.weights(scores.float(), kind, number).to(dtype))
+    assert torch.equal(got, native_rows.weights(scores.float(), normalizer, number).to(dtype))
     grad = torch.randn(5, 77).to(dtype)
-    slope = normalize.gradient(got, grad, kind, number)
-    assert torch.equal(slope, normalize.gradient(got.float(), grad.float(), kind, number).to(dtype))
+    gradient = native_rows.gradient(got, grad, normalizer, number)
+    assert torch.equal(gradient, native_rows.gradient(got.float(), grad.float(), normalizer, number).to(dtype))
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("kind", "number"), [pair for pair in MAPS if pair[1] < 100])
+@pytest.mark.parametrize(("normalizer", "number"), [pair for pair in NORMALIZERS if pair[1] < 100])
 @pytest.mark.parametrize("n", [1, 13, 200])
-def test_slopes_agree_with_differences_of_the_definition(kind: str, number: float, n: int):
-    """<slope(w, g), u> against (<g, w(s + h u)> - <g, w(s - h u)>) / 2h in float64."""
+def test_gradients_agree_with_differences_of_the_definition(normalizer: str, number: float, n: int):
+    """<gradient(w, g), u> against (<g, w(s + h u)> - <g, w(s - h u)>) / 2h in float64."""
     scores = torch.randn(6, n)
     # Keys near the border change the support within the step: their rows are not differentiable there.
     grad, step, direction = torch.randn(6, n), 1e-6, torch.randn(6, n).double()
-    w = normalize.weights(scores, kind, number)
-    slope = normalize.gradient(w, grad, kind, number).double()
-    up, down = (wanted(scores.double() + sign * step * direction, kind, number) for sign in (1, -1))
+    w = native_rows.weights(scores, normalizer, number)
+    gradient = native_rows.gradient(w, grad, normalizer, number).double()
+    up, down = (wanted(scores.double() + sign * step * direction, normalizer, number) for sign in (1, -1))
     smooth = ((up > 0) == (down > 0)).all(-1)
     want = ((up - down) * grad.double()).sum(-1) / (2 * step)
-    got = (slope * direction).sum(-1)
+    got = (gradient * direction).sum(-1)
     assert smooth.any()
-    # Above alpha = 2 the slope of a weight near 0 has no bound: w^(2 - alpha) times the weight's rounding.
-    steep = (w.double().masked_fill(w == 0, 1.0).amin(-1) ** min(0.0, 1 - number)) if kind == "entmax" else 1.0
+    # Above alpha = 2 the gradient of a weight near 0 has no bound: w^(2 - alpha) times the weight's rounding.
+    steep = (w.double().masked_fill(w == 0, 1.0).amin(-1) ** min(0.0, 1 - number)) if normalizer == "entmax" else 1.0
     allowed = (2e-5 + 4e-7 * steep) * (1 + want.abs())
     assert ((got - want).abs() <= allowed)[smooth].all(), (got - want)[smooth]
 
@@ -230,28 +232,32 @@ def test_equal_keys_are_not_below_their_own_share(n: int):
     """A least weight of 1/n, and one that only the largest may be below."""
     for value in (0.0, 3.3, -1e5):
         scores = torch.full((1, n), value)
-        torch.testing.assert_close(normalize.weights(scores, "threshold", 1 / n), torch.full((1, n), 1 / n))
+        torch.testing.assert_close(native_rows.weights(scores, "threshold", 1 / n), torch.full((1, n), 1 / n))
     scores[0, 1] = value + 1
-    weights = normalize.weights(scores, "threshold", 0.999)
+    weights = native_rows.weights(scores, "threshold", 0.999)
     assert torch.equal(weights.nonzero(), torch.tensor([[0, 1]]))
 
 
-@pytest.mark.parametrize(("kind", "number"), [pair for pair in MAPS if pair[0] != "sigmoid" and pair[1] < 100])
-def test_a_gradient_at_a_key_without_weight_is_not_met(kind: str, number: float):
+@pytest.mark.parametrize(
+    ("normalizer", "number"), [pair for pair in NORMALIZERS if pair[0] != "sigmoid" and pair[1] < 100]
+)
+def test_a_gradient_at_a_key_without_weight_is_not_met(normalizer: str, number: float):
     scores = torch.randn(4, 30)
     scores[:, 3::4] = -torch.inf
-    weights, grad = normalize.weights(scores, kind, number), torch.randn(4, 30)
-    want = normalize.gradient(weights, grad, kind, number)
+    weights, grad = native_rows.weights(scores, normalizer, number), torch.randn(4, 30)
+    want = native_rows.gradient(weights, grad, normalizer, number)
     for value in (torch.nan, torch.inf):
-        got = normalize.gradient(weights, grad.masked_fill(weights == 0, value), kind, number)
+        got = native_rows.gradient(weights, grad.masked_fill(weights == 0, value), normalizer, number)
         assert torch.equal(got, want)
 
 
-def test_slopes_of_empty_and_bad_rows():
+def test_gradients_of_empty_and_bad_rows():
     scores = torch.randn(3, 20)
     scores[0], scores[1, 3] = -torch.inf, torch.nan
-    for kind, number in (("sparsemax", 0.0), ("entmax15", 0.0), ("entmax", 1.3), ("topk", 3.0), ("sigmoid", 0.0)):
-        slope = normalize.gradient(normalize.weights(scores, kind, number), torch.randn(3, 20), kind, number)
-        assert torch.equal(slope[0], torch.zeros(20))
-        assert slope[1].isnan().all()
-        assert slope[2].isfinite().all()
+    for normalizer, number in (("sparsemax", 0.0), ("entmax15", 0.0), ("entmax", 1.3), ("topk", 3.0), ("sigmoid", 0.0)):
+        gradient = native_rows.gradient(
+            native_rows.weights(scores, normalizer, number), torch.randn(3, 20), normalizer, number
+        )
+        assert torch.equal(gradient[0], torch.zeros(20))
+        assert gradient[1].isnan().all()
+        assert gradient[2].isfinite().all()

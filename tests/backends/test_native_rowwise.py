@@ -1,7 +1,7 @@
-"""Attention by maps of whole rows in C++ against dense float64, results and gradients, and what only threads promise.
+"""Attention by rowwise normalizers in C++ against dense float64, results and gradients, and what only threads promise.
 
 The yardsticks of a case are the same float64 computation on scores that are off by the roundings of float32, drawn at
-random: what any kernel in float32 must be allowed, and more where a map's slope, or a logarithm's, has no bound.
+random: what any kernel in float32 must be allowed, and more where a weight's gradient, or a logarithm's, has no bound.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ pytestmark = [
 COLUMNS = state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True)
 SUPPORT_COLUMNS = state_columns(("support_size",), rowwise=True)
 SMOOTH = tuple(column for column in COLUMNS if column not in (Column.VISIBLE_KEYS, Column.THRESHOLD, Column.SUPPORT))
-MAPS = (
+NORMALIZERS = (
     ("sparsemax", 0.0, None), ("entmax15", 0.0, None), ("topk", 5.0, None), ("topk", 64.0, None),
     ("threshold", 0.01, None), ("sigmoid", 0.0, -0.7), ("entmax", 0.0, 1.0), ("entmax", 0.0, 1.2),
     ("entmax", 0.0, 1.5), ("entmax", 0.0, 1.7), ("entmax", 0.0, 2.6),
 )  # fmt: skip
-NAMES = [f"{kind}-{number or given}" for kind, number, given in MAPS]
+NAMES = [f"{normalizer}-{number or given}" for normalizer, number, given in NORMALIZERS]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Case:
     mask: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def problem(self, kind: str, number: float, given: float | None) -> Problem:
+    def problem(self, normalizer: str, number: float, given: float | None) -> Problem:
         def tensor(heads: int, n: int, size: int) -> Tensor:
             # Strided, and with the heads inside, as models have them.
             return torch.randn(self.batch, n, heads, size).transpose(1, 2)
@@ -75,7 +75,7 @@ class Case:
             multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size),
             per_head=per_head,
             columns=COLUMNS,
-            normalizer=kind,
+            normalizer=normalizer,
             number=number,
             maximum_gradient=True,
             **self.options,
@@ -220,12 +220,14 @@ def gradients(dense: Dense, output: Tensor, state: Tensor) -> dict[str, Tensor]:
         if column in SMOOTH:
             loss = loss + (torch.where(some, dense.columns[column], 0.0) * state[place].double()).sum()
     leaves = {name: leaf for name, leaf in dense.leaves.items() if leaf is not None and leaf.requires_grad}
-    slope, *found = torch.autograd.grad(loss, [dense.scores, *leaves.values()], allow_unused=True)
+    gradient, *found = torch.autograd.grad(loss, [dense.scores, *leaves.values()], allow_unused=True)
     grads = {
         name: torch.zeros_like(leaf) if grad is None else grad
         for (name, leaf), grad in zip(leaves.items(), found, strict=True)
     }
-    largest = (slope.abs() * dense.terms).nan_to_num(0.0).sum((0, 2, 3)).max() if slope.numel() else slope.sum()
+    largest = (
+        (gradient.abs() * dense.terms).nan_to_num(0.0).sum((0, 2, 3)).max() if gradient.numel() else gradient.sum()
+    )
     return grads | {"roundings": 12 * 2.0**-24 * largest}
 
 
@@ -249,10 +251,10 @@ STORED = {torch.float32: 3e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
 def assert_agreement(
-    case: Case, kind: str, number: float, given: float | None, libraries: tuple[ctypes.CDLL | None, ...] = (None,)
+    case: Case, normalizer: str, number: float, given: float | None, libraries: tuple[ctypes.CDLL | None, ...] = (None,)
 ) -> None:
     """On the library that is loaded, or on each of ``libraries``; what is expected is computed once."""
-    problem = case.problem(kind, number, given)
+    problem = case.problem(normalizer, number, given)
     exact, rounded = Dense(problem), [Dense(problem, rounded=True) for _ in range(3)]
     above, above_state = upstream_of(exact)
     above = above.to(case.dtype)
@@ -308,21 +310,21 @@ def assert_backward(
 
 def everywhere() -> Iterator[Any]:
     """Every case with every normalizer; by default with one number of each, another in every case."""
-    of_kind: dict[str, list[str]] = {}
-    for name, (kind, *_) in zip(NAMES, MAPS, strict=True):
-        of_kind.setdefault(kind, []).append(name)
+    of_normalizer: dict[str, list[str]] = {}
+    for name, (normalizer, *_) in zip(NAMES, NORMALIZERS, strict=True):
+        of_normalizer.setdefault(normalizer, []).append(name)
     for place, case in enumerate(CASES):
-        kept = {names[place % len(names)] for names in of_kind.values()}
+        kept = {names[place % len(names)] for names in of_normalizer.values()}
         if max(case.rows, case.keys) > 1000 or case.rows == 300:
-            kept &= {"sparsemax-None", "sigmoid--0.7", *of_kind["entmax"]}
-        for name, given in zip(NAMES, MAPS, strict=True):
+            kept &= {"sparsemax-None", "sigmoid--0.7", *of_normalizer["entmax"]}
+        for name, given in zip(NAMES, NORMALIZERS, strict=True):
             marks = [] if name in kept else pytest.mark.slow("the full size of what runs smaller by default")
             yield pytest.param(case, *given, id=f"{case.name}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "kind", "number", "given"), list(everywhere()))
-def test_rows_agree_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
-    assert_agreement(case, kind, number, given)
+@pytest.mark.parametrize(("case", "normalizer", "number", "given"), list(everywhere()))
+def test_rows_agree_with_dense_float64(case: Case, normalizer: str, number: float, given: float | None):
+    assert_agreement(case, normalizer, number, given)
 
 
 def _run(loaded: ctypes.CDLL, name: str, call: bytes) -> None:
@@ -332,11 +334,13 @@ def _run(loaded: ctypes.CDLL, name: str, call: bytes) -> None:
 OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly uniform", "one row", "bfloat16")
 
 
-@pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
+@pytest.mark.parametrize(("normalizer", "number", "given"), NORMALIZERS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
 @pytest.mark.quick("grouped heads", "one row", "bfloat16", "causal-entmax-1.2")
-def test_every_instruction_set_agrees_with_dense_float64(case: Case, kind: str, number: float, given: float | None):
-    assert_agreement(case, kind, number, given, tuple(LIBRARIES.values()))
+def test_every_instruction_set_agrees_with_dense_float64(
+    case: Case, normalizer: str, number: float, given: float | None
+):
+    assert_agreement(case, normalizer, number, given, tuple(LIBRARIES.values()))
 
 
 def everything(problem: Problem, threads: int) -> list[Tensor]:
@@ -351,15 +355,15 @@ def everything(problem: Problem, threads: int) -> list[Tensor]:
     return [output, state, *found]
 
 
-@pytest.mark.parametrize(("kind", "number", "given"), MAPS[::2], ids=NAMES[::2])
+@pytest.mark.parametrize(("normalizer", "number", "given"), NORMALIZERS[::2], ids=NAMES[::2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.quick("dtype0-sparsemax", "dtype1-entmax-1.5")
 def test_results_are_bitwise_equal_over_threads_and_repeats(
-    kind: str, number: float, given: float | None, dtype: torch.dtype
+    normalizer: str, number: float, given: float | None, dtype: torch.dtype
 ):
     case = Case("threads", batch=2, heads=3, groups=3, rows=150, keys=260, dtype=dtype,
                 mask=lambda case: torch.randn(1, 1, case.rows, case.keys))  # fmt: skip
-    problem = case.problem(kind, number, given)
+    problem = case.problem(normalizer, number, given)
     before = torch.get_num_threads()
     try:
         want = everything(problem, 1)
@@ -370,11 +374,11 @@ def test_results_are_bitwise_equal_over_threads_and_repeats(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "topk", "sigmoid"])
-def test_a_row_does_not_depend_on_its_neighbours(kind: str):
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "topk", "sigmoid"])
+def test_a_row_does_not_depend_on_its_neighbours(normalizer: str):
     """Chunks and tiles are cut otherwise for one row alone."""
     case = Case("rows", heads=1, groups=1, rows=130, keys=400)
-    problem = case.problem(kind, 7.0, -1.0 if kind == "sigmoid" else None)
+    problem = case.problem(normalizer, 7.0, -1.0 if normalizer == "sigmoid" else None)
     output, state, _ = native.forward(problem)
     for row in (0, 13, 14, 129):
         alone = replace(problem, query=problem.query[:, :, row : row + 1], positions=torch.tensor([row]))
@@ -383,11 +387,11 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: str):
         assert torch.equal(its_state[..., 0], state[..., row])
 
 
-@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid"])
-def test_bad_rows_are_told_and_touch_no_other(kind: str):
-    given = {"entmax": 1.3, "sigmoid": 0.0}.get(kind)
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid"])
+def test_bad_rows_are_told_and_touch_no_other(normalizer: str):
+    given = {"entmax": 1.3, "sigmoid": 0.0}.get(normalizer)
     case = Case("bad", heads=1, groups=1, rows=30, keys=40)
-    problem = case.problem(kind, {"topk": 4.0, "threshold": 0.1}.get(kind, 0.0), given)
+    problem = case.problem(normalizer, {"topk": 4.0, "threshold": 0.1}.get(normalizer, 0.0), given)
     whole, whole_state, _ = native.forward(problem)
     query = problem.query.clone()
     query[0, 0, 3, 0], query[0, 0, 17, 2] = math.nan, math.inf
@@ -417,9 +421,9 @@ def test_bad_rows_are_told_and_touch_no_other(kind: str):
     assert torch.equal(grads.mask[0, 0, 5], torch.zeros(40))
 
 
-@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "entmax", "topk", "threshold"])
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax", "topk", "threshold"])
 @pytest.mark.parametrize("multiplier", [1e5, 1e30])
-def test_weights_in_backward_are_those_of_forward_however_large_scores_are(kind: str, multiplier: float):
+def test_weights_in_backward_are_those_of_forward_however_large_scores_are(normalizer: str, multiplier: float):
     query, key, value = (torch.randn(1, 2, n, 8) for n in (40, 9, 9))
     problem = Problem(
         query=query,
@@ -428,9 +432,9 @@ def test_weights_in_backward_are_those_of_forward_however_large_scores_are(kind:
         mask=None,
         multiplier=torch.full((1, 1, 1), multiplier),
         columns=ROWWISE_BASE,
-        normalizer=kind,
-        number={"topk": 3.0, "threshold": 0.1}.get(kind, 0.0),
-        per_head=torch.full((2,), 1.3) if kind == "entmax" else None,
+        normalizer=normalizer,
+        number={"topk": 3.0, "threshold": 0.1}.get(normalizer, 0.0),
+        per_head=torch.full((2,), 1.3) if normalizer == "entmax" else None,
     )
     output, state, key_mass = native.forward(problem)
     above = Upstream(torch.ones_like(output), torch.zeros_like(state), key_mass)
@@ -445,14 +449,14 @@ def test_weights_in_backward_are_those_of_forward_however_large_scores_are(kind:
 def test_scores_far_from_zero_cost_no_digits():
     """A bias of 1e5 on every key: the scores are rounded by it, the weights are right for what is left."""
     case = Case("offset", heads=1, groups=1, rows=30, keys=40, mask=lambda case: torch.full((1, 1, 1, case.keys), 1e5))
-    for kind, number, given in MAPS:
-        if kind != "sigmoid":
-            problem = case.problem(kind, number, given)
+    for normalizer, number, given in NORMALIZERS:
+        if normalizer != "sigmoid":
+            problem = case.problem(normalizer, number, given)
             assert problem.mask is not None
             s = (problem.query * problem.multiplier[..., None]) @ problem.key.mT + problem.mask
             s = s.double()
             want = rowwise.weights(
-                s, torch.ones_like(s, dtype=torch.bool), kind, number, None if given is None else problem.per_head
+                s, torch.ones_like(s, dtype=torch.bool), normalizer, number, None if given is None else problem.per_head
             )
             identity = torch.eye(40)[None, None]
             output = native.forward(replace(problem, value=identity))[0].double()
@@ -461,17 +465,17 @@ def test_scores_far_from_zero_cost_no_digits():
             torch.testing.assert_close(output.sum(-1), torch.ones(1, 1, 30).double(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize(("kind", "number", "given"), MAPS, ids=NAMES)
-def test_what_the_solver_found_is_told(kind: str, number: float, given: float | None):
+@pytest.mark.parametrize(("normalizer", "number", "given"), NORMALIZERS, ids=NAMES)
+def test_what_the_solver_found_is_told(normalizer: str, number: float, given: float | None):
     """x: the largest weight of entmax; the distance of the k-th largest score; the log of the sum; 0."""
-    problem = Case("found", keys=300).problem(kind, number, given)
+    problem = Case("found", keys=300).problem(normalizer, number, given)
     exact = Dense(problem)
     d = exact.scores - exact.scores.amax(-1, keepdim=True)
-    if kind == "topk":
+    if normalizer == "topk":
         want = d.sort(-1, descending=True).values[..., int(number) - 1]
-    elif kind == "threshold":
+    elif normalizer == "threshold":
         want = d.exp().sum(-1).log()
-    elif kind == "sigmoid":
+    elif normalizer == "sigmoid":
         want = torch.zeros_like(d[..., 0])
     else:
         want = exact.columns[Column.LARGEST_WEIGHT]
@@ -479,8 +483,8 @@ def test_what_the_solver_found_is_told(kind: str, number: float, given: float | 
     torch.testing.assert_close(state[COLUMNS.index(Column.THRESHOLD)].double(), want.detach(), rtol=0, atol=4e-6)
 
 
-@pytest.mark.parametrize(("kind", "number"), [("topk", 5.0), ("threshold", 0.0), ("sigmoid", 0.0)])
-def test_a_weight_of_0_is_not_in_the_support(kind: str, number: float):
+@pytest.mark.parametrize(("normalizer", "number"), [("topk", 5.0), ("threshold", 0.0), ("sigmoid", 0.0)])
+def test_a_weight_of_0_is_not_in_the_support(normalizer: str, number: float):
     """One score is 0, the others are so low that their weights are 0, and the key is in the solver's list."""
     key = torch.full((1, 1, 40, 4), -1000.0)
     key[:, :, 7] = 0.0
@@ -491,9 +495,9 @@ def test_a_weight_of_0_is_not_in_the_support(kind: str, number: float):
         mask=None,
         multiplier=torch.ones(1, 1, 1),
         columns=SUPPORT_COLUMNS,
-        normalizer=kind,
+        normalizer=normalizer,
         number=number,
-        per_head=torch.zeros(1) if kind == "sigmoid" else None,
+        per_head=torch.zeros(1) if normalizer == "sigmoid" else None,
     )
     assert torch.equal(native.forward(problem)[1][4], torch.ones(1, 1, 3))
 

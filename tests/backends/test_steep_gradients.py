@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attemper
 from attemper import functional as F
-from attemper.backends.native import rows as normalize
+from attemper.backends.native import rows as native_rows
 from attemper.backends.normalizers import NORMALIZERS
 from tests.conftest import NATIVE
 
@@ -35,7 +35,7 @@ def exact(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
 
 
 def by_native(weights: Tensor, above: Tensor, alpha: float) -> Tensor:
-    return normalize.gradient(weights[None], above[None], "entmax", alpha)[0]
+    return native_rows.gradient(weights[None], above[None], "entmax", alpha)[0]
 
 
 def by_torch(weights: Tensor, above: Tensor, alpha: float) -> Tensor:

@@ -1,4 +1,4 @@
-// Attention whose weights are found on whole rows (solve.h):   s as in scores.h,  w = map(s),  o = sum w v
+// Attention by a normalizer that needs all keys of a row:   s as in scores.h,  w of s as in solve.h,  o = sum w v
 //
 //     for each chunk of rows                                   lines of scores, rows x keys: L2
 //         for each block of KEYS keys                          packed keys: L2
@@ -16,112 +16,20 @@
 
 namespace attemper {
 
-enum RowLetter { ROW_M, ROW_N, ROW_X, ROW_W, ROW_S, ROW_P, ROW_A, ROW_H, ROW_V, ROW_C, ROW_F, ROW_T, ROW_LETTERS };
-
-// The call, and what only these maps have: `sink` of the call is alpha or the bias.
-struct RowCall {
+// A call without a sink, and what only these normalizers have (python: backends/native/arguments.py).
+struct RowwiseCall {
     Arguments call;
-    int64_t kind;
-    double number;
-    int64_t place[ROW_LETTERS];
+    int64_t normalizer;
+    double number;          // k, or the least weight
+    const float* per_head;  // [H]: alpha of entmax, the bias of sigmoid; null: none
+    float* grad_per_head;   // [B, H, Q], as grad_sink
 
-    Rule rule_of(const Row& row) const { return plain({Kind(kind), number, call.sink ? call.sink[row.head] : 0.0}); }
+    Rule rule_of(const Row& row) const {
+        return plain({Normalizer(normalizer), number, per_head ? per_head[row.head] : 0.0});
+    }
 };
 
 constexpr int64_t LINE_BYTES = 1 << 20;  // of the lines of a chunk: half of L2
-
-// Scores of a chunk in float32, as `Floats` of forward.h adds them up.
-class FloatScores {
-public:
-    static constexpr int64_t TALL = ROWS;
-
-    static int64_t bytes(const Arguments& call, int64_t chunk) {
-        const int64_t depth = call.depth;
-        return 4 * (chunk * depth + LANES + KEYS * depth + LINES * up(depth, LANES)) + 1024;
-    }
-
-    FloatScores(const Arguments& call, Arena& memory, int64_t chunk) : call_(call) {
-        queries_ = memory.floats(chunk * call.depth + LANES);
-        keys_ = memory.floats(KEYS * call.depth);
-        buffer_ = memory.floats(LINES * up(call.depth, LANES));
-    }
-
-    // Both return the largest magnitude.
-    float take_queries(int64_t batch, const Row* rows, int64_t count) {
-        return pack_queries(call_, batch, rows, count, buffer_, queries_);
-    }
-    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
-        const View& key = call_.key;
-        return pack_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen, call_.depth,
-                            up(seen, PANEL), buffer_, keys_);
-    }
-
-    // Of a tile's rows against the panels of a block, `apart` from row to row.
-    void write(int64_t tile, int64_t, const Span& span, float* to, int64_t apart) const {
-        for (int64_t p = span.begin; p < span.end; p += PANEL)
-            product<1>(queries_ + tile * call_.depth, ROWS, keys_ + p * call_.depth, call_.depth, to + p, apart);
-    }
-
-private:
-    const Arguments& call_;
-    float *queries_, *keys_, *buffer_;
-};
-
-#if defined(ATTEMPER_HALF)
-// The same of bfloat16, as `Halves`: the multiplier comes after the product.
-class HalfScores {
-public:
-    static constexpr int64_t TALL = 32;
-
-    static int64_t bytes(const Arguments& call, int64_t chunk) {
-        return 2 * (chunk + KEYS + 16) * up(call.depth, STEP) + 4 * chunk + 1024;
-    }
-
-    HalfScores(const Arguments& call, Arena& memory, int64_t chunk) : call_(call), deep_(up(call.depth, STEP)) {
-        queries_ = memory.things<uint16_t>(chunk * deep_);
-        keys_ = memory.things<uint16_t>(KEYS * deep_);
-        buffer_ = memory.things<uint16_t>(16 * deep_);
-        factors_ = memory.floats(chunk);
-    }
-
-    float take_queries(int64_t batch, const Row* rows, int64_t count) {
-        Most most;
-        float largest = 1;
-        for (int64_t i = 0; i < count; i++) {
-            copy_halves(call_.query, at(call_.query, batch, rows[i].head, rows[i].query), call_.query.stride[3],
-                        call_.depth, deep_, queries_ + i * deep_, most);
-            factors_[i] = multiplier_of(call_, batch, rows[i]);
-            largest = largest >= std::fabs(factors_[i]) ? largest : std::fabs(factors_[i]);
-        }
-        std::memset(queries_ + count * deep_, 0, size_t((up(count, TALL) - count) * deep_) * 2);
-        return most.value() * largest;
-    }
-
-    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
-        const View& key = call_.key;
-        return pack_half_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen, call_.depth,
-                                 up(seen, PANEL), buffer_, keys_);
-    }
-
-    void write(int64_t tile, int64_t real, const Span& span, float* to, int64_t apart) const {
-        for (int64_t p = span.begin; p < span.end; p += PANEL)
-            half_product<false>(real, queries_ + tile * deep_, deep_, keys_ + p * deep_, COLUMNS * deep_, deep_ / STEP,
-                                to + p, apart);
-        for (int64_t i = 0; i < real; i++)
-            for (int64_t p = span.begin; p < span.end; p += LANES) {
-                float* line = to + i * apart + p;
-                store(line, load(line) * factors_[tile + i]);
-            }
-    }
-
-private:
-    const Arguments& call_;
-    int64_t deep_;
-    uint16_t *queries_, *keys_, *buffer_;
-    float* factors_;
-    Tiles tiles_;
-};
-#endif
 
 // A row as the solver left it.
 struct Line {
@@ -134,11 +42,14 @@ struct Line {
 struct Lines {
     Row* rows;
     Line* lines;
-    float *scores, *slopes;  // [row][apart]; slopes of the softcap, or null
+    float *scores, *softcap_gradients;  // [row][apart]; derivatives of the softcap, or null
     int64_t apart, low, high, base;  // keys that the rows may see, and the key at place 0 of a line
     int64_t count, tall;
 
     float* line(int64_t i) const { return scores + i * apart; }
+    float* softcap_gradients_of(int64_t i, int64_t place) const {
+        return softcap_gradients ? softcap_gradients + i * apart + place : nullptr;
+    }
 };
 
 // Where the rows stand and what they may see.
@@ -178,7 +89,7 @@ inline void fill_lines(const Arguments& call, int64_t batch, int64_t group, Scor
                 Row& row = of.rows[i];
                 float* s = of.line(i) + place;
                 const float best = shaped_best(call, row, s, biases, block, seen, span.begin, n, shape, nullptr,
-                                               of.slopes ? of.slopes + i * of.apart + place : nullptr);
+                                               of.softcap_gradients_of(i, place));
                 row.maximum = best > row.maximum ? best : row.maximum;
             }
         }
@@ -240,49 +151,47 @@ inline bool is_first(const Arguments& call, int64_t batch, int64_t key) {
     return call.first_keys[batch * call.first_keys_stride[0] + key * call.first_keys_stride[1]] != 0;
 }
 
-// What a row's support tells, of the letters that were asked for.
-inline void describe(const RowCall& of, int64_t batch, const Row& row, const Support& support, int64_t first_key,
-                     double* letters) {
-    letters[ROW_X] = support.found;
+// What a row's support tells, of the state columns that were asked for.
+inline void describe(const Arguments& call, int64_t batch, const Row& row, const Support& support, int64_t first_key,
+                     double (&columns)[Column::COUNT]) {
+    columns[Column::THRESHOLD] = support.found;
     bool more = false;
-    for (int letter = ROW_W; letter < ROW_LETTERS; letter++) more |= of.place[letter] >= 0;
+    for (int column = Column::MASS; column < Column::COUNT; column++) more |= call.place[column] >= 0;
     if (!more) return;
     const Moments sums = moments_of(support);
     const double share = sums.share;
-    letters[ROW_W] = sums.total, letters[ROW_A] = sums.mean < 0 ? -sums.mean : 0.0;
+    columns[Column::MASS] = sums.total, columns[Column::MEAN_DEPTH] = sums.mean < 0 ? -sums.mean : 0.0;
     float most = 0;
     int64_t size = 0;
     for (int64_t j = 0; j < support.size; j++) {
         most = support.weight[j] > most ? support.weight[j] : most;
         size += support.weight[j] > 0;
     }
-    letters[ROW_P] = most * share, letters[ROW_S] = double(size);
-    if (of.place[ROW_F] >= 0)
+    columns[Column::LARGEST_WEIGHT] = most * share, columns[Column::SUPPORT] = double(size);
+    if (call.place[Column::FIRST_TOKENS] >= 0)
         for (int64_t j = 0; j < support.size; j++)
-            if (is_first(of.call, batch, first_key + support.place[j])) letters[ROW_F] += support.weight[j] * share;
-    if (of.place[ROW_T] >= 0)
+            if (is_first(call, batch, first_key + support.place[j]))
+                columns[Column::FIRST_TOKENS] += support.weight[j] * share;
+    if (call.place[Column::DISTANCE] >= 0)
         for (int64_t j = 0; j < support.size; j++)
-            letters[ROW_T] +=
+            columns[Column::DISTANCE] +=
                 support.weight[j] * share * std::fabs(double(first_key + support.place[j] - row.position));
-    if (of.place[ROW_H] >= 0 && sums.total > 0) {
+    if (call.place[Column::ENTROPY] >= 0 && sums.total > 0) {
         const double entropy = std::log(sums.total) - weighted_logs(support, support.spare) * share;
-        letters[ROW_H] = entropy > 0 ? entropy : 0.0;
+        columns[Column::ENTROPY] = entropy > 0 ? entropy : 0.0;
     }
-    if (of.place[ROW_V] >= 0) letters[ROW_V] = spread_of(support, sums.mean) * share;
-    if (of.place[ROW_C] >= 0) letters[ROW_C] = dot_of(support.weight, support.weight, support.size) * share * share;
+    if (call.place[Column::VARIANCE] >= 0) columns[Column::VARIANCE] = spread_of(support, sums.mean) * share;
+    if (call.place[Column::SQUARED_WEIGHTS] >= 0)
+        columns[Column::SQUARED_WEIGHTS] = dot_of(support.weight, support.weight, support.size) * share * share;
 }
 
-// Writes the letters that were asked for. `first_key`: the key at place 0.
-inline void write_letters(const RowCall& of, int64_t batch, const Row& row, const Support& support, int64_t first_key) {
-    const Arguments& call = of.call;
-    double letters[ROW_LETTERS] = {};
-    letters[ROW_M] = row.maximum, letters[ROW_N] = double(row.count);
-    if (row.count > 0 && !row.bad) describe(of, batch, row, support, first_key, letters);
-    const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
-    for (int letter = 0; letter < ROW_LETTERS; letter++)
-        if (of.place[letter] >= 0)
-            call.state[of.place[letter] * plane + place] =
-                row.bad && letter != ROW_N ? NAN : float(letters[letter]);
+// Writes the row's state. `first_key`: the key at place 0.
+inline void write_row_state(const Arguments& call, int64_t batch, const Row& row, const Support& support,
+                            int64_t first_key) {
+    double columns[Column::COUNT] = {};
+    columns[Column::MAXIMUM] = row.maximum, columns[Column::VISIBLE_KEYS] = double(row.count);
+    if (row.count > 0 && !row.bad) describe(call, batch, row, support, first_key, columns);
+    write_state(call, batch, row, columns);
 }
 
 // to += sum w v over a list of keys, WIDE vectors of the width from `from` on, summed as by add_product. `first`: the
@@ -354,35 +263,23 @@ inline bool pays(const Lines& of, int64_t tile, int64_t stop, int64_t much) {
 }
 
 // Solves one row; its list counts places from the line's begin.
-inline void solve_line(const RowCall& of, const Lines& lines, int64_t i, Support& support) {
+inline void solve_line(const RowwiseCall& of, const Lines& lines, int64_t i, Support& support) {
     const Row& row = lines.rows[i];
     const Line& line = lines.lines[i];
     solve(lines.line(i) + line.begin, line.end - line.begin, row.maximum, of.rule_of(row), support);
 }
 
-struct RowCut {
-    int64_t rows, chunk, chunks;
-    int64_t largest;  // rows of a chunk whose lines stay in L2, whatever the threads
+// Rows of a chunk whose lines stay in L2, whatever the threads. `lines`: how many floats a key takes in a row's lines.
+inline int64_t rowwise_chunk(const Arguments& call, int64_t tall, int64_t lines) {
+    int64_t keys = call.keys;
+    if (call.left + call.right < keys - 2 * KEYS) keys = call.left + call.right + 2 * KEYS;
+    const int64_t chunk = LINE_BYTES / (4 * lines * (keys + LANES)) / tall * tall, most = 128 / tall * tall;
+    return chunk < tall ? tall : (chunk > most ? most : chunk);
+}
 
-    // `lines`: how many floats a key takes in a row's lines.
-    RowCut(const Arguments& call, int64_t tall, int64_t lines) {
-        const int64_t heads = call.batch * call.groups, tasks = call.threads > 1 ? 4 * call.threads : 1;
-        int64_t keys = call.keys;
-        if (call.left + call.right < keys - 2 * KEYS) keys = call.left + call.right + 2 * KEYS;
-        rows = call.heads / call.groups * call.queries;
-        chunk = LINE_BYTES / (4 * lines * (keys + LANES)) / tall * tall;
-        chunk = chunk < tall ? tall : (chunk > 128 / tall * tall ? 128 / tall * tall : chunk);
-        largest = chunk;
-        while (chunk > 2 * tall && heads * ((rows + chunk - 1) / chunk) < tasks) chunk = up(chunk / 2, tall);
-        chunks = (rows + chunk - 1) / chunk;
-        chunk = up((rows + chunks - 1) / chunks, tall);
-        chunks = (rows + chunk - 1) / chunk;
-    }
-};
-
-struct RowForward {
-    const RowCall& of;
-    RowCut cut;
+struct RowwiseForward {
+    const RowwiseCall& of;
+    Cut cut;
 };
 
 // Weights at the places begin .. begin + n of a line, of which some may lie outside of what was computed.
@@ -420,11 +317,9 @@ inline void add_blocks(const Arguments& call, int64_t batch, int64_t group, cons
 }
 
 template <class Scores>
-inline void row_forward_chunk(const RowCall& of, const RowCut& cut, int64_t task) {
+inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t task) {
     const Arguments& call = of.call;
-    const int64_t head = task / cut.chunks, first = (cut.chunks - 1 - task % cut.chunks) * cut.chunk;
-    const int64_t batch = head / call.groups, group = head % call.groups;
-    const int64_t count = cut.rows - first < cut.chunk ? cut.rows - first : cut.chunk;
+    const auto [batch, group, first, count] = Chunk(call, cut, task);
     const int64_t width = call.width, wide = up(width, PANEL), tall = up(cut.chunk, Scores::TALL);
     const int64_t tiles = tall / ROWS + 1;
 
@@ -458,7 +353,7 @@ inline void row_forward_chunk(const RowCall& of, const RowCut& cut, int64_t task
             const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
             if (!empty) solve_line(of, lines, i, support);
             const int64_t start = lines.base + line.begin, n = line.end - line.begin;
-            write_letters(of, batch, row, support, start);
+            write_row_state(call, batch, row, support, start);
             if (empty || !width) continue;
             line.size = support.size, line.large = support.size * LARGE > n;
             if (line.large) {
@@ -492,9 +387,9 @@ inline void row_forward_chunk(const RowCall& of, const RowCut& cut, int64_t task
 }
 
 template <class Scores>
-void row_forward_task(void* context, int64_t task, int64_t) {
-    auto& work = *static_cast<RowForward*>(context);
-    row_forward_chunk<Scores>(work.of, work.cut, task);
+void rowwise_forward_task(void* context, int64_t task, int64_t) {
+    auto& work = *static_cast<RowwiseForward*>(context);
+    rowwise_forward_chunk<Scores>(work.of, work.cut, task);
 }
 
 }  // namespace attemper
