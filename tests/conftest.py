@@ -23,10 +23,12 @@ from hypothesis import HealthCheck, settings
 
 from attemper.backends import contract
 from attemper.call import options
+from attemper.lab import run
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
 from tests.support.cover import HELD_BACK, held_back
+from tests.support.experiments import Run, kept_in
 from tests.support.identical_training import FEW_STEPS, STEPS
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
@@ -178,6 +180,16 @@ def _no_watch_is_left() -> Iterator[None]:
     tap_buffers._receivers.clear()
     tap_buffers._up.clear()
     assert left == (0, 0), "this test left a watch open"
+
+
+@pytest.fixture(scope="session")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``experiment(name, seed=0)``: what ``lab.run`` gives, computed once for all tests and workers.
+
+    Not for a test that changes what the experiment reads.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    return kept_in(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, run)
 
 
 @pytest.fixture

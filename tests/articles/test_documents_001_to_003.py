@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from attemper import functional, lab
+from attemper import functional
 from attemper.lab.experiment import Experiment
 from tests.articles.case import SNIPPETS
 from tests.articles.cases import document_001, document_002, document_003
 from tests.articles.runner import run_of
+from tests.support.experiments import Run
 
 
-@cache
-def scaling() -> Experiment:
-    return lab.run("scaling")
+@pytest.fixture
+def scaling(experiment: Run) -> Experiment:
+    return experiment("scaling")
 
 
 def numbers(text: str) -> list[float]:
@@ -53,8 +53,8 @@ def test_scaled_scores_have_variance_1() -> None:
     assert article.scaled_scores.var().item() == pytest.approx(article.scores.var().item() / 64, rel=1e-5)
 
 
-def test_the_range_of_the_table_is_two_standard_deviations_and_45_2_should_be_45_3() -> None:
-    ours = dict(zip(*(scaling().table("where 95% of the scores lie").column(name) for name in
+def test_the_range_of_the_table_is_two_standard_deviations_and_45_2_should_be_45_3(scaling: Experiment) -> None:
+    ours = dict(zip(*(scaling.table("where 95% of the scores lie").column(name) for name in
                       ("d", "unscaled, +-")), strict=True))  # fmt: skip
     assert [round(float(ours[d]), 1) for d in (2, 4, 512, 1024)] == [2.8, 4.0, 45.3, 64.0]
 
@@ -134,11 +134,11 @@ def test_the_printed_weights_are_rows_of_mean_entropy_0_194() -> None:
     np.testing.assert_allclose(run_of(document_002.WEIGHTS).names["entropy"].flatten(), entropy, rtol=1e-5)
 
 
-def test_three_sigma_of_variance_1_64_is_0_375_and_64_cubed_is_3_8e_minus_6() -> None:
+def test_three_sigma_of_variance_1_64_is_0_375_and_64_cubed_is_3_8e_minus_6(scaling: Experiment) -> None:
     assert 3 * math.sqrt(1 / 64) == 0.375
     assert f"{1 / 64**3:.1e}" == "3.8e-06"
     assert round(3 * math.sqrt(1 / 64**3), 4) == 0.0059
-    table = scaling().table("three standard deviations, d = 64")
+    table = scaling.table("three standard deviations, d = 64")
     assert table.column("three sigma, +-") == (24.0, 3.0, 0.375, 0.005859375)
     assert table.column("variance")[3] == 1 / 64**3
 

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from attemper import cli, lab
 from attemper.cli.lab import _print_rows, cell_text
-from attemper.lab import EXPERIMENTS, TRAINED, complexity, information, representation
+from attemper.lab import EXPERIMENTS, TRAINED
 from attemper.lab.experiment import Column, Experiment, Table
+from tests.support.experiments import Run
 
 
 class Ended:
@@ -37,12 +38,15 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("name", ["scaling", "saturation", "entropy"])
 @pytest.mark.quick("saturation-80", "entropy-120")
-def test_tables_fit_the_terminal_and_lose_no_digit(command, name: str, columns: int):
+def test_tables_fit_the_terminal_and_lose_no_digit(
+    command, name: str, columns: int, experiment: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lab, "run", experiment)
     ended = command(name, columns=columns)
     assert ended.code == 0, ended.err
     assert max(len(line.rstrip()) for line in ended.out.splitlines()) <= columns
     assert "…" not in ended.out
-    result = lab.run(name)
+    result = experiment(name)
     text = " ".join(ended.out.split())
     for table in result.tables:
         assert " ".join(table.title.split()) in text
@@ -51,19 +55,10 @@ def test_tables_fit_the_terminal_and_lose_no_digit(command, name: str, columns: 
         assert all(number in text for number in ("1.9287e-22", "9.3576e-14", "0.13091", "0.24457", "0.62452"))
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer temperatures of the model and lengths of the measurement: the same tables, with fewer rows."""
-    monkeypatch.setattr(complexity, "REPEATS", {2048: 1})
-    monkeypatch.setattr(complexity, "peak_mib", lambda: None)
-    monkeypatch.setattr(information, "MODEL_TEMPERATURES", (0.25, 1.0))
-    monkeypatch.setattr(representation, "TEMPERATURES", (0.25, 1.0, 2.0, 8.0))
-
-
 @pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_no_cell_and_no_word_of_a_heading_is_broken_at_80_columns(quick, name: str):
-    for table in lab.run(name).tables:
+def test_no_cell_and_no_word_of_a_heading_is_broken_at_80_columns(name: str, experiment: Run):
+    for table in experiment(name).tables:
         lines = printed(table, 80)
         assert max(map(len, lines)) <= 80, table.title
         body = [line.strip("│").split("│") for line in lines if line.startswith("│")]
@@ -107,12 +102,15 @@ def test_without_a_name_the_experiments_are_listed(command):
     assert list(json.loads(command("--json").out)["experiments"]) == [*EXPERIMENTS, *TRAINED]
 
 
-def test_json_is_one_document_on_stdout_also_with_a_picture(command, tmp_path: Path):
+def test_json_is_one_document_on_stdout_also_with_a_picture(
+    command, tmp_path: Path, experiment: Run, monkeypatch: pytest.MonkeyPatch
+):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(lab, "run", experiment)
     ended = command("scaling", "--json", "--png", tmp_path / "a.png", "--seed", 4)
     document = json.loads(ended.out)
     assert (document["schema"], document["experiment"], document["seed"]) == (1, "scaling", 4)
-    assert document == json.loads(lab.run("scaling", seed=4).to_json())
+    assert document == json.loads(experiment("scaling", seed=4).to_json())
     told, drawn = ended.err.splitlines()
     assert told.startswith("lab scaling: why scores are divided by sqrt(d)")
     assert told.endswith("; takes some seconds")

@@ -16,13 +16,13 @@ from attemper.lab.entropy import (
     ROWS,
     TRAINED,
     distributions,
-    entropy,
     eps_bias,
     their_gini,
     value_and_gradient,
     with_eps,
 )
 from tests.lab.printed import FromItsCode, Printed, rows
+from tests.support.experiments import Run
 
 REGULARISED, SOFTMAX = "entropy regularisation", "softmax analysis"
 WEIGHTS = torch.tensor(TRAINED, dtype=torch.float64)
@@ -41,8 +41,8 @@ PRINTED = [
 
 
 @pytest.fixture(scope="module")
-def result():
-    return entropy()
+def result(experiment: Run):
+    return experiment("entropy")
 
 
 @pytest.mark.parametrize("number", FROM_CODE, ids=str)
@@ -80,9 +80,9 @@ def test_bounds_are_0_and_log_n_in_nats_and_log2_n_in_bits(result):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_long_random_rows_stay_half_a_nat_below_log_n(seed: int):
+def test_long_random_rows_stay_half_a_nat_below_log_n(seed: int, experiment: Run):
     """To first order by half their variance: log n + 1/2 for lse, less E_p[s] = 1."""
-    table = entropy(seed=seed).table("bounds of the entropy of n weights")
+    table = experiment("entropy", seed).table("bounds of the entropy of n weights")
     for n, _, drawn, nats, *_ in rows(table):
         if n >= 512:
             assert nats - drawn == pytest.approx(0.5, abs=0.03)

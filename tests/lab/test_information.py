@@ -16,6 +16,7 @@ from attemper.lab.information import GIBBS, HYPOTHESES, TEMPERATURES, gibbs, hea
 from attemper.lab.model import bits_per_byte, load
 from attemper.lab.representation import direction, shipped_text
 from tests.lab.printed import rows
+from tests.support.experiments import Run
 
 RATES = "mutual information of query and key"
 DISTORTIONS = "distortion of the output, against T = 1"
@@ -32,8 +33,8 @@ def heads(model):
 
 
 @pytest.fixture(scope="module")
-def result():
-    return information.information()
+def result(experiment: Run):
+    return experiment("information")
 
 
 @pytest.mark.slow("takes many seconds")

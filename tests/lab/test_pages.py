@@ -9,7 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from attemper.lab import EXPERIMENTS, TRAINED, run
+from attemper import lab
+from attemper.lab import EXPERIMENTS, TRAINED
+from tests.support.experiments import Run
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
@@ -17,8 +19,11 @@ PAGES = ROOT / "docs" / "lab"
 
 @pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_page_shows_what_its_experiment_prints_and_the_figure_that_it_draws(script: ModuleType, name: str):
+def test_a_page_shows_what_its_experiment_prints_and_the_figure_that_it_draws(
+    script: ModuleType, name: str, experiment: Run, monkeypatch: pytest.MonkeyPatch
+):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(lab, "run", experiment)
     assert script.differences(name) == []
 
 
@@ -92,8 +97,9 @@ def test_a_page_without_its_marks_is_refused(script: ModuleType):
 
 
 def test_the_output_is_that_of_a_terminal_of_110_columns_and_leaves_the_environment(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, experiment: Run, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(lab, "run", experiment)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
     printed = script.output("scaling")
@@ -102,11 +108,10 @@ def test_the_output_is_that_of_a_terminal_of_110_columns_and_leaves_the_environm
     assert (os.environ["COLUMNS"], os.environ["FORCE_COLOR"]) == ("40", "1")
 
 
-def test_numbers_that_a_page_quotes_are_those_of_its_experiment():
+def test_numbers_that_a_page_quotes_are_those_of_its_experiment(experiment: Run):
     text = (PAGES / "temperature.md").read_text("utf-8").partition("## Output")[0]
-    rows = {
-        str(row[0]): row for row in run("temperature").table("temperatures that are advised, as starting points").rows
-    }
+    advised = experiment("temperature").table("temperatures that are advised, as starting points")
+    rows = {str(row[0]): row for row in advised.rows}
     pretraining, late = rows["pretraining"], rows["late training"]
     assert f"{pretraining[2]:.0f}% of log n in a random row and {pretraining[4]:.0f}% in a trained model" in text
     assert isinstance(late[3], float)

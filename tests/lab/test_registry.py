@@ -11,17 +11,12 @@ import torch
 
 from attemper.errors import InputError
 from attemper.lab import EXPERIMENTS, run
-from attemper.lab.experiment import Experiment
+from tests.support.experiments import Run
 
 OF_NUMBERS = ("scaling", "saturation", "temperature", "entropy")
 QUICK = ("temperature", "entropy")
 SLOW = pytest.mark.slow("takes many seconds")
 AGAIN = [pytest.param(name, marks=[] if name in QUICK else SLOW) for name in OF_NUMBERS]
-
-
-@pytest.fixture(scope="module")
-def first() -> dict[str, Experiment]:
-    return {name: run(name) for name in OF_NUMBERS}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -34,45 +29,44 @@ def test_every_name_is_a_file_with_a_function_of_that_name_and_a_seed(name: str)
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_a_second_run_gives_the_same_records_bit_for_bit(name: str, first: dict[str, Experiment]):
-    assert run(name, seed=0).to_dict() == first[name].to_dict()
+def test_a_second_run_gives_the_same_records_bit_for_bit(name: str, experiment: Run):
+    assert run(name, seed=0).to_dict() == experiment(name).to_dict()
 
 
 @pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "complexity"])
-def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was(name: str):
+def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was(name: str, experiment: Run):
     """Complexity computes nothing but what it measures, with the threads of the process."""
     threads = torch.get_num_threads()
-    found = []
+    with_one = experiment(name).to_json()
+    assert torch.get_num_threads() == threads == 1
     try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            found.append(run(name).to_json())
-            assert torch.get_num_threads() == count
+        torch.set_num_threads(2)
+        assert run(name).to_json() == with_one
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_another_seed_draws_other_numbers(name: str, first: dict[str, Experiment]):
-    other = run(name, seed=1)
+def test_another_seed_draws_other_numbers(name: str, experiment: Run):
+    other = experiment(name, seed=1)
     assert other.seed == 1
-    assert other.to_dict()["tables"] != first[name].to_dict()["tables"]
+    assert other.to_dict()["tables"] != experiment(name).to_dict()["tables"]
 
 
 @pytest.mark.parametrize("name", OF_NUMBERS)
-def test_tables_and_charts_are_named_once_said_and_labelled(name: str, first: dict[str, Experiment]):
-    experiment = first[name]
-    assert experiment.name == name
-    assert experiment.question.endswith("?")
-    titles = [table.title for table in experiment.tables]
+def test_tables_and_charts_are_named_once_said_and_labelled(name: str, experiment: Run):
+    result = experiment(name)
+    assert result.name == name
+    assert result.question.endswith("?")
+    titles = [table.title for table in result.tables]
     assert len(set(titles)) == len(titles)
-    for table in experiment.tables:
+    for table in result.tables:
         assert table.see.endswith((".", ")"))
         assert table.rows
         assert not table.measured
-    for chart in experiment.charts:
+    for chart in result.charts:
         assert chart.x.label
         assert chart.y.label
         assert all(len(series.x) == len(series.y) for series in chart.series)

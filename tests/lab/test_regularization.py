@@ -9,13 +9,14 @@ import torch
 
 from attemper.lab import regularization as lab
 from tests.lab.printed import Printed
+from tests.support.experiments import Run
 
 ARTICLE = "controlling the distribution with entropy regularisation"
 
 
 @pytest.fixture(scope="module")
-def result():
-    return lab.regularization()
+def result(experiment: Run):
+    return experiment("regularization")
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:

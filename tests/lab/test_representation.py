@@ -27,6 +27,7 @@ from attemper.lab.representation import (
     tempered_copy,
 )
 from attemper.lab.threads import one_thread
+from tests.support.experiments import Run
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +140,13 @@ def test_tempering_leaves_the_model_and_everything_but_queries_as_they_are(model
 
 
 def test_a_model_whose_queries_are_normalised_cannot_be_tempered_so():
-    with pytest.raises(InputError, match=r"tempered\(model\): queries of this model are normalised.*qk_norm=False"):
+    with pytest.raises(InputError, match=r"tempered_copy\(model\): queries .* are normalised.*qk_norm=False"):
         tempered_copy(ByteModel(ByteConfig(layers=1, heads=1, width=8, qk_norm=True)), 2.0)
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
 def test_a_temperature_must_be_above_0(model: ByteModel, temperature: float):
-    with pytest.raises(InputError, match=r"tempered\(temperature=\.\.\.\) must be above 0"):
+    with pytest.raises(InputError, match=r"tempered_copy\(temperature=\.\.\.\) must be above 0"):
         tempered_copy(model, temperature)
 
 
@@ -255,8 +256,10 @@ def test_a_layer_table_averages_to_the_table_of_means(short):
 
 
 @pytest.mark.slow("takes many seconds")
-def test_on_the_shipped_model_rank_falls_and_cosine_rises_with_temperature_the_opposite_of_what_is_said():
-    result = representation.representation()
+def test_on_the_shipped_model_rank_falls_and_cosine_rises_with_temperature_the_opposite_of_what_is_said(
+    experiment: Run,
+):
+    result = experiment("representation")
     entropy, rank, cosine = columns(result, OUTPUTS, "normalised entropy", "effective rank", "mean cosine")
     assert [direction(values) for values in (entropy, rank, cosine)] == ["rises", "falls", "rises"]
     assert rank[0] - rank[-1] > 50

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from attemper.functional import softmax
-from attemper.lab.saturation import GAPS, LARGE, STEEP, gradient_of_first, jacobian_norms, saturation, usual
+from attemper.lab.saturation import GAPS, LARGE, STEEP, gradient_of_first, jacobian_norms, usual
 from tests.lab.printed import Printed, column
+from tests.support.experiments import Run
 
 WHY = "why scores are scaled"
 SCORES = torch.tensor(LARGE)
@@ -50,8 +51,8 @@ PRINTED = [
 
 
 @pytest.fixture(scope="module")
-def result():
-    return saturation()
+def result(experiment: Run):
+    return experiment("saturation")
 
 
 @pytest.mark.parametrize("number", PRINTED, ids=str)
@@ -112,8 +113,10 @@ def test_norms_are_those_of_autograd_and_of_singular_values():
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.quick("[0", "0]")
-def test_the_norm_is_largest_at_a_spread_of_3_to_4_and_the_median_falls_below_half_the_mean_where_said(seed: int):
-    table = next(t for t in saturation(seed=seed).tables if t.title.startswith("norm of the Jacobian"))
+def test_the_norm_is_largest_at_a_spread_of_3_to_4_and_the_median_falls_below_half_the_mean_where_said(
+    seed: int, experiment: Run
+):
+    table = next(t for t in experiment("saturation", seed).tables if t.title.startswith("norm of the Jacobian"))
     spreads, means = column(table, "standard deviation"), column(table, "spectral, mean")
     medians = column(table, "spectral, median")
     assert spreads[means.index(max(means))] in (3.0, 4.0)

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from attemper.functional import softmax
-from attemper.lab import scaling
 from attemper.lab.scaling import DIVISORS, SAMPLES, SIZES, exact_variance, sampled_variance
 from tests.lab.printed import Printed
+from tests.support.experiments import Run
 
 WHY, NORMALISED = "why scores are scaled", "variance normalisation by d_k"
 SCORES = torch.tensor([12.0, 8.0, 10.0], dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def result():
-    return scaling.scaling()
+def result(experiment: Run):
+    return experiment("scaling")
 
 
 def weights() -> list[Printed]:

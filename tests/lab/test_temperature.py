@@ -11,6 +11,7 @@ from attemper import schedules
 from attemper.functional import entropy, softmax
 from attemper.lab import temperature as lab
 from tests.lab.printed import FromItsCode, Printed, rows
+from tests.support.experiments import Run
 
 ARTICLE, SOFTMAX = "temperature and attention entropy", "softmax analysis"
 
@@ -63,8 +64,8 @@ PRINTED = [
 
 
 @pytest.fixture(scope="module")
-def result():
-    return lab.temperature()
+def result(experiment: Run):
+    return experiment("temperature")
 
 
 @pytest.mark.parametrize("number", FROM_CODE, ids=str)
@@ -141,8 +142,8 @@ def test_every_axis_says_its_unit_and_what_lies_on_a_curve_is_drawn_as_points(re
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_sqrt_d_makes_the_variance_of_scores_1_and_not_that_of_weights(seed: int):
-    table = lab.temperature(seed=seed).table("what sqrt(d) makes 1, 64 keys")
+def test_sqrt_d_makes_the_variance_of_scores_1_and_not_that_of_weights(seed: int, experiment: Run):
+    table = experiment("temperature", seed).table("what sqrt(d) makes 1, 64 keys")
     for row in rows(table):
         size, divisor, scores, weights = row[:4]
         want = {"1": size, "sqrt(d)": 1.0, "d": 1 / size}[str(divisor)]

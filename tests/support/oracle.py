@@ -9,8 +9,9 @@ finite differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mpmath
@@ -52,12 +53,12 @@ class Row:
     def finite(self) -> bool:
         return bool(np.isfinite(self.scores).all())
 
-    @property
+    @cached_property
     def p(self) -> Array:
         e = np.exp(self.scores - self.scores.max())
         return e / e.sum()
 
-    @property
+    @cached_property
     def share(self) -> FLOAT:
         """What the sink leaves to the keys."""
         if self.sink is None:
@@ -65,6 +66,31 @@ class Row:
         top = max(self.scores.max(), self.sink)
         keys = np.exp(self.scores - top).sum()
         return keys / (keys + np.exp(self.sink - top))
+
+    @cached_property
+    def partials(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Derivatives of the definitions in ``row_statistics`` by p, and by the scores themselves."""
+        s, p, n = self.scores, self.p, self.n
+        mean, top, log_p = (p * s).sum(), int(np.argmax(s)), np.log(np.where(p > 0, p, 1))
+        by_p = {
+            "entropy": -(log_p + 1),
+            "normalized_entropy": -(log_p + 1) / math.log(n) if n > 1 else np.zeros(n, FLOAT),
+            "effective_tokens": -2 * p / (p * p).sum() ** 2,
+            "max_weight": (np.arange(n) == top).astype(FLOAT),
+            "mean_logit": s - s[top],
+            "logit_variance": (s - mean) ** 2,
+            "first_token_mass": self.first.astype(FLOAT),
+            "mean_distance": self.distance,
+            "gini": (2 * (np.argsort(np.argsort(p, kind="stable")) + 1) - n - 1).astype(FLOAT) / n,
+        }
+        by_s = {
+            "lse": p,
+            "max_logit": (np.arange(n) == top).astype(FLOAT),
+            "mean_logit": p,
+            "logit_variance": 2 * p * (s - mean),
+            "score_variance": 2 * (s - s.mean()) / n,
+        }
+        return by_p, by_s
 
 
 def row_statistics(row: Row) -> dict[str, FLOAT]:
@@ -229,31 +255,10 @@ class Sensitivity:
 
 def row_sensitivity(row: Row, upstream: Mapping[str, Any], absolute: bool = False) -> Sensitivity:
     """dL/dp, dL/dw and direct dL/ds of a row, from the definition of each statistic. ``absolute`` adds up |terms|."""
-    s, p, n, share = row.scores, row.p, row.n, row.share
-    mean = (p * s).sum()
+    p, n, share = row.p, row.n, row.share
     size = np.abs if absolute else (lambda value: value)
-    log_p = np.log(np.where(p > 0, p, 1))
+    by_p, by_s = row.partials
     result = Sensitivity(np.zeros(n, FLOAT), np.zeros(n, FLOAT), FLOAT(0), np.zeros(n, FLOAT))
-    top = int(np.argmax(s))
-    # p[] and s[] are the partial derivatives of the definitions in row_statistics.
-    by_p = {
-        "entropy": -(log_p + 1),
-        "normalized_entropy": -(log_p + 1) / math.log(n) if n > 1 else np.zeros(n, FLOAT),
-        "effective_tokens": -2 * p / (p * p).sum() ** 2,
-        "max_weight": (np.arange(n) == top).astype(FLOAT),
-        "mean_logit": s - s[top],
-        "logit_variance": (s - mean) ** 2,
-        "first_token_mass": row.first.astype(FLOAT),
-        "mean_distance": row.distance,
-        "gini": (2 * (np.argsort(np.argsort(p, kind="stable")) + 1) - n - 1).astype(FLOAT) / n,
-    }
-    by_s = {
-        "lse": p,
-        "max_logit": (np.arange(n) == top).astype(FLOAT),
-        "mean_logit": p,
-        "logit_variance": 2 * p * (s - mean),
-        "score_variance": 2 * (s - s.mean()) / n,
-    }
     for name, g in upstream.items():
         if name in by_p:
             result.p += size(g * by_p[name])
@@ -270,6 +275,25 @@ def row_sensitivity(row: Row, upstream: Mapping[str, Any], absolute: bool = Fals
     return result
 
 
+def score_gradient(row: Row, of: Sensitivity) -> Array:
+    """dL/ds [n] through the Jacobian of softmax."""
+    p, w = row.p, row.p * row.share
+    mean_p, mean_w = (p * of.p).sum(), (w * of.w).sum() + (1 - row.share) * of.w_sink
+    return p * (of.p - mean_p) + w * (of.w - mean_w) + of.direct
+
+
+def statistic_gradients(row: Row, names: Sequence[str]) -> Array:
+    """d statistic / d scores, [names, n]."""
+    (by_p, by_s), nothing = row.partials, np.zeros(row.n, FLOAT)
+    through = np.stack([by_p.get(name, nothing) for name in names])
+    direct = np.stack([by_s.get(name, nothing) for name in names])
+    found = row.p * (through - (row.p * through).sum(-1, keepdims=True)) + direct
+    for place, name in enumerate(names):
+        if name in ("mass", "entropy_with_sink"):
+            found[place] = score_gradient(row, row_sensitivity(row, {name: FLOAT(1)}))
+    return found
+
+
 def row_gradient(row: Row, upstream: Mapping[str, Any], values: Array | None) -> dict[str, tuple]:
     """dL/ds [n] and dL/dsink of a row, each with the sum of the absolute values of its terms."""
     p, share = row.p, row.share
@@ -278,8 +302,10 @@ def row_gradient(row: Row, upstream: Mapping[str, Any], values: Array | None) ->
         plain.w = plain.w + values @ upstream["output"]
         sizes.w = sizes.w + np.abs(values) @ np.abs(upstream["output"])
     w, rest = p * share, 1 - share
-    mean_p, mean_w = (p * plain.p).sum(), (w * plain.w).sum() + rest * plain.w_sink
+    mean_w = (w * plain.w).sum() + rest * plain.w_sink
     size_p, size_w = (p * sizes.p).sum(), (w * sizes.w).sum() + rest * sizes.w_sink
-    scores = p * (plain.p - mean_p) + w * (plain.w - mean_w) + plain.direct
     magnitude = p * (sizes.p + size_p) + w * (sizes.w + size_w) + sizes.direct
-    return {"scores": (scores, magnitude), "sink": (rest * (plain.w_sink - mean_w), rest * (sizes.w_sink + size_w))}
+    return {
+        "scores": (score_gradient(row, plain), magnitude),
+        "sink": (rest * (plain.w_sink - mean_w), rest * (sizes.w_sink + size_w)),
+    }
