@@ -191,7 +191,7 @@ def test_a_transformers_model_trains_on_when_a_piece_of_ours_raises(observe: str
 
 
 @pytest.mark.parametrize(
-    "piece", ["monitor.watch:Watch.table", "integrations.training:scalars", "readings.baseline:alarms"]
+    "piece", ["monitor.watch:Watch.table", "integrations.training:scalars", "monitor.watch:sample_of"]
 )
 def test_a_callback_goes_on_when_a_reading_fails(piece: str) -> None:
     one = model()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.readings.alarms import check_fewest_keys
+from attemper.readings.limits import AlarmLimits, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.sites.names import check_sites
 from attemper.statistics import reading_names
@@ -41,7 +42,7 @@ class WatchOptions:
     store: None = None
     observe: str = "beside"
     backend: str = "auto"
-    limits: Mapping[str, float] | None = None
+    limits: AlarmLimits | Mapping[str, Any] | None = None
     fewest_keys: int = FEWEST_KEYS
 
     def __post_init__(self) -> None:

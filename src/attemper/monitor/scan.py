@@ -13,7 +13,8 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, device_of, now, provenance, title, why_nothing
 from attemper.monitor.options import Scope
-from attemper.readings.alarms import alarms, check_fewest_keys, check_limits
+from attemper.readings.alarms import LIMITS
+from attemper.readings.limits import AlarmLimits, alarms, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS, Reading
 from attemper.readings.scan import Scan
 from attemper.sites.padding import CallContext
@@ -25,7 +26,7 @@ def scan(
     batches: Iterable[Any],
     *,
     stats: str | Iterable[str] = "all",
-    limits: Mapping[str, float] | None = None,
+    limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
     backend: str = "auto",
     name: str | None = None,
@@ -64,7 +65,7 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    checked, fewest_keys = check_limits(limits), check_fewest_keys("scan", fewest_keys)
+    checked, fewest_keys = AlarmLimits.of(limits, LIMITS), check_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
     device = device_of(model)
     check_backend(backend, None if device is None else device.type)

@@ -20,8 +20,8 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.model import check_model, device_of, now, provenance, why_nothing
 from attemper.monitor.options import WatchOptions
-from attemper.readings.alarms import WATCH_LIMITS, check_limits
-from attemper.readings.baseline import Baseline
+from attemper.readings.judge import Judge, sample_of
+from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
@@ -50,7 +50,7 @@ def watch(
     store: None = None,
     observe: str = "beside",
     backend: str = "auto",
-    limits: Mapping[str, float] | None = None,
+    limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
 ) -> Watch:
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
@@ -113,7 +113,7 @@ class Watch:
         options = WatchOptions(**given)
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
-        self.baseline = Baseline(check_limits(options.limits, WATCH_LIMITS), options.fewest_keys)
+        self.judge = Judge(options.limits, options.fewest_keys)
         device = device_of(model)
         self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
@@ -399,21 +399,27 @@ class Watch:
             found = replace(found, skipped=(*found.skipped, *self._unseen_normalizers(found.sites)))
         if not found.sites:
             raise InputError(self._why_nothing(found.skipped))
-        self.baseline.begin(self._collector.first())
-        alarms = tuple(replace(alarm, step=self._sampled_number) for alarm in self.baseline.alarms(found.sites))
+        self._judge(found.sites)
         reading = Reading(
             self.title,
             found.tokens,
             found.backend,
             found.sites,
             found.skipped,
-            alarms,
+            self.judge.standing,
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
-            untrained_heads=self.baseline.untold,
+            untrained_heads=self.judge.untold,
             **provenance(self.model, self._date),
         )
         return Scan(reading, dict(found.last))
+
+    def _judge(self, sites: tuple[SiteReading, ...]) -> None:
+        """Judges the latest sample, in the place of what was read of it before."""
+        fewest_keys, number = self._collector.scope.fewest_keys, self._sampled_number
+        if first := self._collector.first():
+            self.judge.feed(sample_of(first, min(0, number - 1), fewest_keys))
+        self.judge.feed(sample_of(sites, number, fewest_keys), again=self.judge.step == number)
 
     def _unseen_normalizers(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
         """Inside compiled code only taps are seen, and a tap measures softmax."""
