@@ -108,7 +108,7 @@ PIECES = (
     *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
         f"monitor.watch:Watch.{name}"
-        for name in ("_begin_pass", "_begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
+        for name in ("_begin_pass", "begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
                      "_end_pass", "_start")
     ),
     *(f"monitor.watch:{name}" for name in ("tracking", "observing", "call_of", "registry.pretrained_models")),

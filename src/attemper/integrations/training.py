@@ -146,7 +146,7 @@ class Monitor:
             self._warn_of_nothing(error)
             return {}
         except Exception as error:  # whatever it is, it must not end somebody's training run
-            self.watch.report(self.watch.title, error)
+            self.watch.note_failure(self.watch.title, error)
             return {}
         self._sinks.write(self._budget.choose(levels), step)
         self._log_notes(self.last.reading, step)

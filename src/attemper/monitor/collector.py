@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,13 @@ from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
 from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums, fits_buckets
+from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
-from attemper.sites.find import projects
+from attemper.sites.find import all_sites, projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
@@ -68,8 +69,6 @@ class Collector:
         if quiet is not None:
             context.fail = self.fail
         self.sites: dict[SiteKey, SiteSums] = {}
-        self._first: dict[SiteKey, SiteSums] | None = {}
-        """The sites of the first sample once there is another; None once they were asked for."""
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats | CallSums] = {}
         self._backends: dict[str, None] = {}
@@ -96,6 +95,21 @@ class Collector:
         """The period of what is in ``sites``."""
         self.unwanted: set[str] = set()
         """Names of sites that were seen and are not ``wanted``."""
+
+    def why_nothing(self, skipped: tuple[Skipped, ...], *, compiled: bool) -> str:
+        """What to say where a model ran and no attention is to be shown."""
+        if self.unwanted:
+            return (
+                f"watch(sites={list(self.scope.sites or ())!r}) matches none of the sites that were seen: "
+                f"{', '.join(sorted(self.unwanted))}."
+            )
+        hint = " This model is compiled: only taps are seen inside." if compiled else ""
+        return why_nothing("watch", next(iter(self._names)), skipped, hint)
+
+    @cached_property
+    def expected(self) -> tuple[str, ...]:
+        """Names of the modules whose code attends, as far as they are wanted."""
+        return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
 
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
@@ -364,20 +378,9 @@ class Collector:
             self._quiet(name, error)
 
     def forget(self) -> None:
-        """Starts over: the next pass is the first. The first sample of all stays, as sums on its device."""
-        if self._first is not None and not self._first:
-            self._first = self.sites
+        """Starts over: the next pass is the first."""
         self.sites, self.last, self._tokens = {}, {}, 0
         self._backends, self._read = {}, self.period
-
-    def first(self) -> tuple[SiteReading, ...]:
-        """The sites of the first sample, once: none before there is another one, and none that taps have summed
-        in buffers.
-        """
-        if not self._first:
-            return ()
-        first, self._first = self._first, None
-        return tuple(site.reading() for site in first.values() if not site.spoiled)
 
     def snapshot(self) -> Snapshot:
         """The latest sample as it stands, without waiting for a device."""

@@ -6,27 +6,27 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from attemper.monitor.collector import Collector
-from attemper.monitor.model import versions
+from attemper.monitor.model import configuration, provenance, versions
+from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
 from attemper.monitor.snapshot import SampleSums, Snapshot, Transfer
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.judge import Judge
-from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
-from attemper.sites.names import unwrap
-from attemper.text import clean, count
+from attemper.sites.names import class_name, unwrap
+from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
-    from attemper.store.options import Store
+    from attemper.readings.history import History, Trend
     from attemper.store.ranks import Ranks
     from attemper.store.run import Run
     from attemper.store.writer import Writer
@@ -57,19 +57,14 @@ class Recorder:
     def __init__(
         self,
         collector: Collector,
-        judge: Judge,
-        *,
-        store: Store | str | os.PathLike[str] | None,
+        options: WatchOptions,
         about: Mapping[str, Any],
-        on_alarm: Callable[[Alarm], object] | None,
     ) -> None:
-        """
-        Args:
-            store: where the run is kept; None for a history in memory.
-            about: what the store says of the run.
-            on_alarm: called with every alarm that begins, a warning or worse.
-        """
-        self._collector, self.judge, self._store, self._on_alarm = collector, judge, store, on_alarm
+        """``about``: what the store says of the run."""
+        self._collector, self._on_alarm = collector, options.on_alarm
+        self.judge = Judge(options.alarm_limits, options.fewest_keys)
+        assert not isinstance(options.store, str | os.PathLike)  # a path has become a store
+        self._store = options.store
         self._about = dict(about)
         self._coverage: dict[SiteKey, str | None] = {}
         self._skipped: dict[str, str] = {}
@@ -82,7 +77,7 @@ class Recorder:
         """Which of the watch's samples was judged last, and which had ended then."""
         self.first_step: int | None = None
         """Of the run that is resumed; None for a new one."""
-        if store is not None:
+        if self._store is not None:
             self._open_writer()
 
     # --- samples ---
@@ -169,7 +164,7 @@ class Recorder:
         """Judges the first and the last samples of the run that goes on, so that what was normal stays so."""
         ranks = _ranks(writer)
         try:
-            steps = ranks.moments()["step"].tolist()
+            steps = ranks.steps().tolist()
             self.first_step = steps[0] if steps else None
             for step in steps if len(steps) <= 2 * ENDS else (*steps[:ENDS], *steps[-ENDS:]):
                 self.judge.feed(ranks.sample(step))
@@ -211,7 +206,8 @@ class Recorder:
         writer = self._open_writer()
         writer.flush()
         if self._run is None:
-            self._run = Run(_ranks(writer))
+            folder = None if self._store is None or self._store.is_url else Path(self._store.path).absolute()
+            self._run = Run(_ranks(writer), folder)
         return self._run
 
     @property
@@ -224,6 +220,12 @@ class Recorder:
         """Samples that are not in the store."""
         return 0 if self._writer is None else self._writer.dropped
 
+    def summary(self, sampled: int) -> str:
+        """What became of so many samples, for people."""
+        where = "in memory" if self._store is None else f"in {clean_name(self._store.last_name)}"
+        dropped = f", {self.dropped} dropped" if self._store is not None else ""
+        return f"{count(sampled, 'sample')} {where}{dropped}, {count(len(self.judge.standing), 'alarm')}"
+
     def close(self) -> None:
         """Writes what is left and ends the file. What is there can be read afterwards."""
         self.settle(wait=True)
@@ -233,6 +235,35 @@ class Recorder:
             if self._store is not None and self._writer.dropped:
                 lost, reason = count(self._writer.dropped, "sample is", "samples are"), self._writer.trouble
                 logger.warning("attemper: %s not in the store%s.", lost, f": {reason}" if reason else "")
+
+
+class RunView:
+    """What a watch says of its run, while it goes on and after: the methods of :class:`attemper.store.run.Run`."""
+
+    @property
+    def run(self) -> Run:
+        """Every sample so far, as ``attemper.open_run`` gives them."""
+        raise NotImplementedError
+
+    def history(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> History:
+        """A statistic at every sampled step; see ``Run.history``."""
+        return self.run.history(statistic, site, head, **options)
+
+    def mean(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:
+        """The mean of a statistic over the sampled steps; see ``Run.mean``."""
+        return self.run.mean(statistic, site, head, **options)
+
+    def std(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:
+        """Its standard deviation over the sampled steps; see ``Run.std``."""
+        return self.run.std(statistic, site, head, **options)
+
+    def trend(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Trend:
+        """Its slope per 1,000 steps with a 95% interval; see ``Run.trend``."""
+        return self.run.trend(statistic, site, head, **options)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of the run; see ``Run.to_html``."""
+        return self.run.to_html(path)
 
 
 def _ranks(writer: Writer) -> Ranks:
@@ -251,17 +282,15 @@ def _rank() -> int:
     return int(rank) if rank.isdecimal() else 0
 
 
-def configuration(model: nn.Module) -> dict[str, Any] | None:
-    """The configuration of a model, without the paths that it was loaded from; None where it has none."""
-    config = getattr(unwrap(model), "config", None)
-    found: Any = None
-    with suppress(Exception):  # code of the model
-        if hasattr(config, "to_dict"):
-            found = config.to_dict()
-        elif is_dataclass(config) and not isinstance(config, type):
-            found = asdict(config)
-        elif isinstance(config, Mapping):
-            found = dict(config)
-    if not isinstance(found, dict):
-        return None
-    return {str(name): value for name, value in found.items() if not str(name).endswith("path")}
+def about(model: nn.Module, options: WatchOptions) -> dict[str, Any]:
+    """What the store of a watch says of its run."""
+    known, scope = provenance(model, None), options.scope
+    return {
+        "model": class_name(unwrap(model)),
+        "configuration": configuration(model),
+        **{name: known[name] for name in ("dtype", "revision", "versions")},
+        **{name: getattr(options, name) for name in ("every", "rows", "observe", "fewest_keys")},
+        "stats": scope.stats,
+        "sites": scope.sites,
+        "limits": options.alarm_limits.to_dict(),
+    }

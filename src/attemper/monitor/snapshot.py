@@ -51,10 +51,19 @@ class Snapshot:
                 sites[site.key] = site if site.key not in sites else sites[site.key].with_sums_of(site)
         return SampleSums(tuple(sites.values()), max(period, self.period), tokens, backends, reasons)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether nothing has to be copied."""
+        return all(tensor.device.type == "cpu" for tensor in self._tensors)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        own = [self.tokens] if isinstance(self.tokens, Tensor) else []
+        return [*(site.sums for site in self.sites), *own, *self.taps.tensors]
+
     def to_host(self) -> Transfer:
         """Begins to copy the sample to the host, behind all that its devices have to do; nothing waits."""
-        own = [self.tokens] if isinstance(self.tokens, Tensor) else []
-        tensors = [*(site.sums for site in self.sites), *own, *self.taps.tensors]
+        tensors = self._tensors
         copied = {
             device: _Copy.of([t for t in tensors if t.device == device]) for device in {t.device for t in tensors}
         }
@@ -71,9 +80,9 @@ class _Copy:
 
     @classmethod
     def of(cls, tensors: list[Tensor]) -> _Copy:
+        if tensors[0].device.type != "cuda":
+            return cls(torch.cat([tensor.detach().cpu().reshape(-1).to(torch.float64) for tensor in tensors]), None)
         numbers = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for tensor in tensors])
-        if numbers.device.type != "cuda":
-            return cls(numbers.cpu(), None)
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         host.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()
