@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attemper import InputError
-from attemper.integrations.sinks import Sinks, sink
+from attemper.integrations.sinks import sink
 
 VALUES = {"a/b": 1.5, "c": 2.0}
 
@@ -106,19 +106,6 @@ def test_missing_and_infinite_values_are_left_out_and_nothing_is_sent_for_none()
 def test_what_is_no_tracker_is_told_with_all_that_is(tracker: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         sink(tracker)
-
-
-def test_a_tracker_that_raises_is_told_once_and_the_others_still_get_theirs() -> None:
-    def broken(values: dict[str, float], step: int) -> None:
-        raise ConnectionError("no network")
-
-    good = Log()
-    sinks = Sinks([broken, good])
-    with pytest.warns(UserWarning, match="tracker function raised ConnectionError: no network. Training goes on"):
-        sinks.write(VALUES, 1)
-    sinks.write(VALUES, 2)
-    assert sinks.failures == 2
-    assert [step for _, step in good.got] == [1, 2]
 
 
 def test_the_real_summary_writer_and_lightnings_loggers_are_known(tmp_path: Any) -> None:

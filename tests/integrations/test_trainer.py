@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ pytest.importorskip("accelerate")
 
 from transformers.modelcard import parse_log_history  # noqa: E402
 
-from attemper.integrations.transformers import AttemperCallback  # noqa: E402
+from attemper.integrations.transformers import AttemperCallback, Lent  # noqa: E402
 
 STEPS, TOKENS = 20, 40
 SITES = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
@@ -154,7 +156,7 @@ def test_a_trainer_among_the_trackers_lends_those_it_reports_to(
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
     one = trainer(tmp_path, report_to=["tensorboard"])
-    callback = AttemperCallback(every=5, trackers=[one], max_keys=200)
+    callback = AttemperCallback(every=5, trackers=[one], max_keys=200, picture_every=2)
     one.add_callback(callback)
     one.train()
     assert callback.failures == 0
@@ -165,6 +167,29 @@ def test_a_trainer_among_the_trackers_lends_those_it_reports_to(
     assert [event.step for event in board.Scalars("train/loss")] == [5, 10, 15, 20]
     assert callback.last is not None
     assert found[-1].value == pytest.approx(callback.last.sites[1].heads[3].max_logit, rel=1e-6)  # stored in float32
+    pictures = board.Images("train/attention/map/normalized_entropy")
+    assert [(image.step, image.width, image.height) for image in pictures] == [(1, 64, 32), (11, 64, 32)]
+
+
+class Package:
+    """Weights & Biases or trackio, as transformers' callback has it: it counts steps itself."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def Image(self, pixels: Any) -> Any:
+        return "image", pixels.shape
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.got.append(values)
+
+
+@pytest.mark.parametrize("place", ["_wandb", "_trackio"])
+def test_a_package_that_counts_steps_itself_gets_the_trainers_step_as_a_number(place: str) -> None:
+    package = Package()
+    lent = Lent(SimpleNamespace(), SimpleNamespace(**{place: package}))
+    lent.log_image(np.zeros((2, 2, 3), np.uint8), "map", 7)
+    assert package.got == [{"train/map": ("image", (2, 2, 3)), "train/global_step": 7}]
 
 
 def test_trackers_that_cannot_be_reached_are_told_with_the_way_to_reach_them(
@@ -307,6 +332,7 @@ def test_a_compiled_model_set_to_attemper_is_watched_through_its_taps(tmp_path: 
         ({"stats": ["sharpness"]}, "stats must be one of 'entropy_nats'"),
         ({"trackers": print}, "trackers must be a list, got builtin_function_or_method"),
         ({"trackers": [3]}, "int is no tracker that is known here"),
+        ({"picture_every": 0}, "picture_every must be an int of at least 1, or None for no pictures, got 0"),
         ({"max_keys": 0}, "max_keys must be an int of at least 1"),
         ({"on_alarm": 3}, "on_alarm must be a function of an Alarm, got int"),
     ],

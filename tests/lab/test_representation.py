@@ -12,6 +12,7 @@ from torch import Tensor
 from attemper import attention_statistics
 from attemper.errors import InputError
 from attemper.lab import representation
+from attemper.lab.experiment import one_thread
 from attemper.lab.information import _Calls
 from attemper.lab.model import ByteConfig, ByteModel, bits_per_byte, load, windows
 from attemper.lab.representation import (
@@ -26,7 +27,6 @@ from attemper.lab.representation import (
     shipped_text,
     tempered_copy,
 )
-from attemper.lab.threads import one_thread
 from tests.support.experiments import Run
 
 

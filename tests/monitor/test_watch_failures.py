@@ -111,6 +111,13 @@ PIECES = (
         for name in ("_begin_pass", "begin_sample", "_begin_step", "_switch_taps", "_drop_interrupted", "sampling",
                      "_end_pass", "_start")
     ),
+    *(
+        f"monitor.recorder:{name}"
+        for name in ("sample_of", "Judge.feed", "Recorder.record", "Recorder.settle", "Recorder._keep",
+                     "Recorder._describe", "Recorder._judge", "Recorder._covered")
+    ),
+    *(f"monitor.collector:Collector.{name}" for name in ("snapshot", "join")),
+    "monitor.attention_type:attention_type",
     *(f"monitor.watch:{name}" for name in ("tracking", "observing", "call_of", "registry.pretrained_models")),
     *(
         f"sites.padding:{name}"
@@ -191,7 +198,7 @@ def test_a_transformers_model_trains_on_when_a_piece_of_ours_raises(observe: str
 
 
 @pytest.mark.parametrize(
-    "piece", ["monitor.watch:Watch.table", "integrations.training:scalars", "monitor.watch:sample_of"]
+    "piece", ["monitor.watch:Watch.table", "integrations.training:scalars", "monitor.recorder:sample_of"]
 )
 def test_a_callback_goes_on_when_a_reading_fails(piece: str) -> None:
     one = model()

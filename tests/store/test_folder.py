@@ -77,7 +77,7 @@ def test_a_run_may_be_named_by_one_of_its_files(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
-    assert "there is no run in the folder" in refused(tmp_path)
+    assert "there is no run at" in refused(tmp_path)
 
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:

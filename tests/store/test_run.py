@@ -252,3 +252,22 @@ def test_reading_loads_no_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=True, capture_output=True)
+
+
+def test_samples_come_back_in_their_order_with_the_statistics_that_were_asked_for(tmp_path: Path) -> None:
+    train, evaluation = sites(2), sites(1, 2, mode="eval")
+    both = (sample(step, labels) for step in range(0, 1500, 5) for labels in (train, evaluation))
+    taken = written(tmp_path / "a", both, bits=None)
+    found = list(open_run(tmp_path / "a").ranks.samples({"max_logit", "entropy_nats"}))
+    assert [(one.step, one.sites) for one in found] == [(one.step, one.sites) for one in taken]
+    for one, expected in zip(found, taken, strict=True):
+        assert one.quantities == ("entropy_nats", "max_logit")
+        np.testing.assert_array_equal(one.values, expected.values[[0, 2]])
+
+
+def test_samples_of_several_ranks_are_one_a_step_and_pass(tmp_path: Path) -> None:
+    labels = sites(4, 2)
+    written(tmp_path / "a", (sample(step, labels[:2]) for step in (0, 0, 10, 20)), rank=0)
+    written(tmp_path / "a", (sample(step, labels[1:]) for step in (0, 10, 10, 30)), rank=1)
+    found = [(one.step, len(one.sites)) for one in open_run(tmp_path / "a").ranks.samples()]
+    assert found == [(0, 4), (0, 2), (10, 4), (10, 3), (20, 2), (30, 3)]

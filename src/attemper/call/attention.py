@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from attemper.backends import reference, table
+from attemper.backends.contract import Problem
 from attemper.call import autograd, transforms
 from attemper.call.formulas import statistics_of
-from attemper.call.onnx import refuse_onnx
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionOutput, AttentionStats, facts_of
 from attemper.call.sampling import sample
 from attemper.call.state import State, round_to, state_of
+from attemper.call.transforms import refuse_onnx
+
+DENSE_BACKEND = next(backend.name for backend in table.BACKENDS if backend.plain)
+"""The backend that holds the weights of a call, n x n in memory: for small inputs and pictures."""
 
 
 def run(request: Request) -> AttentionOutput:
@@ -102,3 +106,15 @@ class KnownRequests:
         problem = copy(request.problem)
         problem.query, problem.key = query, key
         return replace(request, problem=problem)
+
+
+def weights(problem: Problem) -> Tensor:
+    """The weights that a call applies to its values, before dropout, [B, H, Q, K] in the type of the query."""
+    return reference.weights(problem).to(problem.query.dtype)
+
+
+def scores(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, products scale / T times q.k, and which keys are visible, [B, H, Q, K]; float64, 0 where hidden."""
+    found, visible = reference.scores(problem)
+    products = reference.products(problem, visible)
+    return torch.where(visible, found, 0.0), torch.where(visible, products, 0.0), visible

@@ -68,6 +68,7 @@ def _backward(*args: Any) -> list[Tensor]:
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keeps what ``gradient`` needs: the problem's tensors, the output and the state."""
     named = dict(zip(NAMES, inputs, strict=True))
     ctx.names = [name for name, value in named.items() if isinstance(value, Tensor)]
     ctx.plain = {name: value for name, value in named.items() if not isinstance(value, Tensor)}

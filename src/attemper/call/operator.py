@@ -8,7 +8,9 @@ more columns of the state than there are gradients for. Their gradients are regi
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -18,7 +20,6 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import NAMES, Gradients, Problem, Upstream
-from attemper.backends.precision import exact
 
 _TYPES = {
     "Tensor": "Tensor",
@@ -90,6 +91,7 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, state and key_mass in the shapes, types and memory layout of ``attention``, without numbers."""
     query, dtype = problem.query, problem.compute_dtype
     batch, heads, queries, _ = query.shape
     rows = queries if problem.rows is None else problem.rows.shape[0]
@@ -188,7 +190,7 @@ def sampled_positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> T
 
 def _surroundings(problem: Problem) -> AbstractContextManager[object]:
     """What kernels run in: the device of their tensors, or products that are exact wherever PyTorch computes them."""
-    return exact(problem.query) if table.by_name(problem.backend).waits else _current(problem.query.device)
+    return _exact(problem.query) if table.by_name(problem.backend).waits else _current(problem.query.device)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -239,3 +241,40 @@ def _document(whole: Problem, rows: slice, keys: slice, number: int) -> Document
         seed=None if whole.seed is None else whole.seed + 104_729 * number,
     )
     return Document(problem, rows, keys)
+
+
+_precision_lock = threading.Lock()
+_precision: list[Any] = []
+"""Settings of the process as they were before the outermost of the calls that compute."""
+_precision_depth = 0
+"""How many calls compute, inside each other or in several threads."""
+
+
+@contextmanager
+def _exact(like: Tensor) -> Iterator[None]:
+    """float32 products in float32: no autocast, no TF32, no bfloat16 matmul inside; the settings are put back after.
+
+    The precision settings are process-wide, so nested and concurrent calls share one count.
+    """
+    with torch.autocast(like.device.type, enabled=False), _ieee_float32():
+        yield
+
+
+@contextmanager
+def _ieee_float32() -> Iterator[None]:
+    global _precision_depth
+    settings: tuple[Any, ...] = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # pyright: ignore[reportAttributeAccessIssue]
+    with _precision_lock:
+        if _precision_depth == 0:
+            _precision[:] = [setting.fp32_precision for setting in settings]
+            for setting in settings:
+                setting.fp32_precision = "ieee"
+        _precision_depth += 1
+    try:
+        yield
+    finally:
+        with _precision_lock:
+            _precision_depth -= 1
+            if _precision_depth == 0:
+                for setting, saved in zip(settings, _precision, strict=True):
+                    setting.fp32_precision = saved

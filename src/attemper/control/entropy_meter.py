@@ -14,13 +14,13 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.call.attention import run
+from attemper.call.attention import run, scores
 from attemper.call.normalizer import normalization
-from attemper.call.options import request_of
+from attemper.call.options import Problem, request_of
 from attemper.call.result import AttentionStats
-from attemper.call.sampling import sample
+from attemper.call.sampling import pick, sample
 from attemper.errors import InputError
-from attemper.functional.call_slope import is_monotone, slope_of
+from attemper.functional.temperature import covariance
 from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
 from attemper.sites.tap import LIBRARY, in_backward, token
 
@@ -112,6 +112,44 @@ def as_visible(mask: Tensor) -> Tensor:
         return mask
     hides = mask <= torch.finfo(mask.dtype).min / 2
     return ~hides if bool(((mask == 0) | hides).all()) else mask
+
+
+def is_monotone(problem: Problem) -> bool:
+    """Whether entropy only rises with the temperature of this call: it has no bias and no softcap."""
+    return not problem.softcap and (problem.mask is None or problem.mask.dtype == torch.bool)
+
+
+def slope_of(problem: Problem, variance: Tensor) -> Tensor:
+    r"""dH / d log T of each row, [B, H, Q] in nats.
+
+    .. math:: \frac{dH}{d \log T} = \mathrm{Cov}_p(s, x\, \mathrm{softcap}'(x)), \quad x = \tfrac{scale}{T} q \cdot k
+
+    Without bias and softcap that is ``variance``, the variance of the logits, which the pass over the keys gives. With
+    them the scores of these rows are held, one sequence at a time: sample rows before.
+    """
+    if is_monotone(problem):
+        return variance
+    if problem.rows is not None:
+        problem = pick(problem, problem.rows)
+    parts = [_dense_slope(_sequence(problem, index)) for index in range(problem.query.shape[0])]
+    return torch.cat(parts).to(variance.dtype) if parts else variance
+
+
+def _dense_slope(problem: Problem) -> Tensor:
+    s, x, visible = scores(problem)
+    if problem.softcap:
+        x = x * (1 - torch.tanh(x / problem.softcap).square())
+    return covariance(x, s, visible)
+
+
+def _sequence(problem: Problem, index: int) -> Problem:
+    """One sequence of a batch."""
+
+    def one(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.shape[0] == 1 else tensor[index : index + 1]
+
+    names = ("query", "key", "multiplier", "mask", "first_keys")
+    return replace(problem, **{name: one(getattr(problem, name)) for name in names})
 
 
 _keys = count(1)

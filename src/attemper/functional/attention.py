@@ -8,12 +8,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from attemper.call.attention import run
+from attemper.call.attention import DENSE_BACKEND, run, weights
 from attemper.call.options import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sample
-from attemper.call.weights import BACKEND, weights
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 
@@ -206,7 +205,7 @@ def dense_weights(
     Same arguments as :func:`attention`. With a sink they sum to ``mass``; a row that sees no key is all 0.
     """
     del dropout_p, value
-    options["backend"] = BACKEND
+    options["backend"] = DENSE_BACKEND
     given = options_of("dense_weights", options, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     problem = request_of("dense_weights", query, key, None, attn_mask, given).problem
     return weights(problem)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attemper.call import row_operator
 from attemper.call.normalizer import threshold, topk
-from attemper.call.onnx import SOFTMAX_INSTEAD, refuse_onnx
+from attemper.call.transforms import SOFTMAX_INSTEAD, refuse_onnx
 from attemper.errors import InputError
 from attemper.functional.measures import keys_last, softmax
 from attemper.functional.normalizers import per_row, tempered_scores

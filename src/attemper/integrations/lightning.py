@@ -47,6 +47,8 @@ class AttemperCallback(Monitor, Callback):
             A number is the most names that are logged at a step: the model's first, then the sites', then the
             heads', each level with all its names or not at all. A warning of the log says what is left out.
         filter: a function of a name, or glob patterns: which names are logged, heads among them.
+        picture_every: one sample in so many is also sent as a picture of every head, for each of ``stats``, to trackers
+            that take pictures, or as a table to those that take only tables; None for never.
         on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attemper.errors import InputError
@@ -53,24 +52,24 @@ def sink(tracker: Any) -> Sink:
 def _dict_method(tracker: Any) -> Callable[[dict[str, float], int], Any] | None:
     for name in ("log_metrics", "log"):
         method = getattr(tracker, name, None)
-        if callable(method) and _takes(method, {}, step=0):
+        if callable(method) and takes(method, {}, step=0):
             return lambda values, step, method=method: method(values, step=step)
     return None
 
 
 def _scalar_method(tracker: Any) -> Callable[[dict[str, float], int], Any] | None:
     add, track = getattr(tracker, "add_scalar", None), getattr(tracker, "track", None)
-    if callable(add) and _takes(add, "", 0.0, 0):
+    if callable(add) and takes(add, "", 0.0, 0):
         return lambda values, step: [add(name, value, step) for name, value in values.items()]
-    if callable(track) and _takes(track, 0.0, name="", step=0):
+    if callable(track) and takes(track, 0.0, name="", step=0):
         return lambda values, step: [track(value, name=name, step=step) for name, value in values.items()]
-    if callable(tracker) and _takes(tracker, {}, 0):
+    if callable(tracker) and takes(tracker, {}, 0):
         return tracker
     return None
 
 
-def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether a function can be called so, as far as its signature tells."""
+def takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called so, as far as its signature says."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
@@ -78,28 +77,3 @@ def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     except ValueError:  # a builtin without a signature
         return True
     return True
-
-
-class Sinks:
-    """Several trackers. One that raises is reported once by a warning and asked again next time: training goes on."""
-
-    def __init__(self, trackers: Iterable[Any]) -> None:
-        self._sinks = [(type(tracker).__name__, sink(tracker)) for tracker in trackers]
-        self._reported: set[int] = set()
-        self.failures = 0
-        """Calls that raised."""
-
-    def write(self, values: Values, step: int) -> None:
-        """Sends ``values`` to every tracker."""
-        for place, (name, write) in enumerate(self._sinks):
-            try:
-                write(values, step)
-            except Exception as error:  # a tracker's network must not end somebody's training run
-                self.failures += 1
-                if place not in self._reported:
-                    self._reported.add(place)
-                    warnings.warn(
-                        f"attemper: the tracker {name} raised {type(error).__name__}: {error}. Training goes on, and "
-                        "further failures of it are only counted.",
-                        stacklevel=2,
-                    )

@@ -14,7 +14,7 @@ from torch import nn
 
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
-from attemper.integrations.sinks import Sinks
+from attemper.integrations.trackers import Trackers
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm, Reading
@@ -59,16 +59,18 @@ class Monitor:
         trackers: Iterable[Any] | None = None,
         max_keys: int | None = None,
         filter: Keep | str | Iterable[str] | None = None,
+        picture_every: int | None = 10,
         on_alarm: Callable[[Alarm], Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self._stats = check_statistics(stats)
         self._budget = budget(max_keys, filter)
+        self._picture_every = _check_every("picture_every", picture_every)
         if trackers is not None and not isinstance(trackers, list | tuple):
             raise InputError(f"trackers must be a list, got {type(trackers).__name__}.")
         self._trackers = self._own_trackers(list(trackers or ()))
-        self._sinks = Sinks(self._trackers)
+        self._all_trackers = Trackers(self._trackers)
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm must be a function of an Alarm, got {type(on_alarm).__name__}.")
         self._on_alarm = on_alarm
@@ -85,7 +87,7 @@ class Monitor:
     @property
     def failures(self) -> int:
         """Calls of trackers that raised."""
-        return self._sinks.failures
+        return self._all_trackers.failures
 
     def begin(self, model: nn.Module, *, compiled: bool = False, trackers: Iterable[Any] = ()) -> ExitStack:
         """Starts watching ``model``; what ran before is closed.
@@ -98,7 +100,7 @@ class Monitor:
             What is undone by ``close``; more may be entered.
         """
         self.close()
-        self._sinks = Sinks([*self._trackers, *trackers])
+        self._all_trackers = Trackers([*self._trackers, *trackers])
         running = TrainingWatch(model, compiled=compiled, **self._options)
         self.watch, self.last, self._sampled = running, None, 0
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
@@ -148,7 +150,9 @@ class Monitor:
         except Exception as error:  # whatever it is, it must not end somebody's training run
             self.watch.note_failure(self.watch.title, error)
             return {}
-        self._sinks.write(self._budget.choose(levels), step)
+        self._all_trackers.write(self._budget.choose(levels), step)
+        if self._picture_every is not None and (self._sampled - 1) % self._picture_every == 0:
+            self._all_trackers.write_map(self.last, self._stats, step)
         self._log_notes(self.last.reading, step)
         self._report_alarms(self.last.alarms, step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
@@ -188,3 +192,9 @@ class Monitor:
         if self._on_alarm is not None:
             for alarm in new:
                 self._on_alarm(alarm)
+
+
+def _check_every(name: str, every: int | None) -> int | None:
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise InputError(f"{name} must be an int of at least 1, or None for no pictures, got {every!r}.")
+    return every

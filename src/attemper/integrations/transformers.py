@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from attemper.errors import MissingExtraError
+from attemper.integrations.pictures import draw_method
 from attemper.integrations.training import Monitor
 from attemper.sites.transformers import NAME, register
 
@@ -57,6 +60,8 @@ class AttemperCallback(Monitor, TrainerCallback):
             A number is the most names that are sent to trackers at a step: the model's first, then the sites', then the
             heads', each level with all its names or not at all. A warning of the log says what is left out.
         filter: a function of a name, or glob patterns: which names are sent, heads among them.
+        picture_every: one sample in so many is also sent as a picture of every head, for each of ``stats``, to trackers
+            that take pictures, or as a table to those that take only tables; None for never.
         on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 
@@ -122,10 +127,16 @@ def _integrations(trainer: Any) -> Iterator[Callable[[dict[str, float], int], No
     kinds = tuple(INTEGRATION_TO_CALLBACK.values())
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, kinds):
-            yield _Lent(trainer, callback)
+            yield Lent(trainer, callback)
 
 
-class _Lent:
+PICTURES_OF = ("tb_writer", "_ml_flow", "_experiment", "_swanlab")
+"""Where transformers' callbacks keep what takes a picture at a step."""
+PICTURES_OF_COUNTERS = ("_wandb", "_trackio")
+"""Where they keep packages that count steps themselves: transformers logs the Trainer's step to them as a number."""
+
+
+class Lent:
     """A callback of transformers that logs to a tracker, as a function of values and a step."""
 
     def __init__(self, trainer: Any, callback: Any) -> None:
@@ -134,6 +145,17 @@ class _Lent:
     def __call__(self, values: dict[str, float], step: int) -> None:
         trainer = self.trainer
         self.callback.on_log(trainer.args, trainer.state, trainer.control, logs=dict(values), model=trainer.model)
+
+    def log_image(self, image: np.ndarray, key: str, step: int) -> None:
+        """Sends a picture to the tracker, if it takes pictures, under the name that transformers gives a number."""
+        key = f"train/{key}"
+        for name in PICTURES_OF_COUNTERS:
+            if (package := getattr(self.callback, name, None)) is not None:
+                package.log({key: package.Image(image), "train/global_step": step})
+        for name in PICTURES_OF:
+            draw = draw_method(getattr(self.callback, name, None))
+            if draw is not None:
+                draw(key, image, step)
 
 
 __all__ = ["NAME", "AttemperCallback", "register"]

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from attemper import functional
 from attemper.functional import effective_tokens, entropy_of, gini, max_weight
-from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
-from attemper.lab.threads import one_thread
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
 
 COUNTS = (2, 6, 8, 64, 512, 4096, 131_072)
 """Visible keys of a row."""

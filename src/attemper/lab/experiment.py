@@ -1,6 +1,6 @@
 """What an experiment returns: tables and charts as plain records, for a terminal, a file or a picture alike.
 
-No tensors, no torch. The same seed gives the same records bit for bit, except in tables and charts that say they are
+No tensors. The same seed gives the same records bit for bit, except in tables and charts that say they are
 ``measured`` on this machine.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -137,3 +139,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Table | Chart):
         return _plain(asdict(value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch, then as many as before: sums of the same order on every machine, hence the same bits."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

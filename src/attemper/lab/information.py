@@ -26,10 +26,9 @@ from attemper.functional import (
     rate_distortion,
     softmax,
 )
-from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
 from attemper.lab.model import ByteModel, load, windows
 from attemper.lab.representation import direction, less, shipped_text, tempered_copy
-from attemper.lab.threads import one_thread
 
 TEMPERATURES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)
 TOKENS, SIZE = 256, 64

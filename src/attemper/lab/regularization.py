@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.functional.attention import attention
-from attemper.lab.experiment import Axis, Chart, Experiment, Series, Table, headings
-from attemper.lab.threads import one_thread
+from attemper.lab.experiment import Axis, Chart, Experiment, Series, Table, headings, one_thread
 
 HEADS, QUERIES, KEYS, SIZE = 3, 4, 6, 16
 ALPHAS = (0.05, 0.2, 1.0, math.log(KEYS) - 0.05)

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional import entropy_of, softmax
-from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table, headings
+from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table, headings, one_thread
 from attemper.lab.model import Attention, ByteModel, encode, load, windows
-from attemper.lab.threads import one_thread
 from attemper.monitor.scan import scan
 
 TEMPERATURES = (0.25, 0.5, 0.7, 1.0, 1.2, 1.5, 2.0, 4.0, 8.0)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.functional import entropy, max_weight, softmax, softmax_jacobian
-from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
-from attemper.lab.threads import one_thread
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
 
 LARGE = (100.0, 120.0, 150.0)
 """Scores as they come from a head of size :data:`LARGE_SIZE`, not scaled."""

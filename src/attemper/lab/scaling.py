@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.functional import softmax
-from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
-from attemper.lab.threads import one_thread
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
 
 SIZES = (2, 4, 16, 64, 512, 1024)
 DIVISORS = ("1", "sqrt(d)", "d", "d^2")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from attemper import attention_statistics
 from attemper.functional import effective_tokens, entropy, entropy_slope, softmax
-from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
-from attemper.lab.threads import one_thread
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
 from attemper.schedules import layerwise, warmup_anneal
 
 TEMPERATURES = (0.01, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0, math.inf)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import Request
-from attemper.call.weights import head_weights
+from attemper.backends import reference
+from attemper.call.options import Problem, Request
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import Scope
@@ -95,7 +95,7 @@ class WeightsCollector(Collector):
             keys = real
         ids = _ids(self.context, kind, seen.shape)
         dtype = torch.promote_types(problem.query.dtype, torch.float32)
-        weights = head_weights(problem, place, self._head).to(dtype)
+        weights = _weights(problem, place, self._head).to(dtype)
         self.kept.append(HeadWeights(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
 
     def _of_batch(self, batch: int) -> int:
@@ -105,6 +105,35 @@ class WeightsCollector(Collector):
             came = "none was chosen" if self._sequence is None else f"sequence={self._sequence} is not among them"
             raise InputError(f"pattern: the batch has {batch} sequences, and {came}: pass sequence=0 to {batch - 1}.")
         return self._sequence
+
+
+def _weights(problem: Problem, sequence: int, head: int) -> Tensor:
+    """The weights of one head of one sequence, [Q, K] in float64 on the CPU: of a call of all its rows."""
+    batch, heads = problem.query.shape[:2]
+    assert batch > sequence
+
+    def part(tensor: Tensor) -> Tensor:
+        """Of a tensor [batch or 1, heads or 1, ...] what this head and sequence have."""
+        at, of = (place if size > 1 else 0 for place, size in zip((sequence, head), tensor.shape[:2], strict=True))
+        return tensor[at : at + 1, of : of + 1].detach().cpu()
+
+    def own(tensor: Tensor | None) -> Tensor | None:
+        """Of a tensor [heads] what this head has."""
+        return None if tensor is None else tensor[head : head + 1].detach().cpu()
+
+    group = head // (heads // max(problem.key.shape[1], 1))
+    one = replace(
+        problem,
+        query=problem.query[sequence : sequence + 1, head : head + 1].detach().cpu(),
+        key=problem.key[sequence : sequence + 1, group : group + 1].detach().cpu(),
+        value=None,
+        mask=None if problem.mask is None else part(problem.mask),
+        multiplier=part(problem.multiplier),
+        sink=own(problem.sink),
+        per_head=own(problem.per_head),
+        first_keys=None,
+    )
+    return reference.weights(one)[0, 0]
 
 
 def _of(part: Tensor | None, sequence: int) -> Tensor | None:

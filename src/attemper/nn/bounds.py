@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attemper.call import transforms
-from attemper.call.onnx import exports_to_onnx
+from attemper.call.transforms import exports_to_onnx
 
 
 def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:

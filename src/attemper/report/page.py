@@ -93,6 +93,7 @@ def _render(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str
 
 
 def templates() -> Environment:
+    """The page's templates. Whatever they are given is escaped, and a missing value is an error."""
     # select_autoescape() would not escape files that end in .j2.
     return Environment(
         loader=FileSystemLoader(_HERE / "templates"),
@@ -104,6 +105,7 @@ def templates() -> Environment:
 
 
 def asset(name: str) -> str:
+    """The text of a style sheet or script of the page."""
     return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
 

@@ -6,19 +6,22 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.store.lock import is_held
+from attemper.store.parts import NAME as PART
+from attemper.store.parts import parts, restore
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.schema import open_to_read
 from attemper.store.series import FragmentReader
+from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")
-OURS = re.compile(r"fragment-\d{1,9}\.(sqlite(-wal|-shm|-journal)?|lock|parquet)")
+OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token)|-\d+-\d+\.parquet)")
 """Files of a run's folder that attemper wrote."""
 DEEPEST = 4
 """How many folders below a given one runs are looked for."""
@@ -34,33 +37,53 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         run.alarms()
 
     Args:
-        path: the folder of the run, or one file of it.
+        path: the folder of the run, one file of it, or a URL (``s3://bucket/run``).
 
     Returns:
-        A :class:`Run`. What a live run writes later is in later answers.
+        A :class:`Run`. What a live run writes later is in later answers; of Parquet parts, what is there now.
 
     Raises:
         InputError: there is no run at ``path``, or none of its files can be read: not of attemper, damaged, or written
             by a newer version.
+        MissingExtraError: the run is of Parquet parts, or at a URL, and pyarrow or fsspec is not installed.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InputError(f"open_run(path) must be the path of a folder, got {path!r}.")
+    if "://" in os.fspath(path):
+        return Run(Ranks(_of_parts(open_target(path), path)), PurePosixPath(path).name)
     folder = Path(path)
-    files = _files(folder)
     readers, failures = [], []
-    for rank, file in files.items():
+    for rank, file in _files(folder).items():
         try:
             readers.append(FragmentReader(open_to_read(file), rank, file.with_suffix(".lock")))
         except InputError as error:
             failures.append(error)
+    if not readers and not failures:
+        readers = _of_parts(FolderTarget(folder), folder)
     if not readers:
         raise failures[0]
     where = folder.parent if folder.is_file() else folder
-    return Run(Ranks(readers), where.absolute(), [str(error) for error in failures])
+    return Run(Ranks(readers), where.absolute().name, [str(error) for error in failures])
+
+
+def _of_parts(target: Target, path: str | os.PathLike[str]) -> list[FragmentReader]:
+    """What each rank published as Parquet.
+
+    Raises:
+        InputError: nothing is there, or a part cannot be read.
+    """
+    ranks = sorted(set(parts(target).values()))
+    if not ranks:
+        raise InputError(
+            f"there is no run at {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
+            "attemper.watch(model, store=...) writes."
+        )
+    return [FragmentReader(restore(target, rank).tables(), rank) for rank in ranks]
 
 
 def _files(path: Path) -> dict[int, Path]:
-    """Rank -> fragment. A file that is named is taken as it is: what it holds is found out when it is opened.
+    """Rank -> fragment; none where a run has only Parquet parts. A file is taken as it is: what it holds is found out
+    when it is opened.
 
     Raises:
         InputError: there is nothing, or no run.
@@ -71,15 +94,15 @@ def _files(path: Path) -> dict[int, Path]:
     if not path.is_dir():
         near = [entry.name for entry in _entries(path.parent) if entry.is_dir()]
         raise InputError(f"there is no run {clean_name(path)}.{did_you_mean(path.name, near)}")
-    if files := fragments(path):
-        return files
-    if inside := [run.name for run in runs_below(path)]:
+    if not is_run(path) and (inside := [run.name for run in runs_below(path)]):
         listed = ", ".join(map(clean_name, inside[:5])) + (" and more" if len(inside) > 5 else "")
         raise InputError(f"{clean_name(path)} is a folder of {count(len(inside), 'run')}: {listed}. Name one of them.")
-    raise InputError(
-        f"there is no run in the folder {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
-        "attemper.watch(model, store=...) writes."
-    )
+    return fragments(path)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder has a file of a run."""
+    return any(FRAGMENT.fullmatch(entry.name) or PART.fullmatch(entry.name) for entry in _entries(folder))
 
 
 def fragments(folder: Path) -> dict[int, Path]:
@@ -90,7 +113,7 @@ def fragments(folder: Path) -> dict[int, Path]:
 
 def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
     """Folders of runs: ``folder`` itself, or what lies below it. Links and hidden folders are not followed."""
-    if fragments(folder):
+    if is_run(folder):
         yield folder
     elif depth:
         for entry in sorted(_entries(folder), key=lambda entry: entry.name):

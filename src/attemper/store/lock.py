@@ -69,11 +69,6 @@ def is_held(path: Path) -> bool:
         os.close(file)
 
 
-def forget() -> None:
-    """A forked child holds nothing."""
-    _HELD.clear()
-
-
 def _open_and_lock(path: Path) -> int:
     for _ in range(_TRIALS):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -103,3 +98,7 @@ def _lock(file: int) -> bool:
     except OSError as error:
         return error.errno not in _TAKEN
     return True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_HELD.clear)

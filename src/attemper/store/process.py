@@ -11,8 +11,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import Protocol
 
-from attemper.store import lock
-
 FLUSH_SECONDS = 1.7
 """How long the end of a process waits for what is not written yet."""
 ENDING_SIGNALS = ("SIGTERM", "SIGHUP")
@@ -96,7 +94,6 @@ def _on_fork() -> None:
         live.abandon()
     _live.clear()
     atexit.unregister(_end_all)
-    lock.forget()
     with suppress(ValueError):  # forked in another thread than the main one: the handler finds nothing to do then
         _return_signals()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from heapq import merge
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from attemper.readings.sample import Sample, SiteKey, SiteLabel
+from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
 from attemper.store.series import FragmentReader, Lost, Segment, between
 
 Array = np.ndarray
@@ -96,9 +99,28 @@ class Ranks:
         return found
 
     def sample(self, step: int) -> Sample:
-        """Every number of one step, which was sampled."""
-        samples = [sample for reader in self.readers for sample in reader.samples(step)]
+        """Every number of one step, which was sampled; of two passes over a site the later one counts."""
+        samples = [
+            sample
+            for reader in self.readers
+            for sample in reversed(list(reader.samples(between(reader.moments, step, step + 1))))
+        ]
         return samples[0] if len(samples) == 1 else _join_samples(samples)
+
+    def samples(self, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
+        """All samples by step, with these statistics. What several ranks wrote of a step is one sample."""
+        series = [reader.samples(reader.moments, names) for reader in self.readers]
+        if len(series) == 1:
+            yield from series[0]
+            return
+        by_step = [groupby(samples, key=lambda sample: sample.step) for samples in series]
+        for _, group in groupby(merge(*map(_listed, by_step), key=itemgetter(0)), key=itemgetter(0)):
+            for passes in zip_longest(*(samples for _, samples in group)):
+                yield _join_samples([sample for sample in passes if sample is not None])
+
+
+def _listed(by_step: Iterable[tuple[int, Iterable[Sample]]]) -> Iterator[tuple[int, list[Sample]]]:
+    return ((step, list(samples)) for step, samples in by_step)
 
 
 def _join_samples(samples: Sequence[Sample]) -> Sample:

@@ -18,13 +18,14 @@ from attemper.readings.history import History, Trend
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.readings.scan import Scan
+from attemper.store import export
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
 from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
-    pass
+    import pandas
 
 Array = np.ndarray
 Site = str | SiteLabel | SiteKey
@@ -58,20 +59,19 @@ class Run:
     attention, by ``(name, kind, mode)``, or say ``mode=``.
     """
 
-    def __init__(self, ranks: Ranks, path: Path | None = None, unreadable: Sequence[str] = ()) -> None:
+    def __init__(self, ranks: Ranks, title: str = "this run", unreadable: Sequence[str] = ()) -> None:
         """
         Args:
             ranks: the fragments.
-            path: of the folder; None for a history in memory.
+            title: what to call a run that was not given a name: its folder's.
             unreadable: what is wrong with fragments that could not be opened.
         """
-        self.path = path
-        self._ranks = ranks
-        self._unreadable = tuple(unreadable)
+        self.ranks = ranks
+        self._title, self._unreadable = title, tuple(unreadable)
 
     def close(self) -> None:
         """Closes the files. Without it they are closed when the run is no longer used."""
-        self._ranks.close()
+        self.ranks.close()
 
     def __enter__(self) -> Run:
         return self
@@ -84,11 +84,11 @@ class Run:
     @property
     def about(self) -> Mapping[str, Any]:
         """What was noted of the run: the model and its configuration, how it was sampled, limits, versions."""
-        return self._ranks.about
+        return self.ranks.about
 
     @property
     def name(self) -> str:
-        return str(self.about.get("name") or (self.path.name if self.path else "this run"))
+        return str(self.about.get("name") or self._title)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -102,36 +102,36 @@ class Run:
     @property
     def live(self) -> bool:
         """Whether a process of this machine writes it now."""
-        return any(reader.live for reader in self._ranks.readers)
+        return any(reader.live for reader in self.ranks.readers)
 
     @property
     def steps(self) -> Array:
         """The steps that were sampled, ascending."""
-        return self._ranks.steps()
+        return self.ranks.steps()
 
     @property
     def sites(self) -> tuple[SiteLabel, ...]:
         """In the order in which they were first seen."""
-        return tuple(self._ranks.sites.values())
+        return tuple(self.ranks.sites.values())
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """Names that ``history`` takes."""
-        return self._ranks.statistics
+        return self.ranks.statistics
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """What each process wrote without going back; a resumed run has several."""
-        return tuple(self._ranks.segments)
+        return tuple(self.ranks.segments)
 
     @property
     def lost(self) -> tuple[Lost, ...]:
         """Samples that could not be stored, and why."""
-        return tuple(self._ranks.lost)
+        return tuple(self.ranks.lost)
 
     @property
     def coverage(self) -> Coverage:
-        expected, seen = self._ranks.coverage, self._ranks.sites
+        expected, seen = self.ranks.coverage, self.ranks.sites
         skipped = [
             Unread(*key, "it was in no sample" if reason is None else reason)
             for key, reason in expected.items()
@@ -151,7 +151,7 @@ class Run:
         if thinned := self.about.get("thinned"):
             step, spacing = thinned["until_step"], thinned["largest_spacing"]
             yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept"
-        if shared := self._ranks.shared_sites:
+        if shared := self.ranks.shared_sites:
             what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
             yield f"{what} written by several ranks, {one} for one: the numbers are the first rank's"
 
@@ -184,11 +184,11 @@ class Run:
             InputError: no such statistic, site or head is in the run; or a name means several sites.
         """
         name = self._statistic(statistic)
-        with self._ranks.snapshot():
+        with self.ranks.snapshot():
             labels = self._labels(site, mode)
             self._check_head(head, labels)
-            steps = self._ranks.steps(start, stop)
-            series = list(self._ranks.values(name, [label.key for label in labels], steps))
+            steps = self.ranks.steps(start, stop)
+            series = list(self.ranks.values(name, [label.key for label in labels], steps))
         values = _stack(series, max((label.heads for label in labels), default=0), len(steps))
         if site is not None:
             values = values[:, 0]
@@ -243,17 +243,40 @@ class Run:
         return compare(self.reading, other.reading, names=(self.name, theirs))
 
     def _reading(self, step: int | None) -> Reading:
-        with self._ranks.snapshot():
+        with self.ranks.snapshot():
             steps = self.steps
             if not len(steps):
                 raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
             wanted = int(steps[-1]) if step is None else _check_step(step, steps)
             skipped = [Skipped(one.name, one.reason) for one in self.coverage.skipped]
-            return reading(self._ranks.sample(wanted), self.about, skipped)
+            return reading(self.ranks.sample(wanted), self.about, skipped)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page of the last sample; see :meth:`attemper.Scan.to_html`."""
         return Scan(self.reading, None).to_html(path)
+
+    # --- for other programs ---
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each step and head: step, site, layer, kind, mode, head, and every statistic.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return export.to_pandas(self.ranks)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the rows of ``to_pandas`` as a Parquet file, a site at a time.
+
+        Returns:
+            Where the file is.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            InputError: no file can be written there.
+        """
+        export.to_parquet(self.ranks, path)
+        return Path(path)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -276,7 +299,7 @@ class Run:
 
     def _labels(self, site: Site | None, mode: str | None) -> tuple[SiteLabel, ...]:
         """The sites that are meant: one if ``site`` is given."""
-        known = {key: label for key, label in self._ranks.sites.items() if mode in (None, label.mode)}
+        known = {key: label for key, label in self.ranks.sites.items() if mode in (None, label.mode)}
         if mode is not None and not known:
             raise InputError(
                 f"mode={mode!r}: the run {clean_name(self.name)} has no such site; modes are 'train' and 'eval'."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attemper.errors import InputError
-from attemper.readings.sample import Sample, SiteKey, SiteLabel
+from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
 from attemper.store.chunk import unpack
 from attemper.store.folding import Layout, Pair, layouts
 from attemper.store.lock import is_held
@@ -20,6 +20,8 @@ from attemper.store.schema import Tables
 
 Array = np.ndarray
 Hot = tuple[int, Layout, Array]
+BLOCK = 1024
+"""Samples that are read together: 40 MB of 1,024 heads and 10 statistics."""
 _LABEL = ", ".join(part.name for part in fields(SiteLabel))
 
 
@@ -76,6 +78,8 @@ class FragmentReader:
         """All samples as they were read last, and those of them that count."""
         self._layouts: dict[int, Layout] = {}
         self._state: object = None
+        self._hot_of: object = None
+        self._hot_rows: list[Hot] = []
         self._held: dict[tuple[int, ...], Array] = {}
         """Layouts -> the samples that have one of them."""
 
@@ -86,6 +90,10 @@ class FragmentReader:
 
     def close(self) -> None:
         self._tables.close()
+
+    def copy(self, path: Path) -> None:
+        """A whole copy of the fragment, also while it is written to."""
+        self._tables.copy(path)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Answers to all questions within belong together, whatever the writer does meanwhile."""
@@ -151,65 +159,95 @@ class FragmentReader:
         """Of each site [steps, heads] float32; NaN where a step, of those ascending, has no number."""
         moments = self.moments
         moments = moments[np.isin(moments["step"], steps)]
-        number, span = self.statistics.get(statistic, -1), self._span(moments)
-        hot, rows = self._hot(span), np.searchsorted(steps, moments["step"])
+        span, rows = self._span(moments), np.searchsorted(steps, moments["step"])
         for key in keys:
-            sites = [site for label, site in self._places if label.key == key]
-            series = [self._series((number, site), span, hot) for site in sites]
+            series = [self.series(pair, span) for pair in self.pairs(statistic, key)]
             yield _align(moments["id"], rows, len(steps), series)
 
-    def samples(self, step: int) -> list[Sample]:
-        """Every number of a step: a sample of each of its passes, the last one first."""
-        moments = between(self.moments, step, step + 1)
-        return [self._sample(moments[place : place + 1]) for place in reversed(range(len(moments)))]
-
-    def _sample(self, one: Array) -> Sample:
-        layout, span = self._layouts[int(one["layout"][0])], self._span(one)
-        names = {number: name for name, number in self.statistics.items()}
+    def samples(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
+        """Of each of ``moments`` the statistics of these names that it holds."""
+        known = {number: name for name, number in self.statistics.items() if name in names}
         labels = {site: label for label, site in self._places}
-        hot = self._hot(span)
-        values = np.full((len(layout.statistics), layout.heads), np.nan, np.float32)
-        for pair, (row, heads) in layout.pairs.items():
-            values[row, heads] = _align(one["id"], np.zeros(1, int), 1, [self._series(pair, span, hot)])[0]
-        return Sample(
-            step=int(one["step"][0]),
-            time=float(one["time"][0]),
-            sites=tuple(labels[site] for site in layout.sites),
-            quantities=tuple(names[number] for number in layout.statistics),
-            values=values,
-            tokens=int(one["tokens"][0]),
-        )
+        for start in range(0, len(moments), BLOCK):
+            block = moments[start : start + BLOCK]
+            numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
+            for one in block:
+                layout = self._layouts[int(one["layout"])]
+                yield Sample(
+                    step=int(one["step"]),
+                    time=float(one["time"]),
+                    sites=tuple(labels[site] for site in layout.sites),
+                    quantities=tuple(known[number] for number in layout.statistics if number in known),
+                    values=next(numbers[int(one["layout"])]),
+                    tokens=int(one["tokens"]),
+                )
+
+    def _numbers(self, block: Array, layout: int, known: Container[int]) -> Iterator[Array]:
+        """[statistics, heads] of each sample of a block that has this layout."""
+        moments, sites = block[block["layout"] == layout], self._layouts[layout].sites
+        statistics = [number for number in self._layouts[layout].statistics if number in known]
+        found = np.full((len(moments), len(statistics), self._layouts[layout].heads), np.nan, np.float32)
+        span, rows = self._span(moments), np.arange(len(moments))
+        for site, heads in sites.items():
+            for row, statistic in enumerate(statistics):
+                series = self.series((statistic, site), span)
+                found[:, row, heads] = _align(moments["id"], rows, len(rows), [series])
+        return iter(found)
 
     def _span(self, moments: Array) -> tuple[int, int]:
-        """First and last number of the samples whose chunks hold ``moments``."""
-        if not len(moments):
-            return 0, -1
-        first, last = int(moments["id"][0]), int(moments["id"][-1])
+        return self.span(int(moments["id"][0]), int(moments["id"][-1])) if len(moments) else (0, -1)
+
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """Of samples ``first`` to ``last``, with the first of its chunk."""
         ((start,),) = self._tables.rows("SELECT coalesce(max(first), 0) FROM chunk WHERE first <= ?", (first,))
         return start, last
 
     def _hot(self, span: tuple[int, int]) -> list[Hot]:
         """Samples that are not folded: their numbers, layouts and values."""
-        rows = self._tables.rows(
-            "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
-            "WHERE hot.sample BETWEEN ? AND ? ORDER BY hot.sample",
-            span,
-        )
-        return [(sample, self._layouts[number], np.frombuffer(data, "<f4")) for sample, number, data in rows]
+        if self._hot_of != (self._state, span):
+            rows = self._tables.rows(
+                "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
+                "WHERE hot.sample BETWEEN ? AND ? ORDER BY hot.sample",
+                span,
+            )
+            self._hot_of = self._state, span
+            self._hot_rows = [(sample, self._layouts[one], np.frombuffer(data, "<f4")) for sample, one, data in rows]
+        return self._hot_rows
 
-    def _series(self, pair: Pair, span: tuple[int, int], hot: Sequence[Hot]) -> tuple[Array, Array]:
-        """Samples of a span that hold a statistic of a site, and their values [samples, heads]."""
+    def pairs(self, statistic: str, key: SiteKey) -> list[Pair]:
+        """Where a statistic of a site stands in the fragment; a site whose label has changed stands in several."""
+        number = self.statistics.get(statistic, -1)
+        return [(number, site) for label, site in self._places if label.key == key]
+
+    def series(self, pair: Pair, span: tuple[int, int]) -> tuple[Array, Array]:
+        """Samples that hold a statistic of a site, and their values [samples, heads].
+
+        Args:
+            span: first and last sample; the first is that of a chunk, and what follows in the chunk of the last comes
+                with it.
+        """
         question = "SELECT numbers FROM cold WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
         parts = [unpack(numbers) for (numbers,) in self._tables.rows(question, (*pair, *span))]
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
             raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
-        for sample, layout, values in hot:
+        for sample, layout, values in self._hot(span):
             if pair in layout.pairs:
                 row, heads = layout.pairs[pair]
                 samples = np.append(samples, sample)
                 parts.append(values.reshape(-1, layout.heads)[row, heads][None])
         return samples, np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+
+    def pyramid_rows(self, pair: Pair, level: int) -> dict[int, Array]:
+        """First sample -> blocks [blocks, 4, heads] of a level of the pyramid."""
+        question = "SELECT first, numbers FROM pyramid WHERE statistic = ? AND site = ? AND level = ?"
+        rows = {first: unpack(numbers) for first, numbers in self._tables.rows(question, (*pair, level))}
+        return {first: blocks.reshape(len(blocks), 4, -1) for first, blocks in rows.items()}
+
+    @property
+    def replaced(self) -> Array:
+        """Numbers of the samples that do not count, as read with ``moments``."""
+        return np.setdiff1d(self._read["id"], self._kept["id"], assume_unique=True)
 
     def _holding(self, pair: Pair, first: int) -> Array:
         """Numbers of the samples from ``first`` on that hold a statistic of a site."""

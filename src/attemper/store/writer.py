@@ -34,7 +34,9 @@ WAITING_BYTES = 64 << 20
 FEWEST_WAITING = 8
 """So many may wait however large they are."""
 RETRY_SECONDS = 1.0
-"""After a failure of the disk, until the next trial."""
+"""After a failure of the disk, until the next trial; for so long trials are repeated at the end of the run."""
+HURRIED_SECONDS = 0.05
+"""Until the next trial at the end of the run."""
 CLOSE_SECONDS = 10.0
 """How long ``close`` waits; the end of the process waits ``process.FLUSH_SECONDS``."""
 GRACE_SECONDS = 0.3
@@ -73,6 +75,7 @@ class Writer:
         """Of the last sample that was taken, or that an earlier process wrote."""
         self._told = refused is not None
         self._deadline: float | None = None
+        self._patience = float("inf")
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
         self._thread.start()
@@ -137,6 +140,7 @@ class Writer:
             return
         first = self._deadline is None
         self._deadline = min(deadline, self._deadline or deadline)
+        self._patience = min(self._patience, time.monotonic() + RETRY_SECONDS)
         self._hurry.set()
         if first:
             self._queue.put(None)
@@ -206,9 +210,10 @@ class Writer:
             except TROUBLE as error:
                 self.trouble = str(error)
                 self._warn(step, self.trouble)
-                if hurried:
+                if hurried and time.monotonic() >= self._patience:
                     return False
                 self._hurry.wait(RETRY_SECONDS)
+                time.sleep(HURRIED_SECONDS if hurried else 0.0)
             except Exception as error:  # ours: the thread must live on
                 self._warn(step, f"{type(error).__name__}: {error}")
                 return False
@@ -306,7 +311,7 @@ def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
 
 
 def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
-    reason = str(error)
+    reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, LockHeldError):
         reason = "another watch is writing to it. Give each run a folder of its own"
     logger.warning(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from attemper.lab.corpus import Corpus, standard_library
+from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteConfig
-from attemper.lab.threads import one_thread
 from attemper.lab.trained.training import Run, one_step, start
 from attemper.monitor.watch import watch
 from attemper.readings.alarms import SEVERITIES

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.lab.corpus import Corpus
+from attemper.lab.experiment import one_thread
 from attemper.lab.model import Attention, ByteModel, windows
-from attemper.lab.threads import one_thread
 from attemper.lab.trained.interventions import Control
 from attemper.lab.trained.training import Run, advance, held_out_loss, held_out_windows, start
 from attemper.monitor.scan import scan

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from attemper.lab.corpus import Corpus, drawn_windows
+from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteConfig, ByteModel
-from attemper.lab.threads import one_thread
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, THRESHOLD, Control, configure
 from attemper.lab.trained.signals import above, signs
 from attemper.monitor.watch import Watch, watch

@@ -1,0 +1,155 @@
+"""A run as a long table, a row for each step and head: for pandas, Parquet and CSV; and as a copy of its files."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attemper.errors import InputError, MissingExtraError
+from attemper.files import check_target, replacement
+from attemper.readings.sample import QUANTITIES, SiteLabel
+from attemper.store.ranks import Ranks
+from attemper.text import clean_name
+
+if TYPE_CHECKING:
+    import pandas
+
+Array = np.ndarray
+PLACE = ("step", "site", "layer", "kind", "mode", "head")
+"""Columns that say of which head at which step a row is; one for each statistic follows."""
+
+
+def to_pandas(ranks: Ranks) -> pandas.DataFrame:
+    """All rows, in the memory of this process."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("Run.to_pandas", "pandas", "pandas") from error
+    with ranks.snapshot():
+        frames = [pandas.DataFrame(_typed(table, pandas)) for table in tables(ranks)]
+    if not frames:
+        return pandas.DataFrame(columns=pandas.Index([*PLACE, *ranks.statistics]))
+    frame = pandas.concat(frames, ignore_index=True)
+    return frame.astype(dict.fromkeys(("site", "kind", "mode"), "category"))
+
+
+def to_parquet(ranks: Ranks, path: str | os.PathLike[str]) -> int:
+    """The table as a Parquet file, a site at a time; how many rows it has."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("Run.to_parquet", "pyarrow", "parquet") from error
+    rows = 0
+    schema = _schema(ranks, pyarrow)
+    with (
+        ranks.snapshot(),
+        _whole(path) as part,
+        pyarrow.parquet.ParquetWriter(part, schema, compression="zstd") as file,
+    ):
+        for table in tables(ranks):
+            columns = [pyarrow.array(table[one.name], one.type, from_pandas=True) for one in schema]
+            file.write_table(pyarrow.table(columns, schema=schema))
+            rows += len(table["step"])
+    return rows
+
+
+def to_csv(ranks: Ranks, path: str | os.PathLike[str]) -> int:
+    """The table as CSV, a missing number as an empty cell; how many rows it has."""
+    rows = 0
+    with _whole(path) as part, part.open("w", encoding="utf-8", newline="") as file, ranks.snapshot():
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((*PLACE, *ranks.statistics))
+        for table in tables(ranks):
+            writer.writerows(zip(*(_texts(name, column) for name, column in table.items()), strict=True))
+            rows += len(table["step"])
+    return rows
+
+
+def to_sqlite(ranks: Ranks, path: str | os.PathLike[str]) -> int:
+    """A copy of a run as files of SQLite, also while it is written: one file, or of several ranks a folder of them.
+
+    Returns:
+        How many files.
+    """
+    if len(ranks.readers) == 1:
+        with _whole(path) as part:
+            ranks.readers[0].copy(part)
+        return 1
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{clean_name(folder)} cannot be made: {error.strerror or error}.") from error
+    for reader in ranks.readers:
+        with _whole(folder / f"fragment-{reader.rank}.sqlite") as part:
+            reader.copy(part)
+    return len(ranks.readers)
+
+
+def tables(ranks: Ranks) -> Iterator[dict[str, Array]]:
+    """Column -> values of the rows of one site after the other."""
+    steps = ranks.steps()
+    for label in ranks.sites.values():
+        series = {name: next(ranks.values(name, [label.key], steps)) for name in ranks.statistics}
+        seen = ~np.all([np.isnan(values).all(1) for values in series.values()], axis=0)
+        heads = max(values.shape[1] for values in series.values())
+        place = _place(label, steps[seen], heads)
+        yield place | {name: _wide(values[seen], heads).reshape(-1) for name, values in series.items()}
+
+
+def _place(label: SiteLabel, steps: Array, heads: int) -> dict[str, Array]:
+    many = len(steps) * heads
+    names: dict[str, Any] = {"site": label.name, "layer": label.layer, "kind": label.kind, "mode": label.mode}
+    return {
+        "step": np.repeat(steps, heads),
+        **{name: np.full(many, value, object) for name, value in names.items()},
+        "head": np.tile(np.arange(heads), len(steps)),
+    }
+
+
+def _wide(values: Array, heads: int) -> Array:
+    """[steps, heads], filled up with NaN: a statistic that no sample of this site has is [steps, 0]."""
+    return np.pad(values, ((0, 0), (0, heads - values.shape[1])), constant_values=np.nan)
+
+
+def _typed(table: dict[str, Array], pandas: Any) -> dict[str, Any]:
+    """With whole numbers where layers and counts are, also where some are missing."""
+    whole = [name for name in table if name == "layer" or (name in QUANTITIES and QUANTITIES[name].exact)]
+    return table | {name: pandas.array(table[name], dtype="Int64") for name in whole}
+
+
+def _schema(ranks: Ranks, pyarrow: Any) -> Any:
+    words, numbers = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), pyarrow.int64()
+    kinds = {name: numbers if name in ("step", "layer", "head") else words for name in PLACE}
+    return pyarrow.schema([*kinds.items(), *((name, pyarrow.float32()) for name in ranks.statistics)])
+
+
+def _texts(name: str, column: Array) -> list[str]:
+    if name in PLACE:
+        return ["" if value is None else str(value) for value in column.tolist()]
+    exact = name in QUANTITIES and QUANTITIES[name].exact
+    return ["" if value != value else str(int(value)) if exact else str(value) for value in column]
+
+
+@contextmanager
+def _whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of ``path`` when it is whole.
+
+    Raises:
+        InputError: no file can be written there, or the disk is full.
+    """
+    target = check_target(path, "table")
+    try:
+        with replacement(target) as part:
+            yield part
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{clean_name(path)} cannot be written: {reason}.") from error

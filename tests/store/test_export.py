@@ -1,0 +1,96 @@
+"""A run as a table, and as a copy of itself, has the numbers of its history."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attemper.errors import InputError
+from attemper.store import export
+from attemper.store.folder import open_run
+from attemper.store.fragment import Fragment
+from tests.store.test_run import written
+from tests.support.samples import sample, samples, sites
+
+
+def test_a_frame_has_a_row_for_each_step_and_head(tmp_path: Path) -> None:
+    both = (*sites(1), replace(sites(2)[1], layer=None, heads=2, mode="eval"))
+    written(tmp_path / "a", (sample(step, both[: 1 + step % 2]) for step in range(150)))
+    run = open_run(tmp_path / "a")
+    frame: Any = run.to_pandas()
+    assert list(frame.columns) == [*export.PLACE, *run.statistics]
+    assert len(frame) == 150 * 3 + 75 * 2
+    head = frame[(frame["site"] == "layers.0.attn") & (frame["head"] == 2)]
+    np.testing.assert_array_equal(head["step"], run.steps)
+    np.testing.assert_array_equal(head["max_logit"], run.history("max_logit", "layers.0.attn", 2).values)
+    assert str(frame["nonfinite_rows"].dtype) == "Int64"
+    assert frame[frame["mode"] == "eval"]["layer"].isna().all()
+    assert (frame[frame["mode"] == "eval"]["step"] % 2 == 1).all()
+
+
+def test_a_run_without_a_sample_is_an_empty_frame(tmp_path: Path) -> None:
+    written(tmp_path / "a", ())
+    assert list(open_run(tmp_path / "a").to_pandas().columns) == list(export.PLACE)
+
+
+def test_csv_has_the_same_rows_in_the_fewest_digits_and_whole_counts(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(140))
+    run = open_run(tmp_path / "a")
+    assert export.to_csv(run.ranks, tmp_path / "a.csv") == 140 * 6
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text("utf-8").splitlines()))
+    assert len(rows) == 140 * 6
+    head = [row for row in rows if (row["site"], row["head"]) == ("layers.1.attn", "0")]
+    found = np.array([np.float32(row["entropy_nats"]) for row in head])
+    np.testing.assert_array_equal(found, run.history("entropy", "layers.1.attn", 0).values)
+    assert all(row["nonfinite_rows"].isdigit() for row in rows)
+    assert (head[0]["layer"], head[0]["kind"], head[0]["mode"]) == ("1", "self", "train")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    written(tmp_path / "a", samples(140))
+    run = open_run(tmp_path / "a")
+    table = pyarrow.parquet.read_table(run.to_parquet(tmp_path / "a.parquet"))
+    frame = run.to_pandas()
+    assert table.column_names == list(frame.columns)
+    np.testing.assert_array_equal(table["entropy_nats"].to_numpy(), frame["entropy_nats"])
+    assert table["site"].to_pylist() == list(frame["site"])
+
+
+def test_a_copy_of_a_live_run_is_a_run(tmp_path: Path) -> None:
+    fragment = Fragment(tmp_path / "fragment-0.sqlite")
+    for one in samples(150):
+        fragment.append(one)
+        fragment.fold()
+    run = open_run(tmp_path)
+    assert export.to_sqlite(run.ranks, tmp_path / "copy.sqlite") == 1
+    fragment.append(sample(150))
+    copy = open_run(tmp_path / "copy.sqlite")
+    np.testing.assert_array_equal(copy.history("entropy").values, run.history("entropy", stop=150).values)
+    with sqlite3.connect(tmp_path / "copy.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    fragment.close()
+
+
+def test_a_copy_of_several_ranks_is_a_folder(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        written(tmp_path / "a", samples(3, labels=sites(4)[rank : rank + 1]), rank=rank)
+    run = open_run(tmp_path / "a")
+    assert export.to_sqlite(run.ranks, tmp_path / "b") == 2
+    np.testing.assert_array_equal(open_run(tmp_path / "b").history("entropy").values, run.history("entropy").values)
+
+
+def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    with pytest.raises(InputError, match="cannot be written"):
+        export.to_csv(open_run(tmp_path / "a").ranks, tmp_path / "missing" / "a.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -1,0 +1,131 @@
+"""Whatever happens to the file of a run, training goes on, one warning says so, and what is lost is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from attemper.store import schema
+from attemper.store.replay import replay
+from attemper.store.writer import open_writer
+from tests.support.faults import Outcome
+from tests.support.samples import sample
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    """Short forms of all faults, from a process without torch."""
+    command = [sys.executable, "-m", "tests.support.faults", "--kills", "6", "--many", "120"]
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, timeout=120
+    )
+    assert not done.returncode, done.stderr
+    found = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
+    return {outcome.fault: outcome for outcome in found}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "written", "dropped"),
+    [
+        ("disk full (RLIMIT_FSIZE)", "trouble at step .*: (disk I/O error|database or disk is full)", True, False),
+        ("disk full (max_page_count)", "trouble at step .*: database or disk is full", True, True),
+        ("read-only folder", "run cannot be stored: Permission denied", False, True),
+        ("deleted folder", "is gone: it was moved or deleted while it was written to", True, True),
+        ("slow disk", "the disk is slower than the samples come", True, True),
+        (
+            "garbage file",
+            "garbage_file cannot be stored: fragment-0.sqlite is not a file of an attemper run",
+            False,
+            True,
+        ),
+        ("two writers", "two_writers cannot be stored: another watch is writing to it", False, True),
+        ("locks refused at the start", "cannot be stored: database is locked", False, True),
+        ("locks refused for a while", "trouble at step 60: database is locked", True, False),
+    ],
+)
+def test_training_goes_on_with_one_warning_and_what_is_lost_is_counted(outcomes, fault, message, written, dropped):
+    outcome = outcomes[fault]
+    assert outcome.went_on, outcome.note
+    (warning,) = outcome.warnings
+    assert re.search(message, warning)
+    assert "Training goes on" in warning
+    assert outcome.written + outcome.dropped == outcome.taken
+    assert (outcome.written > 0, outcome.dropped > 0) == (written, dropped)
+    if outcome.read is not None:
+        assert outcome.read == max(outcome.written, 1)  # of two writers the other one's
+
+
+def test_a_process_that_is_killed_at_a_random_moment_loses_no_acknowledged_sample(outcomes):
+    outcome = outcomes["killed at random"]
+    assert outcome.went_on, outcome.note
+    assert outcome.note == "6 of 6 files open, 0 acknowledged samples lost"
+    assert outcome.written
+
+
+def test_a_fork_takes_nothing_and_leaves_the_file_to_its_parent(outcomes):
+    outcome = outcomes["fork"]
+    assert outcome.went_on, outcome.note
+    assert (outcome.written, outcome.read, outcome.warnings) == (120, 120, [])
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_ends_the_process_as_without_a_store_and_nothing_is_lost(outcomes, end):
+    outcome = outcomes[f"ended by {end}"]
+    assert outcome.went_on, outcome.note
+    assert outcome.read == outcome.taken
+
+
+def test_an_exception_in_the_loop_loses_nothing(outcomes):
+    assert outcomes["ended by an exception"].read == 200, outcomes["ended by an exception"].note
+
+
+class _Squares(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.tensor(float(place**2))
+
+
+def test_workers_of_a_data_loader_leave_the_store_alone(tmp_path):
+    run = open_writer(tmp_path / "run")
+    step = 0
+    for _ in range(2):
+        for _batch in DataLoader(_Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+            run.take(sample(step))
+            step += 1
+    run.close()
+    assert (run.written, run.dropped) == (8, 0)
+    tables = schema.open_to_read(tmp_path / "run" / "fragment-0.sqlite")
+    assert [one.step for one in replay(tables, 0, 100)] == list(range(8))
+    tables.close()
+
+
+def test_a_second_writer_of_this_process_is_refused_with_one_warning(tmp_path, caplog):
+    first = open_writer(tmp_path)
+    second = open_writer(tmp_path)
+    for step in range(3):
+        assert first.take(sample(step))
+        second.take(sample(step))
+    second.close()
+    assert (second.written, second.dropped) == (0, 3)
+    assert second.open_reader().rows("SELECT count(*) FROM sample") == [(3,)]  # in memory
+    first.close()
+    (record,) = caplog.records
+    assert "another watch is writing to it. Give each run a folder of its own." in record.message
+    third = open_writer(tmp_path)
+    assert third.last_step == 2
+    third.close()
+    assert len(caplog.records) == 1

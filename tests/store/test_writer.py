@@ -1,0 +1,304 @@
+"""The queue and its thread: what is taken is written, what is not is counted; the ends of a writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from attemper import InputError, Store
+from attemper.store import process, schema, writer
+from attemper.store.fragment import Fragment
+from attemper.store.replay import replay
+from attemper.store.writer import Writer, open_writer
+from tests.support.samples import sample, samples
+
+
+def steps(run: Writer) -> list[int]:
+    tables = run.open_reader()
+    found = [row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")]
+    tables.close()
+    return found
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """The thread waits at each sample until it is opened."""
+    opened, append = threading.Event(), Fragment.append
+
+    def wait(fragment: Fragment, one) -> None:
+        assert opened.wait(10)
+        append(fragment, one)
+
+    monkeypatch.setattr(Fragment, "append", wait)
+    yield opened
+    opened.set()
+
+
+@pytest.mark.parametrize("store", [None, "folder"])
+def test_what_is_taken_is_written_and_read_beside_the_writer(tmp_path, store):
+    run = open_writer(store and tmp_path / "runs" / "a")
+    assert run.last_step is None
+    for one in samples(300, every=5):
+        assert run.take(one)
+    assert run.last_step == 1495
+    assert run.flush()
+    assert (run.written, run.dropped, run.trouble) == (300, 0, None)
+    assert steps(run) == list(range(0, 1500, 5))
+    run.close()
+    run.close()
+    assert steps(run) == list(range(0, 1500, 5))
+    assert not run.take(sample(2000))
+    if store:
+        assert os.listdir(tmp_path / "runs" / "a") == ["fragment-0.sqlite"]
+
+
+def test_a_reader_of_a_finished_run_sees_what_a_reader_beside_it_saw(tmp_path):
+    run = open_writer(tmp_path)
+    for one in samples(200):
+        run.take(one)
+    run.flush()
+    beside = run.open_reader()
+    seen = [one.values.tobytes() for one in replay(beside, 0, 1000)]
+    run.close()
+    after = schema.open_to_read(tmp_path / "fragment-0.sqlite")
+    assert [one.values.tobytes() for one in replay(after, 0, 1000)] == seen
+    beside.close()
+    after.close()
+
+
+def test_a_resumed_run_goes_on_after_its_last_step(tmp_path):
+    first = open_writer(tmp_path)
+    first.take(sample(40))
+    first.close()
+    second = open_writer(tmp_path)
+    assert second.last_step == 40
+    second.take(sample(41))
+    second.close()
+    assert steps(second) == [40, 41]
+
+
+def test_what_is_known_of_the_run_is_kept(tmp_path):
+    store = Store(tmp_path, name="warm-up", tags=["one", "two"], notes="a note")
+    run = open_writer(store, rank=2, about={"model": "/data/tiny", "rows": 128}, versions={"attemper": "9"})
+    run.cover({("a", "self", "train"): None, ("b", "self", "train"): "no attention was seen"})
+    run.describe({"rows": 64})
+    run.close()
+    tables = schema.open_to_read(tmp_path / "fragment-2.sqlite")
+    about = {name: json.loads(value) for name, value in tables.rows("SELECT * FROM about")}
+    assert about == {
+        "name": "warm-up",
+        "tags": ["one", "two"],
+        "notes": "a note",
+        "bits": 15,
+        "model": "tiny",
+        "rows": 64,
+    }
+    assert tables.rows("SELECT name, reason FROM coverage") == [("a", None), ("b", "no attention was seen")]
+    assert tables.rows("SELECT rank, versions FROM segment") == [(2, '{"attemper": "9"}')]
+    tables.close()
+
+
+def test_a_run_is_named_after_its_folder(tmp_path):
+    run = open_writer(tmp_path / "b")
+    run.flush()
+    assert run.open_reader().rows("SELECT value FROM about WHERE name = 'name'") == [('"b"',)]
+    run.close()
+
+
+def test_a_path_that_is_a_file_and_a_path_that_is_none_are_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="file is a file"):
+        open_writer(tmp_path / "file")
+    with pytest.raises(InputError, match="must be the path of a folder, got 7"):
+        open_writer(7)  # pyright: ignore[reportArgumentType]
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_file_of_a_newer_version_stays_as_it_is_and_training_goes_on(tmp_path, caplog):
+    open_writer(tmp_path).close()
+    connection = sqlite3.connect(tmp_path / "fragment-0.sqlite")
+    connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    connection.close()
+    before = (tmp_path / "fragment-0.sqlite").read_bytes()
+    run = open_writer(tmp_path)
+    run.take(sample(0))
+    run.close()
+    assert (tmp_path / "fragment-0.sqlite").read_bytes() == before
+    assert (run.written, run.dropped) == (0, 1)
+    (record,) = caplog.records
+    assert "was written by a newer attemper" in record.message
+    assert "all of its samples count as dropped" in record.message
+
+
+def test_more_than_may_wait_is_dropped_and_counted_in_the_file(tmp_path, gate, monkeypatch, caplog):
+    monkeypatch.setattr(writer, "WAITING_BYTES", 20 * sample(0).values.nbytes)
+    run = open_writer(tmp_path)
+    taken = [run.take(one) for one in samples(50)]
+    assert taken == [True] * 20 + [False] * 30
+    assert run.dropped == 30
+    gate.set()
+    assert run.flush(10)
+    assert run.take(sample(50))
+    run.close()
+    assert (run.written, run.dropped) == (21, 30)
+    assert steps(run) == [*range(20), 50]
+    tables = run.open_reader()
+    assert tables.rows("SELECT sum(samples) FROM lost") == [(30,)]
+    assert tables.rows("SELECT reason FROM lost")[0] == ("the disk was slow, full or failed",)
+    tables.close()
+    (record,) = caplog.records
+    assert "the disk is slower than the samples come" in record.message
+
+
+def test_a_few_samples_wait_however_large_they_are(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(writer, "WAITING_BYTES", 1)
+    run = open_writer(tmp_path)
+    assert [run.take(one) for one in samples(10)] == [True] * writer.FEWEST_WAITING + [False] * 2
+    gate.set()
+    run.close()
+
+
+def test_a_disk_that_fails_for_a_while_loses_nothing(tmp_path, monkeypatch, caplog):
+    append, failures = Fragment.append, iter([sqlite3.OperationalError("disk I/O error")] * 3)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.3)
+
+    def fail(fragment: Fragment, one) -> None:
+        for error in failures:
+            raise error
+        append(fragment, one)
+
+    monkeypatch.setattr(Fragment, "append", fail)
+    run = open_writer(tmp_path)
+    for one in samples(5):
+        run.take(one)
+    run.close()
+    assert (run.written, run.dropped) == (5, 0)
+    assert steps(run) == [0, 1, 2, 3, 4]
+    (record,) = caplog.records
+    assert "the store has trouble at step 0: disk I/O error. Training goes on" in record.message
+
+
+def test_while_the_disk_fails_the_trouble_is_told_and_flush_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Fragment, "append", fail)
+    run = open_writer(tmp_path)
+    run.take(sample(0))
+    assert not run.flush(0.1)
+    assert "No space left on device" in str(run.trouble)
+    run.close()
+    assert (run.written, run.dropped) == (0, 1)
+
+
+def test_an_error_of_ours_costs_one_sample_and_not_the_thread(tmp_path, monkeypatch, caplog):
+    append = Fragment.append
+
+    def fail(fragment: Fragment, one) -> None:
+        if one.step == 1:
+            raise ValueError("a mistake")
+        append(fragment, one)
+
+    monkeypatch.setattr(Fragment, "append", fail)
+    run = open_writer(tmp_path)
+    for one in samples(4):
+        run.take(one)
+    run.close()
+    assert (run.written, run.dropped) == (3, 1)
+    assert steps(run) == [0, 2, 3]
+    (record,) = caplog.records
+    assert "trouble at step 1: ValueError: a mistake" in record.message
+
+
+def test_what_is_too_late_at_the_end_is_counted(tmp_path, gate, monkeypatch, caplog):
+    monkeypatch.setattr(writer, "GRACE_SECONDS", 0.0)
+    run = open_writer(tmp_path)
+    for one in samples(3):
+        run.take(one)
+    run.close(0.01)
+    assert (run.written, run.dropped) == (0, 3)
+    (record,) = caplog.records
+    assert "the disk is too slow for the end of the run" in record.message
+    gate.set()
+    run._thread.join(10)
+    process.leave(run)
+
+
+def test_a_history_in_memory_is_bounded_and_says_that_it_is_thinned(monkeypatch, caplog):
+    monkeypatch.setattr(writer, "MEMORY_BYTES", 200_000)
+    with caplog.at_level("INFO"):
+        run = open_writer(None)
+        for one in samples(20 * 128):
+            run.take(one)
+            if one.step % 256 == 0:
+                run.flush(10)
+        run.close()
+    assert run.thinned
+    assert run.written == 20 * 128
+    (record,) = caplog.records
+    assert "the history in memory has reached its 0.2 MB: its oldest samples are thinned" in record.message
+
+
+def test_signals_are_handled_while_a_writer_lives_and_as_before_afterwards(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    assert before is signal.SIG_DFL
+    first, second = open_writer(tmp_path / "a"), open_writer(tmp_path / "b")
+    assert signal.getsignal(signal.SIGTERM) is not before
+    first.close()
+    assert signal.getsignal(signal.SIGTERM) is not before
+    second.close()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_of_the_users_own_stays(tmp_path):
+    def own(*_: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        run = open_writer(tmp_path)
+        assert signal.getsignal(signal.SIGTERM) is own
+        run.close()
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_that_the_user_sets_later_stays(tmp_path):
+    run = open_writer(tmp_path)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert before is process._on_signal
+
+
+def test_the_first_process_of_a_container_writes_what_it_has_and_goes_on(tmp_path, monkeypatch):
+    run = open_writer(tmp_path)
+    run.take(sample(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(process.os, "getpid", lambda: 1)
+        patch.setattr(run, "_process", 1)
+        process._on_signal(signal.SIGTERM, None)
+        assert run.written == 1
+        assert run.take(sample(1))
+    run.close()
+    assert steps(run) == [0, 1]
+
+
+def test_a_writer_that_is_opened_in_another_thread_writes_too(tmp_path):
+    runs: list[Writer] = []
+    thread = threading.Thread(target=lambda: runs.append(open_writer(Path(tmp_path))))
+    thread.start()
+    thread.join()
+    runs[0].take(sample(0))
+    runs[0].close()
+    assert runs[0].written == 1
