@@ -40,7 +40,7 @@ def main() -> int:
             return 1
     else:
         build.libraries(options.into, build.SANITIZE if options.sanitize else [], sets=options.sets)
-    for path in build.built(options.into):
+    for path in build.library_files(options.into):
         print(path)
     return 0
 

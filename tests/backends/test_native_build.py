@@ -1,6 +1,7 @@
 """What an install does with and without a C++ compiler; and no run of the tests loses the native kernels unseen."""
 
 import importlib.util
+import re
 import sys
 import types
 from pathlib import Path
@@ -22,6 +23,13 @@ def test_where_a_compiler_is_the_native_kernels_are_built_from_these_sources():
         "a C++ compiler is here and the native kernels are not built: python scripts/build_native.py"
     )
     assert build.stale() == [], "built from other sources: python scripts/build_native.py"
+
+
+@pytest.mark.parametrize("script", ["hatch_build.py", "scripts/build_native.py"])
+def test_what_a_script_takes_of_the_build_is_there(script: str):
+    names = set(re.findall(r"\bbuild\.(?!py\b)(\w+)", (ROOT / script).read_text("utf-8")))
+    assert names
+    assert names <= set(dir(build))
 
 
 @pytest.fixture

@@ -111,8 +111,7 @@ def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
     found = {one.kind: one for one in judge(series("max_logit", values, apart=4))}
     growth, level = found["logit_growth"], found["logits"]
     assert growth.severity == "warning"
-    assert growth.since is not None and level.since is not None
-    assert growth.since <= level.since - 8
+    assert (growth.since or 0) <= (level.since or 0) - 8
     assert growth.value == pytest.approx(12, rel=0.05)
     assert "doubles in 12.0 steps" in growth.message
     assert growth.message.endswith(")")
@@ -121,11 +120,10 @@ def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
 @pytest.mark.parametrize(("quantity", "kind"), [("max_logit", "logit_growth"), ("logit_std", "spread_growth")])
 def test_growth_ends_when_the_value_has_stood_still(quantity: str, kind: str):
     start, end = (8.0, 90.0) if quantity == "max_logit" else (1.0, 12.0)
-    found = judge(series(quantity, [start] * 5 + [end] * 20, apart=5))
+    found = judge(series(quantity, [start] * 5 + [end] * 60, apart=5))
     ((_, head, since, ended),) = told(found, kind)
     assert (head, since) == (0, 30), "one wild reading is not growth: the second counts"
-    assert ended is not None
-    assert since + 20 < ended < since + 150
+    assert 50 < (ended or 0) < 230
 
 
 @pytest.mark.parametrize(
@@ -147,9 +145,10 @@ def test_a_head_has_fallen_below_its_share_of_the_baseline_and_not_at_it():
 
 def test_the_baseline_is_the_median_of_the_first_five_healthy_readings():
     limits = {"fallen": 0.5, "collapsed": None, "falling": None}
-    values = [0.9, 0.4, 0.5, 0.6, 0.8, 0.7, 0.31, 0.29]
-    (alarm,) = told(judge(series(ENTROPY, values), limits), "fallen")
-    assert alarm[2] == 10, "against the first reading until there are five"
+    values = [0.9, 0.4, 0.6, 0.8, 0.7, 0.5, 0.5, 0.5, 0.34]
+    found = judge(series(ENTROPY, values), limits)
+    assert told(found) == [("fallen", 0, 10, 30), ("fallen", 0, 80, None)], "against the first until there are five"
+    assert [one.limit for one in found] == [pytest.approx(0.45), pytest.approx(0.35)], "of 0.9, 0.8, 0.7, 0.5, 0.5"
     found = judge(series(ENTROPY, [0.6, 0.6, 0.62, 0.58, 0.9, 0.31, 0.29]), limits)
     assert [(one.since, one.limit) for one in found if one.kind == "fallen"] == [(60, pytest.approx(0.3))]
 
@@ -165,7 +164,7 @@ def test_falling_is_a_fast_fall_to_almost_nothing():
     ((_, head, since, ended),) = told(found)
     assert (head, since) == (0, 40)
     assert ended is not None
-    assert "(0.2 at step" in found[0].message
+    assert "(0.4 at step 30)" in found[0].message
     slow = list(np.linspace(0.6, 0.03, 100))
     assert told(judge(series(ENTROPY, slow, apart=5)), "falling") == []
     wide = [0.9] * 5 + [0.5, 0.2, 0.1] + [0.1] * 20
@@ -177,8 +176,8 @@ def test_a_head_drifts_from_where_it_had_settled():
     values = [*(0.5 + 0.01 * rng.normal(size=40)), *np.linspace(0.5, 0.85, 30), *([0.85] * 10), *([0.52] * 5)]
     ((_, head, since, ended),) = told(judge(series(ENTROPY, values)), "drift")
     assert head == 0
-    assert since is not None and 500 < since < 700
-    assert ended is not None and ended >= 800
+    assert 500 < (since or 0) < 700
+    assert (ended or 0) >= 800
     (alarm,) = [one for one in judge(series(ENTROPY, values)) if one.kind == "drift"]
     assert alarm.severity == "notice"
     assert "has drifted from 0.5" in alarm.message
@@ -234,7 +233,7 @@ def test_a_layer_that_collapses_is_one_alarm_with_its_step_and_speed():
     assert (alarm.kind, alarm.site, alarm.head, alarm.severity) == ("layer_fallen", "layers.0", None, "warning")
     assert (alarm.since, alarm.step, alarm.ended) == (50, 70, None)
     assert alarm.message == (
-        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.0049 (0.304 at step 40)"
+        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.0049 (0.609 at step 40)"
     )
 
 
@@ -334,6 +333,7 @@ def wild(samples: int, seed: int) -> list[Sample]:
             values[2], values[3] = 1 / (1 + np.exp(-2 * state[2])), 1 / (1 + np.exp(-state[3]))
             values[4:6], values[6], values[7] = 64, 0, state[7] > 2.5
             values[5] *= rng.random(one.heads) < 0.95
+            values[:2][rng.random((2, one.heads)) < 0.01] = np.inf
             values[rng.random(values.shape) < 0.05] = np.nan
             columns.append(values)
         step = place * 7 + int(rng.integers(0, 5))
@@ -380,7 +380,7 @@ def test_an_alarm_of_a_sample_that_is_fed_again_is_told_once():
     one = Judge()
     calm, wild = sample(0, {"a": {}}), sample(1, {"a": {"max_logit": 500.0}})
     one.feed(calm)
-    assert [alarm.kind for alarm in one.feed(wild)] == ["logits"] * 2
+    assert [alarm.kind for alarm in one.feed(wild)] == ["logits"] * 2, "a second reading says nothing of speed"
     assert one.feed(wild, again=True) == ()
     assert one.feed(sample(1, {"a": {}}), again=True) == ()
     assert one.alarms == ()
@@ -394,7 +394,7 @@ def test_a_head_is_judged_alike_alone_and_beside_others(seed: int):
     together = judge(samples, limits)
     for one in {label.key: label for given in samples for label in given.sites}.values():
         alone = [_only(given, one) for given in samples if one in given.sites]
-        mine = [alarm for alarm in judge(alone, limits)]
+        mine = list(judge(alone, limits))
         assert [alarm for alarm in together if alarm.site == one.name and alarm in mine] == mine
 
 
@@ -499,7 +499,11 @@ def test_a_sample_of_readings_has_their_numbers_and_those_of_rows_that_see_enoug
     assert given.quantities == tuple(QUANTITIES)
     numbers = {name: given.of(name) for name in QUANTITIES}
     for name, expected in {
-        "normalized_entropy": [0.2, 0.4, 0.6], ENTROPY: [0.2, 0.4, np.nan], "judged_rows": [10, 10, 0], "rows": [10] * 3,
-        "queries": [64, 64, 16], "gini": [np.nan] * 3,
-    }.items():  # fmt: skip
+        "normalized_entropy": [0.2, 0.4, 0.6],
+        ENTROPY: [0.2, 0.4, np.nan],
+        "judged_rows": [10, 10, 0],
+        "rows": [10, 10, 10],
+        "queries": [64, 64, 16],
+        "gini": [np.nan] * 3,
+    }.items():
         np.testing.assert_array_equal(numbers[name], np.array(expected, np.float32), name)

@@ -165,5 +165,5 @@ def test_the_record_takes_the_names_of_the_list_and_says_their_units() -> None:
     for kind in ALARMS:
         assert kind.limit is None or f"{kind.name} ({kind.limit:g} {kind.unit})" in str(AlarmLimits.__doc__)
         assert (kind.limit is None) == (not kind.unit)
-    with pytest.raises(InputError, match="limits must be one of .*Did you mean 'collapsed'"):
+    with pytest.raises(InputError, match=r"limits must be one of .*Did you mean 'collapsed'"):
         AlarmLimits(colapsed=1.0)

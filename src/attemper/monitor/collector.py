@@ -145,7 +145,7 @@ class Collector:
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
         name = self._names.get(module) or getattr(module, "tap_name", "attention")
-        self._guard(name, partial(self._see, module, call))
+        self.guard(name, partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
@@ -212,7 +212,7 @@ class Collector:
             else:
                 self.skipped[name] = reason
         sums = {buffer: part for buffer, (_, part) in found.items()}
-        self._guard("taps", lambda: self.tapped.add(named, sums, self.period))
+        self.guard("taps", lambda: self.tapped.add(named, sums, self.period))
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
@@ -325,7 +325,7 @@ class Collector:
             elif seen.contribution is not None:
                 if seen.is_tap and seen.module is not None:
                     self._places[seen.name] = seen.module
-                self._guard(seen.name, partial(self._add, seen.contribution))
+                self.guard(seen.name, partial(self._add, seen.contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
 
@@ -367,7 +367,7 @@ class Collector:
         self.last.pop(key[0], None)
         self.skipped[key[0]] = reason
 
-    def _guard(self, name: str, action: Callable[[], None]) -> None:
+    def guard(self, name: str, action: Callable[[], None]) -> None:
         """Runs ``action``. With ``quiet``, what goes wrong goes there and no further."""
         if self._quiet is None:
             action()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +130,7 @@ class Recorder:
             if alarm.ended is None and alarm.severity != SEVERITIES[0]:
                 logger.warning("attemper: step %s: %s. %s", alarm.step, clean(alarm.message), alarm.advice)
                 if self._on_alarm is not None:
-                    self._on_alarm(alarm)
+                    self._collector.guard("on_alarm", partial(self._on_alarm, alarm))
 
     # --- the run ---
 
@@ -150,6 +152,10 @@ class Recorder:
 
         if self._writer is None:
             self._writer = open_writer(self._store, rank=_rank(), about=self._about, versions=versions())
+            # A watch that is garbage-collected without ``close()`` ends its file. At the end of the process the writer
+            # sees to that itself.
+            self._forgotten = weakref.finalize(self, self._writer.close)
+            self._forgotten.atexit = False
             if self._coverage:
                 self._writer.cover(self._coverage)
             if self._writer.last_step is not None:
@@ -206,8 +212,7 @@ class Recorder:
         writer = self._open_writer()
         writer.flush()
         if self._run is None:
-            folder = None if self._store is None or self._store.is_url else Path(self._store.path).absolute()
-            self._run = Run(_ranks(writer), folder)
+            self._run = Run(_ranks(writer))
         return self._run
 
     @property
@@ -230,7 +235,7 @@ class Recorder:
         """Writes what is left and ends the file. What is there can be read afterwards."""
         self.settle(wait=True)
         self._closed = True
-        if self._writer is not None:
+        if self._writer is not None and self._forgotten.detach() is not None:
             self._writer.close()
             if self._store is not None and self._writer.dropped:
                 lost, reason = count(self._writer.dropped, "sample is", "samples are"), self._writer.trouble

@@ -47,7 +47,8 @@ def scan(
         stats: what is measured beside "all", which always is: support_size, mean_distance, gini,
             entropy_with_sink, score_variance. Every reading then shows it. lse, mean_logit and visible_keys are of
             rows: see ``row_statistics``.
-        limits: of alarms, by kind: collapsed, diffuse, logits, first_token; those not named keep their default.
+        limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of the names collapsed, diffuse, logits and
+            first_token; those not named keep their default.
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
             such a row is not ``judged``, and the result's ``notes`` say so.
         backend: as in :func:`attemper.attention`.

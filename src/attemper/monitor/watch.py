@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -93,9 +92,9 @@ def watch(
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
             on sampled passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
-        limits: of alarms: ``attemper.AlarmLimits(...)`` or a mapping of its names. Each sample is judged as it ends,
-            by those before it. A head near uniform raises no alarm while the model looks untrained: more than half of
-            the judged heads so, since the first sample.
+        limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of its names. A watch has a history, and so
+            alarms on change: growth of logits, fall of entropy against the first samples, drift, dead heads. Each
+            sample is judged as it ends.
         fewest_keys: as in :func:`attemper.scan`.
         on_alarm: called in the training thread with each alarm that begins, if it is a warning or worse. Such alarms
             also go to ``logging``, as warnings of the logger "attemper".
@@ -150,9 +149,6 @@ class Watch(TapReceiver, RunView):
         self._context = CallContext()
         self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
         self._recorder = Recorder(self._collector, options, about=about(model, options))
-        # A watch that is garbage-collected without ``close()`` ends its file.
-        self._forgotten = weakref.finalize(self, self._recorder.close)
-        self._forgotten.atexit = False  # the writer itself sees to that
         self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step)
         self._sampled_number = self._schedule.number
         """Of the step that was sampled last."""
@@ -193,8 +189,7 @@ class Watch(TapReceiver, RunView):
         quietly(Watch._end_pass)(self, commit=False)
         self._open.close()
         self._record()
-        if self._forgotten.detach() is not None:
-            quietly(lambda _: self._recorder.close())(self)
+        quietly(lambda _: self._recorder.close())(self)
 
     def step(self, step: int | None = None) -> None:
         """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.

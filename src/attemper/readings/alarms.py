@@ -76,6 +76,11 @@ class AlarmKind:
         return self.law not in OF_ONE_SAMPLE
 
     @property
+    def has_statistic(self) -> bool:
+        """Whether the value of its alarms is the statistic itself, and not something measured over time."""
+        return self.law not in ("doubling_time", "rate", "drift")
+
+    @property
     def quantity(self) -> str:
         """The quantity of a ``Sample`` that it judges."""
         return f"judged_{self.statistic}" if self.judged else self.statistic

@@ -100,7 +100,8 @@ class Judge:
         self._missing = tuple(name for name in self._memories if name not in sample.quantities)
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
-        self._now = self._judge(sample.step, found)
+        with np.errstate(all="ignore"):  # a reading may be infinite
+            self._now = self._judge(sample.step, found)
         new = [alarm for alarm in self._now.changed if _identity(alarm) not in self._reported]
         self._reported |= {_identity(alarm) for alarm in new}
         return tuple(new)
@@ -117,7 +118,7 @@ class Judge:
             self._alarm(kind, state, state.latest, column)
             for kind in ALARMS
             for state in (self._now.kinds[kind.name],)
-            for column in np.flatnonzero(state.on)
+            for column in np.flatnonzero(state.on).tolist()
         ]
         return tuple(sorted(found, key=lambda alarm: -SEVERITIES.index(alarm.severity)))
 
@@ -183,24 +184,18 @@ class Judge:
         changed: list[Alarm] = []
         healthy = np.ones(len(self._columns), bool)
         for kind in WHOLE_FIRST:
-            old = kinds[kind.name] = self._before.kinds[kind.name]
-            measure = self._measure(kind, found, old.on)
-            rings, released = self._beyond(kind, measure)
-            if kind.trained and untrained:
-                rings = np.zeros_like(rings)
-            if kind.part_of:
-                whole = self._whole(kinds[kind.part_of].on)
-                rings, released = rings & ~whole, released | whole
-            on = (old.on & ~released) | rings
-            if not (on.any() or old.on.any()):
+            old = self._before.kinds[kind.name]
+            whole = self._whole(kinds[kind.part_of].on) if kind.part_of else np.zeros_like(healthy)
+            held_back = whole | (kind.trained and untrained)
+            new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
+            if new is old:
                 continue
-            new = kinds[kind.name] = self._follow(kind, old, on, self._figures(kind, measure, found, step))
-            for column in np.flatnonzero(old.on & ~on):
+            for column in np.flatnonzero(old.on & ~new.on).tolist():
                 ended.append(self._alarm(kind, old, old.worst, column, step))
-                changed += [] if kind.part_of and whole[column] else ended[-1:]
-            changed += [self._alarm(kind, new, new.latest, column) for column in np.flatnonzero(on & ~old.on)]
+                changed += [] if whole[column] else ended[-1:]
+            changed += [self._alarm(kind, new, new.latest, at) for at in np.flatnonzero(new.on & ~old.on).tolist()]
             if kind.severity != SEVERITIES[0]:
-                healthy &= ~(self._whole(on) if kind.whole else on)
+                healthy &= ~(self._whole(new.on) if kind.whole else new.on)
         return State(step, kinds, healthy, untrained, near, tuple(ended), tuple(changed))
 
     def _uniform(self, entropies: Array) -> tuple[int, int]:
@@ -210,10 +205,32 @@ class Judge:
         near = (entropies > self._bounds[UNIFORM.name]) & self._columns.in_training
         return int(near.sum()), int((~np.isnan(entropies) & self._columns.in_training).sum())
 
+    def _follow(
+        self, kind: AlarmKind, old: KindState, held_back: np.ndarray, found: Mapping[str, Array], step: int
+    ) -> KindState:
+        """The alarms of a kind after a sample; none where they are held back."""
+        measure = self._measure(kind, found, old.on)
+        beyond, back = self._beyond(kind, measure)
+        on = ((old.on & ~back) | beyond) & ~held_back
+        if not (on.any() or old.on.any()):
+            return old
+        figures = self._figures(kind, measure, found, step)
+        begins = on & ~old.on
+        seen = on & ~np.isnan(measure)
+        further = measure > old.worst.measure if _rings_above(kind) else measure < old.worst.measure
+        latest, worst = (
+            Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
+            for where, before in ((seen, old.latest), (begins | (seen & further), old.worst))
+        )
+        origins = {column: origin for column, origin in old.origins.items() if on[column]}
+        origins |= {column: self._origin(kind, column) for column in np.flatnonzero(begins).tolist()}
+        return KindState(on, np.where(begins, step, old.since), latest, worst, origins)
+
     def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array:
         """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring."""
         law, window = LAWS[kind.law], self._memories[kind.quantity].window
-        known = ~np.isnan(window.recent[-1]) & ~(found["judged_rows" if kind.judged else "rows"] < kind.least_rows)
+        few = found["judged_rows" if kind.judged else "rows"] < kind.least_rows
+        known = ~(few | np.isnan(window.recent[-1]) | np.isnan(window.recent[-law.depth]))
         if kind.floor is not None:
             known &= on | self._beyond_floor(kind)
             if not known.any():
@@ -259,20 +276,6 @@ class Judge:
         """[H] of what stands at the first head of each site."""
         return on[self._columns.starts][self._columns.site] if len(on) else on
 
-    def _follow(self, kind: AlarmKind, old: KindState, on: np.ndarray, figures: Figures) -> KindState:
-        """The alarms of a kind after a sample."""
-        begins = on & ~old.on
-        seen = on & ~np.isnan(figures.measure)
-        above = _rings_above(kind)
-        further = figures.measure > old.worst.measure if above else figures.measure < old.worst.measure
-        latest, worst = (
-            Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
-            for where, before in ((seen, old.latest), (begins | (seen & further), old.worst))
-        )
-        origins = {column: origin for column, origin in old.origins.items() if on[column]}
-        origins |= {int(column): self._origin(kind, int(column)) for column in np.flatnonzero(begins)}
-        return KindState(on, np.where(begins, figures.step, old.since), latest, worst, origins)
-
     def _origin(self, kind: AlarmKind, column: int) -> tuple[float, int] | None:
         """Where the statistic was before: what says how fast it changed."""
         if kind.law in ("dead", "nonfinite"):
@@ -288,10 +291,10 @@ class Judge:
         relative = kind.law == "fall_from_baseline"
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
-            None if kind.whole else int(column) - self._columns.heads(column).start,
+            None if kind.whole else column - self._columns.heads(column).start,
             now if relative else measure,
             limit * before if limit is not None and relative else limit,
-            state.origins[int(column)],
+            state.origins[column],
             {"now": now, "before": before, "total": total},
             step=int(step),
             since=int(state.since[column]),

@@ -56,7 +56,7 @@ class Law:
     side: Literal["above", "below"] | None = None
     """On which side of its limit it rings; None: on that of the alarm's kind."""
     depth: int = 1
-    """How many readings it looks at."""
+    """How many readings it needs."""
     looks_at: tuple[str, ...] = ()
     """What else of a ``Window`` it looks at."""
 

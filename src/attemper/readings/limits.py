@@ -84,7 +84,7 @@ AlarmLimits.__doc__ = f"{AlarmLimits.__doc__}" + "\n".join(
     f"            {name} ({limit:g} {KINDS[name].unit})" for name, limit in DEFAULT_LIMITS.items()
 )
 AlarmLimits.__signature__ = Signature(  # type: ignore[attr-defined]
-    Parameter(name, Parameter.KEYWORD_ONLY, default=limit) for name, limit in ({"sites": None} | DEFAULT_LIMITS).items()
+    [Parameter(name, Parameter.KEYWORD_ONLY, default=one) for name, one in ({"sites": None} | DEFAULT_LIMITS).items()]
 )
 
 
