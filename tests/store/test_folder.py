@@ -139,6 +139,13 @@ def test_a_step_that_was_not_sampled_is_refused_with_the_nearest(tmp_path: Path)
         run.at("last")  # type: ignore[arg-type]
 
 
+def test_a_bound_that_is_no_step_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    for options in ({"start": "0"}, {"stop": 1.5}, {"stop": True}):
+        with pytest.raises(InputError, match="must be a step, a whole number"):
+            open_run(tmp_path / "a").history("entropy", **options)  # type: ignore[arg-type]
+
+
 def test_runs_of_different_models_are_not_compared(tmp_path: Path) -> None:
     written(tmp_path / "a", samples(2))
     written(tmp_path / "b", samples(2, labels=sites(2, 5)))
