@@ -95,8 +95,9 @@ def test_outputs_gradients_and_random_numbers_are_bit_identical_with_a_store(tmp
     def trained(watched: Callable[[nn.Module], Any]) -> list[Tensor]:
         model = Stack().train()
         for layer in model.layers:
-            layer.dropout = 0.1
+            layer.dropout = 0.1  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         torch.manual_seed(1)
+        output = torch.empty(0)
         with watched(model) as watch:
             for step in range(4):
                 output = model(torch.randn(2, 40, 32))
