@@ -76,7 +76,6 @@ class Writer:
         self._told = refused is not None
         self._deadline: float | None = None
         self._patience = float("inf")
-        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
         self._thread.start()
         process.enter(self)
@@ -141,7 +140,6 @@ class Writer:
         first = self._deadline is None
         self._deadline = min(deadline, self._deadline or deadline)
         self._patience = min(self._patience, time.monotonic() + RETRY_SECONDS)
-        self._hurry.set()
         if first:
             self._queue.put(None)
 
@@ -204,7 +202,7 @@ class Writer:
     def _insist(self, action: Callable[[], object], step: int | None) -> bool:
         """Tries until it is done; False once the run ends and it still fails, or there is no time left."""
         while self._deadline is None or time.monotonic() < self._deadline:
-            hurried = self._hurry.is_set()
+            hurried = self._deadline is not None
             try:
                 action()
             except TROUBLE as error:
@@ -212,8 +210,7 @@ class Writer:
                 self._warn(step, self.trouble)
                 if hurried and time.monotonic() >= self._patience:
                     return False
-                self._hurry.wait(RETRY_SECONDS)
-                time.sleep(HURRIED_SECONDS if hurried else 0.0)
+                self._pause(HURRIED_SECONDS if hurried else RETRY_SECONDS)
             except Exception as error:  # ours: the thread must live on
                 self._warn(step, f"{type(error).__name__}: {error}")
                 return False
@@ -221,6 +218,14 @@ class Writer:
                 self.trouble = self._refused
                 return True
         return False
+
+    def _pause(self, seconds: float) -> None:
+        """Until the next trial; short once the run ends. Without a lock, which a signal could meet in other hands."""
+        over = time.monotonic() + seconds
+        while time.monotonic() < over:
+            time.sleep(HURRIED_SECONDS)
+            if self._deadline is not None:
+                return
 
     def _attempt(self, action: Callable[[], object]) -> object:
         """Tries once: what fails here is tried again with later samples."""
