@@ -105,7 +105,7 @@ def _changes(overview: Overview) -> Iterator[RenderableType]:
         slope, low, high = (number(value, 3) for value in (one.per_1000_steps, one.low, one.high))
         ends = number(one.first, 3), number(one.last, 3)
         grid.add_row(Text(clean(one.site.name)), str(one.head), *ends, slope, f"{low} to {high}")
-    what = "from the first tenth of samples to the last; trend per 1,000 steps"
+    what = "means of first and last tenth, trend per 1,000 steps"
     yield Text.assemble(f"\nlargest changes of {clean(overview.statistic)}", (f"  {what}", "dim"))
     yield grid
 
