@@ -481,6 +481,7 @@ def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_sin
         ("diffuse", 1, 1, None),
     ]
     assert (one.untrained, one.untold) == (False, None)
+    assert one.standing[0].message == "layers.0 head 0: normalised entropy 0.990 is near uniform", "as it was before"
     one.feed(sample_of((reading(0.99, 0.99, 0.99, 0.99),), 2))
     assert len(one.standing) == 4, "the model was trained before"
 

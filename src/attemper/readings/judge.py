@@ -289,7 +289,9 @@ class Judge:
         if kind.law in ("dead", "nonfinite"):
             return None
         heads = self._columns.heads(column) if kind.whole else slice(column, column + 1)
-        return self._memories[kind.quantity].origin(heads, above=kind.side == "above")
+        origin = self._memories[kind.quantity].origin(heads, above=kind.side == "above")
+        was_so = kind.law == "level" and origin is not None and kind.rings(origin[0], self._bounds[kind.name][column])
+        return None if was_so else origin
 
     def _alarm(
         self, kind: AlarmKind, state: KindState, figures: Figures, column: int, ended: int | None = None
