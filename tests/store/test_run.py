@@ -17,6 +17,7 @@ from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.series import FragmentReader
+from attemper.store.writer import open_writer
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
@@ -181,6 +182,25 @@ def test_a_run_is_read_beside_its_writer_and_nothing_of_it_is_changed(tmp_path: 
     run.close()
     fragment.close()
     assert [file.name for file in tmp_path.iterdir()] == ["fragment-0.sqlite"]
+
+
+def test_a_reader_of_a_busy_writer_sees_whole_samples_only(tmp_path: Path) -> None:
+    taken = list(samples(700))
+    writer, run = open_writer(tmp_path), open_run(tmp_path)
+    expected = {one.step: one.values[2] for one in taken}
+    writer.take(taken[0])
+    writer.flush()
+    for one in taken[1:]:
+        writer.take(one)
+    seen = 0
+    while seen < len(taken):
+        found = run.history("max_logit")
+        assert len(found) >= seen
+        seen = len(found)
+        np.testing.assert_array_equal(found.steps, np.arange(seen))
+        wanted = np.array([expected[step] for step in range(seen)]).reshape(seen, 2, 3)
+        np.testing.assert_allclose(found.values, wanted, rtol=1.6e-5)
+    writer.close()
 
 
 def test_a_history_in_memory_is_read_the_same_way() -> None:
