@@ -104,6 +104,7 @@ def as_reader(folder: Path, work: Callable[[], object]) -> object:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        told = "null"
         try:
             if os.geteuid() == 0:
                 os.setuid(65534)

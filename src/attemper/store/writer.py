@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
 from attemper.store.fragment import Fragment
@@ -24,7 +25,7 @@ from attemper.store.lock import Lock, LockHeldError
 from attemper.store.options import Store
 from attemper.store.parts import Parts
 from attemper.store.place import Place, place_of
-from attemper.store.schema import NotARunError, Tables
+from attemper.store.schema import Tables
 from attemper.text import clean_name
 
 logger = logging.getLogger("attemper")
@@ -242,7 +243,7 @@ class Writer:
             try:
                 self._fragment.lose(lost, self.last_step, self.trouble or "the disk was slow, full or failed")
                 self._noted += lost
-            except TROUBLE as error:
+            except Exception as error:
                 logger.info("attemper: %d samples of the run are lost: %s.", lost, error)
 
     def _warn(self, step: int | None, reason: str) -> None:
@@ -251,8 +252,10 @@ class Writer:
             self._told = True
             logger.warning(
                 "attemper: the store has trouble at step %s: %s. Training goes on; samples that are lost are counted, "
-                "and the watch and `attemper show` say how many.", step, reason,
-            )  # fmt: skip
+                "and the watch and `attemper show` say how many.",
+                step,
+                reason,
+            )
 
 
 def open_writer(
@@ -273,6 +276,10 @@ def open_writer(
     if store is None:
         return _describe(Writer(_in_memory(versions)), about or {})
     options = store if isinstance(store, Store) else Store(store)
+    if not options.is_url and os.path.isfile(options.path):
+        raise InputError(
+            f"{clean_name(options.last_name)} is a file. A run is stored in a folder: name a new one, or one of a run."
+        )
     facts = {"tags": list(options.tags), "notes": options.notes, "bits": options.bits, **(about or {})}
     facts["name"] = options.name or options.last_name
     held = None
@@ -287,7 +294,7 @@ def open_writer(
             versions=versions,
             write_ahead=place.write_ahead,
         )
-    except (*TROUBLE, LockHeldError, NotARunError) as error:
+    except Exception as error:  # whatever it is, training goes on
         if held is not None:
             held.release()
         return _describe(_refuse(options, error, versions), facts)
@@ -301,8 +308,10 @@ def _writer(fragment: Fragment, held: Lock, place: Place, rank: int) -> Writer:
     if place.why is not None:
         logger.warning(
             "attemper: the run is kept in %s: its own folder is on a file system that takes no live file of SQLite, "
-            "and %s.", fragment.path, place.why
-        )  # fmt: skip
+            "and %s.",
+            fragment.path,
+            place.why,
+        )
     return writer
 
 
@@ -321,6 +330,8 @@ def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None
         reason = "another watch is writing to it. Give each run a folder of its own"
     logger.warning(
         "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and ends with this "
-        "process, and all of its samples count as dropped.", clean_name(options.last_name), reason.rstrip("."),
-    )  # fmt: skip
+        "process, and all of its samples count as dropped.",
+        clean_name(options.last_name),
+        reason.rstrip("."),
+    )
     return Writer(_in_memory(versions), refused=reason)
