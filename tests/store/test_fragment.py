@@ -62,7 +62,7 @@ def assert_holds(fragment: Fragment, taken: list[Sample], bits: int | None = 15)
 
 
 @pytest.mark.parametrize("many", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7])
-@pytest.mark.parametrize("bits", [15, None, 8])
+@pytest.mark.parametrize("bits", [15, None, 8, 23])
 def test_every_number_is_read_back_with_its_bits_and_counts_with_all(tmp_path, many, bits):
     taken = list(samples(many))
     fragment = written(tmp_path / "f.sqlite", taken, bits=bits)

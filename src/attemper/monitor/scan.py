@@ -82,7 +82,7 @@ def scan(
     collector.refuse(switch.refused)
     if not collector.sites:
         raise InputError(why_nothing("scan", model, collector.skips()))
-    found = collector.sample()
+    found = collector.readings()
     raised = alarms(found.sites, checked, fewest_keys)
     reading = Reading(
         name or title(model),

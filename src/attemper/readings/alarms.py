@@ -51,7 +51,9 @@ class AlarmKind:
     least_rows: int = 1
     """A reading of fewer rows is not judged."""
     floor: float | None = None
-    """It begins only where the statistic is beyond this: what is said of speed says nothing of harmless values."""
+    """It begins only where the statistic, as the median of three readings, is beyond this: speed says nothing of
+    harmless values. Given for laws that look at earlier values.
+    """
     worst: str = ""
     """What the sentence calls the largest value. Empty: it gives no value."""
     judged: bool = True
