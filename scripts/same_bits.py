@@ -8,6 +8,8 @@ named, and hashes what comes back: outputs, statistics, and gradients of them. I
 different calls are never compared. A call whose bits differ is redone, and the largest difference of each of its
 tensors is printed.
 
+Calls ask for the statistics that the tests of both trees draw, in the order of the old one.
+
 Exit status: 0 where all bits are the same, 1 where some differ, 2 where the trees drew different calls.
 """
 
@@ -43,20 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     backends = (given.backend,) if given.backend else BACKENDS
     trees = {"old": given.old.resolve(), "new": given.new.resolve()}
     with tempfile.TemporaryDirectory() as folder:
-        found = hashes(trees, Path(folder), given.calls, backends)
-    return told(trees, found["old"], found["new"])
+        statistics = shared_statistics(trees, Path(folder))
+        found = hashes(trees, Path(folder), given.calls, backends, statistics)
+    return report(trees, found["old"], found["new"], statistics)
 
 
 def hashes(
-    trees: dict[str, Path], folder: Path, calls: int, backends: Sequence[str]
+    trees: dict[str, Path], folder: Path, calls: int, backends: Sequence[str], statistics: Sequence[str]
 ) -> dict[str, dict[str, dict[str, str]]]:
     """For each tree: "backend seed" -> name of a tensor -> hash. The two processes run side by side."""
-    options = ["--calls", str(calls), "--backends", *backends]
+    options = ["--calls", str(calls), "--backends", *backends, "--statistics", *statistics]
     running = {name: worker(tree, ["hash", *options, "--to", str(folder / name)]) for name, tree in trees.items()}
     failed = [name for name, process in running.items() if process.wait() != 0]
     if failed:
         raise SystemExit(f"the {' and the '.join(failed)} tree could not be run: see above")
     return {name: json.loads((folder / name).read_text("utf-8")) for name in trees}
+
+
+def shared_statistics(trees: dict[str, Path], folder: Path) -> list[str]:
+    """What the calls of both trees may ask for."""
+    for name, tree in trees.items():
+        worker(tree, ["statistics", "--to", str(folder / name)]).wait()
+    old, new = (json.loads((folder / name).read_text("utf-8")) for name in ("old", "new"))
+    return [name for name in old if name in new]
 
 
 def worker(tree: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
@@ -65,7 +76,9 @@ def worker(tree: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, "--worker", *arguments], cwd=tree, env=environment)
 
 
-def told(trees: dict[str, Path], old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> int:
+def report(
+    trees: dict[str, Path], old: dict[str, dict[str, str]], new: dict[str, dict[str, str]], statistics: Sequence[str]
+) -> int:
     """Prints what came out; the exit status."""
     counts: Counter[str] = Counter()
     differing: list[str] = []
@@ -84,29 +97,29 @@ def told(trees: dict[str, Path], old: dict[str, dict[str, str]], new: dict[str, 
     for line, count in sorted(counts.items()):
         print(f"  {line}: {count:,}")
     for call in differing[:SHOWN]:
-        print(call, *differences(trees, call), sep="\n    ")
+        print(call, *differences(trees, call, statistics), sep="\n    ")
     return int(bool(differing))
 
 
-def differences(trees: dict[str, Path], call: str) -> Iterator[str]:
+def differences(trees: dict[str, Path], call: str, statistics: Sequence[str]) -> Iterator[str]:
     """A line for each tensor of a call that differs between the trees."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         for name, tree in trees.items():
-            worker(tree, ["save", "--call", call, "--to", f"{folder}/{name}"]).wait()
+            worker(tree, ["save", "--call", call, "--statistics", *statistics, "--to", f"{folder}/{name}"]).wait()
         old, new = (torch.load(f"{folder}/{name}", weights_only=True) for name in trees)
     for name in sorted(old.keys() | new.keys()):
         one, two = old.get(name), new.get(name)
         if one is None or two is None or one.shape != two.shape or one.dtype != two.dtype:
-            yield f"{name}: {described(one)} became {described(two)}"
+            yield f"{name}: {describe(one)} became {describe(two)}"
         elif digest(one) != digest(two):
             gap = (one.double() - two.double()).abs().nan_to_num(0.0)
             size = float(one.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
             yield f"{name}: largest difference {float(gap.max()):.3g}, values up to {size:.3g}"
 
 
-def described(tensor: Any) -> str:
+def describe(tensor: Any) -> str:
     return "nothing" if tensor is None else f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
@@ -124,14 +137,22 @@ def work(arguments: Sequence[str]) -> int:
     import torch
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("hash", "save"))
+    parser.add_argument("what", choices=("statistics", "hash", "save"))
     parser.add_argument("--calls", type=int)
     parser.add_argument("--backends", nargs="+")
     parser.add_argument("--call")
+    parser.add_argument("--statistics", nargs="+")
     parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    from tests.fuzz import draws
+
+    if given.what == "statistics":
+        before = getattr(draws, "ONE_PASS", ()) + getattr(draws, "WHOLE_ROWS", ())
+        given.to.write_text(json.dumps(getattr(draws, "STATISTICS", before)), encoding="utf-8")
+        return 0
+    draws.STATISTICS = tuple(given.statistics)
     if given.what == "save":
         backend, seed = given.call.split()
         found = tensors(backend, int(seed)).items()

@@ -16,7 +16,6 @@ from attemper.checks import did_you_mean, one_of
 from attemper.lab import run, train
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import configure
-from attemper.readings.alarms import check_limits
 from attemper.readings.comparison import Comparison
 from attemper.statistics import asked_names
 
@@ -48,7 +47,7 @@ MISTYPED = {
     "statistic of a comparison": (lambda: Comparison("a", "b", (), (), ()).largest("max_logits"), "'max_logit'"),
     "normalizer": (lambda: normalization("attention", "sparse_max"), "'sparsemax'"),
     "backend": (lambda: resolve("nativ", frozenset()), "'native'"),
-    "limit": (lambda: check_limits({"colapsed": 1.0}), "'collapsed'"),
+    "limit": (lambda: attemper.AlarmLimits.of({"colapsed": 1.0}), "'collapsed'"),
     "experiment": (lambda: run("scalling"), "'scaling'"),
     "experiment that trains": (lambda: train("colapse", out=None), "'collapse'"),  # type: ignore[arg-type]
     "intervention": (lambda: configure(ByteConfig(), "qk-norm"), "'QK-norm'"),

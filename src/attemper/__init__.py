@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
     from attemper.readings.comparison import Comparison, compare
+    from attemper.readings.limits import AlarmLimits
     from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
     from attemper.store.folder import open_run
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AlarmLimits": "attemper.readings.limits",
     "AttentionOutput": "attemper.call.result",
     "AttentionStats": "attemper.call.result",
     "BackendError": "attemper.errors",
@@ -74,6 +76,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AlarmLimits",
     "AttentionOutput",
     "AttentionStats",
     "BackendError",

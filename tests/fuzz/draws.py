@@ -13,15 +13,14 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from attemper import nn as ours
 from attemper.backends.table import BACKENDS
 from attemper.call.normalizer import Normalization
+from attemper.statistics import NAMES, OF_SOFTMAX
+from tests.fuzz.oracle import INTEGERS
+from tests.support.calls import had
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 FUNCTIONS = ("attention", "attention_statistics", "varlen_attention", "dense_weights")
-ONE_PASS = (
-    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
-    "logit_variance", "visible_keys", "mass", "first_token_mass", "support_size", "entropy_with_sink", "mean_distance",
-)  # fmt: skip
-WHOLE_ROWS = ("gini", "key_mass")
-OF_SOFTMAX = ("lse", "entropy_with_sink")
+STATISTICS = NAMES
+"""What calls ask for, in the order in which a seed chooses."""
 ROWWISE = ("sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
 LAYOUTS = ("plain", "tokens first", "sliced", "broadcast", "negated", "every other", "subclass")
 TRANSFORMS = ("", "grad", "vmap", "vmap grad", "jvp", "jacrev")
@@ -222,14 +221,13 @@ def _results(rng: random.Random, made: Draw) -> None:
     if made.function == "dense_weights":
         made.wanted = ("output",) if rng.random() < 0.3 else ()
         return
-    known = [name for name in ONE_PASS if made.normalizer not in ROWWISE or name not in OF_SOFTMAX]
-    if made.backend not in ("native", "triton"):
-        known += WHOLE_ROWS
+    known = STATISTICS if made.backend == "auto" else had(made.backend, STATISTICS)
+    known = [name for name in known if made.normalizer not in ROWWISE or name not in OF_SOFTMAX]
     amount = rng.choice((0, 0, 1, 2, len(known), len(known)))
     if made.function == "attention_statistics":
         amount = max(amount, 1)
     made.stats = tuple(rng.sample(known, amount))
-    floating = [name for name in made.stats if name not in ("visible_keys", "support_size")]
+    floating = [name for name in made.stats if name not in INTEGERS]
     results = [*(["output"] if "value" in made.tensors else []), *floating]
     if rng.random() < 0.6 and results:
         made.wanted = tuple(rng.sample(results, rng.randint(1, len(results))))

@@ -333,6 +333,7 @@ def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding) -> dict[st
     seen, width = n > 0, n.double()
     entropy = -torch.where(p > 0, p * torch.where(p > 0, p, 1.0).log(), 0.0).sum(-1)
     mean = (p * s).sum(-1)
+    away = torch.where(visible, s - (s * visible).sum(-1, keepdim=True) / width.clamp(min=1)[..., None], 0.0)
     hidden = s.detach().masked_fill(~visible, -math.inf)
     # numpy's argmax is the first of equals.
     winner = torch.from_numpy(hidden.numpy().argmax(-1)) if keys else torch.zeros_like(n)
@@ -355,6 +356,7 @@ def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding) -> dict[st
         "logit_variance": rounding(
             (p * (s - mean[..., None]) ** 2).sum(-1), 8, terms_of(p, (s - mean[..., None]) ** 2)
         ),
+        "score_variance": rounding((away * away).sum(-1) / width.clamp(min=1), 8),
         "visible_keys": n,
         "first_token_mass": rounding((p * call.first[:, None, None]).sum(-1), 4),
         "mean_distance": rounding((p * distance).sum(-1), 4),

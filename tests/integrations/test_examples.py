@@ -23,10 +23,14 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+TRL = ROOT / "build" / "trl" / "site-packages"
+
+
 @pytest.mark.parametrize(
     ("name", "launcher", "needed"),
     [
         ("watch_loop", (), ()),
+        ("accelerate_loop", (), ("accelerate",)),
         ("compiled_tap", (), ()),
         ("trainer", (), ("transformers", "accelerate")),
         ("lightning_loop", (), ("lightning",)),
@@ -38,10 +42,26 @@ def test_an_example_prints_the_table_of_what_it_watched(
 ) -> None:
     for package in needed:
         pytest.importorskip(package)
+    check_example(name, tmp_path, launcher)
+
+
+@pytest.mark.skipif(
+    not (TRL / "trl").is_dir(), reason="TRL is not in build/trl: `bash scripts/test.sh --all` installs it there"
+)
+def test_trls_trainer_is_watched_and_stored(tmp_path: Path) -> None:
+    check_example("trl_sft", tmp_path, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), str(TRL)]), HF_HUB_OFFLINE="1")
+
+
+def check_example(name: str, folder: Path, launcher: tuple[str, ...] = (), **environment: str) -> None:
+    """Runs an example in ``folder``; it has to print the table of a model in training."""
     done = subprocess.run(
         [sys.executable, *launcher, str(ROOT / "examples" / f"{name}.py")],
-        capture_output=True, text=True, timeout=300, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"^\w+  [12] sites, \d+ heads, \d+ tokens", done.stdout, re.MULTILINE), done.stdout
     assert "self attention, train" in done.stdout

@@ -26,7 +26,8 @@ from attemper.cli.options import (
 )
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
 from attemper.errors import InputError
-from attemper.readings.alarms import LIMITS, check_limits
+from attemper.readings.alarms import LIMITS
+from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.text import clean_name
 
@@ -170,5 +171,5 @@ def _limits(options: list[str]) -> dict[str, float]:
         if not equals:
             raise typer.BadParameter(f"{option!r} is not NAME=V, for example logits=50.", param_hint="--limit")
     with usage_of("--limit"):
-        check_limits(limits)
+        AlarmLimits.of(limits, LIMITS)
     return limits

@@ -148,7 +148,7 @@ class Monitor:
             self._warn_of_nothing(error)
             return {}
         except Exception as error:  # whatever it is, it must not end somebody's training run
-            self.watch.report(self.watch.title, error)
+            self.watch.note_failure(self.watch.title, error)
             return {}
         self._all_trackers.write(self._budget.choose(levels), step)
         if self._picture_every is not None and (self._sampled - 1) % self._picture_every == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
-from attemper.monitor.model import check_model, device_of, now, provenance, title, why_nothing
+from attemper.monitor.model import check_model, date_of, device_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
-from attemper.readings.alarms import alarms, check_fewest_keys, check_limits
+from attemper.readings.alarms import LIMITS
+from attemper.readings.limits import AlarmLimits, alarms, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS, Reading
 from attemper.readings.scan import Scan
 from attemper.sites.padding import CallContext
@@ -25,7 +27,7 @@ def scan(
     batches: Iterable[Any],
     *,
     stats: str | Iterable[str] = "all",
-    limits: Mapping[str, float] | None = None,
+    limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
     backend: str = "auto",
     name: str | None = None,
@@ -46,7 +48,8 @@ def scan(
         stats: what is measured beside "all", which always is: support_size, mean_distance, gini,
             entropy_with_sink, score_variance. Every reading then shows it. lse, mean_logit and visible_keys are of
             rows: see ``row_statistics``.
-        limits: of alarms, by kind: collapsed, diffuse, logits, first_token; those not named keep their default.
+        limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of the names collapsed, diffuse, logits and
+            first_token; those not named keep their default.
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
             such a row is not ``judged``, and the result's ``notes`` say so.
         backend: as in :func:`attemper.attention`.
@@ -64,7 +67,7 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    checked, fewest_keys = check_limits(limits), check_fewest_keys("scan", fewest_keys)
+    checked, fewest_keys = AlarmLimits.of(limits, LIMITS), check_fewest_keys("scan", fewest_keys)
     names = reading_names("scan", stats)
     device = device_of(model)
     check_backend(backend, None if device is None else device.type)
@@ -80,7 +83,7 @@ def scan(
     collector.refuse(switch.refused)
     if not collector.sites:
         raise InputError(why_nothing("scan", model, collector.skips()))
-    found = collector.sample()
+    found = collector.readings()
     raised = alarms(found.sites, checked, fewest_keys)
     reading = Reading(
         name or title(model),
@@ -91,7 +94,7 @@ def scan(
         raised,
         fewest_keys=fewest_keys,
         text=text,
-        **provenance(model, now()),
+        **provenance(model, date_of(time.time())),
     )
     return Scan(reading, found.last)
 

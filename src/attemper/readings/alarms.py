@@ -1,49 +1,69 @@
-"""What is alarming in a reading: plain limits on plain numbers, each alarm with what it may mean and what to do.
+"""What is alarming in readings: plain limits on plain numbers, each alarm with what it may mean and what to do.
 
 ``ALARMS`` is the one list of them. Limits, advice, pages, tables, trackers and the command line iterate over it: to add
-an alarm is to add a record to it.
+an alarm is to add a record to it. What each measures is a law of ``laws.py``; ``judge.py`` applies the laws to samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
-from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading, VisibleKeyBucket
+from attemper.readings.reading import Alarm, HeadReading, number
+from attemper.readings.sample import JUDGED
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
-JUDGED = tuple(field.name for field in fields(VisibleKeyBucket) if field.name not in ("first", "last", "rows"))
-"""The statistics that are known of rows that see enough keys: those of buckets by visible keys."""
+OF_ONE_SAMPLE = ("level", "nonfinite")
+"""Laws that a single reading is enough for: those of a scan. All others need a history."""
 
 
 @dataclass(frozen=True)
 class AlarmKind:
-    """One kind of alarm: when it rings, and how it is told."""
+    """One kind of alarm: when it rings, and how it is reported.
+
+    A message is a format of ``value``, ``now`` (the statistic), ``before`` (its baseline) and ``total`` (rows, or heads
+    of a site).
+    """
 
     name: str
     statistic: str
     """The number of a ``HeadReading`` that it judges."""
     side: Literal["above", "below"]
-    """On which side of its limit it rings."""
+    """Where the statistic is alarming, or goes: on which side of the limit it rings, unless the law says otherwise."""
     limit: float | None
     """The default of ``limits={name: ...}``. None: it rings above 0, and has no limit that can be set."""
     severity: str
     message: str
-    """What is said of a head, after its place: a format of ``value``, ``total`` (rows) and, if relative, ``before``."""
+    """What is said of a head, after its place."""
     clause: tuple[str, str]
     """What follows the number of heads in the sentence of the page: for one head, and for several."""
     title: str
     """The name on the card of the page."""
     advice: str
+    unit: str = ""
+    """Of its limit."""
+    law: str = "level"
+    """A name of ``laws.LAWS``: what is held against the limit."""
+    release: float = 0.1
+    """It ends where the value comes back by this share of the limit, so that one alarm is one alarm."""
+    least_rows: int = 1
+    """A reading of fewer rows is not judged."""
+    floor: float | None = None
+    """It begins only where the statistic, as the median of three readings, is beyond this: speed says nothing of
+    harmless values. Given for laws that look at earlier values.
+    """
     worst: str = ""
-    """What the sentence calls the largest value. Empty: it tells no value."""
+    """What the sentence calls the largest value. Empty: it gives no value."""
     judged: bool = True
     """Whether it judges only rows that see enough keys: a statistic of ``JUDGED``."""
-    relative: bool = False
-    """Whether the limit is a share of the head's value in the first sample of a watch. A scan has no first sample."""
+    trained: bool = False
+    """Whether it is held back while the model looks untrained."""
+    whole: bool = False
+    """Whether it is of a site all of whose heads are beyond the limit, at least two."""
+    part_of: str = ""
+    """The kind that takes its place while all heads of its site are alarming."""
 
     def __post_init__(self) -> None:
         if self.judged and self.statistic not in JUDGED:
@@ -52,8 +72,23 @@ class AlarmKind:
                 f"{', '.join(JUDGED)} are: judge one of these, or pass judged=False."
             )
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether it compares samples: a scan, which is one, has no such alarm."""
+        return self.law not in OF_ONE_SAMPLE
+
+    @property
+    def has_statistic(self) -> bool:
+        """Whether the value of its alarms is the statistic itself, and not something measured over time."""
+        return self.law not in ("doubling_time", "rate", "drift")
+
+    @property
+    def quantity(self) -> str:
+        """The quantity of a ``Sample`` that it judges."""
+        return f"judged_{self.statistic}" if self.judged else self.statistic
+
     def value(self, head: HeadReading, fewest_keys: int) -> float | None:
-        """The number that it judges; None where there is none."""
+        """The number that it judges in one reading; None where there is none."""
         if self.judged:
             return over_enough_keys(head, self.statistic, fewest_keys)
         value = getattr(head, self.statistic)
@@ -64,23 +99,45 @@ class AlarmKind:
         return value < bound if self.side == "below" else value > bound
 
     def alarm(
-        self, site: SiteReading, head: HeadReading, value: float, limit: float | None, before: float | None = None
+        self,
+        site: str,
+        head: int | None,
+        value: float,
+        limit: float | None,
+        origin: tuple[float, int] | None = None,
+        figures: Mapping[str, float] | None = None,
+        **steps: int | None,
     ) -> Alarm:
-        """The alarm of a head whose ``value`` is beyond ``limit``; ``before``: its value in the first sample."""
-        total = head.rows + head.empty_rows + head.nonfinite_rows
-        message = f"{site.name} head {head.head}: " + self.message.format(value=value, total=total, before=before)
-        return Alarm(site.name, head.head, self.name, self.severity, value, limit, message, self.advice)
+        """The alarm of a head, or of a whole site, whose ``value`` is beyond ``limit``.
+
+        Args:
+            origin: an earlier value of the statistic and its step, if it changed.
+            figures: ``now``, ``before`` and ``total``, for the message.
+            steps: ``step``, ``since`` and ``ended``, in a history.
+        """
+        place = site if head is None else f"{site} head {head}"
+        said = self.message.format(value=value, **(figures or {}))
+        pace = "" if origin is None else f" ({origin[0]:.3g} at step {origin[1]})"
+        return Alarm(
+            site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}", self.advice, **steps
+        )
 
 
+_SHARP = (
+    "If the loss suffers too, lower the learning rate, or hold its entropy by a temperature above 1, a penalty on "
+    "entropy or a clip of query and key weights."
+)
 ALARMS = (
     AlarmKind(
         name="nonfinite",
         statistic="nonfinite_rows",
+        law="nonfinite",
         side="above",
         limit=None,
         judged=False,
+        least_rows=0,
         severity="critical",
-        message="{value:.0f} of {total} rows have a NaN or infinite score",
+        message="{value:.0f} of {total:.0f} rows have a NaN or infinite score",
         clause=("has NaN or infinite scores", "have NaN or infinite scores"),
         title="NaN or infinite scores",
         advice="Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for "
@@ -91,10 +148,13 @@ ALARMS = (
         statistic="normalized_entropy",
         side="below",
         limit=0.05,
+        unit="of log n",
+        release=0.5,
         severity="notice",
         message="normalised entropy {value:.3f} is very low",
         clause=("is nearly one-hot", "are nearly one-hot"),
         title="nearly one-hot",
+        part_of="layer_fallen",
         advice="Healthy models have sharp heads. If this one was not sharp before, look at the size of its logits and "
         "the learning rate; a temperature above 1 or a clip on query and key weights widens it.",
     ),
@@ -103,6 +163,9 @@ ALARMS = (
         statistic="normalized_entropy",
         side="above",
         limit=0.95,
+        unit="of log n",
+        trained=True,
+        release=0.05,
         severity="notice",
         message="normalised entropy {value:.3f} is near uniform",
         clause=("is nearly uniform", "are nearly uniform"),
@@ -115,7 +178,9 @@ ALARMS = (
         statistic="max_logit",
         side="above",
         limit=100.0,
+        unit="score",
         judged=False,
+        release=0.2,
         severity="warning",
         message="largest score {value:.1f}",
         clause=("has logits", "have logits"),
@@ -129,6 +194,8 @@ ALARMS = (
         statistic="first_token_mass",
         side="above",
         limit=0.8,
+        unit="of the weight",
+        release=0.2,
         severity="notice",
         message="{value:.0%} of the weight rests on the first token",
         clause=("rests on the first token", "rest on the first token"),
@@ -137,77 +204,135 @@ ALARMS = (
         "evicting or compressing the first keys of a cache.",
     ),
     AlarmKind(
+        name="layer_fallen",
+        statistic="normalized_entropy",
+        law="fall_from_baseline",
+        side="below",
+        limit=0.1,
+        unit="of the baseline",
+        release=0.5,
+        least_rows=8,
+        whole=True,
+        severity="warning",
+        message="normalised entropy of all {total:.0f} heads has fallen, in the mean from {before:.2g} to {value:.2g}",
+        clause=("layer has collapsed", "layers have collapsed"),
+        title="layer collapsed",
+        advice="All heads of this layer have become far sharper than they were: attention collapses. Lower the "
+        "learning rate, or go back to a checkpoint before this step and clip query and key weights, normalise "
+        "queries and keys, or hold entropy by a penalty.",
+    ),
+    AlarmKind(
         name="fallen",
         statistic="normalized_entropy",
+        law="fall_from_baseline",
         side="below",
         limit=0.02,
-        relative=True,
+        unit="of the baseline",
+        release=0.5,
+        least_rows=8,
         severity="warning",
-        message="normalised entropy has fallen from {before:.2g} in the first sample to {value:.2g}",
-        clause=("is far sharper than in the first sample", "are far sharper than in the first sample"),
+        message="normalised entropy has fallen from {before:.2g} at first to {value:.2g}",
+        clause=("is far sharper than at first", "are far sharper than at first"),
         title="fallen",
-        advice="The head has become much sharper than it was when the watch began. If the loss suffers too, lower the "
-        "learning rate, or hold its entropy by a temperature above 1, a penalty on entropy or a clip of query and key "
-        "weights.",
+        part_of="layer_fallen",
+        advice=f"The head has become much sharper than it was at first. {_SHARP}",
+    ),
+    AlarmKind(
+        name="falling",
+        statistic="normalized_entropy",
+        law="rate",
+        side="below",
+        limit=0.25,
+        unit="of log n in 100 steps",
+        release=0.5,
+        floor=0.05,
+        least_rows=8,
+        severity="warning",
+        message="normalised entropy {now:.2g} is falling fast",
+        clause=("loses its entropy fast", "lose their entropy fast"),
+        title="falling fast",
+        part_of="layer_fallen",
+        advice=f"Within a few steps the head has become nearly one-hot. {_SHARP}",
+    ),
+    AlarmKind(
+        name="logit_growth",
+        statistic="max_logit",
+        law="doubling_time",
+        side="above",
+        limit=20.0,
+        unit="steps",
+        release=1.0,
+        floor=50.0,
+        judged=False,
+        severity="warning",
+        message="largest score {now:.1f} doubles in {value:.1f} steps",
+        clause=("has logits that double within few steps", "have logits that double within few steps"),
+        title="growing logits",
+        advice="At this pace scores are soon so large that they saturate the softmax. Lower the learning rate, warm up "
+        "longer, clip query and key weights, or normalise queries and keys.",
+    ),
+    AlarmKind(
+        name="spread_growth",
+        statistic="logit_std",
+        law="doubling_time",
+        side="above",
+        limit=20.0,
+        unit="steps",
+        release=1.0,
+        floor=5.0,
+        judged=False,
+        severity="warning",
+        message="logit spread {now:.2f} doubles in {value:.1f} steps",
+        clause=(
+            "has a logit spread that doubles within few steps",
+            "have a logit spread that doubles within few steps",
+        ),
+        title="growing logit spread",
+        advice="The variance of the scores grows faster than training needs. Lower the learning rate, clip query and "
+        "key weights, or normalise queries and keys.",
+    ),
+    AlarmKind(
+        name="drift",
+        statistic="normalized_entropy",
+        law="drift",
+        side="above",
+        limit=10.0,
+        unit="spreads of a settled stretch",
+        release=0.3,
+        least_rows=8,
+        trained=True,
+        severity="notice",
+        message="normalised entropy has drifted from {before:.2f} to {now:.2f}",
+        clause=("has drifted from where it had settled", "have drifted from where they had settled"),
+        title="drifted",
+        advice="The head attends otherwise than where it had settled. In fine-tuning that may be what you want; if "
+        "not, compare with the checkpoint before, and look at what changed in the data or the learning rate then.",
+    ),
+    AlarmKind(
+        name="dead",
+        statistic="normalized_entropy",
+        law="dead",
+        side="above",
+        limit=0.999,
+        unit="of log n",
+        release=0.001,
+        least_rows=8,
+        trained=True,
+        severity="notice",
+        message="weights are uniform in each of the last 20 readings: scores do not depend on the key",
+        clause=("is dead: uniform whatever it reads", "are dead: uniform whatever they read"),
+        title="dead",
+        advice="The head averages its keys, whatever they are. Look for query or key weights near 0 (weight decay, a "
+        "gradient that does not arrive) and for a temperature that is too high; a dead head can be pruned.",
     ),
 )
 KINDS = {kind.name: kind for kind in ALARMS}
 
-WATCH_LIMITS = {kind.name: kind.limit for kind in ALARMS if kind.limit is not None}
-"""The default limits of a watch, by kind."""
+DEFAULT_LIMITS = {kind.name: kind.limit for kind in ALARMS if kind.limit is not None}
+"""Name -> limit of all kinds that have one."""
 
-LIMITS = {name: limit for name, limit in WATCH_LIMITS.items() if not KINDS[name].relative}
-"""Those of a scan, which has no first sample."""
-
-
-def check_limits(limits: Mapping[str, float] | None, known: Mapping[str, float] = LIMITS) -> dict[str, float]:
-    """The default limits, ``known``, with those given in their place.
-
-    Raises:
-        InputError: a name that is not a limit, or a value that is not a number.
-    """
-    merged = dict(known)
-    for name, value in (limits or {}).items():
-        one_of("limits", name, known)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise InputError(f"limits[{name!r}] must be a number, got {value!r}.")
-        merged[name] = float(value)
-    return merged
-
-
-def check_fewest_keys(where: str, fewest_keys: int) -> int:
-    """``fewest_keys`` if it is a whole number of at least 2.
-
-    Raises:
-        InputError: it is not.
-    """
-    if isinstance(fewest_keys, bool) or not isinstance(fewest_keys, int) or fewest_keys < 2:
-        raise InputError(
-            f"{where}(fewest_keys=...) must be a whole number of at least 2, got {fewest_keys!r}. It is how many keys "
-            f"a row must see before its sharpness is judged ({FEWEST_KEYS} unless told); a row with one key has none."
-        )
-    return fewest_keys
-
-
-def alarms(
-    sites: tuple[SiteReading, ...], limits: Mapping[str, float] | None = None, fewest_keys: int = FEWEST_KEYS
-) -> tuple[Alarm, ...]:
-    """Alarms of a scan. Sharpness is a notice: only a history or a baseline tells trouble from a healthy sharp head.
-
-    Args:
-        sites: their buckets by visible keys have an edge at ``fewest_keys``.
-        limits: by kind, in the place of ``LIMITS``.
-        fewest_keys: rows that see fewer say nothing about sharpness or first tokens.
-    """
-    merged = check_limits(limits, WATCH_LIMITS)
-    return tuple(alarm for site in sites for head in site.heads for alarm in _of_head(site, head, merged, fewest_keys))
-
-
-def _of_head(site: SiteReading, head: HeadReading, limits: Mapping[str, float], fewest_keys: int) -> Iterator[Alarm]:
-    for kind in ALARMS:
-        value, limit = kind.value(head, fewest_keys), limits.get(kind.name, kind.limit)
-        if not kind.relative and value is not None and kind.rings(value, limit):
-            yield kind.alarm(site, head, value, limit)
+LIMITS = {name: limit for name, limit in DEFAULT_LIMITS.items() if not KINDS[name].needs_history}
+"""Those of a scan, which has no history."""
 
 
 def over_enough_keys(head: HeadReading, statistic: str, fewest_keys: int) -> float | None:

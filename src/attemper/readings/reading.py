@@ -152,7 +152,11 @@ class Alarm:
     message: str
     advice: str
     step: int | None = None
-    """The training step of the sample, for a watch; None for a scan."""
+    """The training step of the sample, for a watch; None for a scan. Of an alarm that has ended: where it was worst."""
+    since: int | None = None
+    """The step at which it began."""
+    ended: int | None = None
+    """The step at which it ended; None while it stands."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from attemper.statistics import SHOWN, STATISTIC_OF, Reduction
 if TYPE_CHECKING:
     import numpy as np
 
-KINDS = ("self", "cross")
+SITE_KINDS = ("self", "cross")
 MODES = ("train", "eval")
 ATTENTIONS = ("full", "window", "cross", "mla", "sparse", "sink")
 """Types of attention that a label names."""
@@ -29,7 +29,7 @@ class SiteLabel:
 
     name: str
     kind: str
-    """One of ``KINDS``."""
+    """One of ``SITE_KINDS``."""
     mode: str
     """One of ``MODES``."""
     layer: int | None
@@ -63,13 +63,13 @@ _COUNTS = {
     "keys": "keys",
     "judged_rows": "rows",
 }
-_JUDGED = ("normalized_entropy", "first_token_mass")
+JUDGED = ("normalized_entropy", "first_token_mass")
 """Statistics that alarms judge over the rows that see at least ``fewest_keys`` keys, ``judged_rows`` of them."""
 
 QUANTITIES: dict[str, Quantity] = {
     **{name: Quantity(name, shown.unit) for name, shown in SHOWN.items()},
     **{name: Quantity(name, unit, exact=True) for name, unit in _COUNTS.items()},
-    **{f"judged_{name}": Quantity(f"judged_{name}", SHOWN[name].unit) for name in _JUDGED},
+    **{f"judged_{name}": Quantity(f"judged_{name}", SHOWN[name].unit) for name in JUDGED},
 }
 """Name -> quantity: the fields of ``HeadReading`` that show statistics, counts, and what alarms judge."""
 

@@ -1,9 +1,8 @@
-"""What a watch's first sample says about later ones: heads that fell, a model that is untrained, steps of alarms."""
+"""What a watch says of a sample after others: heads that fell, a model that is untrained, steps of alarms."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any
 
 import pytest
@@ -12,91 +11,16 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError
-from attemper.readings.alarms import LIMITS, WATCH_LIMITS
-from attemper.readings.baseline import Baseline
-from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket
 from attemper.report.verdict import verdict
 from tests.sites.own_models import Own
-
-
-def reading(*entropies: float, mode: str = "train", keys: int = 64, name: str = "layers.0") -> SiteReading:
-    """A site whose heads have these normalised entropies over rows that see ``keys`` keys."""
-    heads = tuple(
-        HeadReading(
-            head=head, entropy_nats=1.0, normalized_entropy=value, effective_tokens=None, max_weight=None,
-            max_logit=0.0, logit_std=None, mass=None, first_token_mass=None, gini=None,
-            normalized_entropy_histogram=(0,) * 32,
-            by_visible_keys=(VisibleKeyBucket(keys, 2 * keys - 1, 10, 1.0, value, 0.0),),
-            rows=10, empty_rows=0, nonfinite_rows=0,
-        )
-        for head, value in enumerate(entropies)
-    )  # fmt: skip
-    return SiteReading(name, "self", mode, keys, keys, heads)
-
-
-def baseline(**limits: float) -> Baseline:
-    return Baseline({**WATCH_LIMITS, **limits}, FEWEST_KEYS)
-
-
-def kinds(alarms: tuple[attemper.readings.reading.Alarm, ...]) -> list[tuple[str, int | None, str]]:
-    return [(alarm.kind, alarm.head, alarm.severity) for alarm in alarms]
 
 
 def test_the_defaults_of_a_watch_are_these() -> None:
     defaults = {name: p.default for name, p in inspect.signature(attemper.watch).parameters.items() if name != "model"}
     assert defaults == {
         "every": 1, "rows": None, "stats": "all", "sites": None, "store": None, "observe": "beside", "backend": "auto",
-        "limits": None, "fewest_keys": 32,
+        "limits": None, "fewest_keys": 32, "on_alarm": None,
     }  # fmt: skip
-    assert {**LIMITS, "fallen": 0.02} == WATCH_LIMITS
-
-
-@pytest.mark.parametrize("share", [0.02, 0.5])
-def test_a_head_has_fallen_below_its_share_of_the_first_sample_and_not_at_it(share: float) -> None:
-    law = baseline(fallen=share, collapsed=0.0)
-    assert law.alarms((reading(0.5, 0.9),)) == ()
-    assert law.alarms((reading(share * 0.5, share * 0.9),)) == ()
-    found = law.alarms((reading(math.nextafter(share * 0.5, 0), 0.9),))
-    assert kinds(found) == [("fallen", 0, "warning")]
-    assert (found[0].site, found[0].limit) == ("layers.0", share * 0.5)
-    assert found[0].message.startswith(
-        "layers.0 head 0: normalised entropy has fallen from 0.5 in the first sample to "
-    )
-
-
-def test_a_fall_is_measured_from_the_first_sample_and_not_from_the_one_before() -> None:
-    law = baseline(fallen=0.5, collapsed=0.0)
-    found = [law.alarms((reading(value),)) for value in (0.8, 0.6, 0.45, 0.35, 0.6)]
-    assert [kinds(alarms) for alarms in found] == [[], [], [], [("fallen", 0, "warning")], []]
-
-
-def test_a_site_that_appears_later_begins_with_its_own_first_sample() -> None:
-    law = baseline(fallen=0.5)
-    law.begin((reading(0.8),))
-    assert kinds(law.alarms((reading(0.3, name="late"),))) == []
-    assert kinds(law.alarms((reading(0.3), reading(0.1, name="late")))) == [
-        ("fallen", 0, "warning"), ("fallen", 0, "warning"),
-    ]  # fmt: skip
-
-
-def test_rows_that_see_too_few_keys_fall_from_nothing() -> None:
-    law = baseline(fallen=0.5)
-    assert law.alarms((reading(0.9, keys=16),)) == law.alarms((reading(0.001, keys=16),)) == ()
-
-
-def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_since_the_first_sample() -> None:
-    law = baseline()
-    assert law.alarms((reading(0.99, 0.99, 0.99, 0.5),)) == ()
-    assert law.untrained
-    assert (law.near_uniform, law.judged) == (3, 4)
-    half = law.alarms((reading(0.99, 0.99, 0.5, 0.5),))
-    assert kinds(half) == [("diffuse", 0, "notice"), ("diffuse", 1, "notice")]
-    again = law.alarms((reading(0.99, 0.99, 0.99, 0.99),))
-    assert len(again) == 4, "the model was trained before"
-
-
-def test_a_finished_model_in_eval_mode_is_told_of_each_of_its_heads() -> None:
-    assert len(baseline().alarms((reading(0.99, 0.99, mode="eval"),))) == 2
 
 
 class Fresh(nn.Module):

@@ -1,0 +1,60 @@
+"""Heads of a run as columns: each gets its own when it is first seen, and keeps it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attemper.readings.laws import Array
+from attemper.readings.sample import Sample, SiteKey, SiteLabel
+
+
+class Columns:
+    """Where the heads of every site stand. A site that comes back with another number of heads is another site."""
+
+    def __init__(self) -> None:
+        self.sites: list[SiteLabel] = []
+        self.starts = np.empty(0, np.int64)
+        """[sites] the column of each site's first head."""
+        self.site = np.empty(0, np.int64)
+        """[H] which of ``sites`` a head is of."""
+        self.in_training = np.empty(0, bool)
+        """[H]"""
+        self._firsts: dict[tuple[SiteKey, int], int] = {}
+        self._sample: tuple[SiteLabel, ...] = ()
+        self._places: slice | np.ndarray = slice(0)
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+    def find(self, sites: tuple[SiteLabel, ...]) -> bool:
+        """Turns to a sample of these sites. Whether some were never seen before, so that there are more columns."""
+        if sites is self._sample or sites == self._sample:
+            return False
+        before = len(self)
+        new = [site for site in sites if (site.key, site.heads) not in self._firsts]
+        for place, site in enumerate(new, len(self.sites)):
+            self._firsts[site.key, site.heads] = len(self.site)
+            self.site = np.concatenate([self.site, np.full(site.heads, place)])
+        self.sites += new
+        self.starts = np.array([self._firsts[site.key, site.heads] for site in self.sites])
+        self.in_training = np.array([self.sites[place].mode == "train" for place in self.site], bool)
+        firsts = [self._firsts[site.key, site.heads] for site in sites]
+        parts = [np.arange(first, first + site.heads) for first, site in zip(firsts, sites, strict=True)]
+        places = np.concatenate([np.empty(0, np.int64), *parts])
+        in_order = len(places) and (np.diff(places) == 1).all()
+        self._places = slice(int(places[0]), int(places[-1]) + 1) if in_order else places
+        self._sample = sites
+        return len(self) > before
+
+    def spread(self, sample: Sample, quantity: str) -> Array:
+        """[H] of one quantity; NaN for heads that the sample does not have."""
+        found = np.full(len(self), np.nan)
+        values = sample.of(quantity)
+        if values is not None:
+            found[self._places] = values
+        return found
+
+    def heads(self, column: int) -> slice:
+        """The columns of the site that this one is of."""
+        site = self.site[column]
+        return slice(int(self.starts[site]), int(self.starts[site]) + self.sites[site].heads)

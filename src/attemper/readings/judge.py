@@ -1,0 +1,350 @@
+"""Alarms on history: each sample of a run judged in turn, by the laws and by what is remembered of those before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind
+from attemper.readings.columns import Columns
+from attemper.readings.laws import LAWS, MARKS, SPAN, Array
+from attemper.readings.limits import AlarmLimits
+from attemper.readings.memory import Memory, pad
+from attemper.readings.reading import FEWEST_KEYS, Alarm
+from attemper.readings.sample import Sample
+
+UNIFORM = KINDS["diffuse"]
+"""What most heads of an untrained model are."""
+WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
+"""In the order of judging: heads whose whole site rings are not told one by one."""
+COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
+
+
+class Figures(NamedTuple):
+    """What is known of alarms of one kind at a sample, each [H]."""
+
+    measure: Array
+    """What is held against the limit."""
+    now: Array
+    """The statistic."""
+    before: Array
+    """What it is compared with, if anything."""
+    total: Array
+    step: Array
+
+
+class KindState(NamedTuple):
+    """The alarms of one kind, a column a head; of whole sites, the column of the first head."""
+
+    on: np.ndarray
+    since: Array
+    """Step at which each began."""
+    latest: Figures
+    worst: Figures
+    origins: Mapping[int, tuple[float, int] | None]
+    """Column -> an earlier value and its step, of those that are on."""
+
+
+class State(NamedTuple):
+    """What follows from all samples up to one."""
+
+    step: int | None
+    kinds: Mapping[str, KindState]
+    healthy: np.ndarray
+    """[H] no warning stands."""
+    untrained: bool = True
+    near_uniform: int = 0
+    ended: tuple[Alarm, ...] = ()
+    """Alarms that ended with that sample."""
+    changed: tuple[Alarm, ...] = ()
+    """Those that began or ended with it, but for heads whose alarms went into that of their site."""
+
+
+class Judge:
+    """Judges the samples of a run in their order, in a memory that does not grow with their number.
+
+    Judging a finished run again gives the same alarms as judging it while it ran.
+    """
+
+    def __init__(self, limits: AlarmLimits | Mapping[str, Any] | None = None, fewest_keys: int = FEWEST_KEYS) -> None:
+        self.limits, self.fewest_keys = AlarmLimits.of(limits), fewest_keys
+        self._columns = Columns()
+        self._bounds: dict[str, Array] = {}
+        """Kind -> [H] its limits; NaN where it never rings."""
+        self._ends: dict[str, Array] = {}
+        """Kind -> [H] to where the measure must come back to end an alarm."""
+        quantities = dict.fromkeys(kind.quantity for kind in ALARMS)
+        self._memories = {
+            name: Memory(tuple(LAWS[kind.law] for kind in ALARMS if kind.quantity == name)) for name in quantities
+        }
+        self._missing: tuple[str, ...] = ()
+        self._before = self._now = State(None, {kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
+        self._ended: list[Alarm] = []
+        self._reported: set[tuple[Any, ...]] = set()
+        self._grow()
+
+    def feed(self, sample: Sample, *, again: bool = False) -> tuple[Alarm, ...]:
+        """Judges one more sample.
+
+        Args:
+            sample: later than those before it, unless the run went back.
+            again: whether it takes the place of the sample before, of which it is a fuller version.
+
+        Returns:
+            The alarms that begin with it, and those that end (``ended``). Of a sample that is fed again, only those
+            that were not returned for it before.
+        """
+        if not again:
+            self._keep()
+        if self._columns.find(sample.sites):
+            self._grow()
+        found = {name: self._columns.spread(sample, name) for name in (*self._memories, *COUNTS)}
+        self._missing = tuple(name for name in self._memories if name not in sample.quantities)
+        for name, memory in self._memories.items():
+            memory.write(sample.step, found[name])
+        with np.errstate(all="ignore"):  # a reading may be infinite
+            self._now = self._judge(sample.step, found)
+        new = [alarm for alarm in self._now.changed if _identity(alarm) not in self._reported]
+        self._reported |= {_identity(alarm) for alarm in new}
+        return tuple(new)
+
+    @property
+    def step(self) -> int | None:
+        """Of the sample that was fed last; None before the first."""
+        return self._now.step
+
+    @property
+    def standing(self) -> tuple[Alarm, ...]:
+        """The alarms that are on, the worst first, as their heads were last seen."""
+        found = [
+            self._alarm(kind, state, state.latest, column)
+            for kind in ALARMS
+            for state in (self._now.kinds[kind.name],)
+            for column in np.flatnonzero(state.on).tolist()
+        ]
+        return tuple(sorted(found, key=lambda alarm: -SEVERITIES.index(alarm.severity)))
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Every alarm so far, in the order in which they began; one that has ended, as it was at its worst."""
+        found = (*self._ended, *self._now.ended, *self.standing)
+        return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the model looks untrained: in each sample so far, more than half of the judged heads in training
+        mode were near uniform. Then that is the state of the model and not of a head.
+        """
+        return self._now.untrained
+
+    @property
+    def untold(self) -> int | None:
+        """Near uniform heads that raise no alarm because the model looks untrained; None where there are none."""
+        return self._now.near_uniform or None if self.untrained else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be judged, and why."""
+        return tuple(self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        for quantity in self._missing:
+            kinds = ", ".join(kind.name for kind in ALARMS if kind.quantity == quantity)
+            yield f"not judged: {kinds}; there is no {quantity}."
+        for kind in ALARMS:
+            if "centre" in LAWS[kind.law].looks_at and kind.quantity not in self._missing:
+                unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
+                if unsettled:
+                    yield f"not judged yet: {kind.name} of {unsettled} of {len(self._columns)} heads, not settled."
+
+    def _keep(self) -> None:
+        """What was judged last stands from now on."""
+        self._ended += self._now.ended
+        self._before = self._now
+        self._reported = set()
+        for memory in self._memories.values():
+            memory.commit(self._before.healthy & (not self._before.untrained))
+
+    def _grow(self) -> None:
+        """Makes room for heads that were never seen before."""
+        at = [self.limits.at(site.name) for site in self._columns.sites]
+        for kind in ALARMS:
+            limits = [0.0 if kind.limit is None else one[kind.name] for one in at]
+            bounds = np.array([np.nan if limit is None else limit for limit in limits])
+            margins = kind.release * np.abs(bounds)
+            self._bounds[kind.name] = bounds[self._columns.site]
+            self._ends[kind.name] = (bounds - margins if _rings_above(kind) else bounds + margins)[self._columns.site]
+        speeds = [self._bounds[kind.name] for kind in ALARMS if kind.law == "doubling_time"]
+        span = np.fmax.reduce([np.full(len(self._columns), float(SPAN)), *speeds])
+        for memory in self._memories.values():
+            memory.grow(span / MARKS)
+        self._before, self._now = (_widen(state, len(self._columns)) for state in (self._before, self._now))
+
+    def _judge(self, step: int, found: Mapping[str, Array]) -> State:
+        near = self._near_uniform(found[UNIFORM.quantity]) if self._before.untrained and len(self._columns) else 0
+        kinds: dict[str, KindState] = {}
+        ended: list[Alarm] = []
+        changed: list[Alarm] = []
+        nowhere, healthy = np.zeros(len(self._columns), bool), np.ones(len(self._columns), bool)
+        for kind in WHOLE_FIRST:
+            old = self._before.kinds[kind.name]
+            taken = bool(kind.part_of) and kinds[kind.part_of].on.any()
+            whole = self._whole(kinds[kind.part_of].on) if taken else nowhere
+            held_back = whole | (kind.trained and near > 0)
+            new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
+            if new is old:
+                continue
+            for column in np.flatnonzero(old.on & ~new.on).tolist():
+                ended.append(self._alarm(kind, old, old.worst, column, step))
+                changed += [] if whole[column] else ended[-1:]
+            changed += [self._alarm(kind, new, new.latest, at) for at in np.flatnonzero(new.on & ~old.on).tolist()]
+            if kind.severity != SEVERITIES[0]:
+                healthy &= ~(self._whole(new.on) if kind.whole else new.on)
+        return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
+
+    def _near_uniform(self, entropies: Array) -> int:
+        """How many heads in training mode are near uniform; 0 if not more than half of those that are judged."""
+        near = int(((entropies > self._bounds[UNIFORM.name]) & self._columns.in_training).sum())
+        return near if 2 * near > int((~np.isnan(entropies) & self._columns.in_training).sum()) else 0
+
+    def _follow(
+        self, kind: AlarmKind, old: KindState, held_back: np.ndarray, found: Mapping[str, Array], step: int
+    ) -> KindState:
+        """The alarms of a kind after a sample; none where they are held back."""
+        measure = self._measure(kind, found, old.on)
+        if measure is None:
+            return old
+        beyond, back = self._beyond(kind, measure)
+        on = ((old.on & ~back) | beyond) & ~held_back
+        if not (on.any() or old.on.any()):
+            return old
+        figures = self._figures(kind, measure, found, step)
+        begins = on & ~old.on
+        seen = on & ~np.isnan(measure)
+        further = measure > old.worst.measure if _rings_above(kind) else measure < old.worst.measure
+        latest, worst = (
+            Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
+            for where, before in ((seen, old.latest), (begins | (seen & further), old.worst))
+        )
+        origins = {column: origin for column, origin in old.origins.items() if on[column]}
+        origins |= {column: self._origin(kind, column) for column in np.flatnonzero(begins).tolist()}
+        return KindState(on, np.where(begins, step, old.since), latest, worst, origins)
+
+    def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array | None:
+        """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring. None: nowhere."""
+        law, window = LAWS[kind.law], self._memories[kind.quantity].window
+        few = found["judged_rows" if kind.judged else "rows"] < kind.least_rows
+        if kind.floor is None:
+            measure = law.measure(window)
+            measure = np.where(few, np.nan, measure) if few.any() else measure
+            return self._of_sites(measure, np.fmax.reduceat) if kind.whole else measure
+        possible = (on | self._beyond_floor(kind)) & ~np.isnan(window.recent[-law.depth]) & ~few
+        if not possible.any():
+            return None
+        measure = np.full(len(on), np.nan)
+        measure[possible] = law.measure(window.of(possible))
+        return measure
+
+    def _beyond(self, kind: AlarmKind, measure: Array) -> tuple[np.ndarray, np.ndarray]:
+        """Where the measure is beyond its limit, and where it has come back far enough to end an alarm."""
+        bound, end = self._bounds[kind.name], self._ends[kind.name]
+        above = _rings_above(kind)
+        beyond = measure > bound if above else measure < bound
+        if kind.floor is not None:
+            beyond &= self._beyond_floor(kind)
+        return beyond, measure <= end if above else measure >= end
+
+    def _beyond_floor(self, kind: AlarmKind) -> np.ndarray:
+        now = self._memories[kind.quantity].window.marks[-1]
+        return now > kind.floor if kind.side == "above" else now < kind.floor
+
+    def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Figures:
+        window = self._memories[kind.quantity].window
+        now, before = window.recent[-1], window.centre if "centre" in LAWS[kind.law].looks_at else window.baseline
+        total = found["rows"] + found["empty_rows"] + found["nonfinite_rows"]
+        if kind.whole:
+            known = (~np.isnan(now) & ~np.isnan(before)).astype(float)
+            total = self._of_sites(known, np.add.reduceat)
+            sums = (self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat) for values in (now, before))
+            now, before = (one / np.maximum(total, 1.0) for one in sums)
+        return Figures(measure, now, before, total, np.full(len(now), float(step)))
+
+    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array]) -> Array:
+        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than two heads have a value."""
+        found = np.full(len(values), np.nan)
+        if len(values):
+            starts = self._columns.starts
+            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= 2
+            found[starts] = np.where(several, reduction(values, starts), np.nan)
+        return found
+
+    def _whole(self, on: np.ndarray) -> np.ndarray:
+        """[H] of what stands at the first head of each site."""
+        return on[self._columns.starts][self._columns.site] if len(on) else on
+
+    def _origin(self, kind: AlarmKind, column: int) -> tuple[float, int] | None:
+        """Where the statistic was before: what says how fast it changed."""
+        if kind.law in ("dead", "nonfinite"):
+            return None
+        heads = self._columns.heads(column) if kind.whole else slice(column, column + 1)
+        origin = self._memories[kind.quantity].origin(heads, above=kind.side == "above")
+        was_so = kind.law == "level" and origin is not None and kind.rings(origin[0], self._bounds[kind.name][column])
+        return None if was_so else origin
+
+    def _alarm(
+        self, kind: AlarmKind, state: KindState, figures: Figures, column: int, ended: int | None = None
+    ) -> Alarm:
+        measure, now, before, total, step = (float(values[column]) for values in figures)
+        limit = None if kind.limit is None else float(self._bounds[kind.name][column])
+        relative = kind.law == "fall_from_baseline"
+        return kind.alarm(
+            self._columns.sites[self._columns.site[column]].name,
+            None if kind.whole else column - self._columns.heads(column).start,
+            now if relative else measure,
+            limit * before if limit is not None and relative else limit,
+            state.origins[column],
+            {"now": now, "before": before, "total": total},
+            step=int(step),
+            since=int(state.since[column]),
+            ended=ended,
+        )
+
+
+def judge(
+    samples: Iterable[Sample], limits: AlarmLimits | Mapping[str, Any] | None = None, fewest_keys: int = FEWEST_KEYS
+) -> tuple[Alarm, ...]:
+    """All alarms of a finished run, as a judge raised them who saw it: with other limits, if you like."""
+    one = Judge(limits, fewest_keys)
+    for sample in samples:
+        one.feed(sample)
+    return one.alarms
+
+
+def _identity(alarm: Alarm) -> tuple[Any, ...]:
+    return alarm.kind, alarm.site, alarm.head, alarm.ended is None
+
+
+def _rings_above(kind: AlarmKind) -> bool:
+    """Whether it rings where its measure, not the statistic, is above the limit."""
+    return (LAWS[kind.law].side or kind.side) == "above"
+
+
+def _silent(heads: int) -> KindState:
+    none = Figures(*(np.full(heads, np.nan) for _ in range(5)))
+    return KindState(np.zeros(heads, bool), np.full(heads, np.nan), none, none, {})
+
+
+def _widen(state: State, heads: int) -> State:
+    """With columns for more heads, at which nothing rings."""
+    more = heads - len(state.healthy)
+
+    def wider(old: Figures) -> Figures:
+        return Figures(*(pad(values, more) for values in old))
+
+    kinds = {
+        name: KindState(pad(one.on, more), pad(one.since, more), wider(one.latest), wider(one.worst), one.origins)
+        for name, one in state.kinds.items()
+    }
+    return state._replace(kinds=kinds, healthy=np.concatenate([state.healthy, np.ones(more, bool)]))

@@ -1,0 +1,109 @@
+"""What a judge remembers of one quantity: the latest readings of every head, earlier values, and what was normal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attemper.readings.laws import FIRST, MARKS, Array, Law, Window, median_of_three, settle
+
+
+class Memory:
+    """Readings of one quantity, a column a head. Its size does not grow with the number of samples.
+
+    The reading that was written last is provisional: it can be written again, until ``commit`` keeps it.
+    """
+
+    def __init__(self, laws: tuple[Law, ...]) -> None:
+        """``laws``: those that look at this quantity."""
+        looks_at = {part for law in laws for part in law.looks_at}
+        self._recent = np.empty((max(law.depth for law in laws), 0))
+        self._marks, self._steps = (np.empty((MARKS + 1 if "marks" in looks_at else 0, 0)) for _ in range(2))
+        self._first = np.empty((FIRST if "baseline" in looks_at else 0, 0))
+        self._baseline, self._centre, self._spread, self._spacing = (np.empty(0) for _ in range(4))
+        self._settles = "centre" in looks_at
+        self._step = -np.inf
+        self._kept, self._calm = (np.empty(0, np.int64) for _ in range(2))
+        """How many readings stand in ``_first``, and how many marks came in a row while the head was healthy."""
+
+    def grow(self, spacing: Array) -> None:
+        """Makes room for more heads. ``spacing`` [H]: the least steps between two earlier values of each."""
+        more = len(spacing) - len(self._spacing)
+        for name in ("_recent", "_marks", "_steps", "_first", "_baseline", "_centre", "_spread"):
+            setattr(self, name, pad(getattr(self, name), more))
+        self._kept, self._calm = pad(self._kept, more), pad(self._calm, more)
+        self._spacing = spacing
+
+    def commit(self, healthy: np.ndarray) -> None:
+        """Keeps what was written last. ``healthy`` [H]: whether it may be part of what is normal for the head."""
+        present = ~np.isnan(self._recent[-1])
+        if len(self._first):
+            self._baseline = np.where(np.isnan(self._baseline), self._recent[-1], self._baseline)
+            self._keep_first(present & healthy)
+        if len(self._marks):
+            due = present & ~(self._steps[-1] - self._steps[-2] < self._spacing)
+            for rows in (self._marks, self._steps):
+                _shift(rows, due)
+            if self._settles:
+                self._find_stretch(due, present & ~healthy)
+        _shift(self._recent, present)
+
+    def write(self, step: int, values: Array) -> None:
+        """Puts the readings of a sample, NaN where there are none, in the place of those not yet kept."""
+        self._recent[-1] = values
+        if not len(self._marks):
+            return
+        middle = median_of_three(self._recent[-3], self._recent[-2], values)
+        self._marks[-1] = np.where(np.isnan(middle), values, middle)
+        self._steps[-1] = np.where(np.isnan(values), np.nan, step)
+        if step <= self._step:  # the loop may have gone back
+            later = (self._steps[:-1] >= step) & ~np.isnan(values)
+            self._marks[:-1][later] = self._steps[:-1][later] = np.nan
+        self._step = step
+
+    @property
+    def window(self) -> Window:
+        return Window(self._recent, self._steps, self._marks, self._baseline, self._centre, self._spread)
+
+    def origin(self, heads: slice, *, above: bool) -> tuple[float, int] | None:
+        """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice
+        that; else the earliest known. Of several heads their mean. None if there is nothing earlier.
+        """
+        known = ~np.isnan(self._marks[:, heads])
+        mean = np.where(known, self._marks[:, heads], 0.0).sum(1) / np.maximum(known.sum(1), 1)
+        earlier = np.flatnonzero(known[:-1].any(1))
+        if not len(earlier):
+            return None
+        now = np.nanmean(self._recent[-1, heads])
+        far = earlier[mean[earlier] <= now / 2 if above else mean[earlier] >= now * 2]
+        row = far[-1] if len(far) else earlier[0]
+        return float(mean[row]), int(np.nanmax(self._steps[row, heads]))
+
+    def _keep_first(self, fit: np.ndarray) -> None:
+        columns = np.flatnonzero(fit & (self._kept < FIRST))
+        if len(columns):
+            self._first[self._kept[columns], columns] = self._recent[-1, columns]
+            self._kept[columns] += 1
+            full = columns[self._kept[columns] == FIRST]
+            self._baseline[full] = np.median(self._first[:, full], 0)
+
+    def _find_stretch(self, more: np.ndarray, ill: np.ndarray) -> None:
+        """Looks at each healthy stretch of ``MARKS`` earlier values until one has settled."""
+        self._calm = np.where(ill, 0, self._calm + more)
+        full = np.flatnonzero((self._calm >= MARKS) & np.isnan(self._centre))
+        if len(full):
+            self._centre[full], self._spread[full] = settle(self._marks[:-1, full])
+            self._calm[full] = 0
+
+
+def pad(rows: np.ndarray, more: int) -> np.ndarray:
+    """With ``more`` columns: NaN, or 0 where there is no NaN."""
+    missing = np.nan if rows.dtype.kind == "f" else 0
+    return np.concatenate([rows, np.full((*rows.shape[:-1], more), missing, rows.dtype)], -1)
+
+
+def _shift(rows: np.ndarray, columns: np.ndarray) -> None:
+    """Moves every row one up, where ``columns``; the last is to be written anew."""
+    if columns.all():
+        rows[:-1] = rows[1:]
+    elif columns.any():
+        np.copyto(rows[:-1], rows[1:], where=columns)

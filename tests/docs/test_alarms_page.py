@@ -1,0 +1,58 @@
+"""The page on alarms has every kind of the list, with its law, limit and advice as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import attemper
+from attemper.readings import laws
+from attemper.readings.alarms import ALARMS, AlarmKind
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "alarms.md").read_text("utf-8")
+MATHS = (DOCS / "maths.md").read_text("utf-8")
+
+
+def limit(kind: AlarmKind) -> str:
+    """Where it begins and ends, in words."""
+    if kind.limit is None:
+        return "above 0; ends at 0"
+    above = (laws.LAWS[kind.law].side or kind.side) == "above"
+    end = kind.limit * (1 - kind.release if above else 1 + kind.release)
+    floor = "" if kind.floor is None else f", where it is {kind.side} {kind.floor:g}"
+    return f"{'above' if above else 'below'} {kind.limit:g} {kind.unit}{floor}; ends at {end:.4g}"
+
+
+def row(kind: AlarmKind) -> str:
+    statistic = f"`{kind.statistic}`" + (" of all heads of a site" if kind.whole else "")
+    return f"| `{kind.name}` | {statistic} | {kind.law.replace('_', ' ')} | {limit(kind)} | {kind.severity} |"
+
+
+def test_the_table_is_the_list():
+    written = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    assert written == [row(kind) for kind in ALARMS], "\n".join(map(row, ALARMS))
+
+
+def test_every_advice_stands_under_its_title():
+    written = dict(re.findall(r"^\*\*`(\w+)`\*\* (.+?)(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    assert {name: " ".join(text.split()) for name, text in written.items()} == {
+        kind.name: f"({kind.title}). {kind.advice}" for kind in ALARMS
+    }
+
+
+@pytest.mark.parametrize("name", ["RECENT", "FIRST", "MARKS", "SPAN", "LEAST_FALL", "LEAST_SPREAD"])
+def test_constants_of_laws_are_those_of_the_page_of_formulas(name: str):
+    (section,) = re.findall(r"^## Laws of alarms\n(.*?)(?=^## |\Z)", MATHS, re.MULTILINE | re.DOTALL)
+    assert f"{getattr(laws, name):g} ({name})" in section
+    for law in laws.LAWS:
+        assert f"| {law.replace('_', ' ')} |" in section
+
+
+def test_the_example_of_limits_runs():
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    names = {"attemper": attemper}
+    exec(compile(code, "alarms.md", "exec"), names)
+    assert isinstance(names["limits"], attemper.AlarmLimits)

@@ -1,0 +1,484 @@
+"""Alarms on history: what rings, since when, when it ends, and what does not ring."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attemper.readings.judge import Judge, judge
+from attemper.readings.limits import AlarmLimits
+from attemper.readings.reading import Alarm
+from attemper.readings.sample import Sample, SiteLabel
+
+HEALTHY = {
+    "max_logit": 12.0,
+    "logit_std": 1.0,
+    "judged_normalized_entropy": 0.5,
+    "judged_first_token_mass": 0.1,
+    "rows": 512.0,
+    "judged_rows": 256.0,
+    "empty_rows": 0.0,
+    "nonfinite_rows": 0.0,
+}
+ENTROPY = "judged_normalized_entropy"
+
+
+def label(name: str, heads: int, mode: str = "train") -> SiteLabel:
+    return SiteLabel(name, "self", mode, None, "full", "softmax", heads)
+
+
+def sample(step: int, sites: dict[str, dict[str, Any]], mode: str = "train") -> Sample:
+    """Site -> what is not healthy there: a number of every head, or one for each."""
+    labels, columns = [], []
+    for name, given in sites.items():
+        heads = max((len(value) for value in given.values() if isinstance(value, list)), default=2)
+        labels.append(label(name, heads, mode))
+        columns.append(np.array([np.broadcast_to(given.get(q, value), heads) for q, value in HEALTHY.items()]))
+    return Sample(step, 0.0, tuple(labels), tuple(HEALTHY), np.concatenate(columns, 1).astype(np.float32))
+
+
+def series(quantity: str, values: Iterable[Any], apart: int = 10) -> Iterator[Sample]:
+    """Samples of one site with two heads: the first has these values, the second is healthy."""
+    for place, value in enumerate(values):
+        yield sample(apart * place, {"layers.0": {quantity: [value, HEALTHY[quantity]]}})
+
+
+def told(alarms: Iterable[Alarm], *kinds: str) -> list[tuple[str, int | None, int | None, int | None]]:
+    return [(one.kind, one.head, one.since, one.ended) for one in alarms if not kinds or one.kind in kinds]
+
+
+def noise(samples: int, heads: int, every: int = 10, seed: int = 0) -> Iterator[Sample]:
+    """Healthy heads of all sorts: sharp ones and wide ones, on the first token or not, each with noise of its own."""
+    rng = np.random.default_rng(seed)
+    entropy, first, logit = rng.uniform(0.08, 0.93, heads), rng.uniform(0, 0.7, heads), rng.lognormal(2.5, 0.6, heads)
+    wander = np.zeros(heads)
+    labels = tuple(label(f"layers.{layer}", heads // 8) for layer in range(8))
+    for place in range(samples):
+        wander = 0.9 * wander + 0.01 * rng.normal(size=heads)
+        numbers = {
+            "max_logit": np.minimum(logit, 60) * rng.lognormal(0, 0.1, heads),
+            "logit_std": rng.lognormal(0, 0.15, heads),
+            ENTROPY: np.clip(entropy + wander * entropy + 0.04 * entropy * rng.normal(size=heads), 0, 1),
+            "judged_first_token_mass": np.clip(first + 0.03 * rng.normal(size=heads), 0, 1),
+        }
+        values = np.array([np.broadcast_to(numbers.get(q, value), heads) for q, value in HEALTHY.items()])
+        yield Sample(every * place, 0.0, labels, tuple(HEALTHY), values.astype(np.float32))
+
+
+# --- each law rings when it must, not before, and ends ---
+
+
+def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
+    found = judge(series("max_logit", [90, 101, 99, 130, 85, 79, 60]))
+    (alarm,) = [one for one in found if one.kind == "logits"]
+    assert (alarm.since, alarm.ended, alarm.step, alarm.value, alarm.limit) == (10, 50, 30, 130.0, 100.0)
+    assert alarm.message == "layers.0 head 0: largest score 130.0 (90 at step 0)"
+    assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
+
+
+def test_an_alarm_that_stands_has_the_value_of_the_latest_sample():
+    one = Judge()
+    for given in series("max_logit", [90, 130, 110]):
+        one.feed(given)
+    (alarm,) = [alarm for alarm in one.standing if alarm.kind == "logits"]
+    assert (alarm.since, alarm.ended, alarm.step, alarm.value) == (10, None, 20, 110.0)
+    assert alarm in one.alarms
+
+
+def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
+    """From 5 the value doubles every 12 steps: from 50 on that is alarming, and past 100 the level is."""
+    values = [5.0] * 10 + [5.0 * 2 ** (step / 12) for step in range(0, 80, 4)]
+    found = {one.kind: one for one in judge(series("max_logit", values, apart=4))}
+    growth, level = found["logit_growth"], found["logits"]
+    assert growth.severity == "warning"
+    assert (growth.since or 0) <= (level.since or 0) - 8
+    assert growth.value == pytest.approx(12, rel=0.05)
+    assert "doubles in 12.0 steps" in growth.message
+    assert growth.message.endswith(")")
+
+
+@pytest.mark.parametrize(("quantity", "kind"), [("max_logit", "logit_growth"), ("logit_std", "spread_growth")])
+def test_growth_ends_when_the_value_has_stood_still(quantity: str, kind: str):
+    start, end = (8.0, 90.0) if quantity == "max_logit" else (1.0, 12.0)
+    found = judge(series(quantity, [start] * 5 + [end] * 60, apart=5))
+    ((_, head, since, ended),) = told(found, kind)
+    assert (head, since) == (0, 30), "one wild reading is not growth: the second counts"
+    assert 50 < (ended or 0) < 230
+
+
+@pytest.mark.parametrize(
+    "values", [[1] * 5 + [49.0] * 20, [8.0] * 5 + [200.0] + [8.0] * 10, [60 + step for step in range(60)]]
+)
+def test_growth_of_small_values_one_wild_value_and_slow_growth_ring_nothing(values: list[float]):
+    assert told(judge(series("max_logit", values, apart=5)), "logit_growth") == []
+
+
+def test_a_head_has_fallen_below_its_share_of_the_baseline_and_not_at_it():
+    limits = {"fallen": 0.25, "collapsed": None, "falling": None}
+    assert judge(series(ENTROPY, [0.5, 0.5, 0.125]), limits) == ()
+    below = float(np.nextafter(np.float32(0.125), np.float32(0)))
+    (alarm,) = judge(series(ENTROPY, [0.5, 0.5, below, 0.18, 0.2]), limits)
+    assert (alarm.kind, alarm.head, alarm.severity, alarm.since, alarm.ended) == ("fallen", 0, "warning", 20, 40)
+    assert (alarm.value, alarm.limit) == (below, 0.125)
+    assert alarm.message == "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (0.5 at step 10)"
+
+
+def test_the_baseline_is_the_median_of_the_first_five_healthy_readings():
+    limits = {"fallen": 0.5, "collapsed": None, "falling": None}
+    values = [0.9, 0.4, 0.6, 0.8, 0.7, 0.5, 0.5, 0.5, 0.34]
+    found = judge(series(ENTROPY, values), limits)
+    assert told(found) == [("fallen", 0, 10, 30), ("fallen", 0, 80, None)], "against the first until there are five"
+    assert [one.limit for one in found] == [pytest.approx(0.45), pytest.approx(0.35)], "of 0.9, 0.8, 0.7, 0.5, 0.5"
+    found = judge(series(ENTROPY, [0.6, 0.6, 0.62, 0.58, 0.9, 0.31, 0.29]), limits)
+    assert [(one.since, one.limit) for one in found if one.kind == "fallen"] == [(60, pytest.approx(0.3))]
+
+
+def test_a_head_that_collapses_at_once_does_not_become_its_own_baseline():
+    found = judge(series(ENTROPY, [0.6] + [0.005] * 60))
+    assert told(found, "fallen") == [("fallen", 0, 10, None)]
+
+
+def test_falling_is_a_fast_fall_to_almost_nothing():
+    fast = [0.6] * 5 + [0.4, 0.2, 0.04, 0.03, 0.03] + [0.03] * 30
+    found = [one for one in judge(series(ENTROPY, fast, apart=5)) if one.kind == "falling"]
+    ((_, head, since, ended),) = told(found)
+    assert (head, since) == (0, 40)
+    assert ended is not None
+    assert "(0.4 at step 30)" in found[0].message
+    slow = list(np.linspace(0.6, 0.03, 100))
+    assert told(judge(series(ENTROPY, slow, apart=5)), "falling") == []
+    wide = [0.9] * 5 + [0.5, 0.2, 0.1] + [0.1] * 20
+    assert told(judge(series(ENTROPY, wide, apart=5)), "falling") == [], "sharp, and not one-hot"
+
+
+def test_a_head_drifts_from_where_it_had_settled():
+    rng = np.random.default_rng(0)
+    values = [*(0.5 + 0.01 * rng.normal(size=40)), *np.linspace(0.5, 0.85, 30), *([0.85] * 10), *([0.52] * 5)]
+    ((_, head, since, ended),) = told(judge(series(ENTROPY, values)), "drift")
+    assert head == 0
+    assert 500 < (since or 0) < 700
+    assert (ended or 0) >= 800
+    (alarm,) = [one for one in judge(series(ENTROPY, values)) if one.kind == "drift"]
+    assert alarm.severity == "notice"
+    assert "has drifted from 0.5" in alarm.message
+
+
+def test_a_head_that_never_settles_does_not_drift_and_that_is_said():
+    one = Judge()
+    for given in series(ENTROPY, np.linspace(0.9, 0.2, 60)):
+        one.feed(given)
+    assert told(one.alarms, "drift") == []
+    assert "not judged yet: drift of 1 of 2 heads, not settled." in one.notes
+
+
+def test_a_head_is_dead_that_is_uniform_in_twenty_readings():
+    one = Judge()
+    values = [0.5] * 3 + [0.9999] * 25 + [0.9]
+    for given in series(ENTROPY, values):
+        one.feed(given)
+    assert told(one.alarms, "dead") == [("dead", 0, 220, 280)]
+    broken = [0.5] * 3 + ([0.9999] * 19 + [0.998]) * 3
+    assert told(judge(series(ENTROPY, broken)), "dead") == []
+
+
+def test_rows_that_are_not_finite_are_critical_at_once_and_end_when_they_are_gone():
+    found = judge(series("nonfinite_rows", [0, 0, 3, 1, 0]))
+    assert told(found) == [("nonfinite", 0, 20, 40)]
+    assert (found[0].severity, found[0].value, found[0].limit, found[0].step) == ("critical", 3.0, None, 20)
+    assert "3 of 515 rows have a NaN or infinite score" in found[0].message
+    nothing_else = sample(0, {"a": {"nonfinite_rows": 512.0, "rows": 0.0, "max_logit": np.nan, ENTROPY: np.nan}})
+    assert told(judge([nothing_else])) == [("nonfinite", 0, 0, None), ("nonfinite", 1, 0, None)]
+
+
+def test_an_infinite_score_is_beyond_every_level_and_has_no_value_in_json():
+    (alarm,) = [one for one in judge(series("max_logit", [10, float("inf")])) if one.kind == "logits"]
+    assert alarm.value is None
+    assert "largest score inf" in alarm.message
+
+
+# --- whole layers ---
+
+
+def collapsing(shares: Iterable[float], apart: int = 10, heads: int = 4) -> Iterator[Sample]:
+    """Two layers of which the first goes through these shares of 0.6."""
+    for place, share in enumerate(shares):
+        sick = {ENTROPY: [0.6 * share * (1 + 0.01 * head) for head in range(heads)]}
+        yield sample(apart * place, {"layers.0": sick, "layers.1": {ENTROPY: [0.6] * heads}})
+
+
+def test_a_layer_that_collapses_is_one_alarm_with_its_step_and_speed():
+    found = judge(collapsing([1, 1, 1, 1, 0.5, 0.02, 0.01, 0.008]))
+    assert [one for one in found if one.severity != "notice"] == list(found)
+    (alarm,) = found
+    assert (alarm.kind, alarm.site, alarm.head, alarm.severity) == ("layer_fallen", "layers.0", None, "warning")
+    assert (alarm.since, alarm.step, alarm.ended) == (50, 70, None)
+    assert alarm.message == (
+        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.0049 (0.609 at step 40)"
+    )
+
+
+def test_heads_that_fell_before_their_layer_end_in_its_alarm_and_ring_again_if_it_ends():
+    def samples() -> Iterator[Sample]:
+        for place, (first, others) in enumerate(
+            [(0.6, 0.6)] * 3 + [(0.005, 0.6), (0.005, 0.01), (0.005, 0.01), (0.005, 0.5)]
+        ):
+            yield sample(10 * place, {"a": {ENTROPY: [first, others, others]}})
+
+    one = Judge(limits={"collapsed": None, "falling": None})
+    events = [told(one.feed(given)) for given in samples()]
+    assert events[3:] == [
+        [("fallen", 0, 30, None)],
+        [("layer_fallen", None, 40, None)],
+        [],
+        [("layer_fallen", None, 40, 60), ("fallen", 0, 60, None)],
+    ]
+    assert told(one.alarms) == [("fallen", 0, 30, 40), ("layer_fallen", None, 40, 60), ("fallen", 0, 60, None)]
+
+
+def test_a_site_with_one_head_has_no_alarm_of_the_layer():
+    given = [sample(10 * place, {"a": {ENTROPY: [value]}}) for place, value in enumerate([0.6, 0.6, 0.005])]
+    assert told(judge(given), "fallen", "layer_fallen") == [("fallen", 0, 20, None)]
+
+
+# --- what does not ring ---
+
+
+@pytest.mark.parametrize(("every", "seed"), [(1, 0), (50, 1)])
+def test_a_thousand_healthy_heads_raise_no_warning_in_500_samples(every: int, seed: int):
+    found = judge(noise(500, 1000, every, seed))
+    assert [one.message for one in found if one.severity != "notice"] == []
+    assert Counter(one.kind for one in found)["drift"] <= 2
+
+
+def test_a_fresh_model_that_learns_rings_nothing():
+    """Near uniform at first, then each head sharpens at a pace of its own, and logits grow to 30."""
+    rng = np.random.default_rng(0)
+    final, pace = rng.uniform(0.15, 0.8, 64), rng.uniform(30, 120, 64)
+
+    def samples() -> Iterator[Sample]:
+        for step in range(0, 600, 5):
+            done = 1 - np.exp(-max(0, step - 40) / pace)
+            numbers = {
+                "max_logit": 0.2 + 30 * done * rng.lognormal(0, 0.05, 64),
+                "logit_std": 0.1 + done,
+                ENTROPY: 0.999 + (final - 0.999) * done,
+                "judged_first_token_mass": 0.02 + 0.1 * done,
+            }
+            values = np.array([np.broadcast_to(numbers.get(q, value), 64) for q, value in HEALTHY.items()])
+            yield Sample(step, 0.0, (label("a", 32), label("b", 32)), tuple(HEALTHY), values.astype(np.float32))
+
+    one = Judge()
+    for place, given in enumerate(samples()):
+        begun = one.feed(given)
+        assert not [alarm for alarm in begun if alarm.severity != "notice"]
+        if place < 8:
+            assert begun == ()
+            assert (one.untrained, one.untold) == (True, 64)
+    assert not one.untrained
+    assert one.untold is None
+    assert [alarm for alarm in one.standing if alarm.kind != "drift"] == []
+
+
+def test_a_fresh_model_whose_attention_collapses_is_reported_from_its_first_state():
+    given = [0.99] * 3 + [0.6, 0.1, 0.02, 0.01, 0.01]
+    found = judge(sample(10 * i, {"a": {ENTROPY: [value] * 4}}) for i, value in enumerate(given))
+    assert told(found, "layer_fallen") == [("layer_fallen", None, 50, None)]
+
+
+def test_too_few_rows_are_not_judged_and_leave_an_alarm_as_it_was():
+    few = {"judged_rows": 4.0}
+    one = Judge({"collapsed": None, "falling": None})
+    for place, (value, more) in enumerate([(0.6, {}), (0.6, {}), (0.001, few), (0.001, {}), (0.6, few), (0.6, {})]):
+        one.feed(sample(place, {"a": {ENTROPY: [value, 0.5], **more}}))
+    assert told(one.alarms) == [("fallen", 0, 3, 5)]
+
+
+# --- a run, live and again ---
+
+
+def wild(samples: int, seed: int) -> list[Sample]:
+    """Random walks of heads at sites that come and go, with missing numbers, in both modes."""
+    rng = np.random.default_rng(seed)
+    sites = [label("a", 3), label("b", 2), label("a", 3, "eval"), label("late", 4)]
+    walk = {one.key: rng.normal(size=(len(HEALTHY), one.heads)) for one in sites}
+    found = []
+    for place in range(samples):
+        here = [one for one in sites if rng.random() < 0.8 and not (one.name == "late" and place < samples // 2)]
+        here = here or sites[:1]
+        columns = []
+        for one in here:
+            state = walk[one.key] = 0.97 * walk[one.key] + rng.normal(0, 0.4, (len(HEALTHY), one.heads))
+            values = np.empty_like(state)
+            values[0], values[1] = 30 * np.exp(state[0] / 1.5), np.exp(state[1])
+            values[2], values[3] = 1 / (1 + np.exp(-2 * state[2])), 1 / (1 + np.exp(-state[3]))
+            values[4:6], values[6], values[7] = 64, 0, state[7] > 2.5
+            values[5] *= rng.random(one.heads) < 0.95
+            values[:2][rng.random((2, one.heads)) < 0.01] = np.inf
+            values[rng.random(values.shape) < 0.05] = np.nan
+            columns.append(values)
+        step = place * 7 + int(rng.integers(0, 5))
+        found.append(Sample(step, 0.0, tuple(here), tuple(HEALTHY), np.concatenate(columns, 1).astype(np.float32)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran(seed: int):
+    samples, one = wild(150, seed), Judge()
+    begun: list[Alarm] = []
+    ended: list[Alarm] = []
+    for given in samples:
+        for alarm in one.feed(given):
+            (begun if alarm.ended is None else ended).append(alarm)
+    found = judge(samples)
+    assert found == one.alarms == judge(iter(samples))
+    assert {alarm.kind for alarm in found} >= {"logits", "logit_growth", "collapsed", "fallen", "diffuse", "nonfinite"}
+    assert Counter(map(_begin, begun)) == Counter(map(_begin, found)), "each is told when it begins"
+    assert set(ended) <= {alarm for alarm in found if alarm.ended is not None}
+
+
+def _begin(alarm: Alarm) -> tuple[Any, ...]:
+    return alarm.kind, alarm.site, alarm.head, alarm.since
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sample_that_is_fed_again_takes_the_place_of_the_one_before(seed: int):
+    samples, one = wild(80, seed), Judge()
+    rng = np.random.default_rng(seed)
+    for given in samples:
+        for _ in range(rng.integers(0, 3)):
+            part = replace(given, values=given.values * rng.uniform(0.1, 3, given.values.shape).astype(np.float32))
+            one.feed(part if rng.random() < 0.7 else given, again=_ > 0)
+        one.feed(given, again=_fed(one, given))
+    assert one.alarms == judge(samples)
+
+
+def _fed(one: Judge, given: Sample) -> bool:
+    return one.step == given.step
+
+
+def test_an_alarm_of_a_sample_that_is_fed_again_is_told_once():
+    one = Judge()
+    calm, wild = sample(0, {"a": {}}), sample(1, {"a": {"max_logit": 500.0}})
+    one.feed(calm)
+    assert [alarm.kind for alarm in one.feed(wild)] == ["logits"] * 2, "a second reading says nothing of speed"
+    assert one.feed(wild, again=True) == ()
+    assert one.feed(sample(1, {"a": {}}), again=True) == ()
+    assert one.alarms == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_is_judged_alike_alone_and_beside_others(seed: int):
+    """Where the state of the whole model does not matter: a level of 2 is never beyond, so it never looks untrained."""
+    limits = AlarmLimits(diffuse=2.0, layer_fallen=None)
+    samples = wild(120, seed)
+    together = judge(samples, limits)
+    for one in {label.key: label for given in samples for label in given.sites}.values():
+        alone = [_only(given, one) for given in samples if one in given.sites]
+        mine = list(judge(alone, limits))
+        assert [alarm for alarm in together if alarm.site == one.name and alarm in mine] == mine
+
+
+def _only(given: Sample, one: SiteLabel) -> Sample:
+    return replace(given, sites=(one,), values=given.values[:, given.places[one.key]])
+
+
+def test_the_memory_does_not_grow_with_the_samples():
+    def size(one: Judge) -> int:
+        return sum(
+            array.nbytes
+            for memory in one._memories.values()
+            for array in vars(memory).values()
+            if hasattr(array, "nbytes")
+        )
+
+    one, sizes = Judge(), []
+    for given in noise(300, 64):
+        one.feed(given)
+        sizes.append(size(one))
+    assert sizes[0] == sizes[-1]
+
+
+def test_other_limits_for_the_same_run_and_for_single_sites():
+    samples = [sample(10 * i, {"a": {"max_logit": 70.0}, "b": {"max_logit": 70.0}}) for i in range(3)]
+    assert judge(samples) == ()
+    assert {one.site for one in judge(samples, {"logits": 60})} == {"a", "b"}
+    at_b = judge(samples, AlarmLimits(sites={"b": {"logits": 60}}))
+    assert [(one.site, one.limit) for one in at_b] == [("b", 60.0)] * 2
+    assert judge(samples, AlarmLimits(logits=60, sites={"*": {"logits": None}})) == ()
+
+
+def test_a_run_that_goes_back_is_judged_on():
+    one = Judge()
+    for step, value in [(0, 10), (100, 10), (200, 20), (150, 40), (160, 80), (170, 160)]:
+        one.feed(sample(step, {"a": {"max_logit": [value, 10.0]}}))
+    assert told(one.alarms) == [("logits", 0, 170, None), ("logit_growth", 0, 170, None)]
+
+
+def test_a_site_that_comes_back_with_other_heads_is_another_one():
+    one = Judge({"collapsed": None, "falling": None})
+    for step, values in enumerate([[0.6, 0.6], [0.6, 0.6], [0.01] * 4, [0.01] * 4]):
+        one.feed(sample(step, {"a": {ENTROPY: values}}))
+    assert one.alarms == ()
+
+
+def test_what_the_samples_do_not_hold_is_not_judged_and_that_is_said():
+    given = sample(0, {"a": {"max_logit": 500.0}})
+    part = replace(given, quantities=given.quantities[1:], values=given.values[1:])
+    one = Judge()
+    assert one.feed(part) == ()
+    assert "not judged: logits, logit_growth; there is no max_logit." in one.notes
+
+
+def test_samples_without_heads_are_judged_to_nothing():
+    empty = Sample(0, 0.0, (), tuple(HEALTHY), np.empty((len(HEALTHY), 0), np.float32))
+    one = Judge()
+    assert one.feed(empty) == one.alarms == one.standing == one.notes == ()
+    assert one.feed(sample(1, {"a": {}})) == ()
+
+
+# --- a model that is untrained, and sites that are late ---
+
+
+def entropies(step: int, *values: float, name: str = "layers.0", mode: str = "train") -> Sample:
+    return sample(step, {name: {ENTROPY: list(values)}}, mode)
+
+
+def test_a_site_that_appears_later_begins_with_its_own_first_sample() -> None:
+    one = Judge({"fallen": 0.5})
+    one.feed(entropies(0, 0.8))
+    one.feed(entropies(1, 0.3, name="late"))
+    assert one.standing == ()
+    one.feed(sample(2, {"layers.0": {ENTROPY: [0.3]}, "late": {ENTROPY: [0.1]}}))
+    assert told(one.standing) == [("fallen", 0, 2, None), ("fallen", 0, 2, None)]
+
+
+def test_rows_that_see_too_few_keys_fall_from_nothing() -> None:
+    assert judge(sample(step, {"a": {ENTROPY: np.nan, "judged_rows": 0.0}}) for step in range(2)) == ()
+
+
+def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_since_the_first_sample() -> None:
+    one = Judge({"drift": None})
+    assert one.feed(entropies(0, 0.99, 0.99, 0.99, 0.5)) == ()
+    assert (one.untrained, one.untold) == (True, 3)
+    assert told(one.feed(entropies(1, 0.99, 0.99, 0.5, 0.5))) == [("diffuse", 0, 1, None), ("diffuse", 1, 1, None)]
+    assert (one.untrained, one.untold) == (False, None)
+    assert one.standing[0].message == "layers.0 head 0: normalised entropy 0.990 is near uniform", "as it was before"
+    one.feed(entropies(2, 0.99, 0.99, 0.99, 0.99))
+    assert len(one.standing) == 4, "the model was trained before"
+
+
+def test_a_finished_model_in_eval_mode_is_told_of_each_of_its_heads() -> None:
+    assert len(judge([entropies(0, 0.99, 0.99, mode="eval")])) == 2
+
+
+def test_evaluation_between_training_steps_changes_nothing_for_the_heads_in_training():
+    values = [5.0] * 8 + [5.0 * 2 ** (step / 12) for step in range(0, 80, 4)]
+    training = list(series("max_logit", values, apart=4))
+    both = [one for given in training for one in (given, sample(given.step, {"layers.0": {}}, mode="eval"))]
+    assert judge(both) == judge(training)
+    assert {one.kind for one in judge(both)} == {"logits", "logit_growth"}

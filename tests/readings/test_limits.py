@@ -1,0 +1,169 @@
+"""Every limit of a scan's alarm at its boundary: a default that moves is seen, and so is a comparison that turns."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import math
+import pickle
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+import attemper
+from attemper import InputError
+from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, LIMITS
+from attemper.readings.limits import AlarmLimits, alarms
+from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
+from tests.report.readings import head, site
+from tests.sites.own_models import Own
+
+DEFAULTS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}
+OF_HISTORY = {
+    "layer_fallen": 0.1,
+    "fallen": 0.02,
+    "falling": 0.25,
+    "logit_growth": 20.0,
+    "spread_growth": 20.0,
+    "drift": 10.0,
+    "dead": 0.999,
+}
+SEVERITIES = {"collapsed": "notice", "diffuse": "notice", "logits": "warning", "first_token": "notice"}
+BELOW = ("collapsed",)
+"""Kinds that ring below their limit; the others ring above."""
+
+
+def measured(kind: str, value: float, keys: int = 32) -> HeadReading:
+    """A healthy head all of whose rows see ``keys`` keys, with one number as told."""
+    numbers = {"normalized_entropy": 0.5, "first_token_mass": 0.1, "max_logit": 10.0}
+    field = {"logits": "max_logit", "first_token": "first_token_mass"}.get(kind, "normalized_entropy")
+    numbers[field] = value
+    bucket = VisibleKeyBucket(keys, 2 * keys - 1, 8, 1.0, numbers["normalized_entropy"], numbers["first_token_mass"])
+    return head(0, max_logit=numbers["max_logit"], by_visible_keys=(bucket,))
+
+
+def raised(one: HeadReading, **options: Any) -> tuple[Alarm, ...]:
+    return alarms((replace(site("layers.0.attn", 1), heads=(one,)),), **options)
+
+
+def test_the_default_limits_are_these() -> None:
+    assert LIMITS == DEFAULTS
+    assert AlarmLimits().everywhere == DEFAULT_LIMITS == {**DEFAULTS, **OF_HISTORY}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_an_alarm_rings_just_beyond_its_default_limit_and_not_at_it(kind: str) -> None:
+    limit = DEFAULTS[kind]
+    beyond = math.nextafter(limit, -math.inf if kind in BELOW else math.inf)
+    (alarm,) = raised(measured(kind, beyond))
+    assert (alarm.kind, alarm.severity, alarm.value, alarm.limit) == (kind, SEVERITIES[kind], beyond, limit)
+    assert (alarm.site, alarm.head, alarm.step) == ("layers.0.attn", 0, None)
+    assert raised(measured(kind, limit)) == ()
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_limit_that_is_given_takes_the_place_of_its_default_alone(kind: str) -> None:
+    limit = {"collapsed": 0.4, "diffuse": 0.6, "logits": 50.0, "first_token": 0.3}[kind]
+    value = (limit + DEFAULTS[kind]) / 2
+    assert raised(measured(kind, value)) == ()
+    (alarm,) = raised(measured(kind, value), limits={kind: limit})
+    assert (alarm.kind, alarm.limit) == (kind, limit)
+    assert AlarmLimits.of({kind: limit}).everywhere == {**DEFAULT_LIMITS, kind: limit}
+    assert raised(measured(kind, value), limits={kind: None}) == ()
+
+
+@pytest.mark.parametrize("kind", ["collapsed", "diffuse", "first_token"])
+@pytest.mark.parametrize(("keys", "judged"), [(16, False), (32, True)])
+def test_sharpness_is_judged_from_32_keys_on(kind: str, keys: int, judged: bool) -> None:
+    beyond = 0.0 if kind in BELOW else 1.0
+    assert len(raised(measured(kind, beyond, keys))) == judged
+    assert len(raised(measured(kind, beyond, 16), fewest_keys=16)) == 1
+
+
+def test_large_logits_need_no_keys() -> None:
+    assert [alarm.kind for alarm in raised(measured("logits", 101.0, 1))] == ["logits"]
+
+
+def test_one_row_that_is_not_finite_is_critical() -> None:
+    one = replace(measured("diffuse", 0.5), nonfinite_rows=1)
+    (alarm,) = raised(one)
+    assert (alarm.kind, alarm.severity, alarm.value, alarm.limit) == ("nonfinite", "critical", 1.0, None)
+    assert "1 of 101 rows" in alarm.message
+
+
+@pytest.mark.parametrize("value", [float("nan"), True, "high", [1.0]])
+def test_a_limit_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"limits\['diffuse'\] must be a number, or None if it is never to ring; got"):
+        AlarmLimits.of({"diffuse": value})
+
+
+def test_every_head_of_every_site_is_looked_at() -> None:
+    sick = measured("logits", 200.0)
+    sites: tuple[SiteReading, ...] = tuple(
+        replace(site(name, 1), heads=(replace(sick, head=0), replace(sick, head=1))) for name in ("a", "b")
+    )
+    assert [(alarm.site, alarm.head) for alarm in alarms(sites)] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+# --- limits as a record ---
+
+
+def test_limits_are_a_record_that_shows_what_differs_from_the_defaults() -> None:
+    limits = AlarmLimits(logits=50, drift=None, sites={"*.layers.0.*": {"first_token": 0.95}})
+    assert repr(limits) == "AlarmLimits(logits=50.0, drift=None, sites={'*.layers.0.*': {'first_token': 0.95}})"
+    assert eval(repr(limits)) == limits != AlarmLimits()
+    assert (limits.logits, limits.drift, limits.diffuse) == (50.0, None, 0.95)
+    assert copy.deepcopy(limits) == limits == pickle.loads(pickle.dumps(limits))
+    with pytest.raises(FrozenInstanceError):
+        limits.sites = {}  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="AlarmLimits has no limit 'colapsed'"):
+        _ = limits.colapsed
+
+
+def test_the_record_its_document_and_a_mapping_are_the_same_limits() -> None:
+    limits = AlarmLimits(logits=50, drift=None, sites={"a*": {"diffuse": 0.9}})
+    assert AlarmLimits.of(limits) is limits
+    assert AlarmLimits.of(json.loads(json.dumps(limits.to_dict()))) == limits
+    assert AlarmLimits.of({"logits": 50, "drift": None, "sites": {"a*": {"diffuse": 0.9}}}) == limits
+    assert AlarmLimits.of(None) == AlarmLimits()
+
+
+def test_limits_of_a_site_are_those_of_the_last_pattern_that_matches() -> None:
+    limits = AlarmLimits(logits=50, sites={"layers.*": {"logits": 60, "diffuse": 0.9}, "*.1.attn": {"logits": None}})
+    found = [limits.at(name) for name in ("head", "layers.0.attn", "layers.1.attn")]
+    assert [one["logits"] for one in found] == [50.0, 60.0, None]
+    assert [one["diffuse"] for one in found] == [0.95, 0.9, 0.9]
+    sick = replace(measured("logits", 200.0), head=0)
+    sites = tuple(replace(site(f"layers.{layer}.attn", 1), heads=(sick,)) for layer in (0, 1))
+    assert [(alarm.site, alarm.limit) for alarm in alarms(sites, limits)] == [("layers.0.attn", 60.0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limits": {"colapsed": 1.0}}, "limits must be one of .*Did you mean 'collapsed'"),
+        ({"limits": {"nonfinite": 1.0}}, "limits must be one of"),
+        ({"limits": {"sites": {"a": {"logit": 1.0}}}}, "limits must be one of .*Did you mean 'logits'"),
+        ({"limits": {"sites": {"a": {"logits": "x"}}}}, r"limits.sites\['a'\]\['logits'\] must be a number"),
+        ({"limits": {"sites": ["a"]}}, "limits\\['sites'\\] must map patterns of site names to limits, got"),
+        ({"limits": {"sites": {"a": 1.0}}}, "limits\\['sites'\\] must map patterns of site names to limits, got"),
+        ({"limits": 0.5}, "limits must be attemper.AlarmLimits or a mapping, got float"),
+    ],
+)
+def test_a_mistake_in_limits_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        AlarmLimits.of(**given)
+    with pytest.raises(InputError, match=message):
+        attemper.watch(Own(), **given)
+
+
+def test_the_record_takes_the_names_of_the_list_and_says_their_units() -> None:
+    signature = inspect.signature(AlarmLimits)
+    assert {name: one.default for name, one in signature.parameters.items()} == {"sites": None, **DEFAULT_LIMITS}
+    for kind in ALARMS:
+        assert kind.limit is None or f"{kind.name} ({kind.limit:g} {kind.unit})" in str(AlarmLimits.__doc__)
+        assert (kind.limit is None) == (not kind.unit)
+    with pytest.raises(InputError, match=r"limits must be one of .*Did you mean 'collapsed'"):
+        AlarmLimits(colapsed=1.0)
