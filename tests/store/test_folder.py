@@ -102,7 +102,7 @@ def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path)
     assert "no sample yet" in repr(run)
     with pytest.raises(InputError, match="has no sample yet"):
         run.to_html(tmp_path / "page.html")
-    with pytest.raises(InputError, match="is not in the run a"):
+    with pytest.raises(InputError, match="the run a has no sample yet"):
         run.history("entropy")
 
 

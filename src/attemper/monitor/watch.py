@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.model import check_model, device_of, now, provenance, unseen_normalizers
+from attemper.monitor.model import check_model, date_of, device_of, provenance, unseen_normalizers
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder, RunView, about
 from attemper.monitor.schedule import Schedule
@@ -145,7 +146,7 @@ class Watch(TapReceiver, RunView):
         self._due = False
         """Whether a sample has ended that is not recorded yet."""
         self._stepping = self._fresh = False
-        self._date: str | None = None
+        self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
         """Whether taps may have run on their device in this step."""
@@ -281,7 +282,7 @@ class Watch(TapReceiver, RunView):
             self._collector.forget()
             # By the place in the run, so that a run that was resumed samples the rows that it would have sampled.
             self._collector.generator.manual_seed(self._schedule.place)
-            self._fresh, self._date = True, now()
+            self._fresh, self._date = True, time.time()
             self.sampled += 1
             self._sampled_number = self._schedule.number
 
@@ -423,7 +424,7 @@ class Watch(TapReceiver, RunView):
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
             untrained_heads=judge.untold,
-            **provenance(self.model, self._date),
+            **provenance(self.model, None if self._date is None else date_of(self._date)),
         )
         return Scan(reading, dict(found.last))
 

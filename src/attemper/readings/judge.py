@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind, over_enough_keys
+from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind
 from attemper.readings.columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
-from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
-from attemper.readings.sample import JUDGED, QUANTITIES, Sample, SiteLabel
+from attemper.readings.reading import FEWEST_KEYS, Alarm
+from attemper.readings.sample import Sample
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
@@ -310,24 +310,6 @@ class Judge:
             since=int(state.since[column]),
             ended=ended,
         )
-
-
-def sample_of(sites: Iterable[SiteReading], step: int, fewest_keys: int = FEWEST_KEYS) -> Sample:
-    """The numbers of readings as a sample."""
-    sites = tuple(sites)
-    labels = tuple(
-        SiteLabel(site.name, site.kind, site.mode, site.layer, "full", site.normalizer, len(site.heads))
-        for site in sites
-    )
-    rows = [_numbers(site, head, fewest_keys) for site in sites for head in site.heads]
-    return Sample(step, 0.0, labels, tuple(QUANTITIES), np.array(rows, np.float32).reshape(-1, len(QUANTITIES)).T)
-
-
-def _numbers(site: SiteReading, head: HeadReading, fewest_keys: int) -> list[float | None]:
-    judged = {f"judged_{name}": over_enough_keys(head, name, fewest_keys) for name in JUDGED}
-    rows = sum(bucket.rows for bucket in head.by_visible_keys if bucket.first >= fewest_keys)
-    given = {"judged_rows": rows, "queries": site.queries, "keys": site.keys, **judged}
-    return [given[name] if name in given else getattr(head, name) for name in QUANTITIES]
 
 
 def judge(

@@ -332,10 +332,12 @@ class Run:
     # --- what is asked for ---
 
     def _statistic(self, asked: str) -> str:
-        name = quantity(asked)
-        if name not in self.statistics:
+        name, known = quantity(asked), self.statistics
+        if not known:
+            raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+        if name not in known:
             raise InputError(
-                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(self.statistics)}."
+                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(known)}."
             )
         return name
 

@@ -98,14 +98,15 @@ def _changes(overview: Overview) -> Iterator[RenderableType]:
         return
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("site", overflow="fold")
-    for title in ("head", "first tenth", "last tenth", "per 1,000 steps"):
+    for title in ("head", "first", "last", "per 1,000"):
         grid.add_column(title, justify="right")
     grid.add_column("95% interval", style="dim")
     for one in overview.changes:
         slope, low, high = (number(value, 3) for value in (one.per_1000_steps, one.low, one.high))
         ends = number(one.first, 3), number(one.last, 3)
         grid.add_row(Text(clean(one.site.name)), str(one.head), *ends, slope, f"{low} to {high}")
-    yield Text(f"\nlargest changes of {clean(overview.statistic)}", style="bold")
+    what = "means of first and last tenth, trend per 1,000 steps"
+    yield Text.assemble(f"\nlargest changes of {clean(overview.statistic)}", (f"  {what}", "dim"))
     yield grid
 
 
@@ -115,9 +116,11 @@ def _alarms(overview: Overview) -> Iterator[RenderableType]:
     if not overview.alarms:
         yield Text("no alarms", style="green")
     for (severity, kind), group in by_kind(overview.alarms).items():
-        many = f" {clean(kind)}: {count(len(group), 'alarm')}"
+        ended = sum(alarm.ended is not None for alarm in group)
+        many = f" {clean(kind)}: {count(len(group), 'alarm')}{f', {ended} ended' if ended else ''}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
-        yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in group[:MOST_ALARMS])
+        standing_first = sorted(group, key=lambda alarm: alarm.ended is not None)
+        yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in standing_first[:MOST_ALARMS])
         if len(group) > MOST_ALARMS:
             yield _indent(f"and {len(group) - MOST_ALARMS} more", "dim")
         yield _indent(group[0].advice)
