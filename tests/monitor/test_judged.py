@@ -19,7 +19,7 @@ import attemper
 from attemper import InputError
 from attemper.cli import app
 from attemper.integrations.training import Monitor
-from attemper.readings import alarms
+from attemper.readings import limits
 from attemper.readings.reading import FEWEST_KEYS, HeadReading
 from tests.monitor.tiny_models import TINY, inputs
 from tests.sites.own_models import Own
@@ -132,7 +132,7 @@ def test_what_is_no_number_of_keys_is_refused(read: Callable[..., attemper.Scan]
 
 
 def test_the_number_of_keys_that_is_enough_stands_in_one_place() -> None:
-    for function in (attemper.scan, attemper.watch, alarms.alarms):
+    for function in (attemper.scan, attemper.watch, limits.alarms):
         assert inspect.signature(function).parameters["fewest_keys"].default is FEWEST_KEYS
     assert FEWEST_KEYS == 32
     sources = [path.read_text("utf-8") for path in SRC.rglob("*.py")]

@@ -10,7 +10,7 @@ import pytest
 
 from attemper.store.columns import columns
 from attemper.store.folder import open_run
-from tests.store.test_run import written
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
 SITE = ("layers.1.attn", "self", "train")

@@ -16,7 +16,7 @@ from attemper.errors import InputError
 from attemper.store import export
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
-from tests.store.test_run import written
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
 

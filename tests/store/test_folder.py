@@ -11,7 +11,7 @@ from attemper.errors import InputError
 from attemper.store.folder import delete_run, files_of, open_run, runs_below
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
-from tests.store.test_run import written
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
 

@@ -222,12 +222,12 @@ def test_a_site_that_comes_late_or_goes_leaves_blocks_without_samples(tmp_path):
 
 
 def test_a_run_is_thinned_with_age_and_says_so(tmp_path, caplog):
-    many, most = 32 * CHUNK, 300_000
+    many, most = 32 * CHUNK, 400_000
     with caplog.at_level("INFO"):
         fragment = written(tmp_path / "f.sqlite", samples(many), max_bytes=most)
     assert fragment.thinned
     (record,) = caplog.records
-    assert "has reached its 0.3 MB: its oldest samples are thinned" in record.message
+    assert "has reached its 0.4 MB: its oldest samples are thinned" in record.message
     assert fragment.bytes_used < most
     tables = fragment.tables()
     steps = np.array([row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")])

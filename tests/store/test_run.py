@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +17,8 @@ from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.series import FragmentReader
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
-
-
-def written(folder: Path, taken: Iterable[Sample], *, rank: int = 0, **options: object) -> list[Sample]:
-    """Writes samples as one process does; what it wrote."""
-    folder.mkdir(exist_ok=True)
-    fragment = Fragment(folder / f"fragment-{rank}.sqlite", rank=rank, **options)  # type: ignore[arg-type]
-    kept = []
-    for one in taken:
-        fragment.append(one)
-        fragment.fold()
-        kept.append(one)
-    fragment.close()
-    return kept
 
 
 def numbers(taken: list[Sample], name: str) -> np.ndarray:
@@ -258,7 +245,8 @@ def test_samples_come_back_in_their_order_with_the_statistics_that_were_asked_fo
     train, evaluation = sites(2), sites(1, 2, mode="eval")
     both = (sample(step, labels) for step in range(0, 1500, 5) for labels in (train, evaluation))
     taken = written(tmp_path / "a", both, bits=None)
-    found = list(open_run(tmp_path / "a").ranks.samples({"max_logit", "entropy_nats"}))
+    ranks = open_run(tmp_path / "a").ranks
+    found = list(ranks.samples(ranks.moments, {"max_logit", "entropy_nats"}))
     assert [(one.step, one.sites) for one in found] == [(one.step, one.sites) for one in taken]
     for one, expected in zip(found, taken, strict=True):
         assert one.quantities == ("entropy_nats", "max_logit")
@@ -269,5 +257,6 @@ def test_samples_of_several_ranks_are_one_a_step_and_pass(tmp_path: Path) -> Non
     labels = sites(4, 2)
     written(tmp_path / "a", (sample(step, labels[:2]) for step in (0, 0, 10, 20)), rank=0)
     written(tmp_path / "a", (sample(step, labels[1:]) for step in (0, 10, 10, 30)), rank=1)
-    found = [(one.step, len(one.sites)) for one in open_run(tmp_path / "a").ranks.samples()]
+    ranks = open_run(tmp_path / "a").ranks
+    found = [(one.step, len(one.sites)) for one in ranks.samples(ranks.moments)]
     assert found == [(0, 4), (0, 2), (10, 4), (10, 3), (20, 2), (30, 3)]

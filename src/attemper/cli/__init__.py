@@ -16,9 +16,12 @@ from attemper.cli.calibrate import calibrate
 from attemper.cli.compare import compare
 from attemper.cli.demo import demo
 from attemper.cli.doctor import doctor
+from attemper.cli.export import export, report
 from attemper.cli.lab import lab
 from attemper.cli.output import Verbs, exit_code
+from attemper.cli.runs import runs
 from attemper.cli.scan import scan
+from attemper.cli.show import show, watch
 
 app = typer.Typer(
     cls=Verbs,
@@ -31,6 +34,11 @@ app = typer.Typer(
 )
 app.command("scan")(scan)
 app.command("compare")(compare)
+app.command("runs")(runs)
+app.command("show")(show)
+app.command("watch")(watch)
+app.command("report")(report)
+app.command("export")(export)
 app.command("calibrate")(calibrate)
 app.command("demo")(demo)
 app.command("lab")(lab)

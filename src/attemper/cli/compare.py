@@ -18,7 +18,10 @@ from attemper.text import clean_name
 if TYPE_CHECKING:
     from attemper.readings.reading import Reading
 
-SIDE = "What `attemper scan --json` printed into a file, or a model: a folder or a hub id."
+SIDE = (
+    "What `attemper scan --json` printed into a file; a run, as it was at its last sample, or RUN@STEP; or a model: a "
+    "folder or a hub id."
+)
 
 
 def compare(
@@ -43,22 +46,25 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """What differs between A and B, head by head: two files of `attemper scan --json`, two models, or one of each.
+    """What differs between A and B, head by head: two files of `attemper scan --json`, two runs or two models, or
+    one of each.
 
-    Models are scanned first, on the text of --text; a file was scanned on its own.
+    Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained.
     """
     _check_usage(sort, backend, device)
-    files = [_is_file(side) for side in (a, b)]
+    stored = [_stored(side) for side in (a, b)]
     check_files(html, None)
-    if all(files) and text is not None:
-        raise typer.BadParameter("is of no use: both A and B are files of a scan that is done.", param_hint="--text")
-    words = "" if all(files) else read_text(text)
+    if None not in stored and text is not None:
+        raise typer.BadParameter(
+            "is of no use: both A and B are files of a scan that is done, or runs.", param_hint="--text"
+        )
+    words = "" if None not in stored else read_text(text)
     import attemper
 
     given = Input(text, max_length, batch_size, device, dtype)
     readings = [
-        _read(side) if file else scan_of(side, words, given, backend=backend).reading
-        for side, file in zip((a, b), files, strict=True)
+        scan_of(side, words, given, backend=backend).reading if reading is None else reading
+        for side, reading in zip((a, b), stored, strict=True)
     ]
     found = attemper.compare(*readings, names=_names(a, b, readings))
     if html is not None:
@@ -84,6 +90,34 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
             one_of("the statistic", sort, STATISTICS)
 
 
+def _stored(side: str) -> Reading | None:
+    """What a side holds that was read before; None for a model."""
+    run, _, step = side.rpartition("@")
+    if _is_run(side):
+        return _of_run(side, None)
+    if _is_run(run):
+        if not step.isdecimal():
+            raise InputError(f"{clean_name(side)}: a step is a whole number, such as {clean_name(run)}@1000.")
+        return _of_run(run, int(step))
+    return _of_file(side) if _is_file(side) else None
+
+
+def _is_run(side: str) -> bool:
+    path = Path(side)
+    if not 0 < len(side) < 4096 or not path.exists():
+        return False
+    from attemper.store.folder import is_run
+
+    return path.suffix.lower() == ".sqlite" or is_run(path)
+
+
+def _of_run(path: str, step: int | None) -> Reading:
+    import attemper
+
+    with attemper.open_run(path) as run:
+        return run.reading if step is None else run.at(step, alarms=False).reading
+
+
 def _is_file(side: str) -> bool:
     """Whether a side is a stored scan. A name that ends in .json can only mean one."""
     path = Path(side)
@@ -95,7 +129,7 @@ def _is_file(side: str) -> bool:
     return is_file
 
 
-def _read(path: str) -> Reading:
+def _of_file(path: str) -> Reading:
     from attemper.readings.reading import Reading
 
     try:
@@ -107,6 +141,7 @@ def _read(path: str) -> Reading:
 def _names(a: str, b: str, readings: list[Reading]) -> tuple[str, str]:
     """The models' names; where both are the same, with what tells them apart."""
     first, second = (reading.model for reading in readings)
-    if first == second and a != b:
-        return f"{first} ({Path(a).name})", f"{second} ({Path(b).name})"
-    return first, second
+    if first and second and (first != second or a == b):
+        return first, second
+    one, two = (f"{name} ({Path(side).name})" if name else Path(side).name for name, side in ((first, a), (second, b)))
+    return one, two

@@ -187,6 +187,8 @@ class Judge:
             whole = self._whole(kinds[kind.part_of].on) if kind.part_of else np.zeros_like(healthy)
             held_back = whole | (kind.trained and untrained)
             new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
+            if new is old:
+                continue
             for column in np.flatnonzero(old.on & ~new.on).tolist():
                 ended.append(self._alarm(kind, old, old.worst, column, step))
                 changed += [] if whole[column] else ended[-1:]

@@ -20,6 +20,8 @@ class Memory:
         self._marks, self._steps = (np.empty((MARKS + 1 if "marks" in looks_at else 0, 0)) for _ in range(2))
         self._first = np.empty((FIRST if "baseline" in looks_at else 0, 0))
         self._baseline, self._centre, self._spread, self._spacing = (np.empty(0) for _ in range(4))
+        self._settles = "centre" in looks_at
+        self._step = -np.inf
         self._kept, self._calm = (np.empty(0, np.int64) for _ in range(2))
         """How many readings stand in ``_first``, and how many marks came in a row while the head was healthy."""
 
@@ -34,14 +36,15 @@ class Memory:
     def commit(self, healthy: np.ndarray) -> None:
         """Keeps what was written last. ``healthy`` [H]: whether it may be part of what is normal for the head."""
         present = ~np.isnan(self._recent[-1])
-        self._baseline = np.where(np.isnan(self._baseline), self._recent[-1], self._baseline)
         if len(self._first):
+            self._baseline = np.where(np.isnan(self._baseline), self._recent[-1], self._baseline)
             self._keep_first(present & healthy)
         if len(self._marks):
             due = present & ~(self._steps[-1] - self._steps[-2] < self._spacing)
             for rows in (self._marks, self._steps):
                 _shift(rows, due)
-            self._find_stretch(due, present & ~healthy)
+            if self._settles:
+                self._find_stretch(due, present & ~healthy)
         _shift(self._recent, present)
 
     def write(self, step: int, values: Array) -> None:
@@ -52,8 +55,10 @@ class Memory:
         middle = median_of_three(self._recent[-3], self._recent[-2], values)
         self._marks[-1] = np.where(np.isnan(middle), values, middle)
         self._steps[-1] = np.where(np.isnan(values), np.nan, step)
-        if (later := self._steps[:-1] >= step).any():  # the loop has gone back
+        if step <= self._step:  # the loop may have gone back
+            later = self._steps[:-1] >= step
             self._marks[:-1][later] = self._steps[:-1][later] = np.nan
+        self._step = step
 
     @property
     def window(self) -> Window:

@@ -17,7 +17,7 @@ from attemper.text import clean
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
-_STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
+STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
 _OTHER_COLUMNS = 31
 """Width of what stands beside the heads."""
 
@@ -102,7 +102,7 @@ def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     for (severity, kind), group in by_kind(alarms).items():
         at = "" if group[0].step is None else f", step {group[0].step}"
         many = f" {clean(kind)}: {len(group)} head{'s' if len(group) > 1 else ''}{at}"
-        yield Text.assemble((clean(severity), _STYLES[level_of(severity)]), many)
+        yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
         yield from (_indent(alarm.message, "dim") for alarm in group[:3])
         if len(group) > 3:
             yield _indent(f"and {len(group) - 3} more", "dim")

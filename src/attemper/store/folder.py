@@ -50,7 +50,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InputError(f"open_run(path) must be the path of a folder, got {path!r}.")
     if "://" in os.fspath(path):
-        return Run(Ranks(_of_parts(open_target(path), path)), PurePosixPath(path).name)
+        return Run(Ranks(_of_parts(open_target(path), path)), PurePosixPath(path))
     folder = Path(path)
     readers, failures = [], []
     for rank, file in _files(folder).items():
@@ -63,7 +63,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not readers:
         raise failures[0]
     where = folder.parent if folder.is_file() else folder
-    return Run(Ranks(readers), where.absolute().name, [str(error) for error in failures])
+    return Run(Ranks(readers), where.absolute(), [str(error) for error in failures])
 
 
 def _of_parts(target: Target, path: str | os.PathLike[str]) -> list[FragmentReader]:

@@ -18,6 +18,10 @@ from attemper.store.schema import Row
 CHUNK = 128
 """Samples that are folded at a time."""
 
+MOMENT = np.dtype(
+    [("id", "<i8"), ("segment", "<i8"), ("step", "<i8"), ("time", "<f8"), ("tokens", "<i8"), ("layout", "<i8")]
+)
+"""A row of the table ``sample``: a sample but for its numbers."""
 Pair = tuple[int, int]
 """Numbers of a statistic and of a site."""
 
@@ -49,6 +53,19 @@ def layouts(ask: Callable[[str], Iterable[Row]]) -> dict[int, Layout]:
     heads = dict(ask("SELECT id, heads FROM site"))
     rows = ask("SELECT id, statistics, sites FROM layout")
     return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in rows}
+
+
+def moments(ask: Callable[[str], Iterable[Row]]) -> np.ndarray:
+    """[samples] of ``MOMENT``, by id. A chunk has those of its samples in one piece: rows by the thousand take long."""
+    cold = b"".join(data for (data,) in ask("SELECT moments FROM chunk ORDER BY first"))
+    hot = "SELECT * FROM sample WHERE id >= (SELECT coalesce(max(first + span), 0) FROM chunk) ORDER BY id"
+    return np.concatenate([np.frombuffer(cold, MOMENT), np.array(list(ask(hot)), MOMENT)])
+
+
+def add_chunk(connection: sqlite3.Connection, first: int, span: int) -> None:
+    """Notes that samples are cold, and which they are."""
+    rows = connection.execute("SELECT * FROM sample WHERE id >= ? AND id < ? ORDER BY id", (first, first + span))
+    connection.execute("INSERT INTO chunk VALUES (?, ?, ?)", (first, span, np.array(rows.fetchall(), MOMENT).tobytes()))
 
 
 def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -> Layout:
@@ -87,7 +104,7 @@ def fold(connection: sqlite3.Connection, first: int) -> None:
         numbers = pack(in_order(parts, places[pair]))
         connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
     _extend(connection, pyramid.FIRST_LEVEL, first, {pair: _join_layouts(parts) for pair, parts in found.items()})
-    connection.execute("INSERT INTO chunk VALUES (?, ?)", (first, CHUNK))
+    add_chunk(connection, first, CHUNK)
     connection.execute("DELETE FROM hot WHERE sample >= ? AND sample < ?", (first, first + CHUNK))
 
 

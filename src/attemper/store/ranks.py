@@ -23,6 +23,8 @@ class Ranks:
 
     def __init__(self, readers: Sequence[FragmentReader]) -> None:
         self.readers = tuple(readers)
+        self._within = False
+        """Whether a snapshot is open."""
 
     def close(self) -> None:
         for reader in self.readers:
@@ -30,11 +32,15 @@ class Ranks:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Answers to all questions within belong together, whatever the writers do meanwhile."""
-        with ExitStack() as open_snapshots:
-            for reader in self.readers:
-                open_snapshots.enter_context(reader.snapshot())
-            yield
+        """Answers to all questions within belong together, whatever the writers do meanwhile. One may hold others."""
+        with ExitStack() as snapshots:
+            for reader in self.readers if not self._within else ():
+                snapshots.enter_context(reader.snapshot())
+            before, self._within = self._within, True
+            try:
+                yield
+            finally:
+                self._within = before
 
     @property
     def about(self) -> dict[str, Any]:
@@ -76,6 +82,16 @@ class Ranks:
     def lost(self) -> list[Lost]:
         return [lost for reader in self.readers for lost in reader.lost]
 
+    @property
+    def moments(self) -> list[Array]:
+        """Of each rank, the samples that count."""
+        return [reader.moments for reader in self.readers]
+
+    @property
+    def last_time(self) -> float | None:
+        """Of the latest sample: seconds since 1970, UTC."""
+        return max((float(reader.moments["time"][-1]) for reader in self.readers if len(reader.moments)), default=None)
+
     def steps(self, start: int | None = None, stop: int | None = None) -> Array:
         """The steps that were sampled, ascending, with ``start`` <= step < ``stop``."""
         return np.unique(np.concatenate([between(reader.moments, start, stop)["step"] for reader in self.readers]))
@@ -107,9 +123,11 @@ class Ranks:
         ]
         return samples[0] if len(samples) == 1 else _join_samples(samples)
 
-    def samples(self, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
-        """All samples by step, with these statistics. What several ranks wrote of a step is one sample."""
-        series = [reader.samples(reader.moments, names) for reader in self.readers]
+    def samples(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Sample]:
+        """The samples of each rank's ``moments`` by step, with these statistics. What several ranks wrote of a step is
+        one sample.
+        """
+        series = [reader.samples(one, names) for reader, one in zip(self.readers, moments, strict=True)]
         if len(series) == 1:
             yield from series[0]
             return

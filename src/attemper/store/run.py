@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +15,16 @@ from attemper.errors import InputError
 from attemper.readings import history
 from attemper.readings.comparison import Comparison, compare
 from attemper.readings.history import History, Trend
-from attemper.readings.reading import Reading, Skipped
+from attemper.readings.judge import Judge
+from attemper.readings.limits import AlarmLimits
+from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.readings.scan import Scan
 from attemper.store import export
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
+from attemper.store.verdict import Verdict
 from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
@@ -59,15 +62,17 @@ class Run:
     attention, by ``(name, kind, mode)``, or say ``mode=``.
     """
 
-    def __init__(self, ranks: Ranks, title: str = "this run", unreadable: Sequence[str] = ()) -> None:
+    def __init__(self, ranks: Ranks, path: PurePath | None = None, unreadable: Sequence[str] = ()) -> None:
         """
         Args:
             ranks: the fragments.
-            title: what to call a run that was not given a name: its folder's.
+            path: where they are; None for a history in memory.
             unreadable: what is wrong with fragments that could not be opened.
         """
+        self.path = path
         self.ranks = ranks
-        self._title, self._unreadable = title, tuple(unreadable)
+        self._unreadable = tuple(unreadable)
+        self._verdict = Verdict(ranks)
 
     def close(self) -> None:
         """Closes the files. Without it they are closed when the run is no longer used."""
@@ -88,7 +93,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return str(self.about.get("name") or self._title)
+        return str(self.about.get("name") or (self.path.name if self.path else "this run"))
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -218,20 +223,51 @@ class Run:
         found = self.history(statistic, site, head, **options)
         return history.trend(found.steps, found.values)
 
+    # --- alarms ---
+
+    def alarms(self, limits: AlarmLimits | Mapping[str, Any] | None = None) -> list[Alarm]:
+        """Every alarm of the run, in the order in which they began, as a watch raises them; ``ended`` is None for one
+        that still stands.
+
+        Args:
+            limits: other limits than those of the watch that wrote the run: :class:`attemper.AlarmLimits`, or a
+                mapping of names.
+
+        Raises:
+            InputError: a limit is not one, or not a number.
+        """
+        verdict = self._verdict if limits is None else Verdict(self.ranks, limits)
+        return list(verdict.judge().alarms)
+
+    @property
+    def judge(self) -> Judge:
+        """Who judged the run by the limits of its watch: what stands, what is over, and what could not be judged."""
+        return self._verdict.judge()
+
     # --- one step ---
 
-    def at(self, step: int) -> Scan:
+    def at(self, step: int, *, alarms: bool = True) -> Scan:
         """What the watch showed at a step, as far as it was stored: no histograms, no curves, no rows.
+
+        Args:
+            step: one of ``steps``.
+            alarms: whether to find the alarms that stood then. For that the run is judged from its beginning: a second
+                for some thousand samples of some hundred heads.
 
         Raises:
             InputError: the step was not sampled; the message names the nearest that were.
         """
-        return Scan(self._reading(step), None)
+        steps = self.steps
+        found = self._reading(_check_step(step, steps))
+        if alarms:
+            judge = self.judge if step == steps[-1] else Verdict(self.ranks, stop=step + 1).judge()
+            found = replace(found, alarms=judge.standing, untrained_heads=judge.untold)
+        return Scan(found, None)
 
     @property
     def reading(self) -> Reading:
         """The last sample as a reading: what :func:`attemper.compare` takes of a run."""
-        return self._reading(None)
+        return self._reading(self._last_step)
 
     def compare(self, other: Run | Scan) -> Comparison:
         """What changed from the last sample of this run to that of another one, or to a scan.
@@ -242,18 +278,21 @@ class Run:
         theirs = other.name if isinstance(other, Run) else other.model
         return compare(self.reading, other.reading, names=(self.name, theirs))
 
-    def _reading(self, step: int | None) -> Reading:
-        with self.ranks.snapshot():
-            steps = self.steps
-            if not len(steps):
-                raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
-            wanted = int(steps[-1]) if step is None else _check_step(step, steps)
-            skipped = [Skipped(one.name, one.reason) for one in self.coverage.skipped]
-            return reading(self.ranks.sample(wanted), self.about, skipped)
-
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page of the last sample; see :meth:`attemper.Scan.to_html`."""
-        return Scan(self.reading, None).to_html(path)
+        return self.at(self._last_step).to_html(path)
+
+    def _reading(self, step: int) -> Reading:
+        with self.ranks.snapshot():
+            skipped = [Skipped(one.name, one.reason) for one in self.coverage.skipped]
+            return reading(self.ranks.sample(step), self.about, skipped)
+
+    @property
+    def _last_step(self) -> int:
+        steps = self.steps
+        if not len(steps):
+            raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+        return int(steps[-1])
 
     # --- for other programs ---
 

@@ -43,7 +43,7 @@ MIGRATIONS = (
     );
     CREATE INDEX sample_by_step ON sample (step);
     CREATE TABLE hot (sample INTEGER PRIMARY KEY, numbers BLOB NOT NULL);
-    CREATE TABLE chunk (first INTEGER PRIMARY KEY, span INTEGER NOT NULL);
+    CREATE TABLE chunk (first INTEGER PRIMARY KEY, span INTEGER NOT NULL, moments BLOB NOT NULL);
     CREATE TABLE cold (
         statistic INTEGER NOT NULL, site INTEGER NOT NULL, first INTEGER NOT NULL, numbers BLOB NOT NULL
     );

@@ -14,7 +14,7 @@ import numpy as np
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
 from attemper.store.chunk import unpack
-from attemper.store.folding import Layout, Pair, layouts
+from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.schema import Tables
 
@@ -23,10 +23,6 @@ Hot = tuple[int, Layout, Array]
 BLOCK = 1024
 """Samples that are read together: 40 MB of 1,024 heads and 10 statistics."""
 _LABEL = ", ".join(part.name for part in fields(SiteLabel))
-
-
-MOMENT = np.dtype([("id", "i8"), ("segment", "i8"), ("step", "i8"), ("time", "f8"), ("tokens", "i8"), ("layout", "i8")])
-"""A sample of a fragment but for its numbers: what the table ``sample`` has of it."""
 
 
 def between(moments: Array, start: int | None, stop: int | None) -> Array:
@@ -147,8 +143,7 @@ class FragmentReader:
         (state,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
         if state != self._state:
             self._state = state
-            rows = self._tables.rows(f"SELECT {', '.join(MOMENT.names or ())} FROM sample ORDER BY id")
-            self._read = np.array(rows, MOMENT)
+            self._read = moments(self._tables.rows)
             self._kept = _not_replaced(self._read)
             self._layouts, self._held = layouts(self._tables.rows), {}
         return self._kept

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from attemper.store.chunk import pack, unpack
-from attemper.store.folding import CHUNK, Layout, layouts
+from attemper.store.folding import CHUNK, Layout, add_chunk, layouts
 
 MERGED = 4
 """Chunks that become one, and of how many samples one is kept."""
@@ -32,6 +32,7 @@ def thin(connection: sqlite3.Connection, following: int) -> bool:
     kept = _kept(samples)
     _merge(connection, (first, span), samples, kept)
     _forget(connection, (first, end), [(sample,) for sample in samples if sample not in kept])
+    add_chunk(connection, first, MERGED * span)
     spacing = (end - first) // CHUNK
     connection.execute(
         "DELETE FROM pyramid WHERE level <= ? AND first >= ? AND first < ?", (spacing.bit_length() - 1, first, end)
@@ -74,7 +75,6 @@ def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapp
         numbers = pack(np.concatenate([part for part in parts if part is not None]))
         connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
     connection.execute("DELETE FROM chunk WHERE first >= ? AND first <= ?", (first, firsts[-1]))
-    connection.execute("INSERT INTO chunk VALUES (?, ?)", (first, MERGED * span))
 
 
 def _holding(known: Mapping[int, Layout], pair: tuple[int, int], samples: Mapping[int, int], among: range) -> list[int]:

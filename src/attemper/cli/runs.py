@@ -1,0 +1,122 @@
+"""``attemper runs``: the runs below a folder, and how one is deleted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attemper.cli.output import print_json, say
+from attemper.errors import InputError, MissingExtraError
+from attemper.text import clean, clean_name, count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where to look: a folder of runs, or what lies above it.")] = Path(),
+    alarms: Annotated[bool, typer.Option("--alarms", help="Judge every run, and count its alarms.")] = False,
+    delete: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Delete the files of a run instead; asks before.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --delete: do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    """The runs that attemper.watch(store=...) and the callbacks wrote below FOLDER."""
+    if delete is not None:
+        _delete(delete, asked=not yes)
+        return
+    from attemper.store.folder import runs_below
+
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {clean_name(folder)}.")
+    found = [_row(path, folder, alarms) for path in runs_below(folder)]
+    if as_json:
+        print_json(json.dumps({"schema": 1, "runs": found}, ensure_ascii=False, allow_nan=False))
+    elif not found:
+        say(f"there is no run below {folder.absolute()}. One is written by attemper.watch(model, store='runs/a').")
+    else:
+        from rich.console import Console
+
+        Console().print(_table(found, alarms))
+
+
+def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
+    """What is told of one run; of one that cannot be read, why."""
+    from attemper.store.folder import files_of, open_run
+    from attemper.store.overview import utc
+
+    files = files_of(path)
+    row: dict[str, Any] = {"path": str(path.relative_to(folder)) if path != folder else str(path), "bytes": files.bytes}
+    try:
+        with open_run(path) as run:
+            steps = run.steps
+            row |= {
+                "name": run.name,
+                "model": str(run.about.get("model") or ""),
+                "samples": len(steps),
+                "first_step": int(steps[0]) if len(steps) else None,
+                "last_step": int(steps[-1]) if len(steps) else None,
+                "live": run.live,
+                "alarms": len(run.alarms()) if alarms else None,
+                "error": None,
+            }
+    except (InputError, MissingExtraError) as error:
+        row |= dict.fromkeys(("name", "model", "samples", "first_step", "last_step", "alarms")) | {"live": False}
+        row["error"] = str(error)
+    return row | {"written": utc(files.written)}
+
+
+def _table(rows: list[dict[str, Any]], alarms: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in ("run", "model"):
+        grid.add_column(title, overflow="fold")
+    for title in ("steps", "samples", *(["alarms"] if alarms else []), "size"):
+        grid.add_column(title, justify="right", no_wrap=True)
+    grid.add_column("last written", no_wrap=True)
+    for row in rows:
+        title = clean(
+            row["path"] if row["name"] in (None, Path(row["path"]).name) else f"{row['path']} ({row['name']})"
+        )
+        if row["error"] is not None:
+            cells = [Text(clean(row["error"]), style="yellow"), *[""] * (3 if alarms else 2)]
+        else:
+            steps = f"{row['first_step']:,} to {row['last_step']:,}" if row["samples"] else "-"
+            cells = [Text(clean(row["model"])), steps, f"{row['samples']:,}", *([str(row["alarms"])] if alarms else [])]
+        written = Text("live", style="green") if row["live"] else row["written"].replace("T", " ").removesuffix("Z")
+        grid.add_row(Text(clean(title)), *cells, size(row["bytes"]), written)
+    return grid
+
+
+def size(many: int) -> str:
+    """Bytes for people.
+
+    Example:
+        >>> size(900), size(1_234_567)
+        ('900 B', '1.2 MB')
+    """
+    value, unit = float(many), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def _delete(path: Path, *, asked: bool) -> None:
+    from attemper.store.folder import delete_run, files_of, is_run
+
+    if not path.is_dir() or not is_run(path):
+        raise InputError(f"there is no run in {clean_name(path)}: nothing was deleted.")
+    files = files_of(path)
+    what = f"{count(len(files.paths), 'file')} of the run {clean_name(path)}, {size(files.bytes)}"
+    if asked:
+        typer.confirm(f"delete {what}?", abort=True, err=True)
+    delete_run(path)
+    say(f"deleted {what}")

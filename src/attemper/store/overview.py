@@ -1,0 +1,189 @@
+"""A run at a glance: what it is, the course of every site, the heads that changed most, and its alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from attemper.readings.history import History, block_means, mean, trend
+from attemper.readings.judge import Judge
+from attemper.readings.reading import Alarm, number
+from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.store.columns import columns
+from attemper.store.run import Coverage, Run
+from attemper.store.series import Lost, Segment
+from attemper.text import count
+
+SCHEMA = 1
+SHARPNESS, SIZE = "normalized_entropy", "max_logit"
+"""Statistics whose course is shown of every site: the mean over heads, and the largest."""
+ENDS = 10
+"""A change is told from the mean of the first tenth of samples to that of the last."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """One site over the run, in columns of neighbouring samples; None where nothing is known."""
+
+    site: SiteLabel
+    normalized_entropy: tuple[float | None, ...]
+    """Mean over heads and samples."""
+    max_logit: tuple[float | None, ...]
+    """Largest over heads and samples."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self.site), SHARPNESS: list(self.normalized_entropy), SIZE: list(self.max_logit)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A head and how a statistic of it changed."""
+
+    site: SiteLabel
+    head: int
+    first: float
+    """Mean over the first tenth of its samples."""
+    last: float
+    per_1000_steps: float
+    """The trend, and the ends of its interval of 95%."""
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {name: number(value) for name, value in vars(self).items() if name != "site"}
+        return {**_site(self.site.key), **numbers}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What ``attemper show`` shows."""
+
+    name: str
+    model: str
+    tags: tuple[str, ...]
+    notes: str
+    live: bool
+    samples: int
+    first_step: int | None
+    last_step: int | None
+    last_time: float | None
+    """Of the last sample: seconds since 1970, UTC."""
+    segments: tuple[Segment, ...]
+    coverage: Coverage
+    lost: tuple[Lost, ...]
+    remarks: tuple[str, ...]
+    courses: tuple[Course, ...]
+    statistic: str
+    """Of ``changes``."""
+    changes: tuple[Change, ...]
+    """The heads with the steepest trends, of those whose interval leaves out 0."""
+    alarms: tuple[Alarm, ...]
+    not_judged: tuple[str, ...]
+    """What alarms do not cover, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``attemper show --json``."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("courses", "changes", "alarms")}
+        return {
+            "schema": SCHEMA,
+            **plain,
+            "last_time": None if self.last_time is None else utc(self.last_time),
+            "segments": [asdict(one) | {"began": utc(one.began)} for one in self.segments],
+            "coverage": {
+                "expected": [_site(key) for key in self.coverage.expected],
+                "seen": [_site(key) for key in self.coverage.seen],
+                "skipped": [asdict(one) for one in self.coverage.skipped],
+            },
+            "lost": [asdict(one) | {"time": utc(one.time)} for one in self.lost],
+            "sites": [one.to_dict() for one in self.courses],
+            "changes": [one.to_dict() for one in self.changes],
+            "alarms": [asdict(alarm) for alarm in self.alarms],
+        }
+
+
+def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int = 10) -> Overview:
+    """What a run is and what happened in it.
+
+    Args:
+        statistic: by whose trend heads are called changed.
+        bars: columns of a course, at most.
+        top: how many heads are listed.
+
+    Raises:
+        InputError: the run does not hold the statistic.
+    """
+    with run.ranks.snapshot():
+        steps, about, judge = run.steps, run.about, run.judge
+        found = run.history(statistic) if len(steps) else None
+        return Overview(
+            name=run.name,
+            model=str(about.get("model") or ""),
+            tags=run.tags,
+            notes=run.notes,
+            live=run.live,
+            samples=len(steps),
+            first_step=int(steps[0]) if len(steps) else None,
+            last_step=int(steps[-1]) if len(steps) else None,
+            last_time=run.ranks.last_time,
+            segments=run.segments,
+            coverage=run.coverage,
+            lost=run.lost,
+            remarks=run.remarks,
+            courses=tuple(_course(run, label, bars) for label in run.sites),
+            statistic=found.statistic if found else statistic,
+            changes=tuple(_changes(found)[:top]) if found else (),
+            alarms=judge.alarms,
+            not_judged=tuple(_notes(judge)),
+        )
+
+
+def _course(run: Run, label: SiteLabel, bars: int) -> Course:
+    sharpness, size = (
+        columns(run.ranks, name, label.key, bars) if name in run.statistics else None for name in (SHARPNESS, SIZE)
+    )
+    return Course(
+        label,
+        _numbers(mean(sharpness.mean.T)) if sharpness else (),
+        _numbers(np.fmax.reduce(size.largest, 1, initial=np.nan)) if size else (),
+    )
+
+
+def _changes(found: History) -> list[Change]:
+    """Heads with a trend that is certain, the steepest first."""
+    slopes = trend(found.steps, found.values)
+    _, ends = block_means(found.steps, found.values, ENDS)
+    certain = np.argwhere(slopes.certain & np.isfinite(slopes.slope))
+    changes = [
+        Change(
+            found.sites[site],
+            int(head),
+            *(float(values[site, head]) for values in (ends[0], ends[-1], slopes.slope, slopes.low, slopes.high)),
+        )
+        for site, head in certain
+    ]
+    return sorted(changes, key=lambda change: abs(change.per_1000_steps), reverse=True)
+
+
+def _notes(judge: Judge) -> Iterator[str]:
+    if judge.untold:
+        near = count(judge.untold, "head is", "heads are")
+        yield f"the model looks untrained: {near} near uniform, and not told one by one until it is not so."
+    yield from judge.notes
+
+
+def utc(seconds: float) -> str:
+    """``2026-01-31T09:30:00Z``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(value if math.isfinite(value) else None for value in values.astype(float).tolist())
+
+
+def _site(key: SiteKey) -> dict[str, str]:
+    return dict(zip(("name", "kind", "mode"), key, strict=True))

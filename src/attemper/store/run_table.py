@@ -1,0 +1,142 @@
+"""A run in the terminal: the course of every layer, the heads that changed most, alarms, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from attemper.readings.alarms import by_kind, level_of
+from attemper.readings.reading import Alarm, SiteReading
+from attemper.readings.scan_table import STYLES
+from attemper.readings.stacks import Stack, stacks
+from attemper.store.overview import Change, Course, Overview
+from attemper.text import BARS, clean, count, number, sparkline
+
+MOST_ALARMS = 3
+"""Alarms of a kind that are told one by one."""
+_PLAIN = str.maketrans(dict(zip(BARS, "_.-:=+*#", strict=True)))
+"""Bars for terminals that have only ASCII."""
+_OTHER_COLUMNS = 30
+"""Width of what stands beside the bars."""
+
+
+def table(overview: Overview, width: int, *, plain: bool = False) -> RenderableType:
+    """The whole overview in ``width`` columns; ``plain``: in ASCII, as far as it is ours."""
+    parts: list[RenderableType] = [*_headlines(overview)]
+    sites = tuple(_as_reading(course) for course in overview.courses)
+    bars = max(4, (width - _OTHER_COLUMNS) // 2)
+    for stack in stacks(sites):
+        parts += _stack(stack, [overview.courses[place] for place in stack.places], bars, plain)
+    parts += [*_changes(overview), *_alarms(overview)]
+    return Group(*parts)
+
+
+def bars_of(width: int) -> int:
+    """How many columns of a course have room."""
+    return min(60, max(4, (width - _OTHER_COLUMNS) // 2))
+
+
+def _headlines(overview: Overview) -> Iterator[Text]:
+    heads = sum(course.site.heads for course in overview.courses)
+    steps = f", steps {overview.first_step:,} to {overview.last_step:,}" if overview.samples else ""
+    named = " ".join(clean(f"#{tag}") for tag in overview.tags)
+    yield Text.assemble((clean(overview.name), "bold"), f"  {clean(overview.model)}  ", (named, "cyan"))
+    sites = f"{count(len(overview.courses), 'site')}, {count(heads, 'head')}"
+    yield Text(f"{count(overview.samples, 'sample')}{steps}; {sites}; {_state(overview)}")
+    if overview.notes:
+        yield Text(clean(overview.notes), style="dim")
+    first = [one for one in overview.segments if one.rank == overview.segments[0].rank and one.first_step is not None]
+    if resumed := [f"{one.first_step:,}" for one in first[1:]]:
+        yield Text(f"resumed at step {', '.join(resumed)}")
+    for remark in overview.remarks:
+        yield Text(clean(remark), style="yellow")
+    for one in overview.coverage.skipped:
+        yield Text.assemble(("not read ", "yellow"), clean(f"{one.name} ({one.mode}): {one.reason}"))
+
+
+def _state(overview: Overview) -> str:
+    if overview.live:
+        return "live"
+    if overview.last_time is None:
+        return "ended"
+    return f"ended {datetime.fromtimestamp(overview.last_time, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _as_reading(course: Course) -> SiteReading:
+    site = course.site
+    return SiteReading(site.name, site.kind, site.mode, 0, 0, (), site.normalizer, site.layer)
+
+
+def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool) -> Iterator[RenderableType]:
+    yield Text.assemble("\n", (clean(stack.pattern), "bold"), f"  {clean(stack.kind)} attention, {clean(stack.mode)}")
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column(stack.column, justify="right")
+    for title in ("normalised entropy", " largest logit"):
+        grid.add_column(title, no_wrap=True)
+        grid.add_column("now", justify="right", no_wrap=True)
+    largest = max((value for course in courses for value in course.max_logit if value is not None), default=0.0)
+    for course, label in zip(courses, stack.labels, strict=True):
+        entropy, logit = course.normalized_entropy, course.max_logit
+        lines = sparkline(entropy, bars, low=0.0, high=1.0), sparkline(logit, bars, low=0.0, high=largest)
+        drawn = [line.translate(_PLAIN) if plain else line for line in lines]
+        grid.add_row(label, drawn[0], _last(entropy, ".2f"), f" {drawn[1]}", _last(logit, ".1f"))
+    yield grid
+
+
+def _last(values: Sequence[float | None], digits: str) -> str:
+    known = [value for value in values if value is not None]
+    return f"{known[-1]:{digits}}" if known else "-"
+
+
+def _changes(overview: Overview) -> Iterator[RenderableType]:
+    if not overview.samples:
+        return
+    yield Text(f"\nlargest trends of {clean(overview.statistic)}, per 1,000 steps [95% interval]", style="bold")
+    if not overview.changes:
+        yield Text("no head has one that differs from 0 beyond doubt", style="dim")
+        return
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    grid.add_column(overflow="fold")
+    grid.add_column(justify="right")
+    grid.add_column(justify="right")
+    for one in overview.changes:
+        grid.add_row(*_change(one))
+    yield grid
+
+
+def _change(one: Change) -> Iterator[str | Text]:
+    yield Text(clean(one.site.name))
+    yield f"head {one.head}"
+    yield f"{one.per_1000_steps:+.3g}"
+    yield Text(f"[{one.low:+.3g}, {one.high:+.3g}]", style="dim")
+    yield f"{number(one.first, 3)} to {number(one.last, 3)}"
+
+
+def _alarms(overview: Overview) -> Iterator[RenderableType]:
+    """By severity and kind, the first few one by one, with the advice once; then what was not judged."""
+    yield Text("")
+    if not overview.alarms:
+        yield Text("no alarms", style="green")
+    for (severity, kind), group in by_kind(overview.alarms).items():
+        many = f" {clean(kind)}: {count(len(group), 'alarm')}"
+        yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
+        yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in group[:MOST_ALARMS])
+        if len(group) > MOST_ALARMS:
+            yield _indent(f"and {len(group) - MOST_ALARMS} more", "dim")
+        yield _indent(group[0].advice)
+    for note in overview.not_judged:
+        yield Text(clean(note), style="dim")
+
+
+def _when(alarm: Alarm) -> str:
+    since = "" if alarm.since is None else f"; since step {alarm.since:,}"
+    return since if alarm.ended is None else f"{since}, ended at step {alarm.ended:,}"
+
+
+def _indent(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(clean(text), style=style), (0, 0, 0, 2))

@@ -1,0 +1,70 @@
+"""A run judged again: by the limits of its watch, or by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS
+from attemper.readings.judge import COUNTS, Judge
+from attemper.readings.limits import AlarmLimits
+from attemper.readings.reading import FEWEST_KEYS
+from attemper.store.ranks import Ranks
+from attemper.store.series import between
+
+JUDGED = frozenset((*(kind.quantity for kind in ALARMS), *COUNTS))
+"""Statistics that alarms look at."""
+
+
+class Verdict:
+    """Judges a run whenever it is asked, and of a run that has grown only what is new."""
+
+    def __init__(
+        self, ranks: Ranks, limits: AlarmLimits | Mapping[str, Any] | None = None, stop: int | None = None
+    ) -> None:
+        """
+        Args:
+            limits: None for those of the watch that wrote the run.
+            stop: only steps below it are judged; None for all.
+        """
+        self._ranks, self._limits, self._stop = ranks, limits, stop
+        self._judge: Judge | None = None
+        self._seen: list[np.ndarray] = []
+
+    def judge(self) -> Judge:
+        """After all samples that are there.
+
+        Raises:
+            InputError: a limit is not one, or not a number.
+        """
+        with self._ranks.snapshot():
+            now = [between(reader.moments, None, self._stop) for reader in self._ranks.readers]
+            if self._judge is not None and _equal(self._seen, now):
+                return self._judge
+            start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
+            if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
+                self._judge, start = self._new(), 0
+            for sample in self._ranks.samples([moments[start:] for moments in now], JUDGED):
+                self._judge.feed(sample)
+            self._seen = now
+        return self._judge
+
+    def _new(self) -> Judge:
+        about = self._ranks.about
+        limits = _known(about.get("limits")) if self._limits is None else self._limits
+        return Judge(limits, about.get("fewest_keys") or FEWEST_KEYS)
+
+
+def _equal(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+    return len(one) == len(two) and all(map(np.array_equal, one, two))
+
+
+def _known(limits: Any) -> dict[str, Any]:
+    """The limits that a watch noted, without kinds that this version does not know."""
+    if not isinstance(limits, Mapping):
+        return {}
+    sites = limits.get("sites") or {}
+    by_site = {glob: {name: one[name] for name in one if name in DEFAULT_LIMITS} for glob, one in sites.items()}
+    return {name: limits[name] for name in limits if name in DEFAULT_LIMITS} | {"sites": by_site}

@@ -1,0 +1,292 @@
+"""``attemper runs``, ``show``, ``watch``, ``export``, ``report`` and ``compare`` of runs; their mistakes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attemper
+from attemper import cli
+from attemper.readings.sample import Sample, SiteLabel
+from attemper.store.fragment import Fragment
+from attemper.store.lock import Lock
+from tests.support.runs import collapsing, written
+from tests.support.samples import sample, samples, sites
+
+SHOW = sys.modules["attemper.cli.show"]  # as an attribute of the package, ``show`` is the verb
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+def sharpening(many: int, labels: tuple[SiteLabel, ...] | None = None) -> Iterator[Sample]:
+    """Entropies near 0.8, but for head 1 of the second site, which falls by 0.4 in 1,000 steps; logits that grow."""
+    names = ("normalized_entropy", "max_logit")
+    labels = labels or sites(2)
+    heads = sum(label.heads for label in labels)
+    for step in range(many):
+        values = np.stack([np.full(heads, 0.8), np.full(heads, 5 + step / 100)]).astype(np.float32)
+        values += 1e-3 * np.random.default_rng(step).standard_normal(values.shape, np.float32)
+        values[0, 4] -= 4e-4 * step
+        yield Sample(step, 1000.0 + step, labels, names, values)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three runs: one described, one of two segments, and one that is damaged."""
+    fragment = Fragment(_made(tmp_path / "a") / "fragment-0.sqlite")
+    fragment.describe({"name": "warm-up", "tags": ["lr 3e-4"], "model": "tiny", "notes": "hot"})
+    fragment.cover({("layers.9.attn", "self", "train"): "it has no queries"})
+    fragment.lose(7, 3, "disk full")
+    for one in sharpening(600):
+        fragment.append(one)
+        fragment.fold()
+    fragment.close()
+    written(tmp_path / "deep" / "b", samples(20))
+    written(tmp_path / "deep" / "b", (sample(step) for step in range(10, 30)))
+    (_made(tmp_path / "c") / "fragment-0.sqlite").write_bytes(b"garbage" * 1000)
+    return tmp_path
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_runs_lists_what_is_below_a_folder_and_says_what_cannot_be_read(command: Command, folder: Path) -> None:
+    code, out, err = command("runs", folder)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["run", "model", "steps", "samples", "size", "last", "written"]
+    assert lines[1].split()[:7] == ["a", "(warm-up)", "tiny", "0", "to", "599", "600"]
+    assert "fragment-0.sqlite is not a file of an attemper run" in " ".join(out.split())
+    code, out, _ = command("runs", folder, "--json")
+    document = json.loads(out)
+    assert [row["path"] for row in document["runs"]] == ["a", "c", "deep/b"]
+    assert [row["samples"] for row in document["runs"]] == [600, None, 30]
+    assert document["runs"][0]["live"] is False
+    assert document["runs"][0]["bytes"] > 0
+
+
+def test_runs_of_a_folder_without_one_says_how_to_make_one(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("runs", tmp_path)
+    assert (code, out) == (0, "")
+    assert "there is no run below" in err
+    assert json.loads(command("runs", tmp_path, "--json")[1]) == {"schema": 1, "runs": []}
+    assert command("runs", tmp_path / "x")[0] == 1
+
+
+def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Command, folder: Path) -> None:
+    code, out, err = command("show", folder / "a")
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    assert "warm-up tiny #lr 3e-4" in text
+    assert "600 samples, steps 0 to 599; 2 sites, 6 heads; ended 1970-01-01 00:26 UTC" in text
+    assert "7 samples are lost: disk full" in text
+    assert "not read layers.9.attn (train): it has no queries" in text
+    layers = [line for line in out.splitlines() if line.strip().startswith(("0 ", "1 "))]
+    assert layers[0].split()[1] == "▇" * 43  # means of 14 samples
+    assert layers[0].split()[2] == "0.80"
+    assert layers[1].split()[3][0] == "▄"
+    assert layers[1].split()[3][-1] == "█"
+    changed = out.splitlines()[out.splitlines().index(next(line for line in out.splitlines() if "trends" in line)) + 1]
+    assert changed.split()[:4] == ["layers.1.attn", "head", "1", "-0.4"]
+
+
+def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> None:
+    code, out, _ = command("show", folder / "a", "--json", "--statistic", "max_logit", "--top", "2")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["schema"], document["name"], document["samples"], document["last_step"]) == (
+        1,
+        "warm-up",
+        600,
+        599,
+    )
+    assert document["statistic"] == "max_logit"
+    assert [change["per_1000_steps"] == pytest.approx(10, rel=0.01) for change in document["changes"]] == [True, True]
+    assert document["sites"][1]["normalized_entropy"][0] == pytest.approx(0.8, abs=0.01)
+    assert document["coverage"]["skipped"][0]["reason"] == "it has no queries"
+    assert document["lost"][0]["samples"] == 7
+    assert document["segments"][0]["last_step"] == 599
+
+
+def test_show_says_where_a_run_was_resumed_and_shows_one_without_a_sample(command: Command, folder: Path) -> None:
+    assert "resumed at step 10" in command("show", folder / "deep" / "b")[1]
+    written(folder / "empty", ())
+    code, out, _ = command("show", folder / "empty")
+    assert code == 0
+    assert "0 samples; 0 sites, 0 heads; ended" in out
+    assert json.loads(command("show", folder / "empty", "--json")[1])["samples"] == 0
+
+
+def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Command, tmp_path: Path) -> None:
+    written(tmp_path / "a", collapsing(400))
+    code, out, _ = command("show", tmp_path / "a", "--fail-on-alarm")
+    assert code == 3
+    text = " ".join(out.split())
+    assert "warning layer_fallen: 1 alarm" in text
+    assert "layers.1.attn" in text
+    assert "; since step 2" in text
+    assert "; since step 100, ended at step 150" in text
+    document = json.loads(command("show", tmp_path / "a", "--json")[1])
+    assert {"layer_fallen", "logits"} <= {alarm["kind"] for alarm in document["alarms"]}
+    assert json.loads(command("runs", tmp_path, "--alarms", "--json")[1])["runs"][0]["alarms"] == len(
+        document["alarms"]
+    )
+    written(tmp_path / "b", collapsing(90))
+    assert command("show", tmp_path / "b", "--fail-on-alarm")[0] == 0
+
+
+def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path: Path) -> None:
+    label = replace(sites(1)[0], name="evil\x1b[2J\u202e")
+    fragment = Fragment(tmp_path / "fragment-0.sqlite")
+    fragment.describe({"name": "n\x1b[31m", "model": "[red]m", "tags": ["t\x07"], "notes": "x\u202ey"})
+    fragment.cover({("s\x1b", "self", "train"): "r\x1b"})
+    for step in range(30):
+        fragment.append(sample(step, (label,)))
+    fragment.close()
+    for verb in ("show", "runs"):
+        _, out, err = command(verb, tmp_path)
+        assert not set("\x1b\x07\u202e") & set(out + err)
+        assert "[red]m" in out
+
+
+def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
+    command = [sys.executable, "-m", "attemper", "show", str(folder / "a")]
+    environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "80", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    out = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode("ascii")
+    assert "\\u" not in out
+    assert "0 ****" in out
+
+
+def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SHOW, "REFRESH_SECONDS", 0.05)
+    lock, fragment = Lock(tmp_path / "fragment-0.lock"), Fragment(tmp_path / "fragment-0.sqlite")
+
+    def train() -> None:
+        for step in range(5):
+            fragment.append(sample(step))
+            time.sleep(0.2)
+        fragment.close()
+        lock.release()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    code, out, err = command("watch", tmp_path, "--json")
+    thread.join()
+    assert (code, err) == (0, "")
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert documents[-1]["samples"] == 5
+    assert [document["live"] for document in documents[:2]] == [True, True]
+    code, out, _ = command("watch", tmp_path)
+    assert out.startswith("step 4: 5 samples, least entropy of a layer ")
+
+
+def test_ctrl_c_leaves_watch_cleanly(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SHOW, "_line", interrupted)
+    assert command("watch", folder / "a") == (0, "", "")
+
+
+def test_export_writes_rows_or_a_copy(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    code, out, err = command("export", folder / "a", "--to", "csv")
+    assert (code, out) == (0, "")
+    assert err == "wrote warm-up.csv: 3,600 rows\n"
+    assert len(list(csv.reader(Path("warm-up.csv").read_text("utf-8").splitlines()))) == 3601
+    _, out, _ = command("export", "a", "--to", "sqlite", "--out", "copy.sqlite", "--json")
+    assert json.loads(out) == {"schema": 1, "path": "copy.sqlite", "format": "sqlite", "files": 1}
+    assert len(attemper.open_run("copy.sqlite")) == 600
+    assert command("export", "a", "--to", "excel")[0] == 2
+
+
+def test_report_writes_the_page_of_the_last_sample(command: Command, folder: Path) -> None:
+    code, out, err = command("report", folder / "a", "--html", folder / "page.html")
+    assert (code, out) == (0, "")
+    assert err.endswith("page.html: the sample of step 599\n")
+    assert "layers.1.attn" in (folder / "page.html").read_text("utf-8")
+    assert command("report", folder / "a", "--html", folder / "x" / "page.html")[0] == 1
+
+
+def test_compare_takes_runs_and_steps_of_them(command: Command, folder: Path) -> None:
+    code, out, err = command("compare", f"{folder}/a@0", folder / "a", "--top", 1)
+    assert (code, err) == (0, "")
+    assert out.startswith("tiny (a@0) -> tiny (a)")
+    assert "layers.1.attn head 1: 0.8" in " ".join(out.split())
+    document = json.loads(command("compare", f"{folder}/a@0", f"{folder}/a@599", "--json")[1])
+    assert len(document["heads"]) == 6
+
+
+def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert command("runs", "--delete", folder / "a")[0] == 130
+    assert (folder / "a").exists()
+    code, out, err = command("runs", "--delete", folder / "a", "--yes")
+    assert (code, out) == (0, "")
+    assert err.startswith("deleted 1 file of the run")
+    assert not (folder / "a").exists()
+    code, _, err = command("runs", "--delete", folder, "--yes")
+    assert code == 1
+    assert "nothing was deleted" in err
+    assert (folder / "deep" / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("show", "missing"), "there is no run missing."),
+        (("show", "."), "is a folder of 3 runs"),
+        (("show", "c"), "fragment-0.sqlite is not a file of an attemper run"),
+        (("show", "a", "--statistic", "entrpy"), "Did you mean 'entropy'?"),
+        (("show", "a", "--statistic", "gini"), "statistic 'gini' is not in the run warm-up."),
+        (("compare", "a@7000", "a"), "step 7000 has no sample. The nearest is 599."),
+        (("compare", "a@last", "a"), "a step is a whole number, such as a@1000."),
+        (("watch", "c"), "not a file of an attemper run"),
+        (("export", "c"), "not a file of an attemper run"),
+        (("report", "c"), "not a file of an attemper run"),
+    ],
+)
+def test_a_mistake_is_one_line(command: Command, folder: Path, monkeypatch, arguments, line: str) -> None:
+    monkeypatch.chdir(folder)
+    code, out, err = command(*arguments)
+    assert (code, out) == (1, "")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_no_verb_of_runs_loads_torch(folder: Path) -> None:
+    code = (
+        "import sys\nfrom attemper.cli import main\n"
+        "for arguments in (['runs', '.'], ['show', 'a'], ['watch', 'a'], ['compare', 'a@0', 'a'],\n"
+        "                  ['export', 'a', '--to', 'csv'], ['report', 'a']):\n"
+        "    sys.argv = ['attemper', *arguments]\n"
+        "    try: main()\n"
+        "    except SystemExit as stop: assert not stop.code, arguments\n"
+        "    assert 'torch' not in sys.modules, arguments\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)

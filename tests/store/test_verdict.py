@@ -1,0 +1,107 @@
+"""A run that was stored is judged as its watch judged it, and again with other limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attemper.errors import InputError
+from attemper.readings.judge import judge
+from attemper.readings.limits import AlarmLimits
+from attemper.readings.sample import Sample
+from attemper.store.folder import open_run
+from attemper.store.fragment import Fragment
+from tests.support.runs import collapsing, written
+from tests.support.samples import samples
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> list[Sample]:
+    return written(tmp_path / "a", collapsing(400), bits=None)
+
+
+def test_alarms_are_those_of_the_samples_with_step_and_end(tmp_path: Path, taken: list[Sample]) -> None:
+    alarms = open_run(tmp_path / "a").alarms()
+    assert alarms == list(judge(taken))
+    (layer,) = [alarm for alarm in alarms if alarm.kind == "layer_fallen"]
+    assert (layer.site, layer.head, layer.severity) == ("layers.1.attn", None, "warning")
+    assert layer.since is not None
+    assert 200 < layer.since < 240
+    (logits,) = [alarm for alarm in alarms if alarm.kind == "logits"]
+    assert logits.ended is not None
+    assert (logits.site, logits.head) == ("layers.0.attn", 0)
+
+
+def test_a_run_is_judged_again_with_other_limits(tmp_path: Path, taken: list[Sample]) -> None:
+    run = open_run(tmp_path / "a")
+    limits = AlarmLimits(logits=5.0, layer_fallen=None)
+    assert run.alarms(limits) == list(judge(taken, limits))
+    assert run.alarms({"logits": 5.0, "layer_fallen": None}) == run.alarms(limits)
+    assert run.alarms(limits) != run.alarms()
+    with pytest.raises(InputError, match="Did you mean 'logits'"):
+        run.alarms({"logit": 5.0})
+
+
+def test_the_limits_that_the_watch_noted_are_those_of_the_run(tmp_path: Path, taken: list[Sample]) -> None:
+    with_limits = AlarmLimits(logits=5.0, sites={"layers.1.*": {"layer_fallen": None}})
+    fragment = Fragment(tmp_path / "a" / "fragment-0.sqlite")
+    fragment.describe({"limits": with_limits.to_dict() | {"of a later version": 3}, "fewest_keys": 8})
+    fragment.close()
+    assert open_run(tmp_path / "a").alarms() == list(judge(taken, with_limits, 8))
+
+
+def test_a_live_run_is_judged_as_it_grows(tmp_path: Path) -> None:
+    fragment = Fragment(tmp_path / "fragment-0.sqlite", bits=None)
+    run, fed = open_run(fragment.path or ""), []
+    for place, one in enumerate(collapsing(400)):
+        fragment.append(one)
+        fragment.fold()
+        fed.append(one)
+        if place % 37 == 0:
+            assert run.alarms() == list(judge(fed))
+    first = run.judge
+    assert run.judge is first
+    fragment.close()
+
+
+def test_what_a_later_segment_replaces_is_not_judged(tmp_path: Path) -> None:
+    written(tmp_path / "a", collapsing(300))
+    assert open_run(tmp_path / "a").alarms()
+    run = open_run(tmp_path / "a")
+    run.alarms()
+    written(tmp_path / "a", (one for one in collapsing(300, falls=10_000) if one.step >= 100))
+    assert "layer_fallen" not in {alarm.kind for alarm in open_run(tmp_path / "a").alarms()}
+    assert run.alarms() == open_run(tmp_path / "a").alarms()
+
+
+def test_a_step_has_the_alarms_that_stood_then(tmp_path: Path, taken: list[Sample]) -> None:
+    run = open_run(tmp_path / "a")
+    kinds = {step: {alarm.kind for alarm in run.at(step).alarms} for step in (20, 120, 399)}
+    assert "logits" not in kinds[20]
+    assert "logits" in kinds[120]
+    assert "layer_fallen" in kinds[399]
+    assert "logits" not in kinds[399]
+    assert {alarm.step for alarm in run.at(120).alarms} == {120}
+    assert not run.at(120, alarms=False).alarms
+    assert run.reading.alarms == ()
+
+
+def test_several_ranks_are_judged_as_one_model(tmp_path: Path, taken: list[Sample]) -> None:
+    def of_site(place: int) -> Iterator[Sample]:
+        for one in taken:
+            label = one.sites[place]
+            yield Sample(one.step, one.time, (label,), one.quantities, one.values[:, one.places[label.key]])
+
+    for rank in (0, 1):
+        written(tmp_path / "b", of_site(rank), rank=rank, bits=None)
+    assert open_run(tmp_path / "b").alarms() == open_run(tmp_path / "a").alarms()
+
+
+def test_a_run_without_a_sample_has_no_alarm(tmp_path: Path) -> None:
+    written(tmp_path / "a", ())
+    assert open_run(tmp_path / "a").alarms() == []
+    written(tmp_path / "b", samples(3))
+    assert np.isfinite([alarm.value for alarm in open_run(tmp_path / "b").alarms() if alarm.value is not None]).all()
