@@ -33,7 +33,7 @@ from attemper.store.writer import open_writer
 
 SHAPES = {"1,024 heads x 10": (32, 32, 10, 0.70), "24 sites x 16 heads x 8": (24, 16, 8, 0.80)}
 """Name -> sites, heads of each, statistics, and the bound of the closed file / raw."""
-CHUNKS_BOUND, TAKE_MS, READ_MS, SEEN_SECONDS = 0.51, 0.5, 20.0, 2.0
+CHUNKS_BOUND, TAKE_MS, READ_MS, SEEN_SECONDS, TRENDS_MS = 0.51, 0.5, 20.0, 2.0, 2000.0
 STATISTICS = [name for name, one in QUANTITIES.items() if not one.exact][:10]
 
 
@@ -124,6 +124,9 @@ def read(folder: Path, samples: int) -> dict[str, tuple[float, float]]:
         "open_ms": median_ms(ask(lambda run: None), 5),
         "history_ms": median_ms(ask(lambda run: run.history("entropy", site="model.layers.7.self_attn", head=3)), 9),
         "one_step_ms": median_ms(ask(lambda run: run.history("entropy", start=step, stop=step + 1)), 9),
+        "scan_ms": median_ms(ask(lambda run: run.at(step, alarms=False)), 5),
+        "trends_ms": median_ms(ask(lambda run: run.trend("entropy")), 3),
+        "alarms_ms": median_ms(ask(lambda run: run.alarms()), 1),
     }
 
 
@@ -215,6 +218,10 @@ def main() -> None:
             ("   of which the processor's", row["history_ms"][1], READ_MS),
             ("a statistic of all heads at one step, ms", row["one_step_ms"][0], READ_MS),
             ("   of which the processor's", row["one_step_ms"][1], READ_MS),
+            ("trends of a statistic, all heads, ms", row["trends_ms"][0], TRENDS_MS),
+            ("   of which the processor's", row["trends_ms"][1], TRENDS_MS),
+            ("all statistics at one step, a Scan, ms", row["scan_ms"][0], None),
+            ("the run judged from its beginning, ms", row["alarms_ms"][0], None),
             ("longest until a reader sees a sample, s", row["seen_s"], SEEN_SECONDS),
             ("close, s", row["close_s"], None),
         ]:

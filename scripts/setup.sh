@@ -107,6 +107,11 @@ install_keras() {
         keras namex h5py optree ml-dtypes absl-py jax jaxlib opt-einsum scipy
 }
 
+# Below a folder of this name: dill, which datasets hashes with, writes out the contents of modules from anywhere else.
+install_trl() {
+    install_apart trl/site-packages "TRL, for the test of its SFTTrainer," trl datasets dill multiprocess pyarrow xxhash
+}
+
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
 install_chromium() {
     if command -v chromium >/dev/null; then

@@ -24,6 +24,7 @@ wait "$browser"
 if [[ $all ]]; then
     install_vision
     install_keras
+    install_trl
 fi
 
 say "ruff check"

@@ -111,8 +111,8 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert layers[0].split()[2] == "0.80"
     assert layers[1].split()[3][0] == "▄"
     assert layers[1].split()[3][-1] == "█"
-    changed = out.splitlines()[out.splitlines().index(next(line for line in out.splitlines() if "trends" in line)) + 1]
-    assert changed.split()[:4] == ["layers.1.attn", "head", "1", "-0.4"]
+    changes = out[out.index("largest changes of normalized_entropy") :].splitlines()
+    assert changes[2].split()[:5] == ["layers.1.attn", "1", "0.788", "0.572", "-0.4"]
 
 
 def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> None:
@@ -147,6 +147,8 @@ def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Comm
     code, out, _ = command("show", tmp_path / "a", "--fail-on-alarm")
     assert code == 3
     text = " ".join(out.split())
+    changes = out[out.index("largest changes of normalized_entropy") :].splitlines()
+    assert [line.split()[0] for line in changes[2:5]] == ["layers.1.attn"] * 3
     assert "warning layer_fallen: 1 alarm" in text
     assert "layers.1.attn" in text
     assert "; since step 2" in text

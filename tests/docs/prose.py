@@ -23,6 +23,9 @@ _ENTRY = re.compile(r"^[\w, ]+: ")
 """An argument and what is said of it."""
 _ASSIGNMENT = re.compile(r"^[\w.,\[\] ]+ = ")
 _STRUCTURE = (">>>", "...", "- ", ".. ", "|", "=", "::")
+_COMMENT = re.compile(r"^\s*#", re.MULTILINE)
+_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements stand inside another."""
 _ONLY_A_STRING = re.compile(r"""^\s*(?:raise \w+\(|\w+\(|return |\()?[frb]*"(?P<text>.*)"$""")
 _BEGINS_WITH_A_STRING = re.compile(r"""^\s*[frb]*\"""")
 
@@ -40,8 +43,11 @@ class Line:
 
 def findings(source: str) -> list[str]:
     """``line: what`` for every orphan and cut phrase of a Python file."""
-    found = [finding for block in [*_docstrings(source), *_comments(source)] for finding in _orphans(block)]
-    return [f"{number}: {what}" for number, what in sorted([*found, *_cut_messages(source)])]
+    lines = source.split("\n")
+    docstrings = list(_docstrings(source, lines))
+    found = [finding for block in [*docstrings, *_comments(source)] for finding in _orphans(block)]
+    inside = {line.number for block in docstrings for line in block}
+    return [f"{number}: {what}" for number, what in sorted([*found, *_cut_messages(lines, inside)])]
 
 
 def findings_in(folder: Path) -> list[str]:
@@ -50,15 +56,19 @@ def findings_in(folder: Path) -> list[str]:
     return [f"{path}:{finding}" for path in files for finding in findings(path.read_text(encoding="utf-8"))]
 
 
-def _docstrings(source: str) -> Iterator[list[Line]]:
-    lines = source.split("\n")
-    for node in ast.walk(ast.parse(source)):
+def _docstrings(source: str, lines: list[str]) -> Iterator[list[Line]]:
+    nodes: list[ast.AST] = [ast.parse(source)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield [_line(number, lines[number - 1]) for number in range(node.lineno, (node.end_lineno or 0) + 1)]
+        nodes += [statement for name in _STATEMENTS for statement in getattr(node, name, ())]
 
 
 def _comments(source: str) -> Iterator[list[Line]]:
     """Runs of lines that hold a comment and nothing else."""
+    if not _COMMENT.search(source):
+        return
     block: list[Line] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or token.line.strip() != token.string:
@@ -110,9 +120,8 @@ def _goes_on(paragraph: list[Line], line: Line) -> bool:
     return continues or line.indent == before.indent
 
 
-def _cut_messages(source: str) -> Iterator[tuple[int, str]]:
-    inside = {line.number for block in _docstrings(source) for line in block}
-    for number, (line, following) in enumerate(pairwise(source.split("\n")), 1):
+def _cut_messages(lines: list[str], inside: set[int]) -> Iterator[tuple[int, str]]:
+    for number, (line, following) in enumerate(pairwise(lines), 1):
         piece = None if number in inside else _ONLY_A_STRING.match(line)
         if piece and _BEGINS_WITH_A_STRING.match(following):
             text = piece["text"]

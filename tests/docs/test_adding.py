@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def sections() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
+@cache
 def words_of(path: Path) -> set[str]:
     """What the code of a file names: strings, attributes, fields of records; no docstring, no comment."""
     found: set[str] = set()

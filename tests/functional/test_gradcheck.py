@@ -1,5 +1,7 @@
 """Every differentiable statistic against finite differences in float64, for every differentiable argument."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,15 @@ SMOOTH = (
 WHOLE_ROWS = ("gini", "key_mass")
 LARGER = pytest.mark.slow("the full size of what runs smaller by default")
 ARGUMENTS = ("query", "key", "value", "temperature", "sink_logits", "bias")
+
+
+Check = Callable[..., bool]
+
+
+@pytest.fixture
+def gradients_agree(full_size: bool) -> Check:
+    """PyTorch's gradcheck: along random directions by default, with ``--all`` of every entry."""
+    return partial(torch.autograd.gradcheck, fast_mode=not full_size)
 
 
 def leaves(keys: int, groups: int = 1) -> dict[str, Tensor]:
@@ -50,12 +61,12 @@ def function(names: tuple[str, ...], backend: str, hidden: Tensor | None, **opti
 
 @pytest.mark.parametrize("names", [SMOOTH, WHOLE_ROWS], ids=["summed over blocks", "of whole rows"])
 @pytest.mark.parametrize("keys", [1, 2, 3, 5, *(pytest.param(n, marks=LARGER) for n in (4, 6, 7, 8, 9))])
-def test_gradients_of_blocked_pass_gradcheck(keys: int, names: tuple[str, ...], tiled):
+def test_gradients_of_blocked_pass_gradcheck(keys: int, names: tuple[str, ...], tiled, gradients_agree: Check):
     tiled(1, 2, 4)
     tensors = leaves(keys)
     hidden = torch.rand(2, 2, keys) < 0.3
     hidden[0, 1] = True
-    assert torch.autograd.gradcheck(function(names, "blocked", hidden), tuple(tensors.values()))
+    assert gradients_agree(function(names, "blocked", hidden), tuple(tensors.values()))
 
 
 @pytest.mark.parametrize(
@@ -67,21 +78,21 @@ def test_gradients_of_blocked_pass_gradcheck(keys: int, names: tuple[str, ...], 
     ids=["softcap", "causal", "bottom-right", "window", "negative scale"],
 )  # fmt: skip
 @pytest.mark.quick("reference-softcap", "native", "blocked-bottom-right", "blocked-negative", "blocked-softcap")
-def test_gradients_with_options_pass_gradcheck(options: dict[str, Any], backend: str, tiled):
+def test_gradients_with_options_pass_gradcheck(options: dict[str, Any], backend: str, tiled, gradients_agree: Check):
     skip_without(backend, "float64")
     tiled(1, 2, 4)
     tensors = leaves(4, groups=2)
-    assert torch.autograd.gradcheck(function(SMOOTH + WHOLE_ROWS, backend, None, **options), tuple(tensors.values()))
+    assert gradients_agree(function(SMOOTH + WHOLE_ROWS, backend, None, **options), tuple(tensors.values()))
 
 
 @pytest.mark.parametrize("keys", [1, 4])
-def test_gradients_of_the_reference_pass_gradcheck(keys: int):
+def test_gradients_of_the_reference_pass_gradcheck(keys: int, gradients_agree: Check):
     hidden = torch.rand(2, 2, keys) < 0.3
-    assert torch.autograd.gradcheck(function(SMOOTH + WHOLE_ROWS, "reference", hidden), tuple(leaves(keys).values()))
+    assert gradients_agree(function(SMOOTH + WHOLE_ROWS, "reference", hidden), tuple(leaves(keys).values()))
 
 
 @pytest.mark.quick("blocked", "native")
-def test_gradients_of_packed_documents_pass_gradcheck(backend: str):
+def test_gradients_of_packed_documents_pass_gradcheck(backend: str, gradients_agree: Check):
     skip_without(backend, "float64")
     query, key, value = (torch.randn(5, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     temperature = (torch.rand(1, 2, 5, dtype=torch.float64) + 0.5).requires_grad_()
@@ -96,10 +107,10 @@ def test_gradients_of_packed_documents_pass_gradcheck(backend: str):
         assert stats is not None
         return output, *(stats[name] for name in SMOOTH + WHOLE_ROWS)
 
-    assert torch.autograd.gradcheck(call, (query, key, value, temperature, sink))
+    assert gradients_agree(call, (query, key, value, temperature, sink))
 
 
-def test_gradients_of_sampled_rows_pass_gradcheck(backend: str):
+def test_gradients_of_sampled_rows_pass_gradcheck(backend: str, gradients_agree: Check):
     skip_without(backend, "float64")
     query, key = (torch.randn(1, 1, 7, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
@@ -111,10 +122,10 @@ def test_gradients_of_sampled_rows_pass_gradcheck(backend: str):
         )  # fmt: skip
         return stats.entropy, stats.mean_distance
 
-    assert torch.autograd.gradcheck(call, (query, key))
+    assert gradients_agree(call, (query, key))
 
 
-def test_the_gradient_of_dropout_uses_the_weights_that_were_dropped(backend: str, tiled):
+def test_the_gradient_of_dropout_uses_the_weights_that_were_dropped(backend: str, tiled, gradients_agree: Check):
     skip_without(backend, "float64")
     tiled(2, 3, 40)
     query, key, value = (torch.randn(1, 2, n, 2, dtype=torch.float64, requires_grad=True) for n in (4, 7, 7))
@@ -126,10 +137,12 @@ def test_the_gradient_of_dropout_uses_the_weights_that_were_dropped(backend: str
 
     dense = attemper.attention(query, key, value, sink_logits=sink, backend=backend).output
     assert not torch.allclose(call(query, key, value, sink), dense)
-    assert torch.autograd.gradcheck(call, (query, key, value, sink))
+    assert gradients_agree(call, (query, key, value, sink))
 
 
-def test_the_gradient_of_dropout_over_packed_documents_uses_the_weights_that_were_dropped(backend: str):
+def test_the_gradient_of_dropout_over_packed_documents_uses_the_weights_that_were_dropped(
+    backend: str, gradients_agree: Check
+):
     skip_without(backend, "float64")
     query, key, value = (torch.randn(6, 1, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     offsets = torch.tensor([0, 2, 6])
@@ -138,7 +151,7 @@ def test_the_gradient_of_dropout_over_packed_documents_uses_the_weights_that_wer
         torch.manual_seed(11)
         return attemper.varlen_attention(query, key, value, offsets, offsets, dropout_p=0.5, backend=backend).output
 
-    assert torch.autograd.gradcheck(call, (query, key, value))
+    assert gradients_agree(call, (query, key, value))
 
 
 def test_ties_for_the_maximum_send_its_gradient_to_the_lowest_key(backend: str, tiled):

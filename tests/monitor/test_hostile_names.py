@@ -88,6 +88,6 @@ def test_a_warning_of_a_watch_writes_out_what_would_steer_a_terminal(monkeypatch
     watch = attemper.watch(model)
     try:
         with pytest.warns(UserWarning, match=r"\\u001b\[2J could not be measured: \\u202e"):
-            watch.report("\x1b[2J", RuntimeError("\u202e"))
+            watch.note_failure("\x1b[2J", RuntimeError("\u202e"))
     finally:
         watch.close()

@@ -8,6 +8,7 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -243,7 +244,8 @@ def test_memory_stays_flat_over_hundreds_of_steps(full_size: bool) -> None:
         ({"rows": 1.5}, r"watch\(rows=\.\.\.\) must be an int of at least 1, got 1.5"),
         ({"observe": "aside"}, "must be one of 'beside', 'replace'"),
         ({"stats": "sharpness"}, "does not know 'sharpness'"),
-        ({"store": "runs"}, "must be None in this version"),
+        ({"store": 3}, r"Store\(path=\.\.\.\) must be the path of a folder, got 3"),
+        ({"on_alarm": "print"}, r"watch\(on_alarm=\.\.\.\) must be a function of an Alarm"),
     ],
 )
 def test_arguments_without_meaning_are_errors(arguments: dict[str, Any], message: str) -> None:
@@ -297,4 +299,5 @@ def test_joint_attention_over_both_sequences_is_self_attention(joint: bool, kind
 
 def test_the_options_of_a_watch_are_those_of_the_function() -> None:
     by_keyword = inspect.signature(attemper.watch).parameters.values()
-    assert {one.name: one.default for one in by_keyword if one.name != "model"} == vars(WatchOptions())
+    options = {part.name: part.default for part in fields(WatchOptions) if part.init}
+    assert {one.name: one.default for one in by_keyword if one.name != "model"} == options

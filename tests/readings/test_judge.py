@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attemper.readings.judge import Judge, judge, sample_of
+from attemper.readings.judge import Judge, judge
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
-from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
+from attemper.readings.reading import Alarm
+from attemper.readings.sample import Sample, SiteLabel
 
 HEALTHY = {
     "max_logit": 12.0,
@@ -26,21 +26,6 @@ HEALTHY = {
     "nonfinite_rows": 0.0,
 }
 ENTROPY = "judged_normalized_entropy"
-
-
-def reading(*entropies: float, mode: str = "train", keys: int = 64, name: str = "layers.0") -> SiteReading:
-    """A site whose heads have these normalised entropies over rows that see ``keys`` keys."""
-    heads = tuple(
-        HeadReading(
-            head=head, entropy_nats=1.0, normalized_entropy=value, effective_tokens=None, max_weight=None,
-            max_logit=0.0, logit_std=None, mass=None, first_token_mass=None, gini=None,
-            normalized_entropy_histogram=(0,) * 32,
-            by_visible_keys=(VisibleKeyBucket(keys, 2 * keys - 1, 10, 1.0, value, 0.0),),
-            rows=10, empty_rows=0, nonfinite_rows=0,
-        )
-        for head, value in enumerate(entropies)
-    )  # fmt: skip
-    return SiteReading(name, "self", mode, keys, keys, heads)
 
 
 def label(name: str, heads: int, mode: str = "train") -> SiteLabel:
@@ -333,6 +318,7 @@ def wild(samples: int, seed: int) -> list[Sample]:
             values[2], values[3] = 1 / (1 + np.exp(-2 * state[2])), 1 / (1 + np.exp(-state[3]))
             values[4:6], values[6], values[7] = 64, 0, state[7] > 2.5
             values[5] *= rng.random(one.heads) < 0.95
+            values[:2][rng.random((2, one.heads)) < 0.01] = np.inf
             values[rng.random(values.shape) < 0.05] = np.nan
             columns.append(values)
         step = place * 7 + int(rng.integers(0, 5))
@@ -455,54 +441,44 @@ def test_samples_without_heads_are_judged_to_nothing():
     assert one.feed(sample(1, {"a": {}})) == ()
 
 
-# --- readings ---
+# --- a model that is untrained, and sites that are late ---
+
+
+def entropies(step: int, *values: float, name: str = "layers.0", mode: str = "train") -> Sample:
+    return sample(step, {name: {ENTROPY: list(values)}}, mode)
 
 
 def test_a_site_that_appears_later_begins_with_its_own_first_sample() -> None:
     one = Judge({"fallen": 0.5})
-    one.feed(sample_of((reading(0.8),), 0))
-    one.feed(sample_of((reading(0.3, name="late"),), 1))
+    one.feed(entropies(0, 0.8))
+    one.feed(entropies(1, 0.3, name="late"))
     assert one.standing == ()
-    one.feed(sample_of((reading(0.3), reading(0.1, name="late")), 2))
+    one.feed(sample(2, {"layers.0": {ENTROPY: [0.3]}, "late": {ENTROPY: [0.1]}}))
     assert told(one.standing) == [("fallen", 0, 2, None), ("fallen", 0, 2, None)]
 
 
 def test_rows_that_see_too_few_keys_fall_from_nothing() -> None:
-    assert judge(sample_of((reading(value, keys=16),), step) for step, value in enumerate((0.9, 0.001))) == ()
+    assert judge(sample(step, {"a": {ENTROPY: np.nan, "judged_rows": 0.0}}) for step in range(2)) == ()
 
 
 def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_since_the_first_sample() -> None:
     one = Judge({"drift": None})
-    assert one.feed(sample_of((reading(0.99, 0.99, 0.99, 0.5),), 0)) == ()
+    assert one.feed(entropies(0, 0.99, 0.99, 0.99, 0.5)) == ()
     assert (one.untrained, one.untold) == (True, 3)
-    assert told(one.feed(sample_of((reading(0.99, 0.99, 0.5, 0.5),), 1))) == [
-        ("diffuse", 0, 1, None),
-        ("diffuse", 1, 1, None),
-    ]
+    assert told(one.feed(entropies(1, 0.99, 0.99, 0.5, 0.5))) == [("diffuse", 0, 1, None), ("diffuse", 1, 1, None)]
     assert (one.untrained, one.untold) == (False, None)
-    one.feed(sample_of((reading(0.99, 0.99, 0.99, 0.99),), 2))
+    assert one.standing[0].message == "layers.0 head 0: normalised entropy 0.990 is near uniform", "as it was before"
+    one.feed(entropies(2, 0.99, 0.99, 0.99, 0.99))
     assert len(one.standing) == 4, "the model was trained before"
 
 
 def test_a_finished_model_in_eval_mode_is_told_of_each_of_its_heads() -> None:
-    assert len(judge([sample_of((reading(0.99, 0.99, mode="eval"),), 0)])) == 2
+    assert len(judge([entropies(0, 0.99, 0.99, mode="eval")])) == 2
 
 
-def test_a_sample_of_readings_has_their_numbers_and_those_of_rows_that_see_enough_keys() -> None:
-    given = sample_of((reading(0.2, 0.4), reading(0.6, keys=16, name="b")), 7)
-    assert given.step == 7
-    assert [(one.name, one.kind, one.mode, one.heads) for one in given.sites] == [
-        ("layers.0", "self", "train", 2),
-        ("b", "self", "train", 1),
-    ]
-    assert given.quantities == tuple(QUANTITIES)
-    numbers = {name: given.of(name) for name in QUANTITIES}
-    for name, expected in {
-        "normalized_entropy": [0.2, 0.4, 0.6],
-        ENTROPY: [0.2, 0.4, np.nan],
-        "judged_rows": [10, 10, 0],
-        "rows": [10, 10, 10],
-        "queries": [64, 64, 16],
-        "gini": [np.nan] * 3,
-    }.items():
-        np.testing.assert_array_equal(numbers[name], np.array(expected, np.float32), name)
+def test_evaluation_between_training_steps_changes_nothing_for_the_heads_in_training():
+    values = [5.0] * 8 + [5.0 * 2 ** (step / 12) for step in range(0, 80, 4)]
+    training = list(series("max_logit", values, apart=4))
+    both = [one for given in training for one in (given, sample(given.step, {"layers.0": {}}, mode="eval"))]
+    assert judge(both) == judge(training)
+    assert {one.kind for one in judge(both)} == {"logits", "logit_growth"}

@@ -130,8 +130,8 @@ def hostile() -> Reading:
     )
 
 
-def huge() -> Reading:
-    """100 layers of 64 heads over long rows, with an alarm on each."""
+def huge(layers: int = 100) -> Reading:
+    """Layers of 64 heads over long rows, with an alarm on each."""
     curve = tuple(VisibleKeyBucket(2**n, 2 ** (n + 1) - 1, 2**n, 0.61234 * n, 0.61234) for n in range(1, 12))
     heads = tuple(
         replace(
@@ -140,7 +140,7 @@ def huge() -> Reading:
         for place in range(64)
     )
     sites = tuple(
-        SiteReading(f"model.layers.{layer}.self_attn", "self", "eval", 4096, 4096, heads) for layer in range(100)
+        SiteReading(f"model.layers.{layer}.self_attn", "self", "eval", 4096, 4096, heads) for layer in range(layers)
     )
     alarms = tuple(alarm("first_token", "notice", one.name, place, 0.9) for one in sites for place in range(64))
     return reading(*sites, alarms=alarms)

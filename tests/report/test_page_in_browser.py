@@ -183,7 +183,7 @@ def test_nothing_is_wider_than_the_screen(open_page: Open, reading: str, width: 
 
 
 def test_a_map_too_wide_for_a_phone_scrolls_inside_its_box_and_stays_big_enough_to_hit(open_page: Open) -> None:
-    page = open_page(readings.huge(), width=390, has_touch=True, is_mobile=True)
+    page = open_page(readings.huge(layers=4), width=390, has_touch=True, is_mobile=True)
     canvas, box = page.locator(".map canvas").bounding_box(), page.locator(".scroll").bounding_box()
     assert canvas is not None
     assert box is not None

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.reading import Skipped
 from attemper.report.document import towers
 from attemper.report.overview import groups
@@ -124,3 +125,23 @@ def test_many_kinds_of_alarms_are_counted_not_listed() -> None:
     found = verdict(reading(site("layer.0"), alarms=alarms))
     assert "there are 4 more alarms" in found.sentence
     assert "kind5" not in found.sentence
+
+
+@pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("many", [1, 2])
+def test_every_kind_of_alarm_has_its_clause_and_its_card(kind: AlarmKind, many: int) -> None:
+    names = [f"layers.{layer}.attn" for layer in range(2)]
+    raised = tuple(
+        alarm(kind.name, kind.severity, name, None if kind.whole else 0, 0.01, step=9, since=3) for name in names[:many]
+    )
+    twice = (*map(site, names), site(names[0], mode="train"))  # an alarm does not say in which mode
+    given = reading(*twice, alarms=raised)
+    assert f"{many} {kind.clause[many > 1]}" in verdict(given).sentence
+    (card,) = groups(given, towers(given.sites))
+    assert (card.kind, card.many) == (kind.title, many)
+    assert [place.site for place in card.places] == [0, 1][:many]
+
+
+def test_a_layer_that_collapses_is_told_as_a_layer() -> None:
+    raised = alarm("layer_fallen", "warning", "layers.0.attn", None, 0.01, step=9, since=3)
+    assert "1 layer has collapsed" in verdict(reading(site("layers.0.attn"), alarms=(raised,))).sentence

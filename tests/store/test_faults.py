@@ -10,13 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-from attemper.store import schema
-from attemper.store.replay import replay
 from attemper.store.writer import open_writer
-from tests.support.faults import Outcome
+from tests.support.faults import Outcome, data_loader_workers
 from tests.support.samples import sample
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -91,26 +87,9 @@ def test_an_exception_in_the_loop_loses_nothing(outcomes):
     assert outcomes["ended by an exception"].read == 200, outcomes["ended by an exception"].note
 
 
-class _Squares(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return torch.tensor(float(place**2))
-
-
 def test_workers_of_a_data_loader_leave_the_store_alone(tmp_path):
-    run = open_writer(tmp_path / "run")
-    step = 0
-    for _ in range(2):
-        for _batch in DataLoader(_Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
-            run.take(sample(step))
-            step += 1
-    run.close()
-    assert (run.written, run.dropped) == (8, 0)
-    tables = schema.open_to_read(tmp_path / "run" / "fragment-0.sqlite")
-    assert [one.step for one in replay(tables, 0, 100)] == list(range(8))
-    tables.close()
+    outcome = data_loader_workers(tmp_path / "run", 20)
+    assert (outcome.written, outcome.read, outcome.dropped, outcome.warnings) == (20, 20, 0, [])
 
 
 def test_a_second_writer_of_this_process_is_refused_with_one_warning(tmp_path, caplog):

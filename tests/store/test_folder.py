@@ -102,7 +102,7 @@ def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path)
     assert "no sample yet" in repr(run)
     with pytest.raises(InputError, match="has no sample yet"):
         run.to_html(tmp_path / "page.html")
-    with pytest.raises(InputError, match="is not in the run a"):
+    with pytest.raises(InputError, match="the run a has no sample yet"):
         run.history("entropy")
 
 
@@ -137,6 +137,13 @@ def test_a_step_that_was_not_sampled_is_refused_with_the_nearest(tmp_path: Path)
         run.at(99)
     with pytest.raises(InputError, match="must be a whole number"):
         run.at("last")  # type: ignore[arg-type]
+
+
+def test_a_bound_that_is_no_step_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(3))
+    for options in ({"start": "0"}, {"stop": 1.5}, {"stop": True}):
+        with pytest.raises(InputError, match="must be a step, a whole number"):
+            open_run(tmp_path / "a").history("entropy", **options)  # type: ignore[arg-type]
 
 
 def test_runs_of_different_models_are_not_compared(tmp_path: Path) -> None:

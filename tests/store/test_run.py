@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import attemper
 from attemper.readings import history
-from attemper.readings.sample import Sample
+from attemper.readings.sample import Sample, SiteKey
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.series import FragmentReader
+from attemper.store.writer import open_writer
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
@@ -183,6 +185,25 @@ def test_a_run_is_read_beside_its_writer_and_nothing_of_it_is_changed(tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["fragment-0.sqlite"]
 
 
+def test_a_reader_of_a_busy_writer_sees_whole_samples_only(tmp_path: Path) -> None:
+    taken = list(samples(700))
+    writer, run = open_writer(tmp_path), open_run(tmp_path)
+    expected = {one.step: one.values[2] for one in taken}
+    writer.take(taken[0])
+    writer.flush()
+    for one in taken[1:]:
+        writer.take(one)
+    seen = 0
+    while seen < len(taken):
+        found = run.history("max_logit")
+        assert len(found) >= seen
+        seen = len(found)
+        np.testing.assert_array_equal(found.steps, np.arange(seen))
+        wanted = np.array([expected[step] for step in range(seen)]).reshape(seen, 2, 3)
+        np.testing.assert_allclose(found.values, wanted, rtol=1.6e-5)
+    writer.close()
+
+
 def test_a_history_in_memory_is_read_the_same_way() -> None:
     fragment = Fragment(None)
     for one in samples(200):
@@ -223,6 +244,7 @@ def test_two_runs_are_compared_by_their_last_samples(tmp_path: Path) -> None:
     assert len(found.heads) == 6
     assert found.heads[0].differs("normalized_entropy")
     assert len(one.compare(two.at(19)).heads) == 6
+    assert attemper.compare(one, two).to_dict()["heads"] == found.to_dict()["heads"]
 
 
 def test_a_page_of_the_last_sample_is_written(tmp_path: Path) -> None:
@@ -260,3 +282,37 @@ def test_samples_of_several_ranks_are_one_a_step_and_pass(tmp_path: Path) -> Non
     ranks = open_run(tmp_path / "a").ranks
     found = [(one.step, len(one.sites)) for one in ranks.samples(ranks.moments)]
     assert found == [(0, 4), (0, 2), (10, 4), (10, 3), (20, 2), (30, 3)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_was_written_a_run_is_what_counts_of_it(tmp_path: Path, seed: int) -> None:
+    """Processes that come and go, steps that repeat and go back, sites that change: against a plain list."""
+    random = np.random.default_rng(seed)
+    every_site = (*sites(2, 2), *sites(2, 3, mode="eval"))
+    segments: list[list[Sample]] = []
+    for _ in range(4):
+        fragment, step = Fragment(tmp_path / "fragment-0.sqlite", bits=None), int(random.integers(0, 300))
+        segments.append([])
+        for _ in range(int(random.integers(0, 400))):
+            step = max(0, step + int(random.choice([1, 3, 0, -40], p=[0.8, 0.1, 0.09, 0.01])))
+            if segments[-1] and step < segments[-1][-1].step:
+                segments.append([])
+            chosen = tuple(label for label in every_site if random.random() < 0.7) or every_site[:1]
+            one = sample(step, chosen)
+            one = replace(one, values=one.values + np.float32(random.random()))
+            fragment.append(one)
+            fragment.fold()
+            segments[-1].append(one)
+        fragment.close()
+    expected: dict[int, dict[SiteKey, np.ndarray]] = {}
+    for segment in filter(None, segments):
+        expected = {step: found for step, found in expected.items() if step < segment[0].step}
+        for one in segment:
+            row = one.values[one.quantities.index("max_logit")]
+            expected.setdefault(one.step, {}).update({key: row[place] for key, place in one.places.items()})
+    run = open_run(tmp_path)
+    assert run.steps.tolist() == sorted(expected)
+    for label in run.sites:
+        values = run.history("max_logit", label).values
+        for step, found in zip(run.steps.tolist(), values, strict=True):
+            np.testing.assert_array_equal(found, expected[step].get(label.key, np.full(label.heads, np.nan)))

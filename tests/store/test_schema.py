@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sqlite3
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,13 +98,66 @@ def test_a_migration_runs_once_and_a_failed_one_leaves_the_file_as_it_was(run, m
     assert tables.rows("SELECT count(*) FROM sample, added") == [(0,)]
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
-def test_a_finished_run_in_a_write_protected_folder_is_read(run):
-    run.parent.chmod(0o500)
-    try:
-        assert schema.open_to_read(run).rows("SELECT count(*) FROM sample") == [(3,)]
-    finally:
-        run.parent.chmod(0o700)
+def as_reader(folder: Path, work: Callable[[], object]) -> object:
+    """What ``work`` returns, or the message of its InputError, in a process that may not write to ``folder``."""
+    folder.chmod(0o555)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        told = "null"
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            told = json.dumps(work())
+        except InputError as error:
+            told = json.dumps(str(error))
+        finally:
+            os.write(writing, told.encode())
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    folder.chmod(0o755)
+    return json.loads(found)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+
+@FORKS
+def test_a_finished_run_in_a_write_protected_folder_is_read(open_folder):
+    path = stored(open_folder / "fragment-0.sqlite")
+    count = "SELECT count(*) FROM sample"
+    assert as_reader(open_folder, lambda: schema.open_to_read(path).rows(count)) == [[3]]
+
+
+@FORKS
+def test_a_killed_run_in_a_write_protected_folder_says_what_to_do(open_folder):
+    path = stored(open_folder / "fragment-0.sqlite")
+    live = Fragment(path)
+    for one in samples(2):
+        live.append(one)
+    killed = open_folder / "killed"
+    killed.mkdir()
+    for name in (path.name, f"{path.name}-wal"):
+        shutil.copy(open_folder / name, killed / name)
+    live.close()
+    copied = killed / path.name
+    count = "SELECT count(*) FROM sample"
+    told = as_reader(killed, lambda: schema.open_to_read(copied).rows(count))
+    assert "was not closed, and what is in the log beside it cannot be read in a write-protected folder" in str(told)
+    tables = schema.open_to_read(copied)
+    assert tables.rows(count) == [(5,)]
+    tables.close()
 
 
 def test_reading_leaves_no_file_behind(run):
@@ -140,7 +197,7 @@ def test_a_copy_of_a_live_file_is_whole(run, tmp_path):
     writer.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@FORKS
 def test_a_forked_child_does_not_read_with_the_connection_of_its_parent(run):
     tables = schema.open_to_read(run)
     child = os.fork()

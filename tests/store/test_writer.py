@@ -120,6 +120,24 @@ def test_a_path_that_is_a_file_and_a_path_that_is_none_are_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
+def test_a_damaged_file_is_refused_with_a_warning_and_stays_as_it_is(tmp_path, caplog):
+    run = open_writer(tmp_path)
+    for one in samples(130):
+        run.take(one)
+    run.close()
+    path = tmp_path / "fragment-0.sqlite"
+    with sqlite3.connect(path) as connection:  # as a process that was killed leaves it, with one row too short
+        connection.execute("INSERT INTO hot SELECT id, x'00' FROM sample WHERE id < 128")
+        connection.execute("DELETE FROM chunk")
+    connection.close()
+    second = open_writer(tmp_path)
+    second.take(sample(130))
+    second.close()
+    assert (second.written, second.dropped) == (0, 1)
+    (record,) = caplog.records
+    assert "cannot be stored" in record.message
+
+
 def test_a_file_of_a_newer_version_stays_as_it_is_and_training_goes_on(tmp_path, caplog):
     open_writer(tmp_path).close()
     connection = sqlite3.connect(tmp_path / "fragment-0.sqlite")

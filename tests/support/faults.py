@@ -120,7 +120,8 @@ def loop(
 
 def killed(folder: Path, times: int, labels: tuple[SiteLabel, ...] | None = None, longest: float = 0.15) -> Outcome:
     """Kills a process at a random moment, ``times`` times; five in a row resume the same run."""
-    outcome, drawn, lost, before = Outcome("killed at random", went_on=True), random.Random(0), 0, 0
+    outcome = Outcome("killed at random" + (f", {len(labels)} sites" if labels else ""), went_on=True)
+    drawn, lost, before = random.Random(0), 0, 0
     for trial in range(times):
         store = folder / f"run{trial // 5}"
         before = 0 if trial % 5 == 0 else before
@@ -274,6 +275,27 @@ def garbage_file(folder: Path, many: int) -> Outcome:
     (folder / "fragment-0.sqlite").write_bytes(random.Random(0).randbytes(10_000))
     loop(folder, outcome, many)
     assert (folder / "fragment-0.sqlite").read_bytes() == random.Random(0).randbytes(10_000)
+    return outcome
+
+
+def data_loader_workers(folder: Path, many: int) -> Outcome:
+    """Workers of a ``DataLoader`` are forked, run and end while samples are taken."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    outcome = Outcome("DataLoader workers")
+    loader = DataLoader(
+        torch.arange(float(many)).tolist(),  # pyright: ignore[reportArgumentType]
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    batches = iter(loader)
+
+    def during(step: int, run: Writer) -> None:
+        assert float(next(batches)) == step
+
+    loop(folder, outcome, many, during)
+    outcome.read = count_read(folder)
     return outcome
 
 

@@ -7,7 +7,7 @@ shapes that are made anew at every operation, not into numbers) and how it round
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -24,6 +24,9 @@ def interpreting() -> Iterator[None]:
         _quickened()
         _remembered()
         _compared_at_once()
+        _told_apart_by_type()
+        _called_at_once()
+        _sized_at_once()
         _checked_in_numpy()
         _rounded()
         _indexed()
@@ -86,35 +89,41 @@ def _remembered() -> None:
 
     module._get_np_dtype = of_known_name
     _once_per_argument(tl.block_type)
-    given = tl.tensor.__init__
-    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    given, of_scalars = tl.tensor.__init__, list[Any]()
 
     def of_known_shape(self: Any, handle: Any, type: Any) -> None:
-        shape = tuple(type.shape.values) if type.is_block() else ()
-        if shape not in shapes:
+        sizes = type.sizes if type.is_block() else of_scalars
+        if not sizes:
             given(self, handle, type)
-            shapes[shape] = (self.numel, self.shape)
+            sizes += [self.numel, self.shape]
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = shapes[shape]
+        self.numel, self.shape = sizes
 
     cast(Any, tl.tensor).__init__ = of_known_shape
 
 
 def _once_per_argument(kind: Any) -> None:
-    """A second ``kind(element, shape)`` has the attributes of the first, and makes none of them."""
-    given: Callable[..., None] = kind.__init__
+    """A second ``kind(element, shape)`` has the attributes of the first, and makes none of them; nor does a second
+    ``with_element_ty``. ``sizes`` are filled by the first tensor of the type."""
+    given, other = kind.__init__, kind.with_element_ty
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def once(self: Any, element: Any, shape: Any) -> None:
-        # A pointer's type has no hash.
-        named = (element.name, element.const, element.address_space) if element.is_ptr() else element
+        named = (element.name, element.const, element.address_space) if element.is_ptr() else element.name
         key = (named, *getattr(shape, "values", shape))
         if key not in known:
             given(self, element, shape)
-            known[key] = dict(vars(self))
+            known[key] = vars(self) | {"sizes": [], "others": {}}
         vars(self).update(known[key])
 
-    kind.__init__ = once
+    def with_element(self: Any, element: Any) -> Any:
+        if element.is_ptr():
+            return other(self, element)
+        if element.name not in self.others:
+            self.others[element.name] = other(self, element)
+        return self.others[element.name]
+
+    kind.__init__, kind.with_element_ty = once, with_element
 
 
 @cache
@@ -139,6 +148,87 @@ def _compared_at_once() -> None:
         return broadcast(self, lhs, rhs)
 
     kinds.__eq__, rules.broadcast_impl_value = same, of_one_shape
+
+
+@cache
+def _told_apart_by_type() -> None:
+    """Two operands of one type need no common one; what has nothing inside needs no search for constants in it."""
+    import triton.language as tl
+    from triton.language import semantic
+
+    core, rules = cast(Any, tl.core), cast(Any, semantic.TritonSemantic)
+    inside, common, constant = core._unwrap_if_constexpr, rules.binary_op_type_checking_impl, rules.scalar_constant
+    whole = {tl.tensor, tl.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
+    wide = {"int1", "int32", "uint32", "int64", "uint64", "fp32", "fp64"}
+    numbers = (int, float, bool)
+    constants: dict[tuple[Any, ...], Any] = {}
+    blocks: dict[tuple[Any, ...], Any] = {}
+
+    def unwrapped(value: Any) -> Any:
+        kind = type(value)
+        if kind in whole:
+            return value
+        return value.value if kind is tl.constexpr else inside(value)
+
+    def of_one_type(self: Any, lhs: Any, rhs: Any, *rules: Any, **named: Any) -> tuple[Any, Any]:
+        left, right = type(lhs), type(rhs)
+        if left is right is tl.tensor:
+            if lhs.dtype.name == rhs.dtype.name and lhs.dtype.name in wide:
+                return self.broadcast_impl_value(lhs, rhs)
+        elif left is tl.tensor and right in numbers and not named and lhs.dtype.name in wide:
+            key = (lhs.type.name, right, rhs or str(rhs), rules)  # 0.0 is no -0.0
+            if key in blocks:
+                return lhs, blocks[key]
+            one, other = common(self, lhs, rhs, *rules)
+            if one is lhs:
+                blocks[key] = other
+            return one, other
+        return common(self, lhs, rhs, *rules, **named)
+
+    def known_constant(self: Any, value: Any, dtype: Any) -> Any:
+        key = (value or str(value), type(value), dtype.name)
+        if key not in constants:
+            constants[key] = constant(self, value, dtype)
+        return constants[key]
+
+    core._unwrap_if_constexpr = unwrapped
+    rules.binary_op_type_checking_impl, rules.scalar_constant = of_one_type, known_constant
+
+
+@cache
+def _called_at_once() -> None:
+    """Functions of the language are given the interpreter's rules without a look at whether there are any."""
+    from triton.runtime import interpreter
+
+    module: Any = interpreter
+
+    def patched(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function, rules = getattr(member, "__wrapped__", member), module.interpreter_semantic
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = rules
+            return function(*args, **named)
+
+        scope.set_attr(holder, name, call)
+
+    module._patch_attr = patched
+
+
+@cache
+def _sized_at_once() -> None:
+    """Numbers are held to fit their type, as the interpreter does it, in one comparison."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    handle: Any = interpreter.TensorHandle
+    check = handle.__post_init__
+
+    def sized(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if type(dtype) is not tl.dtype or data.itemsize * 8 > dtype.primitive_bitwidth:
+            check(self)
+
+    handle.__init__ = sized
 
 
 @cache

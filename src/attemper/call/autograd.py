@@ -35,7 +35,7 @@ _TENSORS = NAMES.index("first_keys") + 1
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """``operator.attention``, by the shortest way."""
-    if not table.by_name(problem.backend).direct or problem.packed or not _alone(problem):
+    if not passes_dispatcher(problem):
         return attention_under_transforms(problem)
     tensors = problem.differentiable
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
@@ -43,8 +43,10 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return operator.forward(problem)
 
 
-def _alone(problem: Problem) -> bool:
-    return transforms.is_undisturbed() and all(map(transforms.stands_in_memory, problem.values()[:_TENSORS]))
+def passes_dispatcher(problem: Problem) -> bool:
+    """Whether a call may go past PyTorch's dispatcher: its backend computes from addresses, and nothing listens."""
+    direct = table.by_name(problem.backend).direct and not problem.packed and transforms.is_undisturbed()
+    return direct and all(map(transforms.stands_in_memory, problem.values()[:_TENSORS]))
 
 
 def attention_under_transforms(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Statistics of a call as sums per head on its device, by one operator: what a watch keeps, and nothing waits for it.
+"""Statistics of a call as sums per head on its device: what a watch keeps, and nothing waits for it.
 
-The sums hold what readings show. A call that asks for more, or that Triton does not compute, is reduced from
+The sums hold what readings show. A call that asks for more, or whose backend has no kernel that sums, is reduced from
 ``AttentionStats`` instead.
 """
 
@@ -14,7 +14,10 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import Problem
 from attemper.backends.sums import COLUMNS, SUMMED, empty_sums
+from attemper.call import operator
+from attemper.call.autograd import passes_dispatcher
 from attemper.call.formulas import statistics_of
+from attemper.call.normalizer import is_plain
 from attemper.call.options import Request
 from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
@@ -30,10 +33,14 @@ _raised: dict[torch.device, Tensor] = {}
 
 def accumulates(request: Request) -> bool:
     """Whether ``accumulate`` serves this call: softmax, on a backend that sums, with no statistic that sums lack."""
-    problem = request.problem
-    if problem.rowwise or problem.positions is not None or not table.by_name(problem.backend).sums:
+    problem, backend = request.problem, table.by_name(request.problem.backend)
+    if problem.rowwise or not _LACKING.isdisjoint(request.names):
         return False
-    return set(problem.columns) <= set(SUMMED) and _LACKING.isdisjoint(request.names)
+    if backend.sums:
+        return problem.positions is None and set(problem.columns) <= set(SUMMED)
+    # Sums of a state that is there: of softmax itself, without a sink.
+    plain = problem.sink is None and problem.columns == SUMMED and problem.query.numel() > 0
+    return plain and is_plain(request.normalizer) and passes_dispatcher(problem)
 
 
 def fits(dtype: str, size: int) -> bool:
@@ -54,10 +61,11 @@ class CallSums:
     """[B, Q] bool: the rows that count; None for all."""
     names: tuple[str, ...]
     facts: CallFacts
+    backend: str
 
     def statistics(self) -> AttentionStats:
         """The statistics of the same rows, from the same state."""
-        rows = state_of(SUMMED, self.state)
+        rows = state_of(SUMMED, self.state, self.backend if table.by_name(self.backend).direct else None)
         stats = AttentionStats(statistics_of(rows, self.names, self.facts.sink), rows, self.facts)
         return stats if self.included is None else stats.where(self.included[:, None])
 
@@ -65,6 +73,21 @@ class CallSums:
 def accumulate(request: Request, included: Tensor | None) -> CallSums:
     """Runs a call that ``accumulates``. ``included`` [B, Q] bool of its measured rows."""
     problem = request.problem
+    sums, state = _accumulate(problem, included) if table.by_name(problem.backend).sums else _sum(problem, included)
+    # The owner of the sink may change it before anybody asks.
+    sink = None if problem.sink is None else problem.sink.detach().clone()
+    return CallSums(sums, state, included, request.names, facts_of(request)._replace(sink=sink), problem.backend)
+
+
+def _sum(problem: Problem, included: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums by a kernel that reads the state which another has left."""
+    _, state, _ = operator.forward(problem)
+    marked = None if included is None else included[:, None].expand(state.shape[1:])
+    return table.kernels(problem.backend).sums(state, marked, problem.first_tokens), state
+
+
+def _accumulate(problem: Problem, included: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums by one operator."""
     batch, heads, queries, _ = problem.query.shape
     measured = queries if problem.rows is None else problem.rows.shape[0]
     device = problem.query.device
@@ -73,9 +96,7 @@ def accumulate(request: Request, included: Tensor | None) -> CallSums:
     sums = empty_sums(heads, device)
     state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     add(problem, sums, _raised[device], included=included, state=state)
-    # The owner of the sink may change it before anybody asks.
-    sink = None if problem.sink is None else problem.sink.detach().clone()
-    return CallSums(sums, state, included, request.names, facts_of(request)._replace(sink=sink))
+    return sums, state
 
 
 def add(

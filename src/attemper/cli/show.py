@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or a URL such as s3://bucket/run.")]
 Statistic = Annotated[
-    str, typer.Option("--statistic", metavar="NAME", help="By whose trend the heads that changed most are found.")
+    str, typer.Option("--statistic", metavar="NAME", help="By what the heads are found that changed most.")
 ]
 Top = Annotated[int, typer.Option(min=1, help="List only so many of them.")]
 SHARPNESS = "normalized_entropy"

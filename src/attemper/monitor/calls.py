@@ -15,24 +15,24 @@ from torch import Tensor
 from attemper.call.options import Options
 from attemper.call.result import AttentionStats
 from attemper.call.sums import CallSums
+from attemper.readings.sample import SiteKey
 from attemper.sites.identity import Places, Sketch, partners
 from attemper.sites.observation import AttentionCall
-
-Key = tuple[str, str, str]
-"""(name, kind, mode) of a site."""
 
 
 @dataclass(frozen=True)
 class Contribution:
     """What one call adds to a site."""
 
-    key: Key
+    key: SiteKey
     found: AttentionStats | CallSums
     queries: int
     keys: int
     tokens: Tensor | int
     """Real query rows of all sequences."""
     backend: str
+    attention: str
+    """Its type, one of ``ATTENTIONS``."""
 
     @property
     def shape(self) -> torch.Size:

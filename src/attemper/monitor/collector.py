@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from attemper.call.attention import measurement, run
+from attemper.call.attention import KnownRequests, measurement, run
 from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
-from attemper.call.sums import BACKEND, CallSums, accumulate, accumulates
+from attemper.call.sums import CallSums, accumulate, accumulates
 from attemper.errors import BackendError, InputError
-from attemper.monitor.calls import Contribution, Key, Pairing, SeenCall, arguments_of
+from attemper.monitor.attention_type import attention_type
+from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums, fits_buckets
+from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
+from attemper.monitor.snapshot import SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import SiteReading, Skipped
-from attemper.sites.find import projects
+from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.sites.find import all_sites, projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
@@ -33,7 +37,7 @@ from attemper.statistics import rowwise_names
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleReadings:
     """What there is to show of the latest sample."""
 
     sites: tuple[SiteReading, ...]
@@ -64,20 +68,22 @@ class Collector:
         self.stats, self.backend, self.replace = scope.stats, scope.backend, scope.replace
         if quiet is not None:
             context.fail = self.fail
-        self.sites: dict[Key, SiteSums] = {}
-        self._first: dict[Key, SiteSums] | None = {}
-        """The sites of the first sample once there is another; None once they were asked for."""
+        self.sites: dict[SiteKey, SiteSums] = {}
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats | CallSums] = {}
         self._backends: dict[str, None] = {}
         self.generator = torch.Generator().manual_seed(0)
         title = class_name(unwrap(model))
         self._names = {module: name or title for module, name in names_of(model).items()}
+        self._order = {name: place for place, name in enumerate(self._names.values())}
         self._calls: list[SeenCall] = []
         self._pairing = Pairing(self._tell_difference)
         self._projects = any(map(projects, model.modules()))
         self._differing: set[str] = set()
         """Taps that were told to have other arguments than the attention beside them."""
+        self._known = KnownRequests()
+        self._attentions: dict[SiteKey, str] = {}
+        """The type of each site's attention."""
         self._places: dict[str, str] = {}
         """Name of a tap -> that of the module in which its attention ran."""
         self._tokens: Tensor | int = 0
@@ -89,6 +95,21 @@ class Collector:
         """The period of what is in ``sites``."""
         self.unwanted: set[str] = set()
         """Names of sites that were seen and are not ``wanted``."""
+
+    def why_nothing(self, skipped: tuple[Skipped, ...], *, compiled: bool) -> str:
+        """What to say where a model ran and no attention is to be shown."""
+        if self.unwanted:
+            return (
+                f"watch(sites={list(self.scope.sites or ())!r}) matches none of the sites that were seen: "
+                f"{', '.join(sorted(self.unwanted))}."
+            )
+        hint = " This model is compiled: only taps are seen inside." if compiled else ""
+        return why_nothing("watch", next(iter(self._names)), skipped, hint)
+
+    @cached_property
+    def expected(self) -> tuple[str, ...]:
+        """Names of the modules whose code attends, as far as they are wanted."""
+        return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
 
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
@@ -124,7 +145,7 @@ class Collector:
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
         name = self._names.get(module) or getattr(module, "tap_name", "attention")
-        self._guard(name, partial(self._see, module, call))
+        self.guard(name, partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
@@ -157,6 +178,7 @@ class Collector:
                 first_keys=first,
                 rows=self.scope.rows,
                 generator=self.generator,
+                known=self._known,
             )
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
@@ -190,7 +212,7 @@ class Collector:
             else:
                 self.skipped[name] = reason
         sums = {buffer: part for buffer, (_, part) in found.items()}
-        self._guard("taps", lambda: self.tapped.add(named, sums, self.period))
+        self.guard("taps", lambda: self.tapped.add(named, sums, self.period))
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
@@ -268,9 +290,11 @@ class Collector:
         if reason is not None or found is None:
             seen.reason = reason or "it could not be measured"
             return
-        tokens = shape[0] * shape[2] if real is None else real.sum()
+        tokens, key = shape[0] * shape[2] if real is None else real.sum(), (seen.name, kind, seen.mode)
+        if key not in self._attentions:
+            self._attentions[key] = attention_type(place, kind, request.problem)
         seen.contribution = Contribution(
-            (seen.name, kind, seen.mode), found, shape[2], shape[3], tokens, request.problem.backend
+            key, found, shape[2], shape[3], tokens, request.problem.backend, self._attentions[key]
         )
         self.note(place, seen.name, kind, request, real)
 
@@ -301,7 +325,7 @@ class Collector:
             elif seen.contribution is not None:
                 if seen.is_tap and seen.module is not None:
                     self._places[seen.name] = seen.module
-                self._guard(seen.name, partial(self._add, seen.contribution))
+                self.guard(seen.name, partial(self._add, seen.contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
 
@@ -320,14 +344,14 @@ class Collector:
         site = self._site(call.key, call.shape[1], call.device)
         if site is None:
             return
-        self._backends[call.backend] = None
+        self._backends[call.backend], site.attention = None, call.attention
         if isinstance(call.found, AttentionStats):
             site.add(call.found, call.queries, call.keys)
         elif 0 not in call.shape:
             site.add_sums(call.found.sums, call.queries, call.keys)
         self.last[call.key[0]] = call.found
 
-    def _site(self, key: Key, heads: int, device: torch.device) -> SiteSums | None:
+    def _site(self, key: SiteKey, heads: int, device: torch.device) -> SiteSums | None:
         """The site of a call with so many heads; None where it had another number of them before."""
         if key not in self.sites:
             self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.scope.fewest_keys)
@@ -337,13 +361,13 @@ class Collector:
         self._drop(key, f"it had {site.heads} heads and then {heads}: its queries are not [batch, heads, ...]")
         return None
 
-    def _drop(self, key: Key, reason: str) -> None:
+    def _drop(self, key: SiteKey, reason: str) -> None:
         """Forgets a site whose numbers cannot be trusted, and what comes of it in this sample."""
         self.sites[key].spoiled = True
         self.last.pop(key[0], None)
         self.skipped[key[0]] = reason
 
-    def _guard(self, name: str, action: Callable[[], None]) -> None:
+    def guard(self, name: str, action: Callable[[], object]) -> None:
         """Runs ``action``. With ``quiet``, what goes wrong goes there and no further."""
         if self._quiet is None:
             action()
@@ -354,50 +378,40 @@ class Collector:
             self._quiet(name, error)
 
     def forget(self) -> None:
-        """Starts over: the next pass is the first. The first sample of all stays, as sums on its device."""
-        if self._first is not None and not self._first:
-            self._first = self.sites
+        """Starts over: the next pass is the first."""
         self.sites, self.last, self._tokens = {}, {}, 0
         self._backends, self._read = {}, self.period
 
-    def first(self) -> tuple[SiteReading, ...]:
-        """The sites of the first sample, once: none before there is another one, and none that taps have summed
-        in buffers.
+    def snapshot(self) -> Snapshot:
+        """The latest sample as it stands, without waiting for a device."""
+        sites = tuple(site for site in self.sites.values() if not site.spoiled)
+        return Snapshot(sites, self._read, self._tokens, tuple(self._backends), self.tapped.snapshot())
+
+    def join(self, found: Snapshot) -> SampleSums:
+        """Calls and taps of a sample together. Sites in the order of the model's modules, calls of a module in theirs.
+
+        Waits for the devices that ``found`` is on.
         """
-        if not self._first:
-            return ()
-        first, self._first = self._first, None
-        return tuple(site.reading() for site in first.values() if not site.spoiled)
+        joined = found.join()
+        return replace(joined, sites=tuple(sorted(joined.sites, key=self._position)))
 
-    def sample(self) -> Sample:
-        """The latest sample. Sites in the order of the model's modules, calls of one module in their order."""
-        order = {name: place for place, name in enumerate(self._names.values())}
+    def _position(self, site: SiteSums) -> tuple[int, int]:
+        module, _, call = self.module_of(site.name).partition("#")
+        # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
+        known = module in self._order
+        return self._order.get(module, len(self._order)), int(call or 1) if known else 0
 
-        def place(site: SiteSums) -> tuple[int, int]:
-            module, _, call = self.module_of(site.name).partition("#")
-            # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
-            return order.get(module, len(order)), int(call or 1) if module in order else 0
+    def readings(self) -> SampleReadings:
+        """The latest sample as readings. Waits for the device."""
+        found = self.join(self.snapshot())
+        self.skipped |= found.reasons
+        readings = tuple(site.reading() for site in found.sites)
+        last = self.last if found.period == self._read else {}
+        return SampleReadings(readings, self.skips(readings), found.tokens, ", ".join(found.backends), last)
 
-        period, tapped, tokens, reasons = self.tapped.latest()
-        self.skipped |= reasons
-        fresh = period <= self._read
-        sites = {key: site for key, site in self.sites.items() if fresh and not site.spoiled}
-        backends = list(self._backends) if fresh else []
-        # Tokens of a pass that was seen count those of its taps, too.
-        tokens = round(float(self._tokens)) if sites else tokens
-        if period >= self._read and tapped:
-            backends = list(dict.fromkeys([*backends, BACKEND]))
-            for site in tapped:
-                key = (site.name, site.kind, site.mode)
-                sites[key] = site if key not in sites else sites[key].with_sums_of(site)
-        readings = tuple(site.reading() for site in sorted(sites.values(), key=place))
-        return Sample(readings, self._skips(readings), tokens, ", ".join(backends), self.last if fresh else {})
-
-    def skips(self) -> tuple[Skipped, ...]:
-        """What was not measured; a site that was in the end is not among it."""
-        return self.sample().skipped
-
-    def _skips(self, sites: tuple[SiteReading, ...]) -> tuple[Skipped, ...]:
+    def skips(self, sites: Iterable[SiteReading | SiteLabel] | None = None) -> tuple[Skipped, ...]:
+        """What was not measured; a site that was in the end is not among it (``sites``; None: of the latest sample)."""
+        sites = self.readings().sites if sites is None else sites
         measured_names = {site.name for site in sites}
         found = {name: reason for name, reason in self.skipped.items() if name not in measured_names}
         for name, reason in self._refused.items():

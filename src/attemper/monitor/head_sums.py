@@ -12,7 +12,8 @@ are judged and rows that are not. Two such tensors add up, but for the largest l
 from __future__ import annotations
 
 import math
-from copy import deepcopy
+from copy import copy, deepcopy
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from attemper.backends.sums import BINNED, COLUMNS
 from attemper.call.result import BUCKETS, AttentionStats, by_head
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import FEWEST_KEYS, HeadReading, SiteReading, VisibleKeyBucket, number
+from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows
 
 MEASURED = frozenset(STATISTIC_OF.values())
@@ -55,10 +57,12 @@ class SiteSums:
         self.queries = self.keys = 0
         self.heads = heads
         self.normalizer = SiteReading.normalizer
+        self.attention = "full"
+        """Its type, one of ``ATTENTIONS``."""
         self.spoiled = False
         """Whether its numbers cannot be trusted: then it is not shown."""
-        self._names = NUMBERS if fits_buckets(fewest_keys) else (*NUMBERS, *ENOUGH_KEYS)
-        width = sum(map(_width, self._names))
+        self._places = places(fewest_keys)
+        width = max(place.stop for place in self._places.values())
         # Sums stay where float64 is: nothing waits for the device until a reading is asked for.
         device = torch.device("cpu") if device is None or device.type == "mps" else device
         # Made in inference mode they could not be added to outside of it.
@@ -80,6 +84,26 @@ class SiteSums:
         sums, own = sums.to(self._sums.device), self._sums[:, : sums.shape[1]]
         largest = torch.maximum(own[:, LARGEST], sums[:, LARGEST])
         own.add_(sums)[:, LARGEST] = largest
+
+    @property
+    def key(self) -> SiteKey:
+        return self.name, self.kind, self.mode
+
+    @property
+    def label(self) -> SiteLabel:
+        """What is known of the site beside its numbers."""
+        return _label(self.name, self.kind, self.mode, self.attention, self.normalizer, self.heads)
+
+    @property
+    def sums(self) -> Tensor:
+        """[heads, columns] float64, the columns as ``places`` has them."""
+        return self._sums
+
+    def with_sums(self, sums: Tensor) -> SiteSums:
+        """The same site with other sums, say on the host."""
+        other = copy(self)
+        other._sums = sums
+        return other
 
     def with_sums_of(self, other: SiteSums) -> SiteSums:
         """A copy with the rows of ``other`` as well, which has as many heads."""
@@ -105,7 +129,7 @@ class SiteSums:
             sums = {"curve_rows": curve.rows} | {f"curve_{name}": part for name, part in curve.sums.items()}
             parts |= {name: sums[of] for name, of in zip(names, CURVES, strict=True)}
         empty = self._sums.new_zeros(self.heads)
-        return torch.cat([parts.get(name, empty).to(self._sums).view(self.heads, -1) for name in self._names], 1)
+        return torch.cat([parts.get(name, empty).to(self._sums).view(self.heads, -1) for name in self._places], 1)
 
     def _means(self, stats: AttentionStats) -> dict[str, Tensor]:
         """Sums and rows of every mean from one stacked tensor: a sampled training step waits for this."""
@@ -130,7 +154,7 @@ class SiteSums:
         return SiteReading(self.name, self.kind, self.mode, self.queries, self.keys, heads, self.normalizer, layer)
 
     def _head(self, head: int, numbers: list[float], layer: int | None) -> HeadReading:
-        sums = _by_name(self._names, numbers)
+        sums = {name: numbers[place] for name, place in self._places.items()}
         buckets = self._buckets(sums)
         return HeadReading(
             head=head,
@@ -160,22 +184,25 @@ class SiteSums:
         return tuple(buckets)
 
 
+@lru_cache(maxsize=4096)
+def _label(name: str, kind: str, mode: str, attention: str, normalizer: str, heads: int) -> SiteLabel:
+    return SiteLabel(name, kind, mode, layer_of(name), attention, normalizer, heads)
+
+
 def fits_buckets(fewest_keys: int) -> bool:
     """Whether an edge of the buckets by visible keys, which are powers of two, is at ``fewest_keys``."""
     return fewest_keys & (fewest_keys - 1) == 0
 
 
-def _width(name: str) -> int:
-    return BUCKETS if name in BINNED or name in ENOUGH_KEYS else 1
-
-
-def _by_name(names: tuple[str, ...], numbers: list[float]) -> dict[str, list[float]]:
-    """The numbers of one head by the names of their columns."""
-    parts, start = {}, 0
-    for name in names:
-        parts[name] = numbers[start : start + _width(name)]
-        start += _width(name)
-    return parts
+@cache
+def places(fewest_keys: int) -> dict[str, slice]:
+    """Where each number stands among the columns of a site."""
+    found, start = {}, 0
+    for name in NUMBERS if fits_buckets(fewest_keys) else (*NUMBERS, *ENOUGH_KEYS):
+        width = BUCKETS if name in BINNED or name in ENOUGH_KEYS else 1
+        found[name] = slice(start, start + width)
+        start += width
+    return found
 
 
 def _number(name: str, reduction: Reduction, sums: dict[str, list[float]]) -> float | None:

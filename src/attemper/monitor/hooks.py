@@ -46,7 +46,7 @@ def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:
         try:
             return method(watch, *args, **kwargs)
         except Exception as error:  # whatever it is, it must not end somebody's training run
-            watch.report(watch.title, error)
+            watch.note_failure(watch.title, error)
             return None
 
     return guard

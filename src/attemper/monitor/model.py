@@ -6,7 +6,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -16,7 +18,8 @@ from torch import nn
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.readings.reading import Skipped
+from attemper.readings.reading import SiteReading, Skipped
+from attemper.sites.act import modules_with_normalizer
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
 
 ADVICE = (
@@ -52,9 +55,16 @@ def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: 
     return f"{where} saw no attention in {class_name(unwrap(model))}.{hint} {ADVICE}{reasons}"
 
 
-def now() -> str:
-    """This second in UTC, as readings tell it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[Skipped, ...]:
+    """What no tap shows inside compiled code, where only taps are seen, and a tap measures softmax."""
+    seen = {site.name.partition("#")[0] for site in sites}
+    reason = "temper gave it another normalizer than softmax, and no tap measures that inside compiled code"
+    return tuple(Skipped(name, reason) for name in modules_with_normalizer(model) if name not in seen)
+
+
+def date_of(seconds: float) -> str:
+    """A moment (seconds since 1970, UTC) as readings tell it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:
@@ -80,6 +90,22 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         **loaded,
     }
+
+
+def configuration(model: nn.Module) -> dict[str, Any] | None:
+    """The configuration of a model, without the paths that it was loaded from; None where it has none."""
+    config = getattr(unwrap(model), "config", None)
+    found: Any = None
+    with suppress(Exception):  # code of the model
+        if hasattr(config, "to_dict"):
+            found = config.to_dict()  # type: ignore[union-attr]
+        elif is_dataclass(config) and not isinstance(config, type):
+            found = asdict(config)
+        elif isinstance(config, Mapping):
+            found = dict(config)
+    if not isinstance(found, dict):
+        return None
+    return {str(name): value for name, value in found.items() if not str(name).endswith("path")}
 
 
 def title(model: nn.Module) -> str:

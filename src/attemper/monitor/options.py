@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
-from attemper.readings.reading import FEWEST_KEYS
+from attemper.readings.reading import FEWEST_KEYS, Alarm
 from attemper.sites.names import check_sites
 from attemper.statistics import reading_names
+from attemper.store.options import Store
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,24 @@ class WatchOptions:
     rows: int | None = None
     stats: str | Iterable[str] = "all"
     sites: Iterable[str] | None = None
-    store: None = None
+    store: Store | str | os.PathLike[str] | None = None
     observe: str = "beside"
     backend: str = "auto"
     limits: AlarmLimits | Mapping[str, Any] | None = None
     fewest_keys: int = FEWEST_KEYS
+    on_alarm: Callable[[Alarm], object] | None = None
+    alarm_limits: AlarmLimits = field(init=False)
+    """``limits``, checked."""
 
     def __post_init__(self) -> None:
         for name, number in (("every", self.every), ("rows", 1 if self.rows is None else self.rows)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
-        if self.store is not None:
-            raise InputError("watch(store=...) must be None in this version: readings stay in memory.")
+        if self.store is not None and not isinstance(self.store, Store):
+            object.__setattr__(self, "store", Store(self.store))
+        if self.on_alarm is not None and not callable(self.on_alarm):
+            raise InputError(f"watch(on_alarm=...) must be a function of an Alarm, got {self.on_alarm!r}.")
+        object.__setattr__(self, "alarm_limits", AlarmLimits.of(self.limits))
         one_of("watch(observe=...)", self.observe, ("beside", "replace"))
         check_fewest_keys("watch", self.fewest_keys)
 

@@ -172,7 +172,7 @@ def _is_asked(site: str | None, layer: int | None, name: str) -> bool:
 def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None, layer: int | None) -> str:
     """The one site that was asked for, among those that were seen."""
     # A tap and the attention beside it are one site, under the tap's name.
-    sites = {reading.name for reading in collector.sample().sites}
+    sites = {reading.name for reading in collector.readings().sites}
     names = [name for name in dict.fromkeys(seen.site for seen in collector.seen) if name in sites]
     skipped = {entry.name: entry.reason for entry in collector.skips()}
     if site is not None and site not in names and site in skipped:

@@ -6,8 +6,8 @@ of the step it is of, and one in which nothing ran does not take the place of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -85,6 +85,33 @@ class TapSums:
         last = torch.where(tokens.all(), -1, period)
         before = self._padded.get(tokens.device)
         self._padded[tokens.device] = last if before is None else torch.maximum(before, last)
+
+    def snapshot(self) -> TapSnapshot:
+        """What is here now: what is added later does not change it."""
+        return TapSnapshot(self._scope, dict(self._samples), dict(self._padded))
+
+
+@dataclass(frozen=True)
+class TapSnapshot:
+    """The latest sample of every buffer at one moment, as tensors on their devices or on the host."""
+
+    _scope: Scope
+    _samples: Mapping[TapBuffer, _Sample]
+    _padded: Mapping[torch.device, Tensor]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of it, for ``with_tensors``."""
+        samples = [tensor for sample in self._samples.values() for tensor in (sample.sums, sample.period)]
+        return [*samples, *self._padded.values()]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> TapSnapshot:
+        """The same with other tensors of the same numbers, say on the host."""
+        samples = {
+            buffer: replace(sample, sums=next(tensors), period=next(tensors))
+            for buffer, sample in self._samples.items()
+        }
+        return TapSnapshot(self._scope, samples, {device: next(tensors) for device in self._padded})
 
     def latest(self) -> tuple[int, list[SiteSums], int, dict[str, str]]:
         """The number of the latest step, its sites, its tokens, and what is not shown of it. Waits for the devices."""

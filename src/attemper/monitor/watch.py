@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.model import check_model, device_of, now, provenance, why_nothing
+from attemper.monitor.model import check_model, date_of, device_of, provenance, unseen_normalizers
 from attemper.monitor.options import WatchOptions
-from attemper.readings.judge import Judge, sample_of
+from attemper.monitor.recorder import Recorder, RunView, about
+from attemper.monitor.schedule import Schedule
+from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading
 from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
-from attemper.sites.act import modules_with_normalizer
 from attemper.sites.names import (
     class_name,
     compiled_parts,
@@ -37,7 +40,11 @@ from attemper.sites.names import (
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
+from attemper.store.options import Store
 from attemper.text import clean
+
+if TYPE_CHECKING:
+    from attemper.store.run import Run
 
 
 def watch(
@@ -47,11 +54,12 @@ def watch(
     rows: int | None = None,
     stats: str | Iterable[str] = "all",
     sites: Iterable[str] | None = None,
-    store: None = None,
+    store: Store | str | os.PathLike[str] | None = None,
     observe: str = "beside",
     backend: str = "auto",
     limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
+    on_alarm: Callable[[Alarm], object] | None = None,
 ) -> Watch:
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
 
@@ -63,11 +71,12 @@ def watch(
 
     ::
 
-        with attemper.watch(model, every=50, rows=128) as watch:
+        with attemper.watch(model, every=50, rows=128, store="runs/a") as watch:
             for batch in loader:
                 ...  # your own step
                 watch.step()
         print(watch.table())
+        watch.history("entropy", site="layers.3.attention", head=2).values
 
     Args:
         model: any module; not compiled, or with taps inside (``attemper.tap``, or models of transformers that are set
@@ -78,13 +87,18 @@ def watch(
         rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
         stats: as in :func:`attemper.scan`.
         sites: names of modules to watch, with all below them; None for all.
-        store: must be None in this version.
+        store: the folder of a run, or ``attemper.Store(...)``: every sample is kept there, of every head, and
+            ``attemper.open_run`` reads it, also meanwhile. A run that is there already goes on. None keeps a history
+            in memory, thinned with age where it would take more than 64 MB.
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
             on sampled passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
         limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of its names. A watch has a history, and so
-            alarms on change: growth of logits, fall of entropy against the first samples, drift, dead heads.
+            alarms on change: growth of logits, fall of entropy against the first samples, drift, dead heads. Each
+            sample is judged as it ends.
         fewest_keys: as in :func:`attemper.scan`.
+        on_alarm: called in the training thread with each alarm that begins, if it is a warning or worse. Such alarms
+            also go to ``logging``, as warnings of the logger "attemper".
 
     Raises:
         InputError: an argument has no meaning here.
@@ -101,34 +115,47 @@ def watch(
         backend=backend,
         limits=limits,
         fewest_keys=fewest_keys,
+        on_alarm=on_alarm,
     )
 
 
-class Watch:
+NOT_RUN = (
+    "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run what "
+    "torch.compile or a wrapper made of it, watch that."
+)
+
+
+class Watch(TapReceiver, RunView):
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
-    def __init__(self, model: nn.Module, **given: Any) -> None:
-        """``given``: the options of :func:`watch`."""
+    def __init__(self, model: nn.Module, *, start: int | None = None, **given: Any) -> None:
+        """
+        Args:
+            start: the number of the step that begins, where the loop knows it before the step ends.
+            given: the options of :func:`watch`.
+        """
         options = WatchOptions(**given)
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
-        self.judge = Judge(options.limits, options.fewest_keys)
         device = device_of(model)
         self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
         self.title = class_name(unwrap(model))
-        self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
-        self._number = self._sampled_number = 0
-        """The number of the step that is running, and of the one that was sampled last."""
+        self._due = False
+        """Whether a sample has ended that is not recorded yet."""
         self._stepping = self._fresh = False
-        self._date: str | None = None
+        self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
-        self._collector = Collector(model, self._context, options.scope, quiet=self.report)
+        self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
+        self._recorder = Recorder(self._collector, options, about=about(model, options), start=start)
+        self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
+        self._sampled_number = self._schedule.number
+        """Of the step that was sampled last."""
         self._pass: ExitStack | None = None
         self._raising: BaseException | None = None
         self._call: FrameType | None = None
@@ -162,15 +189,18 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Takes every hook off the model. What was read stays readable."""
+        """Takes every hook off the model, and ends the store. What was read stays readable."""
         quietly(Watch._end_pass)(self, commit=False)
         self._open.close()
+        self._record()
+        quietly(lambda _: self._recorder.close())(self)
 
     def step(self, step: int | None = None) -> None:
         """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.
 
         Args:
-            step: the loop's own number of the step that ends, for alarms; None to go on counting, from 0.
+            step: the loop's own number of the step that ends; None to go on counting, from 0 or after the last step of
+                the store. A number that is not above the last one replaces the history from there on.
 
         Raises:
             InputError: ``step`` is not a whole number.
@@ -184,16 +214,19 @@ class Watch:
         told = not self._stepping and self.passes > 0  # as a pass
         if not self._stepping:
             # The passes so far were of the step that ends.
-            self._stepping, self.steps, self._number = True, 0, 0
-            self._sampled_number = 0 if step is None else step
-        number = self._number if step is None else step
-        self.steps, self._number = self.steps + 1, number + 1
+            self._stepping = True
+            self._schedule.restart()
+        number = self._schedule.end(step)
+        if told:
+            self._sampled_number = number
+        self.steps += 1
         self._drop_interrupted()
         self._collector.commit()
         tap_buffers.deliver()
         self._tapped = self._tapped and not told
         self._begin_step(number)
         self.end_pass()
+        self._record()
 
     @quietly
     def end_pass(self) -> None:
@@ -211,67 +244,19 @@ class Watch:
     @property
     def sampling(self) -> bool:
         """Whether the step that is running is sampled."""
-        return (self.steps if self._stepping else self.passes) % self.every == 0
+        return self._schedule.sampling
 
     @property
-    def observer(self) -> Collector:
-        """Who is told of taps that this samples."""
-        return self._collector
-
-    @quietly
-    def samples(self, site: nn.Module) -> bool:
-        """Whether this tap is to be measured now; a new sampled step starts a new reading.
-
-        Another model's tap is not: a module tells whose it is; a name belongs to the model that is running (or to one
-        that a compiled wrapper calls, so that no hook has ever seen it run).
-        """
-        if self._pass is not None or not self.sampling:
-            return False
-        if self.runs(site) is None:
-            return False
-        self._begin_sample()
-        return True
-
-    @property
-    def running(self) -> bool:
-        """Whether the watched model's forward is seen to run now."""
-        return self._inside
-
-    @quietly
-    def runs(self, site: nn.Module) -> nn.Module | None:
-        """The watched model, if the tap of ``site`` that is called now belongs to it."""
-        named = isinstance(site, tap.NamedSite)
-        mine = (self._inside or not self.passes) if named else self._collector.owns(site)
-        return unwrap(self.model) if mine else None
-
-    def module_of(self, site: str) -> str:
-        """The name of the module in which the attention of a site runs: for the site of a tap it is not its own name.
-        A tap that was seen in compiled code only keeps it.
-        """
-        return self._collector.module_of(site)
-
-    @quietly
-    def receives(self, buffer: tap_buffers.TapBuffer) -> bool:
-        """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
-        site = tap.site_of(buffer)
-        if site is None or isinstance(site, tap.NamedSite):
-            return site is not None and (not buffer.models or unwrap(self.model) in buffer.models)
-        return self._collector.owns(site)
-
-    @quietly
-    def receive(self, sums: list[tuple[tap_buffers.TapBuffer, Tensor]]) -> None:
-        """Receives what taps have summed on their devices, in this step or pass so far."""
-        sites = ((buffer, tap.site_of(buffer), part) for buffer, part in sums)
-        found = {buffer: (self._collector.name_of(site), part) for buffer, site, part in sites if site is not None}
-        self._collector.add_taps(found)
-        self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)
+    def measures(self) -> bool:
+        """Whether a pass of the model is being measured, which sees taps itself."""
+        return self._pass is not None
 
     def _begin_step(self, ended: int) -> None:
         """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""
         if self._tapped and not self._fresh:
             self.sampled += 1
         if self._tapped or self._fresh:
-            self._sampled_number = ended
+            self._sampled_number, self._due = ended, True
         self._switch_taps()
         self._tapped = self._fresh = False
         self._collector.period += 1
@@ -286,15 +271,42 @@ class Watch:
     def _start(self) -> float:
         """Where the rows that taps sample on their device start, in [0, 1)."""
         # Python's own: inside a transform of torch.func, torch may refuse to draw.
-        return self._draws.random()
+        return random.Random(self._schedule.place).random()
 
-    def _begin_sample(self) -> None:
+    def begin_sample(self) -> None:
+        """Begins a new sample, unless one has begun in this step."""
         if not self._fresh:
+            if self._due:
+                self._record()
             self._collector.commit()
             self._collector.forget()
-            self._fresh, self._date = True, now()
+            # By the place in the run, so that a run that was resumed samples the rows that it would have sampled.
+            self._collector.generator.manual_seed(self._schedule.place)
+            self._fresh, self._date = True, time.time()
             self.sampled += 1
-            self._sampled_number = self._number
+            self._sampled_number = self._schedule.number
+
+    @quietly
+    def end_sample(self) -> None:
+        """Ends the sample that has begun, if any, between two steps: it is of the step that ended last."""
+        self._drop_interrupted()
+        self._collector.commit()
+        tap_buffers.deliver()
+        self._begin_step(self._schedule.number - 1)
+        due, self._due = self._due, False
+        if due:
+            self._recorder.record(self._sampled_number)
+
+    @quietly
+    def _record(self) -> None:
+        """Takes the sample that has ended into the history. Where passes are the steps that is when the next one
+        begins: a step may have several, as the first ``step()`` tells.
+        """
+        due, self._due = self._due, False
+        if due and self._schedule.kept:
+            self._recorder.record(self._sampled_number)
+        else:
+            self._recorder.settle()
 
     @quietly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -309,6 +321,8 @@ class Watch:
         if self._pass is not None:
             self._nested += 1
             return
+        if self._due:
+            self._record()
         self._inside, self._raising = True, sys.exc_info()[1]
         if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()
@@ -325,7 +339,7 @@ class Watch:
             if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
                 self._collector.tapped.note_padding(tokens, self._collector.period)
             return
-        self._begin_sample()
+        self.begin_sample()
         self._collector.begin()
         with ExitStack() as stack:
             models = registry.pretrained_models(self.model)
@@ -358,8 +372,7 @@ class Watch:
             tap_buffers.deliver()
             self.passes += 1
             if not self._stepping:
-                self._begin_step(self._number)
-                self._number += 1
+                self._begin_step(self._schedule.end(None))
         if self._compiled and not ended:
             self._context.reset()
 
@@ -376,7 +389,7 @@ class Watch:
         finally:
             self._collector.context.reset()
 
-    def report(self, where: str, error: Exception) -> None:
+    def note_failure(self, where: str, error: Exception) -> None:
         """Counts a failure of ours; the first one is told, none reaches the training step."""
         self.failures += 1
         self._collector.skipped[where] = str(error)
@@ -393,57 +406,41 @@ class Watch:
         self._drop_interrupted()
         tap_buffers.deliver()
         self._collector.commit()
-        found = self._collector.sample()
+        found = self._collector.readings()
         if self._compiled:
-            found = replace(found, skipped=(*found.skipped, *self._unseen_normalizers(found.sites)))
+            found = replace(found, skipped=(*found.skipped, *unseen_normalizers(self.model, found.sites)))
         if not found.sites:
-            raise InputError(self._why_nothing(found.skipped))
-        self._judge(found.sites)
+            ran = self.sampled or self._tapped or (self._compiled and (self.passes or self.steps))
+            raise InputError(self._collector.why_nothing(found.skipped, compiled=self._compiled) if ran else NOT_RUN)
+        self._recorder.judge_now(self._sampled_number)
+        judge = self._recorder.judge
         reading = Reading(
             self.title,
             found.tokens,
             found.backend,
             found.sites,
             found.skipped,
-            self.judge.standing,
+            judge.standing,
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
-            untrained_heads=self.judge.untold,
-            **provenance(self.model, self._date),
+            untrained_heads=judge.untold,
+            **provenance(self.model, None if self._date is None else date_of(self._date)),
         )
         return Scan(reading, dict(found.last))
 
-    def _judge(self, sites: tuple[SiteReading, ...]) -> None:
-        """Judges the latest sample, in the place of what was read of it before."""
-        fewest_keys, number = self._collector.scope.fewest_keys, self._sampled_number
-        if first := self._collector.first():
-            self.judge.feed(sample_of(first, min(0, number - 1), fewest_keys))
-        self.judge.feed(sample_of(sites, number, fewest_keys), again=self.judge.step == number)
-
-    def _unseen_normalizers(self, sites: tuple[SiteReading, ...]) -> list[Skipped]:
-        """Inside compiled code only taps are seen, and a tap measures softmax."""
-        seen = {site.name.partition("#")[0] for site in sites}
-        reason = "temper gave it another normalizer than softmax, and no tap measures that inside compiled code"
-        return [Skipped(name, reason) for name in modules_with_normalizer(self.model) if name not in seen]
-
-    def _why_nothing(self, skipped: tuple[Any, ...]) -> str:
-        if not self.sampled and not self._tapped and not (self._compiled and (self.passes or self.steps)):
-            return (
-                "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run "
-                "what torch.compile or a wrapper made of it, watch that."
-            )
-        if self._collector.unwanted:
-            return (
-                f"watch(sites={list(self._collector.scope.sites or ())!r}) matches none of the sites that were seen: "
-                f"{', '.join(sorted(self._collector.unwanted))}."
-            )
-        hint = " This model is compiled: only taps are seen inside." if self._compiled else ""
-        return why_nothing("watch", self.model, skipped, hint)
+    @property
+    def run(self) -> Run:
+        """Every sample so far, as ``attemper.open_run`` gives them."""
+        self._record()
+        return self._recorder.run
 
     def alarms(self) -> tuple[Alarm, ...]:
-        """Alarms of the latest sample."""
+        """The alarms that stand now, the worst first, each with the step at which it began (``since``)."""
         return self.table().alarms
 
     def to_pandas(self) -> Any:
         """The latest sample, one row per head."""
         return self.table().to_pandas()
+
+    def __repr__(self) -> str:
+        return f"Watch({self.title!r}: {self._recorder.summary(self.sampled)})"

@@ -6,13 +6,14 @@ an alarm is to add a record to it. What each measures is a law of ``laws.py``; `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.sample import JUDGED
+from attemper.text import clean
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
 OF_ONE_SAMPLE = ("level", "nonfinite")
@@ -51,7 +52,9 @@ class AlarmKind:
     least_rows: int = 1
     """A reading of fewer rows is not judged."""
     floor: float | None = None
-    """It begins only where the statistic is beyond this: what is said of speed says nothing of harmless values."""
+    """It begins only where the statistic, as the median of three readings, is beyond this: speed says nothing of
+    harmless values. Given for laws that look at earlier values.
+    """
     worst: str = ""
     """What the sentence calls the largest value. Empty: it gives no value."""
     judged: bool = True
@@ -74,6 +77,11 @@ class AlarmKind:
     def needs_history(self) -> bool:
         """Whether it compares samples: a scan, which is one, has no such alarm."""
         return self.law not in OF_ONE_SAMPLE
+
+    @property
+    def has_statistic(self) -> bool:
+        """Whether the value of its alarms is the statistic itself, and not something measured over time."""
+        return self.law not in ("doubling_time", "rate", "drift")
 
     @property
     def quantity(self) -> str:
@@ -349,3 +357,20 @@ def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str], list[Alarm]]:
     for alarm in sorted(alarms, key=lambda alarm: -SEVERITIES.index(level_of(alarm.severity))):
         groups.setdefault((alarm.severity, alarm.kind), []).append(alarm)
     return groups
+
+
+def is_heard(alarm: Alarm) -> bool:
+    """Whether an alarm is a warning or worse."""
+    return level_of(alarm.severity) != SEVERITIES[0]
+
+
+MOST_PLACES = 3
+"""Alarms of a kind that a line of log has in full."""
+
+
+def lines(alarms: Iterable[Alarm]) -> Iterator[tuple[str, bool]]:
+    """A line of log for each kind of alarm, worst first, and whether it is a warning or worse."""
+    for (severity, kind), found in by_kind(tuple(alarms)).items():
+        where = "; ".join(alarm.message for alarm in found[:MOST_PLACES])
+        more = f"; and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
+        yield clean(f"{severity} {kind}: {where}{more}. {found[0].advice}"), is_heard(found[0])

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from attemper.checks import one_of
 from attemper.errors import InputError, MissingExtraError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from attemper.readings.scan import Scan
 
 ALWAYS = tuple(name for name, shown in SHOWN.items() if shown.brief)
 STATISTICS = (*ALWAYS, *SHOWN_BY_NAME)
@@ -219,9 +218,16 @@ class Comparison:
         return f"Comparison({self.before!r} -> {self.after!r}: {len(self.heads)} heads, {alone} sites on one side only)"
 
 
+class HasReading(Protocol):
+    """A scan, or a run with its last sample."""
+
+    @property
+    def reading(self) -> Reading: ...
+
+
 def compare(
-    before: Scan | Reading | Mapping[str, Any] | str | os.PathLike[str],
-    after: Scan | Reading | Mapping[str, Any] | str | os.PathLike[str],
+    before: HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str],
+    after: HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str],
     *,
     names: tuple[str, str] | None = None,
 ) -> Comparison:
@@ -232,8 +238,9 @@ def compare(
         print(attemper.compare(attemper.scan(old, batches), attemper.scan(new, batches)))
 
     Args:
-        before, after: a ``Scan``, its ``reading``, the document of ``to_dict``, the JSON of ``scan --json``, or the
-            path of a file that holds it. Compare scans of the same texts: other texts change the numbers, too.
+        before, after: a ``Scan``, a run (its last sample), their ``reading``, the document of ``to_dict``, the JSON of
+            ``scan --json``, or the path of a file that holds it. Compare scans of the same texts: other texts change
+            the numbers, too.
         names: what to call the two sides; None for the names of their models.
 
     Returns:

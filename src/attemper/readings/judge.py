@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind, over_enough_keys
+from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind
 from attemper.readings.columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
-from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
-from attemper.readings.sample import JUDGED, QUANTITIES, Sample, SiteLabel
+from attemper.readings.reading import FEWEST_KEYS, Alarm
+from attemper.readings.sample import Sample
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
@@ -72,6 +72,9 @@ class Judge:
         self.limits, self.fewest_keys = AlarmLimits.of(limits), fewest_keys
         self._columns = Columns()
         self._bounds: dict[str, Array] = {}
+        """Kind -> [H] its limits; NaN where it never rings."""
+        self._ends: dict[str, Array] = {}
+        """Kind -> [H] to where the measure must come back to end an alarm."""
         quantities = dict.fromkeys(kind.quantity for kind in ALARMS)
         self._memories = {
             name: Memory(tuple(LAWS[kind.law] for kind in ALARMS if kind.quantity == name)) for name in quantities
@@ -80,6 +83,7 @@ class Judge:
         self._before = self._now = State(None, {kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
         self._ended: list[Alarm] = []
         self._reported: set[tuple[Any, ...]] = set()
+        self._grow()
 
     def feed(self, sample: Sample, *, again: bool = False) -> tuple[Alarm, ...]:
         """Judges one more sample.
@@ -100,7 +104,8 @@ class Judge:
         self._missing = tuple(name for name in self._memories if name not in sample.quantities)
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
-        self._now = self._judge(sample.step, found)
+        with np.errstate(all="ignore"):  # a reading may be infinite
+            self._now = self._judge(sample.step, found)
         new = [alarm for alarm in self._now.changed if _identity(alarm) not in self._reported]
         self._reported |= {_identity(alarm) for alarm in new}
         return tuple(new)
@@ -168,7 +173,9 @@ class Judge:
         for kind in ALARMS:
             limits = [0.0 if kind.limit is None else one[kind.name] for one in at]
             bounds = np.array([np.nan if limit is None else limit for limit in limits])
+            margins = kind.release * np.abs(bounds)
             self._bounds[kind.name] = bounds[self._columns.site]
+            self._ends[kind.name] = (bounds - margins if _rings_above(kind) else bounds + margins)[self._columns.site]
         speeds = [self._bounds[kind.name] for kind in ALARMS if kind.law == "doubling_time"]
         span = np.fmax.reduce([np.full(len(self._columns), float(SPAN)), *speeds])
         for memory in self._memories.values():
@@ -176,16 +183,16 @@ class Judge:
         self._before, self._now = (_widen(state, len(self._columns)) for state in (self._before, self._now))
 
     def _judge(self, step: int, found: Mapping[str, Array]) -> State:
-        near, judged = self._uniform(found[UNIFORM.quantity])
-        untrained = self._before.untrained and 2 * near > judged
+        near = self._near_uniform(found[UNIFORM.quantity]) if self._before.untrained and len(self._columns) else 0
         kinds: dict[str, KindState] = {}
         ended: list[Alarm] = []
         changed: list[Alarm] = []
-        healthy = np.ones(len(self._columns), bool)
+        nowhere, healthy = np.zeros(len(self._columns), bool), np.ones(len(self._columns), bool)
         for kind in WHOLE_FIRST:
             old = self._before.kinds[kind.name]
-            whole = self._whole(kinds[kind.part_of].on) if kind.part_of else np.zeros_like(healthy)
-            held_back = whole | (kind.trained and untrained)
+            taken = bool(kind.part_of) and kinds[kind.part_of].on.any()
+            whole = self._whole(kinds[kind.part_of].on) if taken else nowhere
+            held_back = whole | (kind.trained and near > 0)
             new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
             if new is old:
                 continue
@@ -195,20 +202,20 @@ class Judge:
             changed += [self._alarm(kind, new, new.latest, at) for at in np.flatnonzero(new.on & ~old.on).tolist()]
             if kind.severity != SEVERITIES[0]:
                 healthy &= ~(self._whole(new.on) if kind.whole else new.on)
-        return State(step, kinds, healthy, untrained, near, tuple(ended), tuple(changed))
+        return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
 
-    def _uniform(self, entropies: Array) -> tuple[int, int]:
-        """How many heads in training mode are near uniform, and how many are judged."""
-        if not self._bounds:
-            return 0, 0
-        near = (entropies > self._bounds[UNIFORM.name]) & self._columns.in_training
-        return int(near.sum()), int((~np.isnan(entropies) & self._columns.in_training).sum())
+    def _near_uniform(self, entropies: Array) -> int:
+        """How many heads in training mode are near uniform; 0 if not more than half of those that are judged."""
+        near = int(((entropies > self._bounds[UNIFORM.name]) & self._columns.in_training).sum())
+        return near if 2 * near > int((~np.isnan(entropies) & self._columns.in_training).sum()) else 0
 
     def _follow(
         self, kind: AlarmKind, old: KindState, held_back: np.ndarray, found: Mapping[str, Array], step: int
     ) -> KindState:
         """The alarms of a kind after a sample; none where they are held back."""
         measure = self._measure(kind, found, old.on)
+        if measure is None:
+            return old
         beyond, back = self._beyond(kind, measure)
         on = ((old.on & ~back) | beyond) & ~held_back
         if not (on.any() or old.on.any()):
@@ -225,27 +232,29 @@ class Judge:
         origins |= {column: self._origin(kind, column) for column in np.flatnonzero(begins).tolist()}
         return KindState(on, np.where(begins, step, old.since), latest, worst, origins)
 
-    def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array:
-        """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring."""
+    def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array | None:
+        """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring. None: nowhere."""
         law, window = LAWS[kind.law], self._memories[kind.quantity].window
         few = found["judged_rows" if kind.judged else "rows"] < kind.least_rows
-        known = ~(few | np.isnan(window.recent[-1]) | np.isnan(window.recent[-law.depth]))
-        if kind.floor is not None:
-            known &= on | self._beyond_floor(kind)
-            if not known.any():
-                return np.full(len(on), np.nan)
-        measure = np.where(known, law.measure(window), np.nan)
-        return self._of_sites(measure, np.fmax.reduceat) if kind.whole else measure
+        if kind.floor is None:
+            measure = law.measure(window)
+            measure = np.where(few, np.nan, measure) if few.any() else measure
+            return self._of_sites(measure, np.fmax.reduceat) if kind.whole else measure
+        possible = (on | self._beyond_floor(kind)) & ~np.isnan(window.recent[-law.depth]) & ~few
+        if not possible.any():
+            return None
+        measure = np.full(len(on), np.nan)
+        measure[possible] = law.measure(window.of(possible))
+        return measure
 
     def _beyond(self, kind: AlarmKind, measure: Array) -> tuple[np.ndarray, np.ndarray]:
         """Where the measure is beyond its limit, and where it has come back far enough to end an alarm."""
-        bound = self._bounds.get(kind.name, measure)
-        margin = kind.release * np.abs(bound)
+        bound, end = self._bounds[kind.name], self._ends[kind.name]
         above = _rings_above(kind)
         beyond = measure > bound if above else measure < bound
-        if kind.floor is not None and beyond.any():
+        if kind.floor is not None:
             beyond &= self._beyond_floor(kind)
-        return beyond, measure <= bound - margin if above else measure >= bound + margin
+        return beyond, measure <= end if above else measure >= end
 
     def _beyond_floor(self, kind: AlarmKind) -> np.ndarray:
         now = self._memories[kind.quantity].window.marks[-1]
@@ -280,7 +289,9 @@ class Judge:
         if kind.law in ("dead", "nonfinite"):
             return None
         heads = self._columns.heads(column) if kind.whole else slice(column, column + 1)
-        return self._memories[kind.quantity].origin(heads, above=kind.side == "above")
+        origin = self._memories[kind.quantity].origin(heads, above=kind.side == "above")
+        was_so = kind.law == "level" and origin is not None and kind.rings(origin[0], self._bounds[kind.name][column])
+        return None if was_so else origin
 
     def _alarm(
         self, kind: AlarmKind, state: KindState, figures: Figures, column: int, ended: int | None = None
@@ -299,24 +310,6 @@ class Judge:
             since=int(state.since[column]),
             ended=ended,
         )
-
-
-def sample_of(sites: Iterable[SiteReading], step: int, fewest_keys: int = FEWEST_KEYS) -> Sample:
-    """The numbers of readings as a sample."""
-    sites = tuple(sites)
-    labels = tuple(
-        SiteLabel(site.name, site.kind, site.mode, site.layer, "full", site.normalizer, len(site.heads))
-        for site in sites
-    )
-    rows = [_numbers(site, head, fewest_keys) for site in sites for head in site.heads]
-    return Sample(step, 0.0, labels, tuple(QUANTITIES), np.array(rows, np.float32).reshape(-1, len(QUANTITIES)).T)
-
-
-def _numbers(site: SiteReading, head: HeadReading, fewest_keys: int) -> list[float | None]:
-    judged = {f"judged_{name}": over_enough_keys(head, name, fewest_keys) for name in JUDGED}
-    rows = sum(bucket.rows for bucket in head.by_visible_keys if bucket.first >= fewest_keys)
-    given = {"judged_rows": rows, "queries": site.queries, "keys": site.keys, **judged}
-    return [given[name] if name in given else getattr(head, name) for name in QUANTITIES]
 
 
 def judge(

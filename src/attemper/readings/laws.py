@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ LEAST_SPREAD = 0.02
 """A baseline of drift has at least this spread, as readings of other batches differ by that much."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """What laws may look at: one quantity of many heads, NaN where there is no reading."""
 
     recent: Array
@@ -46,6 +45,10 @@ class Window:
     spread: Array
     """[H] the spread of that stretch."""
 
+    def of(self, heads: npt.NDArray[np.bool_]) -> Window:
+        """The same of some heads."""
+        return Window(*(part[..., heads] for part in self))
+
 
 @dataclass(frozen=True)
 class Law:
@@ -56,7 +59,7 @@ class Law:
     side: Literal["above", "below"] | None = None
     """On which side of its limit it rings; None: on that of the alarm's kind."""
     depth: int = 1
-    """How many readings it needs."""
+    """How many readings it needs: with fewer it measures NaN, or is not asked."""
     looks_at: tuple[str, ...] = ()
     """What else of a ``Window`` it looks at."""
 

@@ -56,7 +56,7 @@ class Memory:
         self._marks[-1] = np.where(np.isnan(middle), values, middle)
         self._steps[-1] = np.where(np.isnan(values), np.nan, step)
         if step <= self._step:  # the loop may have gone back
-            later = self._steps[:-1] >= step
+            later = (self._steps[:-1] >= step) & ~np.isnan(values)
             self._marks[:-1][later] = self._steps[:-1][later] = np.nan
         self._step = step
 

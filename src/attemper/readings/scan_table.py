@@ -13,7 +13,7 @@ from attemper.readings.alarms import SEVERITIES, by_kind, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean
+from attemper.text import clean, count
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -100,13 +100,20 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
 
 def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
     for (severity, kind), group in by_kind(alarms).items():
-        at = "" if group[0].step is None else f", step {group[0].step}"
-        many = f" {clean(kind)}: {len(group)} head{'s' if len(group) > 1 else ''}{at}"
-        yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
+        many = count(len(group), "layer" if group[0].head is None else "head")
+        what = f" {clean(kind)}: {many}{_steps(group)}"
+        yield Text.assemble((clean(severity), STYLES[level_of(severity)]), what)
         yield from (_indent(alarm.message, "dim") for alarm in group[:3])
         if len(group) > 3:
             yield _indent(f"and {len(group) - 3} more", "dim")
         yield _indent(group[0].advice)
+
+
+def _steps(group: list[Alarm]) -> str:
+    """The step of the sample, and since when the first of them rings."""
+    step, since = group[0].step, min((alarm.since for alarm in group if alarm.since is not None), default=None)
+    at = "" if step is None else f", step {step}"
+    return at if since is None or since == step else f"{at}, since {since}"
 
 
 def _indent(text: str, style: str = "") -> RenderableType:

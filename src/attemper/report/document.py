@@ -180,7 +180,7 @@ def by_name(sites: tuple[SiteReading, ...]) -> dict[str, list[tuple[int, SiteRea
 
 def site_of(alarm: Alarm, named: dict[str, list[tuple[int, SiteReading]]]) -> int | None:
     """The place of the site an alarm is of, None if there is none. Of several with its name, the one whose head comes
-    nearest to the alarm's value: an alarm says where, but not in which mode.
+    nearest to the alarm's value, if that is one of its numbers: an alarm says where, but not in which mode.
     """
 
     def distance(candidate: tuple[int, SiteReading]) -> float:
@@ -191,7 +191,7 @@ def site_of(alarm: Alarm, named: dict[str, list[tuple[int, SiteReading]]]) -> in
         return abs(values[0] - alarm.value)
 
     candidates = named.get(alarm.site, [])
-    if len(candidates) < 2 or alarm.kind not in KINDS:
+    if len(candidates) < 2 or alarm.kind not in KINDS or not KINDS[alarm.kind].has_statistic:
         return candidates[0][0] if candidates else None
     return min(candidates, key=distance)[0]
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial, wraps
-from operator import is_
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ def _restore() -> None:
 
 
 def _replace() -> None:
-    homes = _homes(tuple(sys.modules))
+    homes = _homes(_loaded())
     wrappers = {}
     for home, name, reader in homes:
         function = getattr(sys.modules.get(home), name, None)
@@ -81,34 +80,44 @@ def _place(holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _homes(modules: tuple[str, ...]) -> tuple[tuple[str, str, FunctionReader], ...]:
+def _homes(loaded: tuple[int, str]) -> tuple[tuple[str, str, FunctionReader], ...]:
     """(module, name, reader) of every function that may be there.
 
     Kernels from the Hub bring flash_attn's interface along under a name of their own. Of a function of the same name
-    anywhere else nothing is known.
+    anywhere else nothing is known. ``loaded``: what ``_loaded`` says of them.
     """
+    del loaded
     found = list(_FUNCTIONS)
-    for module in modules:
+    for module in list(sys.modules):
         if module.rpartition(".")[2] == "flash_attn_interface" or module == "flash_attn.cute.interface":
             found += [(module, name, _by_name(reader)) for name, reader in _FLASH]
     return tuple(found)
 
 
+def _loaded() -> tuple[int, str]:
+    """How many Python modules are loaded, and which one last: another where one was added or taken away."""
+    return len(sys.modules), next(reversed(sys.modules), "")
+
+
+_SETTLED = frozenset((*sys.stdlib_module_names, "torch", "numpy", "sympy", "mpmath", "triton"))
+"""Packages with thousands of modules, which are given no names after they are loaded."""
+
+
 class _Holders:
     """Which Python modules hold these functions, under which names.
 
-    A module is searched again when it is another object, or holds more or fewer names than before. The module
-    ``__main__``, of a notebook say, is always searched: there, names are given to other things all the time.
+    A module is searched again when it is another object, or holds more or fewer names than before: those of
+    ``_SETTLED`` only when other modules are loaded. The module ``__main__``, of a notebook say, is always searched:
+    there, names are given to other things all the time.
     """
 
     def __init__(self) -> None:
         self._functions: frozenset[int] = frozenset()
+        self._loaded = (0, "")
         self._known: dict[str, tuple[Any, dict[str, Any], int, tuple[str, ...]]] = {}
         """Name of a module -> itself, its names, how many they were, and those of the functions."""
-        self._modules: list[Any] = []
-        """All modules at the last search; the names of each in ``_known``, and how many they were."""
-        self._dicts: list[dict[str, Any]] = []
-        self._sizes: list[int] = []
+        self._changing: list[tuple[str, Any, dict[str, Any], int]] = []
+        """The same of modules that may be given names."""
         self._found: list[tuple[Any, str]] = []
 
     def __call__(self, functions: frozenset[int]) -> list[tuple[Any, str]]:
@@ -118,22 +127,24 @@ class _Holders:
         return [*self._found, *((main, name) for name in self._names_in(getattr(main, "__dict__", {})))]
 
     def _is_unchanged(self) -> bool:
-        """Whether these are the modules of the last search, with as many names. A sampled step asks it of thousands."""
-        modules = list(sys.modules.values())
-        same = len(modules) == len(self._modules) and all(map(is_, modules, self._modules))
-        return same and list(map(len, self._dicts)) == self._sizes
+        """Whether these are the modules of the last search, with as many names. A sampled step asks it."""
+        modules = sys.modules
+        return _loaded() == self._loaded and all(
+            modules.get(module) is holder and len(names) == size for module, holder, names, size in self._changing
+        )
 
     def _search_all(self, functions: frozenset[int]) -> None:
         before = self._known if functions == self._functions else {}
-        self._functions, self._known, self._modules = functions, {}, list(sys.modules.values())
+        self._functions, self._known, self._loaded = functions, {}, _loaded()
         for module, holder in list(sys.modules.items()):
             names = getattr(holder, "__dict__", None)
             if isinstance(names, dict) and module != "__main__":
                 known = before.get(module)
                 same = known is not None and known[0] is holder and known[2] == len(names)
                 self._known[module] = known if same else (holder, names, len(names), self._names_in(names))
-        self._dicts = [names for _, names, _, _ in self._known.values()]
-        self._sizes = [size for _, _, size, _ in self._known.values()]
+        self._changing = [
+            (module, *known[:3]) for module, known in self._known.items() if module.partition(".")[0] not in _SETTLED
+        ]
         self._found = [(holder, name) for holder, _, _, held in self._known.values() for name in held]
 
     def _names_in(self, names: dict[str, Any]) -> tuple[str, ...]:

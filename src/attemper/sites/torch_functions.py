@@ -98,8 +98,8 @@ class AttentionMode(TorchFunctionMode):
             guard(current(), self._report, func, args, kwargs)
             return result
         result = func(*args, **kwargs)
-        if type(result) not in _PLAIN and current() and not in_backward():
-            guard(current(), self._follow, FunctionCall(func, args, kwargs, result))
+        if type(result) not in _PLAIN and (observers := current()) and not in_backward():
+            guard(observers, self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
     def _report(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -168,9 +168,9 @@ def read_sdpa(
         raise UnsupportedCallError(
             module, "its queries and keys are nested tensors: pad them, or put attemper.tap beside it"
         )
-    heads = heads_of(module)
+    heads = heads_of(module) if query.dim() != 4 or key.dim() != 4 else 0
     options = Options(**{name: given[name] for name in ("scale", "is_causal", "enable_gqa") if name in given})
-    if not options.enable_gqa:
+    if not options.enable_gqa and query.shape[:-2] != key.shape[:-2]:
         # Leading axes broadcast before they are read as batch and heads.
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         query, key = (part.expand(*lead, *part.shape[-2:]) for part in (query, key))

@@ -50,7 +50,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InputError(f"open_run(path) must be the path of a folder, got {path!r}.")
     if "://" in os.fspath(path):
-        return Run(Ranks(_of_parts(open_target(path), path)), PurePosixPath(path))
+        try:
+            target = open_target(path)
+        except OSError as error:
+            raise InputError(f"there is no run at {clean_name(path)}: {error}.") from error
+        return Run(Ranks(_of_parts(target, path)), PurePosixPath(path))
     folder = Path(path)
     readers, failures = [], []
     for rank, file in _files(folder).items():

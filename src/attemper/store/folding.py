@@ -183,4 +183,6 @@ def _means(sample: Sample, numbers: np.ndarray, starts: np.ndarray) -> np.ndarra
     entropy = numbers[sample.quantities.index("normalized_entropy")].astype(np.float64)
     known = ~np.isnan(entropy)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.add.reduceat(np.where(known, entropy, 0.0), starts) / np.add.reduceat(known, starts)
+        return np.add.reduceat(np.where(known, entropy, 0.0), starts) / np.add.reduceat(
+            known.astype(np.float64), starts
+        )

@@ -26,7 +26,7 @@ from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, Site
 from attemper.store.about import to_json
 from attemper.store.chunk import round_bits
 from attemper.store.folding import CHUNK, fold, summary
-from attemper.store.options import DEFAULT_BITS
+from attemper.store.options import DEFAULT_BITS, MANTISSA
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
 from attemper.store.thinning import thin
 
@@ -57,7 +57,8 @@ class Fragment:
             OSError, sqlite3.Error: the disk is full, failed, or refuses locks.
         """
         self.path = path
-        self._bits, self._max_bytes, self._rank = bits, max_bytes, rank
+        self._bits = None if bits is None or bits >= MANTISSA else bits
+        self._max_bytes, self._rank = max_bytes, rank
         self._versions = json.dumps(dict(versions or {}))
         self.lock = threading.RLock()
         """Held while a history in memory is read or written."""
@@ -69,7 +70,8 @@ class Fragment:
             with self.transaction() as connection:
                 found = connection.execute("SELECT id, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
                 self._next, self.last_step = (found[0] + 1, found[1]) if found else (0, None)
-                self._segment, self._segment_step = self._new_segment(None), None  # this segment's last step
+                self._segment = self._new_segment(None)
+                self._segment_step: int | None = None  # the last one of this segment
             self._fold()  # what a process that was killed left
         except BaseException:
             self.connection.close()
@@ -297,8 +299,10 @@ class Fragment:
             where = "in memory" if self.path is None else f"of {self.path.name}"
             logger.info(
                 "attemper: the history %s has reached its %.1f MB: its oldest samples are thinned, and least, mean "
-                "and largest of those that go are kept.", where, most / 1e6
-            )  # fmt: skip
+                "and largest of those that go are kept.",
+                where,
+                most / 1e6,
+            )
         self.thinned = True
 
     def _pragma(self, name: str) -> int:

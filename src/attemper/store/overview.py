@@ -23,7 +23,9 @@ SCHEMA = 1
 SHARPNESS, SIZE = "normalized_entropy", "max_logit"
 """Statistics whose course is shown of every site: the mean over heads, and the largest."""
 ENDS = 10
-"""A change is told from the mean of the first tenth of samples to that of the last."""
+"""A change is that from the mean of the first tenth of samples to that of the last: a trend does not see a fall that
+takes a short part of the run.
+"""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Overview:
     statistic: str
     """Of ``changes``."""
     changes: tuple[Change, ...]
-    """The heads with the steepest trends, of those whose interval leaves out 0."""
+    """The heads that changed most, the largest change first."""
     alarms: tuple[Alarm, ...]
     not_judged: tuple[str, ...]
     """What alarms do not cover, and why."""
@@ -110,7 +112,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
     """What a run is and what happened in it.
 
     Args:
-        statistic: by whose trend heads are called changed.
+        statistic: of the heads that changed most.
         bars: columns of a course, at most.
         top: how many heads are listed.
 
@@ -136,7 +138,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
             remarks=run.remarks,
             courses=tuple(_course(run, label, bars) for label in run.sites),
             statistic=found.statistic if found else statistic,
-            changes=tuple(_changes(found)[:top]) if found else (),
+            changes=tuple(_changes(found, top)) if found else (),
             alarms=judge.alarms,
             not_judged=tuple(_notes(judge)),
         )
@@ -153,20 +155,17 @@ def _course(run: Run, label: SiteLabel, bars: int) -> Course:
     )
 
 
-def _changes(found: History) -> list[Change]:
-    """Heads with a trend that is certain, the steepest first."""
+def _changes(found: History, top: int) -> Iterator[Change]:
+    """The heads whose mean differs most between the first and the last tenth of samples."""
     slopes = trend(found.steps, found.values)
     _, ends = block_means(found.steps, found.values, ENDS)
-    certain = np.argwhere(slopes.certain & np.isfinite(slopes.slope))
-    changes = [
-        Change(
-            found.sites[site],
-            int(head),
-            *(float(values[site, head]) for values in (ends[0], ends[-1], slopes.slope, slopes.low, slopes.high)),
-        )
-        for site, head in certain
-    ]
-    return sorted(changes, key=lambda change: abs(change.per_1000_steps), reverse=True)
+    sizes = np.abs(ends[-1] - ends[0])
+    ranked = np.argsort(np.where(np.isfinite(sizes), -sizes, np.inf), axis=None, kind="stable")
+    for place in ranked[:top]:
+        site, head = np.unravel_index(place, sizes.shape)
+        if sizes[site, head] > 0:
+            numbers = (values[site, head] for values in (ends[0], ends[-1], slopes.slope, slopes.low, slopes.high))
+            yield Change(found.sites[site], int(head), *map(float, numbers))
 
 
 def _notes(judge: Judge) -> Iterator[str]:

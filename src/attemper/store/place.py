@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from attemper.errors import InputError
 from attemper.store.filesystem import takes_write_ahead
 from attemper.store.options import Store
 from attemper.store.target import Target, open_target
-from attemper.text import clean_name
 
 PARQUET = "pyarrow"
 """The package that parts need."""
@@ -38,15 +36,10 @@ def place_of(options: Store, rank: int) -> Place:
     """Where the fragment of ``rank`` is written.
 
     Raises:
-        InputError: the path is a file.
         OSError: no folder can be made.
     """
     if not options.is_url:
         folder = Path(options.path)
-        if folder.is_file():
-            raise InputError(
-                f"{clean_name(folder.name)} is a file. A run is stored in a folder: name a new one, or one of a run."
-            )
         folder.mkdir(parents=True, exist_ok=True)
         if takes_write_ahead(folder):
             return Place(folder, write_ahead=True)

@@ -189,6 +189,9 @@ class Run:
             InputError: no such statistic, site or head is in the run; or a name means several sites.
         """
         name = self._statistic(statistic)
+        for end, step in (("start", start), ("stop", stop)):
+            if step is not None and not _is_whole(step):
+                raise InputError(f"history({end}=...) must be a step, a whole number, got {step!r}.")
         with self.ranks.snapshot():
             labels = self._labels(site, mode)
             self._check_head(head, labels)
@@ -329,10 +332,12 @@ class Run:
     # --- what is asked for ---
 
     def _statistic(self, asked: str) -> str:
-        name = quantity(asked)
-        if name not in self.statistics:
+        name, known = quantity(asked), self.statistics
+        if not known:
+            raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+        if name not in known:
             raise InputError(
-                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(self.statistics)}."
+                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(known)}."
             )
         return name
 
@@ -362,7 +367,7 @@ class Run:
         if head is None:
             return
         most = max((label.heads for label in labels), default=0)
-        if isinstance(head, bool) or not isinstance(head, int | np.integer) or not 0 <= head < most:
+        if not _is_whole(head) or not 0 <= head < most:
             where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
             raise InputError(f"head must be a whole number from 0 to {most - 1}, got {head!r}: {where} {most} heads.")
 
@@ -377,13 +382,17 @@ def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
     return found
 
 
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
 def _check_step(step: int, steps: Array) -> int:
     """``step`` if it was sampled.
 
     Raises:
         InputError: it was not.
     """
-    if isinstance(step, bool) or not isinstance(step, int | np.integer):
+    if not _is_whole(step):
         raise InputError(f"at(step) must be a whole number, got {step!r}.")
     place = int(np.searchsorted(steps, step))
     if place < len(steps) and steps[place] == step:

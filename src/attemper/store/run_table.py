@@ -14,7 +14,7 @@ from attemper.readings.alarms import by_kind, level_of
 from attemper.readings.reading import Alarm, SiteReading
 from attemper.readings.scan_table import STYLES
 from attemper.readings.stacks import Stack, stacks
-from attemper.store.overview import Change, Course, Overview
+from attemper.store.overview import Course, Overview
 from attemper.text import BARS, clean, count, number, sparkline
 
 MOST_ALARMS = 3
@@ -94,27 +94,20 @@ def _last(values: Sequence[float | None], digits: str) -> str:
 
 
 def _changes(overview: Overview) -> Iterator[RenderableType]:
-    if not overview.samples:
-        return
-    yield Text(f"\nlargest trends of {clean(overview.statistic)}, per 1,000 steps [95% interval]", style="bold")
     if not overview.changes:
-        yield Text("no head has one that differs from 0 beyond doubt", style="dim")
         return
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    grid.add_column(overflow="fold")
-    grid.add_column(justify="right")
-    grid.add_column(justify="right")
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("site", overflow="fold")
+    for title in ("head", "first", "last", "per 1,000"):
+        grid.add_column(title, justify="right")
+    grid.add_column("95% interval", style="dim")
     for one in overview.changes:
-        grid.add_row(*_change(one))
+        slope, low, high = (number(value, 3) for value in (one.per_1000_steps, one.low, one.high))
+        ends = number(one.first, 3), number(one.last, 3)
+        grid.add_row(Text(clean(one.site.name)), str(one.head), *ends, slope, f"{low} to {high}")
+    what = "means of first and last tenth, trend per 1,000 steps"
+    yield Text.assemble(f"\nlargest changes of {clean(overview.statistic)}", (f"  {what}", "dim"))
     yield grid
-
-
-def _change(one: Change) -> Iterator[str | Text]:
-    yield Text(clean(one.site.name))
-    yield f"head {one.head}"
-    yield f"{one.per_1000_steps:+.3g}"
-    yield Text(f"[{one.low:+.3g}, {one.high:+.3g}]", style="dim")
-    yield f"{number(one.first, 3)} to {number(one.last, 3)}"
 
 
 def _alarms(overview: Overview) -> Iterator[RenderableType]:
@@ -123,9 +116,11 @@ def _alarms(overview: Overview) -> Iterator[RenderableType]:
     if not overview.alarms:
         yield Text("no alarms", style="green")
     for (severity, kind), group in by_kind(overview.alarms).items():
-        many = f" {clean(kind)}: {count(len(group), 'alarm')}"
+        ended = sum(alarm.ended is not None for alarm in group)
+        many = f" {clean(kind)}: {count(len(group), 'alarm')}{f', {ended} ended' if ended else ''}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
-        yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in group[:MOST_ALARMS])
+        standing_first = sorted(group, key=lambda alarm: alarm.ended is not None)
+        yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in standing_first[:MOST_ALARMS])
         if len(group) > MOST_ALARMS:
             yield _indent(f"and {len(group) - MOST_ALARMS} more", "dim")
         yield _indent(group[0].advice)

@@ -186,8 +186,13 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         except BaseException as error:
             connection.close()
             unopened = isinstance(error, sqlite3.OperationalError) and path.is_file()
-            if "immutable" in options or not unopened or _log_of(path).exists():
+            if "immutable" in options or not unopened:
                 raise
+            if _log_of(path).exists():
+                raise NotARunError(
+                    f"{clean_name(path.name)} was not closed, and what is in the log beside it cannot be read in a "
+                    "write-protected folder: copy the whole folder to where you may write, and open it there."
+                ) from error
         else:
             return connection
     raise AssertionError

@@ -87,6 +87,9 @@ class FragmentReader:
     def close(self) -> None:
         self._tables.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     def copy(self, path: Path) -> None:
         """A whole copy of the fragment, also while it is written to."""
         self._tables.copy(path)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
 from attemper.store.fragment import Fragment
@@ -24,7 +25,7 @@ from attemper.store.lock import Lock, LockHeldError
 from attemper.store.options import Store
 from attemper.store.parts import Parts
 from attemper.store.place import Place, place_of
-from attemper.store.schema import NotARunError, Tables
+from attemper.store.schema import Tables
 from attemper.text import clean_name
 
 logger = logging.getLogger("attemper")
@@ -76,7 +77,6 @@ class Writer:
         self._told = refused is not None
         self._deadline: float | None = None
         self._patience = float("inf")
-        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
         self._thread.start()
         process.enter(self)
@@ -141,7 +141,6 @@ class Writer:
         first = self._deadline is None
         self._deadline = min(deadline, self._deadline or deadline)
         self._patience = min(self._patience, time.monotonic() + RETRY_SECONDS)
-        self._hurry.set()
         if first:
             self._queue.put(None)
 
@@ -204,7 +203,7 @@ class Writer:
     def _insist(self, action: Callable[[], object], step: int | None) -> bool:
         """Tries until it is done; False once the run ends and it still fails, or there is no time left."""
         while self._deadline is None or time.monotonic() < self._deadline:
-            hurried = self._hurry.is_set()
+            hurried = self._deadline is not None
             try:
                 action()
             except TROUBLE as error:
@@ -212,8 +211,7 @@ class Writer:
                 self._warn(step, self.trouble)
                 if hurried and time.monotonic() >= self._patience:
                     return False
-                self._hurry.wait(RETRY_SECONDS)
-                time.sleep(HURRIED_SECONDS if hurried else 0.0)
+                self._pause(HURRIED_SECONDS if hurried else RETRY_SECONDS)
             except Exception as error:  # ours: the thread must live on
                 self._warn(step, f"{type(error).__name__}: {error}")
                 return False
@@ -221,6 +219,14 @@ class Writer:
                 self.trouble = self._refused
                 return True
         return False
+
+    def _pause(self, seconds: float) -> None:
+        """Until the next trial; short once the run ends. Without a lock, which a signal could meet in other hands."""
+        over = time.monotonic() + seconds
+        while time.monotonic() < over:
+            time.sleep(HURRIED_SECONDS)
+            if self._deadline is not None:
+                return
 
     def _attempt(self, action: Callable[[], object]) -> object:
         """Tries once: what fails here is tried again with later samples."""
@@ -237,7 +243,7 @@ class Writer:
             try:
                 self._fragment.lose(lost, self.last_step, self.trouble or "the disk was slow, full or failed")
                 self._noted += lost
-            except TROUBLE as error:
+            except Exception as error:
                 logger.info("attemper: %d samples of the run are lost: %s.", lost, error)
 
     def _warn(self, step: int | None, reason: str) -> None:
@@ -246,8 +252,10 @@ class Writer:
             self._told = True
             logger.warning(
                 "attemper: the store has trouble at step %s: %s. Training goes on; samples that are lost are counted, "
-                "and the watch and `attemper show` say how many.", step, reason,
-            )  # fmt: skip
+                "and the watch and `attemper show` say how many.",
+                step,
+                reason,
+            )
 
 
 def open_writer(
@@ -268,6 +276,10 @@ def open_writer(
     if store is None:
         return _describe(Writer(_in_memory(versions)), about or {})
     options = store if isinstance(store, Store) else Store(store)
+    if not options.is_url and os.path.isfile(options.path):
+        raise InputError(
+            f"{clean_name(options.last_name)} is a file. A run is stored in a folder: name a new one, or one of a run."
+        )
     facts = {"tags": list(options.tags), "notes": options.notes, "bits": options.bits, **(about or {})}
     facts["name"] = options.name or options.last_name
     held = None
@@ -282,7 +294,7 @@ def open_writer(
             versions=versions,
             write_ahead=place.write_ahead,
         )
-    except (*TROUBLE, LockHeldError, NotARunError) as error:
+    except Exception as error:  # whatever it is, training goes on
         if held is not None:
             held.release()
         return _describe(_refuse(options, error, versions), facts)
@@ -296,8 +308,10 @@ def _writer(fragment: Fragment, held: Lock, place: Place, rank: int) -> Writer:
     if place.why is not None:
         logger.warning(
             "attemper: the run is kept in %s: its own folder is on a file system that takes no live file of SQLite, "
-            "and %s.", fragment.path, place.why
-        )  # fmt: skip
+            "and %s.",
+            fragment.path,
+            place.why,
+        )
     return writer
 
 
@@ -316,6 +330,8 @@ def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None
         reason = "another watch is writing to it. Give each run a folder of its own"
     logger.warning(
         "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and ends with this "
-        "process, and all of its samples count as dropped.", clean_name(options.last_name), reason.rstrip("."),
-    )  # fmt: skip
+        "process, and all of its samples count as dropped.",
+        clean_name(options.last_name),
+        reason.rstrip("."),
+    )
     return Writer(_in_memory(versions), refused=reason)
