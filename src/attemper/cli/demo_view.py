@@ -74,6 +74,7 @@ def entropy(site: SiteReading) -> float | None:
 
 
 def largest_logit(site: SiteReading) -> float | None:
+    """Largest logit of the heads."""
     return max((head.max_logit for head in site.heads if head.max_logit is not None), default=None)
 
 
