@@ -25,7 +25,7 @@ from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
-from attemper.text import clean_name, count
+from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
     from attemper.readings.history import History, Trend
@@ -177,12 +177,21 @@ class Recorder:
         """Judges the first and the last samples of the run that goes on, so that what was normal stays so."""
         ranks = _ranks(writer)
         try:
-            steps = ranks.steps(stop=self._start).tolist()
-            self.first_step = steps[0] if steps else None
-            for step in steps if len(steps) <= 2 * ENDS else (*steps[:ENDS], *steps[-ENDS:]):
-                self.judge.feed(ranks.sample(step))
+            self._judge_earlier(ranks)
+        except Exception as error:  # a damaged part of the file must not end somebody's training run
+            logger.warning(
+                "attemper: what the run in %s has so far cannot be read: %s Training goes on, and alarms begin anew.",
+                clean_name(self._store.last_name if self._store is not None else "memory"),
+                clean(str(error)),
+            )
         finally:
             ranks.close()
+
+    def _judge_earlier(self, ranks: Ranks) -> None:
+        steps = ranks.steps(stop=self._start).tolist()
+        self.first_step = steps[0] if steps else None
+        for step in steps if len(steps) <= 2 * ENDS else (*steps[:ENDS], *steps[-ENDS:]):
+            self.judge.feed(ranks.sample(step))
 
     def _describe(self, sample: Sample, found: SampleSums) -> None:
         """Keeps what is known of the run, where that has changed."""
@@ -242,6 +251,9 @@ class Recorder:
         """Writes what is left and ends the file. What is there can be read afterwards."""
         self.settle(wait=True)
         self._closed = True
+        if self._run is not None:
+            self._run, run = None, self._run  # a reader that is open would keep the file's log beside it
+            run.close()
         if self._writer is not None and self._forgotten.detach() is not None:
             self._writer.close()
             if self._store is not None and self._writer.dropped:

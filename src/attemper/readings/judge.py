@@ -173,7 +173,8 @@ class Judge:
         for kind in ALARMS:
             limits = [0.0 if kind.limit is None else one[kind.name] for one in at]
             bounds = np.array([np.nan if limit is None else limit for limit in limits])
-            margins = kind.release * np.abs(bounds)
+            # An infinite limit never rings, so it needs no room in which an alarm ends.
+            margins = np.where(np.isinf(bounds), 0.0, kind.release * np.abs(bounds))
             self._bounds[kind.name] = bounds[self._columns.site]
             self._ends[kind.name] = (bounds - margins if _rings_above(kind) else bounds + margins)[self._columns.site]
         speeds = [self._bounds[kind.name] for kind in ALARMS if kind.law == "doubling_time"]

@@ -11,13 +11,20 @@ _ABSOLUTE = re.compile(r"^(file:/|/|~|[A-Za-z]:[\\/]|\\\\)")
 """How a path begins that tells of somebody's machine."""
 
 
-def to_json(value: object) -> str:
-    """``value`` as JSON; what JSON has no word for as text. Of an absolute path only the last name is kept.
+WORDS = ("name", "tags", "notes")
+"""What people say of a run: kept as it is."""
+
+
+def to_json(value: object, *, folders: bool = False) -> str:
+    """``value`` as JSON; what JSON has no word for as text. Of an absolute path only the last name is kept, unless
+    ``folders``.
 
     Example:
         >>> to_json({"model": "/home/ada/models/tiny", "layers": 2})
         '{"model": "tiny", "layers": 2}'
     """
+    if folders:
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
     return json.dumps(_plain(value), ensure_ascii=False)
 
 

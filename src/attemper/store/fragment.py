@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
-from attemper.store.about import to_json
+from attemper.store.about import WORDS, to_json
 from attemper.store.chunk import round_bits
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
@@ -112,7 +112,7 @@ class Fragment:
 
     def describe(self, about: Mapping[str, object]) -> None:
         """Keeps what is known of the run: name, tags, notes, the model's configuration. Paths lose their folders."""
-        rows = [(name, to_json(value)) for name, value in about.items()]
+        rows = [(name, to_json(value, folders=name in WORDS)) for name, value in about.items()]
         with self.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
 
@@ -156,6 +156,7 @@ class Fragment:
                 self.connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
         with suppress(sqlite3.Error):  # a reader that is open keeps the log where it is
             self.connection.execute("PRAGMA busy_timeout = 0")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # the file itself is whole then
             self.connection.execute("PRAGMA journal_mode = DELETE")
         self.connection.close()
 
@@ -278,7 +279,7 @@ class Fragment:
                 if not thin(connection, self._next):
                     break
                 self._note_thinned(connection)
-        self._say_thinned(most)
+            self._say_thinned(most)
         spare = self._pragma("page_count") - most // self._pragma("page_size")
         if spare > 0:
             with self.lock:

@@ -111,6 +111,9 @@ class Ranks:
             missing = np.flatnonzero(np.isnan(found).all(1))
             if len(missing):
                 (values,) = reader.values(statistic, [key], steps[missing])
+                if values.shape[1] > found.shape[1]:  # it had more heads once
+                    more = ((0, 0), (0, values.shape[1] - found.shape[1]))
+                    found = np.pad(found, more, constant_values=np.nan)
                 found[missing, : values.shape[1]] = values
         return found
 

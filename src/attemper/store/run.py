@@ -373,7 +373,8 @@ class Run:
 
 
 def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
-    """[steps, sites, heads] of each site's [steps, heads], padded with NaN."""
+    """[steps, sites, heads] of each site's [steps, heads], padded with NaN. A site that lost heads keeps its most."""
+    heads = max((heads, *(values.shape[1] for values in series)))
     if all(values.shape[1] == heads for values in series) and series:
         return np.stack(series, 1)
     found = np.full((steps, len(series), heads), np.nan, np.float32)

@@ -270,7 +270,8 @@ def _align(wanted: Array, rows: Array, many: int, parts: Sequence[tuple[Array, A
     Of two samples in one row the later one counts.
     """
     parts = [(samples, values) for samples, values in parts if len(samples)]
-    if len(parts) == 1 and len(wanted) == many and np.array_equal(parts[0][0], wanted):
+    in_order = len(wanted) == many and np.array_equal(rows, np.arange(many))
+    if len(parts) == 1 and in_order and np.array_equal(parts[0][0], wanted):
         return parts[0][1]
     found = np.full((many, max((values.shape[1] for _, values in parts), default=0)), np.nan, np.float32)
     for samples, values in parts:

@@ -66,5 +66,13 @@ def _known_limits(limits: Any) -> dict[str, Any]:
     if not isinstance(limits, Mapping):
         return {}
     sites = limits.get("sites") or {}
-    by_site = {glob: {name: one[name] for name in one if name in DEFAULT_LIMITS} for glob, one in sites.items()}
-    return {name: limits[name] for name in limits if name in DEFAULT_LIMITS} | {"sites": by_site}
+    return _numbers(limits) | {"sites": {glob: _numbers(one) for glob, one in sites.items()}}
+
+
+def _numbers(limits: Mapping[str, Any]) -> dict[str, float | None]:
+    """Limits as numbers: JSON has no infinity, which is kept as text."""
+    return {
+        name: float(limit) if limit in ("inf", "-inf") else limit
+        for name, limit in limits.items()
+        if name in DEFAULT_LIMITS
+    }

@@ -280,8 +280,8 @@ def open_writer(
         raise InputError(
             f"{clean_name(options.last_name)} is a file. A run is stored in a folder: name a new one, or one of a run."
         )
-    facts = {"tags": list(options.tags), "notes": options.notes, "bits": options.bits, **(about or {})}
-    facts["name"] = options.name or options.last_name
+    told = {"name": options.name, "tags": list(options.tags), "notes": options.notes}
+    facts = {"bits": options.bits, **(about or {}), **{name: fact for name, fact in told.items() if fact}}
     held = None
     try:
         place = place_of(options, rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.articles.case import Case, Missing, Step, Text
+from tests.articles.case import Case, Step, Text
 
 MONITOR = Case(
     name="000_entropy_monitor",
@@ -37,8 +37,10 @@ monitor.get_statistics()
     ),
     here=Step(
         Text(
-            "One line watches a model beside its own attention, whatever its kernel; padded queries are left out.",
-            "一行代码即可在模型自身的注意力旁边监控，不管它用什么 kernel；padding 的 query 不计入。",
+            "One line watches a model beside its own attention, whatever its kernel; padded queries are left out. "
+            "`watch.history` and `watch.trend` tell the whole run.",
+            "一行代码即可在模型自身的注意力旁边监控，不管它用什么 kernel；padding 的 query 不计入。"
+            "`watch.history` 和 `watch.trend` 给出整个训练过程。",
         ),
         """\
 with attemper.watch(model) as watch:
@@ -48,13 +50,6 @@ model.set_attn_implementation("eager")
 theirs = monitor.compute_entropy(model(tokens, output_attentions=True).attentions[0])
 print([round(entropy, 4) for entropy in ours], [round(entropy, 4) for entropy in theirs.tolist()])
 """,
-    ),
-    missing=Missing(
-        Text(
-            "It holds the latest sample: history and trend are not in this version.",
-            "它只保留最近一次采样：历史和趋势当前版本尚未提供。",
-        ),
-        ("open_run", "Watch.history", "Watch.trend"),
     ),
 )
 

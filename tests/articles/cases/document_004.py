@@ -70,9 +70,9 @@ print(article.standard_attention_complexity(n, d)["ops_for_512_tokens"], 2 * 512
             "测的时间和内存。总数，以及按文章数法的结果：",
         ),
         """\
-from attemper.lab.complexity import operations, operations_as_told
+from attemper.lab.complexity import operations, usual_operations
 
-print(operations(512, 64).total, operations_as_told(512, 64))
+print(operations(512, 64).total, usual_operations(512, 64))
 """,
     ),
 )
