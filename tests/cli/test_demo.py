@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+import attemper
 from attemper import cli
 from attemper.cli.demo_view import Curves
 from attemper.lab.trained import demo
@@ -53,6 +54,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(run: Run, tm
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("demo-")
     assert (folder / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert attemper.open_run(folder).steps.tolist() == list(range(0, 40, 5))
     assert "trained 40 steps" in out
     assert f"run: {folder.relative_to(tmp_path)}" in out
     assert "attention: no alarm that is a warning or worse" in out
@@ -82,8 +84,8 @@ def test_an_injected_collapse_is_told_with_both_steps(run: Run, monkeypatch: pyt
     document = json.loads(out)
     assert document["inject"] == "collapse"
     first = next(alarm for alarm in document["alarms"] if alarm["severity"] != "notice")
-    assert document["attention_alarm"] == first["step"] >= 40
-    assert f"step {first['step']}: {first['severity']} {first['kind']}: {first['site']} head" in err
+    assert document["attention_alarm"] == first["since"] >= 40
+    assert f"step {first['since']}: {first['severity']} {first['kind']}: {first['site']}" in err
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_curves_show_the_loss_each_layer_and_the_alarms():
     run = RUN.change(steps=40)
     with Live(console=console, auto_refresh=False) as live:
         curves = Curves(run, live)
-        demo.run_demo(run, curves.show, corpus())
+        demo.run_demo(run, curves.show, corpus=corpus())
     last = screen.getvalue().rpartition("step ")[2]
     assert last.startswith("40 of 40   learning rate 0.0000")
     assert "loss  █" in last
@@ -128,7 +130,8 @@ def test_an_interrupt_ends_it_with_a_line_that_names_the_run(run: Run, monkeypat
     monkeypatch.setattr(demo.LossAlarm, "feed", interrupted)
     code, out, err = run("--store", "mine")
     assert (code, out) == (130, "")
-    assert "attemper: interrupted; what was seen so far is in mine" in err
+    assert "attemper: interrupted; what was seen so far is in mine: attemper show mine" in err
+    assert attemper.open_run("mine").steps.tolist() == [0]
 
 
 @pytest.mark.slow("trains in a process of its own")
@@ -144,3 +147,6 @@ def test_ctrl_c_ends_it_with_a_line_that_names_the_run(tmp_path: Path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "attemper: interrupted; what was seen so far is in run" in err
+    steps = attemper.open_run(tmp_path / "run").steps.tolist()
+    assert steps == list(range(0, len(steps) * 5, 5))
+    assert len(steps) >= 8

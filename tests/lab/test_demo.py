@@ -25,8 +25,8 @@ def ended(run: DemoRun) -> Outcome:
 def test_an_injected_collapse_is_heard_from_attention_before_the_loss(run: DemoRun, seed: int):
     outcome = ended(run.change(seed=seed, inject="collapse"))
     assert outcome.attention_alarm is not None
-    assert outcome.attention_alarm.step is not None
-    assert run.steps // 2 <= outcome.attention_alarm.step < (outcome.loss_alarm or math.inf)
+    assert outcome.attention_alarm.since is not None
+    assert run.steps // 2 <= outcome.attention_alarm.since < (outcome.loss_alarm or math.inf)
     if run.steps == DemoRun.steps:
         assert outcome.loss_alarm is not None
 
@@ -43,7 +43,7 @@ def test_a_healthy_training_is_told_no_warning(run: DemoRun, seed: int):
 def test_every_step_is_told_and_every_fifth_is_sampled():
     told: list[Progress] = []
     run = DemoRun(steps=12, batch=2, config=CONFIG)
-    outcome = run_demo(run, told.append, corpus())
+    outcome = run_demo(run, told.append, corpus=corpus())
     assert [progress.step for progress in told] == list(range(12))
     assert [progress.step for progress in told if progress.scan is not None] == [0, 5, 10]
     assert outcome.steps == 12
@@ -53,7 +53,7 @@ def test_every_step_is_told_and_every_fifth_is_sampled():
 def test_the_same_seed_gives_the_same_run():
     def told() -> list[tuple[float, Any]]:
         found: list[Progress] = []
-        run_demo(DemoRun(steps=8, batch=2, config=CONFIG), found.append, corpus())
+        run_demo(DemoRun(steps=8, batch=2, config=CONFIG), found.append, corpus=corpus())
         return [(progress.loss, progress.scan and [site.heads for site in progress.scan.sites]) for progress in found]
 
     assert told() == told()
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_run():
 
 def test_a_training_that_diverges_ends_with_its_loss_alarm():
     run = DemoRun(steps=40, batch=2, rate=1e30, clip=math.inf, config=CONFIG)
-    outcome = run_demo(run, lambda progress: None, corpus())
+    outcome = run_demo(run, lambda progress: None, corpus=corpus())
     assert outcome.steps < 40
     assert outcome.loss_alarm == outcome.steps - 1
 

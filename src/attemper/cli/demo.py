@@ -62,9 +62,9 @@ def demo(
     run = DemoRun(steps=steps, seed=seed, inject=None if inject is None else inject.value)
     try:
         with view(run) as progress:
-            outcome = run_demo(run, progress.show)
+            outcome = run_demo(run, progress.show, store=folder)
     except KeyboardInterrupt:
-        message = f"interrupted; what was seen so far is in {clean_name(folder)}"
+        message = f"interrupted; what was seen so far is in {clean_name(folder)}: attemper show {clean_name(folder)}"
         raise SystemExit(failure(message, INTERRUPTED)) from None
     outcome.scan.to_html(page)
     if as_json:
@@ -100,14 +100,14 @@ def _lines(outcome: Outcome, folder: Path, page: Path) -> list[str]:
     attention = (
         "attention: no alarm that is a warning or worse"
         if first is None
-        else f"attention: first alarm at step {first.step}, {first.severity} {first.kind}: {clean(first.message)}"
+        else f"attention: first alarm at step {first.since}, {first.severity} {first.kind}: {clean(first.message)}"
     )
     loss = "it rang at no step" if outcome.loss_alarm is None else f"it rang at step {outcome.loss_alarm}"
     return [
         f"trained {count(outcome.steps, 'step')} in {outcome.seconds:.0f} s, loss {outcome.loss:.3f} nats a byte",
         attention,
         f"plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): {loss}",
-        f"run: {clean_name(folder)}",
+        f"run: {clean_name(folder)} (attemper show {clean_name(folder)})",
         f"page: {clean_name(page)}",
     ]
 
@@ -124,7 +124,7 @@ def _document(run: DemoRun, outcome: Outcome, folder: Path, page: Path) -> dict[
         "steps": outcome.steps,
         "seconds": round(outcome.seconds, 3),
         "loss": outcome.loss if math.isfinite(outcome.loss) else None,
-        "attention_alarm": None if first is None else first.step,
+        "attention_alarm": None if first is None else first.since,
         "loss_alarm": outcome.loss_alarm,
         "alarms": [asdict(alarm) for alarm in outcome.alarms],
     }

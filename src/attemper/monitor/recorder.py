@@ -194,11 +194,11 @@ class Recorder:
         known = all(self._coverage.get(label.key, "") is None for label in sample.sites)
         if not known or self._collector.skipped != self._skipped:
             self._skipped = dict(self._collector.skipped)
-            self._coverage |= dict(self._covered(sample))
+            self._coverage |= dict(self._coverage_of(sample))
             if self._writer is not None:
                 self._writer.cover(self._coverage)
 
-    def _covered(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
+    def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
         """Every site that was expected, and why it is not in the sample."""
         collector, mode = self._collector, sample.sites[0].mode
         reasons = {entry.name: entry.reason for entry in collector.skips(sample.sites)}

@@ -7,6 +7,7 @@ elsewhere (a closure, a class attribute, a compiled function) is not seen.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def _restore() -> None:
 
 
 def _replace() -> None:
-    homes = _homes(_loaded())
+    homes = _homes(_modules_now())
     wrappers = {}
     for home, name, reader in homes:
         function = getattr(sys.modules.get(home), name, None)
@@ -94,12 +95,12 @@ def _homes(loaded: tuple[int, str]) -> tuple[tuple[str, str, FunctionReader], ..
     return tuple(found)
 
 
-def _loaded() -> tuple[int, str]:
+def _modules_now() -> tuple[int, str]:
     """How many Python modules are loaded, and which one last: another where one was added or taken away."""
     return len(sys.modules), next(reversed(sys.modules), "")
 
 
-_SETTLED = frozenset((*sys.stdlib_module_names, "torch", "numpy", "sympy", "mpmath", "triton"))
+_SETTLED = frozenset((*sys.stdlib_module_names, *re.findall(r"\w+", "torch numpy sympy mpmath triton")))
 """Packages with thousands of modules, which are given no names after they are loaded."""
 
 
@@ -129,13 +130,13 @@ class _Holders:
     def _is_unchanged(self) -> bool:
         """Whether these are the modules of the last search, with as many names. A sampled step asks it."""
         modules = sys.modules
-        return _loaded() == self._loaded and all(
+        return _modules_now() == self._loaded and all(
             modules.get(module) is holder and len(names) == size for module, holder, names, size in self._changing
         )
 
     def _search_all(self, functions: frozenset[int]) -> None:
         before = self._known if functions == self._functions else {}
-        self._functions, self._known, self._loaded = functions, {}, _loaded()
+        self._functions, self._known, self._loaded = functions, {}, _modules_now()
         for module, holder in list(sys.modules.items()):
             names = getattr(holder, "__dict__", None)
             if isinstance(names, dict) and module != "__main__":

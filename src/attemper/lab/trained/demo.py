@@ -8,6 +8,7 @@ logits grow in every layer, while the loss rises slowly. A plain alarm of the lo
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -85,8 +86,6 @@ class Progress:
     rate: float
     scan: Scan | None
     """What attention looked like; None where the step was not sampled."""
-    alarms: tuple[Alarm, ...]
-    """Alarms of attention that began at this step."""
     loss_rings: bool
     """Whether the alarm of the loss rang at this step."""
 
@@ -114,39 +113,38 @@ class Outcome:
 
 
 @one_thread()
-def run_demo(run: DemoRun, on_step: Callable[[Progress], object], corpus: Corpus | None = None) -> Outcome:
+def run_demo(
+    run: DemoRun,
+    on_step: Callable[[Progress], object],
+    *,
+    store: str | os.PathLike[str] | None = None,
+    corpus: Corpus | None = None,
+) -> Outcome:
     """Trains to the end of ``run``, or until the loss is no number.
 
     With one thread of torch: the same run gives the same numbers on any number of cores.
 
     Args:
         on_step: is told of every step.
+        store: folder of the history; None keeps it in memory. What was seen is there, too, if training is interrupted.
         corpus: what is learned; None for the sources of Python's standard library.
 
     Raises:
         InputError: this Python came without the sources of its library.
     """
     corpus, (state, control) = corpus or standard_library(), start(run)
-    alarm, alarms, before = LossAlarm(), dict[tuple[str, str, int | None], Alarm](), time.monotonic()
-    losses = state.curve.losses
-    with watch(state.model, every=run.every) as watching:
+    alarm, before, losses = LossAlarm(), time.monotonic(), state.curve.losses
+    with watch(state.model, every=run.every, store=store) as watching:
         while state.step < run.steps:
             step, trained = state.step, one_step(run, corpus, state, control)
             scan = watching.table() if step % run.every == 0 else None
-            watching.step()
-            new = _new(alarms, scan)
-            on_step(Progress(step, losses[-1], run.learning_rate(step), scan, new, alarm.feed(step, losses[-1])))
+            watching.step(step)
+            on_step(Progress(step, losses[-1], run.learning_rate(step), scan, alarm.feed(step, losses[-1])))
             if not trained:
                 break
             state.step += 1
         last = watching.table()
+    with watching.run as stored:
+        alarms = tuple(stored.alarms())
     loss = fmean(losses[-LossAlarm.WINDOW :])
-    return Outcome(len(losses), loss, tuple(alarms.values()), alarm.step, last, time.monotonic() - before)
-
-
-def _new(alarms: dict[tuple[str, str, int | None], Alarm], scan: Scan | None) -> tuple[Alarm, ...]:
-    """Alarms of a sample that are not among ``alarms`` yet; they are now."""
-    found = {} if scan is None else {(alarm.kind, alarm.site, alarm.head): alarm for alarm in scan.alarms}
-    new = {key: alarm for key, alarm in found.items() if key not in alarms}
-    alarms |= new
-    return tuple(new.values())
+    return Outcome(len(losses), loss, alarms, alarm.step, last, time.monotonic() - before)
