@@ -131,8 +131,14 @@ class Comet:
         self.got: list[Any] = []
 
     def log_image(
-        self, image_data: Any, name: str | None = None, overwrite: bool = False, step: int | None = None
+        self,
+        image_data: Any,
+        name: str | None = None,
+        overwrite: bool = False,
+        image_minmax: tuple[int, int] | None = None,
+        step: int | None = None,
     ) -> None:
+        assert image_minmax == (0, 255)
         self.got.append((name, image_data.shape, step))
 
 

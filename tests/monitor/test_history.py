@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -19,7 +23,6 @@ from torch import Tensor, nn
 import attemper
 from attemper import InputError, Store
 from attemper.monitor.snapshot import Snapshot
-from attemper.readings.judge import judge
 from attemper.readings.reading import Alarm
 from tests.sites.own_models import Own
 
@@ -152,6 +155,53 @@ def test_a_run_that_goes_on_without_numbers_counts_on(tmp_path: Path) -> None:
     assert watch.history("entropy").steps.tolist() == [0, 2, 4, 6, 8]
 
 
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+
+import torch
+
+import attemper
+from tests.monitor.test_history import Stack, train
+
+folder, begin, killed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+model = Stack().train()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if begin:
+    saved = torch.load(folder.parent / f"{begin}.pt")
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+with attemper.watch(model, every=3, rows=8, store=folder) as watch:
+    if begin:
+        watch.step(begin - 1)  # what ended before
+    for step in train(range(begin, 24), watch, optimizer):
+        if step % 5 == 4:
+            torch.save((model.state_dict(), optimizer.state_dict()), folder.parent / f"{step + 1}.pt")
+        if step == killed:
+            watch.run  # what stands in the queue may be lost
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def loop(folder: Path, begin: int = 0, killed: int = -1) -> int:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(begin), str(killed)]
+    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
+def test_a_loop_that_was_killed_and_resumed_stores_the_history_of_one_that_was_not(tmp_path: Path) -> None:
+    assert loop(tmp_path / "whole") == 0
+    assert loop(tmp_path / "killed", killed=13) == -signal.SIGKILL
+    assert attemper.open_run(tmp_path / "killed").steps.tolist() == [0, 3, 6, 9, 12]
+    assert loop(tmp_path / "killed", begin=10) == 0
+    whole, resumed = (attemper.open_run(tmp_path / name) for name in ("whole", "killed"))
+    same(resumed, whole)
+    assert whole.steps.tolist() == list(range(0, 24, 3))
+    assert [segment.samples for segment in resumed.segments] == [4, 4]
+    assert resumed.alarms() == whole.alarms()
+
+
 def test_what_is_known_of_the_run_is_kept(tmp_path: Path) -> None:
     class Config:
         def to_dict(self) -> dict[str, Any]:
@@ -250,8 +300,7 @@ def test_alarms_of_a_live_run_are_those_of_the_finished_one(tmp_path: Path) -> N
                 watch.table()
     found = [(alarm.kind, alarm.site, alarm.head, alarm.since) for alarm in watch._recorder.judge.alarms]
     assert found
-    stored = attemper.open_run(tmp_path / "run")
-    again = judge((stored.ranks.sample(step) for step in stored.steps), {"logits": 500.0})
+    again = attemper.open_run(tmp_path / "run").alarms()
     assert [(alarm.kind, alarm.site, alarm.head, alarm.since) for alarm in again] == found
 
 

