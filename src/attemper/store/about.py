@@ -16,8 +16,8 @@ WORDS = ("name", "tags", "notes")
 
 
 def to_json(value: object, *, folders: bool = False) -> str:
-    """``value`` as JSON; what JSON has no word for as text. Of an absolute path only the last name is kept, unless
-    ``folders``.
+    """``value`` as JSON; what JSON has no word for as text. Of an absolute path only the last name
+    is kept, unless ``folders``.
 
     Example:
         >>> to_json({"model": "/home/ada/models/tiny", "layers": 2})
