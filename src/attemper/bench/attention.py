@@ -283,13 +283,14 @@ def check(shape: Shape, tensors: Tensors, backend: str, name: str = SOFTMAX) -> 
         BackendError: an error is larger than the type allows.
     """
     query, key, value = tensors
-    options = shape.options | {"normalizer": NORMALIZERS.get(name, name)}
+    options: dict[str, Any] = {"enable_gqa": shape.grouped, "normalizer": NORMALIZERS.get(name, name)}
     with torch.no_grad():
-        got = attention(query, key, value, stats=("all", "support_size"), backend=backend, **options)
+        stats = ("all", "support_size")
+        got = attention(query, key, value, is_causal=shape.causal, stats=stats, backend=backend, **options)
         picked = torch.linspace(0, shape.queries - 1, min(CHECKED_ROWS, shape.queries)).long()
         mask = (torch.arange(shape.keys) <= picked[:, None]) if shape.causal else None
         exact = (query[:, :, picked].double(), key.double(), value.double())
-        want = attention(*exact, mask, stats=("entropy",), backend="reference", **options | {"is_causal": False})
+        want = attention(*exact, mask, stats=("entropy",), backend="reference", **options)
     assert got.stats is not None
     assert want.stats is not None
     output = float((got.output[:, :, picked].double() - want.output).abs().max())

@@ -141,8 +141,9 @@ class _Holders:
             names = getattr(holder, "__dict__", None)
             if isinstance(names, dict) and module != "__main__":
                 known = before.get(module)
-                same = known is not None and known[0] is holder and known[2] == len(names)
-                self._known[module] = known if same else (holder, names, len(names), self._names_in(names))
+                if known is None or known[0] is not holder or known[2] != len(names):
+                    known = (holder, names, len(names), self._names_in(names))
+                self._known[module] = known
         self._changing = [
             (module, *known[:3]) for module, known in self._known.items() if module.partition(".")[0] not in _SETTLED
         ]
