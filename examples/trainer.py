@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+import attemper
 from attemper.integrations.transformers import AttemperCallback
 
 torch.manual_seed(0)
@@ -22,3 +23,4 @@ callback = AttemperCallback(every=10, rows=16, trackers=[trainer])  # the tracke
 trainer.add_callback(callback)
 trainer.train()
 print(callback.last)
+print(attemper.open_run(f"{arguments.output_dir}/attemper"))  # every head of every sample

@@ -293,7 +293,7 @@ def test_evaluation_is_stored_on_request_and_changes_nothing_of_training(tmp_pat
             trainer(folder, tiny(), callback, eval_strategy="steps", eval_steps=3).train()
         else:
             callback = LightningCallback(**WATCHED, evaluation=evaluation)
-            fit(folder, Module(tiny()), callback, val_check_interval=3)
+            fit(folder, Module(tiny()), callback, val_check_interval=3, limit_val_batches=2)
         assert callback.last is not None
         assert callback.watch is not None
         assert {site.mode for site in callback.last.sites} == {"train"}
@@ -340,7 +340,7 @@ class Told:
         """Trains a model of 12 heads for 40 steps on bytes, from the middle on at a learning rate of ``rate``."""
         caplog.set_level(logging.WARNING, "attemper")
         ids = encode(TEXT.read_text(encoding="utf-8"))
-        data = windows(ids, 48, stride=len(ids) // (8 * 41))[: 8 * 40]
+        data = windows(ids, 48, stride=len(ids) // (4 * 41))[: 4 * 40]
         model = tiny(vocab_size=256, hidden_size=96, num_attention_heads=12)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
         rates = torch.optim.lr_scheduler.LambdaLR(
@@ -352,7 +352,7 @@ class Told:
             AttemperCallback(every=2),
             data=data,
             max_steps=40,
-            per_device_train_batch_size=8,
+            per_device_train_batch_size=4,
         )
         one.optimizer, one.lr_scheduler = optimizer, rates
         one.train()
