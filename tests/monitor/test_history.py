@@ -202,6 +202,16 @@ def test_a_loop_that_was_killed_and_resumed_stores_the_history_of_one_that_was_n
     assert resumed.alarms() == whole.alarms()
 
 
+def test_every_process_writes_a_fragment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        run(range(rank, 4), store=tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").glob("*.sqlite")} == {"fragment-0.sqlite", "fragment-1.sqlite"}
+    both = attemper.open_run(tmp_path / "run")
+    assert both.steps.tolist() == list(range(4))
+    assert {segment.rank for segment in both.segments} == {0, 1}
+
+
 def test_what_is_known_of_the_run_is_kept(tmp_path: Path) -> None:
     class Config:
         def to_dict(self) -> dict[str, Any]:
