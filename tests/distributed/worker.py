@@ -316,7 +316,7 @@ def lightning() -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     logged: list[int] = []
-    callback = AttemperCallback(every=2, rows=None, trackers=[lambda values, step: logged.append(step)])
+    callback = AttemperCallback(every=2, rows=None, trackers=[lambda values, step: logged.append(step)], store=None)
     data = torch.utils.data.DataLoader(torch.randn(16, TOKENS, 32), batch_size=2)  # type: ignore[arg-type]
     trainer = L.Trainer(
         accelerator="cpu", devices=WORLD, strategy="ddp", max_steps=4, callbacks=[callback], logger=False,

@@ -106,7 +106,7 @@ def test_by_default_layers_of_any_number_are_sent_and_heads_are_not_and_nothing_
 def test_the_callbacks_of_all_frameworks_have_the_same_defaults() -> None:
     defaults = {
         "every": 50, "rows": 128, "stats": ("normalized_entropy", "max_logit"), "trackers": None, "max_keys": None,
-        "filter": None, "on_alarm": None,
+        "filter": None, "picture_every": 10, "store": True, "evaluation": False, "on_alarm": None,
     }  # fmt: skip
     for framework, module in (("transformers", "transformers"), ("lightning.pytorch", "lightning")):
         pytest.importorskip(framework)

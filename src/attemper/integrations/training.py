@@ -142,16 +142,16 @@ class Monitor:
         self,
         model: nn.Module,
         *,
-        step: int,
-        folder: Path,
+        step: int | None = None,
+        folder: Path | None = None,
         compiled: bool = False,
         trackers: Iterable[Any] = (),
     ) -> ExitStack:
         """Starts watching ``model``; what ran before is closed.
 
         Args:
-            step: the number of the step that begins.
-            folder: of the training; its history goes into ``attemper`` there, if the user named no store.
+            step: the number of the step that begins, if it is known.
+            folder: of the training; its history goes into ``attemper`` there, if the user named no store. None: memory.
             compiled: whether a compiler runs around or inside the model where its modules do not show it.
             trackers: beside those that the user gave.
 
@@ -184,9 +184,11 @@ class Monitor:
         self._open.close()
         self._open = ExitStack()
 
-    def _store_in(self, folder: Path) -> Store | str | os.PathLike[str] | None:
+    def _store_in(self, folder: Path | None) -> Store | str | os.PathLike[str] | None:
         """Where the history goes in a training of this folder; None for memory."""
-        return (folder / FOLDER if self._store else None) if isinstance(self._store, bool) else self._store
+        if not isinstance(self._store, bool):
+            return self._store
+        return folder / FOLDER if self._store and folder is not None else None
 
     def __enter__(self) -> Self:
         return self
