@@ -71,9 +71,12 @@ def check_example(name: str, folder: Path, launcher: tuple[str, ...] = (), **env
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec")
 @pytest.mark.filterwarnings("ignore:.*log_every_n_steps")
-def test_every_block_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_block_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tf = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
     lightning = pytest.importorskip("lightning.pytorch")
     model = ByteModel(ByteConfig(layers=2, context=32))
     ids = torch.randint(0, 255, (8, 33))
@@ -94,6 +97,7 @@ def test_every_block_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         "attemper": attemper, "torch": SimpleNamespace(compile=lambda m: torch.compile(m, backend="eager")),
         "model": model, "loader": ids.split(4), "train_step": lambda batch: model.loss(batch).backward(),
         "llama": tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=256, **sizes)), "Trainer": tf.Trainer,
+        "accelerator": accelerate.Accelerator(cpu=True),
         "data": [{"input_ids": row, "labels": row} for row in ids], "lightning": lightning,
         "arguments": tf.TrainingArguments(
             str(tmp_path), max_steps=2, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
@@ -103,7 +107,7 @@ def test_every_block_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         "quiet": {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"},
     }  # fmt: skip
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         exec(compile(block, "docs/training.md", "exec"), names)
     logits = names["compiled"](ids[:, :32]).logits

@@ -133,7 +133,7 @@ PIECES = (
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
     *(f"sites.package_functions:{name}" for name in ("_replace", "_place", "report")),
     *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
-    *(f"sites.tap:{name}" for name in ("_site", "_Tapped.call", "_run")),
+    *(f"sites.tap:{name}" for name in ("_site", "_TapArguments.call", "_run")),
     *(f"sites.tap_buffers:{name}" for name in ("deliver", "is_capturing", "raise_flag", "is_raised", "lower_flag")),
 )  # fmt: skip
 

@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant("rows: first tokens counted from the line", FORWARD, "is_first(call, batch, first_key + support.place[j]))", "is_first(call, batch, support.place[j]))", rows("window: topk-64.0")),
     Mutant("rows: bad rows are not told", STATE, "row.bad && column != Column::VISIBLE_KEYS ? NAN :", "false ? NAN :", BAD),
     Mutant("rows: the output of a bad row", FORWARD, "for (int64_t e = 0; e < width; e++) line[e] = NAN;", ";", BAD),
-    Mutant("rows: a list starts at the line's place 0", FORWARD, "lane_places() + int32_t(of.begin);", "lane_places();", rows("window: sparsemax-None", "window: entmax15-None", "window: entmax-2.6")),
+    Mutant("rows: a list starts at the line's place 0", FORWARD, "lane_places() + int32_t(of.begin);", "lane_places();", rows("window: topk-64.0", "window: threshold-0.01", "window: entmax-1.2")),
     Mutant("rows: lines of scores are weights", FORWARD, "if (!line.large) return;", "", rows("long: entmax15-None", "padding: entmax-1.2", "nearly uniform: threshold-0.01", "ascending: entmax-1.7", "ascending: entmax-1.2")),
     Mutant("rows: every head has the first one's alpha", FORWARD, "per_head ? per_head[row.head] : 0.0", "per_head ? per_head[0] : 0.0", rows("plain: entmax-1.2")),
     # Backward.

@@ -5,10 +5,10 @@ What is not here because it changes no result, and why:
 
 - ``softmax.step`` guards the base of an empty row, and its step twice (where, and the maximum with VANISHED): any one of
   the three may go, for the others stand in. All together are in the table.
-- ``softmax.finished`` asks for a maximum of +inf: the row's Z is NaN then, which it asks, too.
+- ``softmax.finish`` asks for a maximum of +inf: the row's Z is NaN then, which it asks, too.
 - ``softmax.weights`` guards the base of an empty row: nothing of such a row is visible, and hidden keys are set apart.
-- ``softmax.finished`` makes 0.0 of a mean of -0.0: the 0.0 that is added where nothing is wrong has done so.
-- ``softmax.joined`` keeps the lowest score of both parts: ``decode`` masks every block, and ``hidden`` has told already.
+- ``softmax.finish`` makes 0.0 of a mean of -0.0: the 0.0 that is added where nothing is wrong has done so.
+- ``softmax.join`` keeps the lowest score of both parts: ``decode`` masks every block, and ``hide`` has told already.
 - ``decode`` stops a part at the last block: blocks behind it have no key that anybody sees.
 - ``search`` lets rows rest that are done: another of Newton's steps would leave them where they are.
 - ``normalizers`` takes four roundings off min_weight: which side of it a weight falls on that equals it is up to rounding.
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant("guard: hidden keys keep a weight in the backward pass", SOFTMAX, "d = tl.where(visible, d, VANISHED)", "pass", cases("causal")),
     # Rescaling, pairs.
     Mutant("rescale: Z", SOFTMAX, "return m, z * shrink, zl * shrink, a", "return m, z, zl, a", cases("ascending causal")),
-    Mutant("rescale: A not moved", SOFTMAX, "a, al = added(a, al, down * z)", "pass", cases("ascending causal")),
+    Mutant("rescale: A not moved", SOFTMAX, "a, al = add(a, al, down * z)", "pass", cases("ascending causal")),
     Mutant("rescale: A not shrunk", SOFTMAX, "a, al = a * shrink, (al + down * zl) * shrink", "a, al = a, al + down * zl", cases("ascending causal")),
     Mutant("rescale: B", SOFTMAX, "b, bl = b * shrink, bl * shrink", "pass", cases("ascending causal")),
     Mutant("rescale: C by one factor only", SOFTMAX, "c * (shrink * shrink), cl * (shrink * shrink)", "c * shrink, cl * shrink", cases("ascending causal")),
@@ -128,11 +128,11 @@ MUTANTS = (
     Mutant("rescale: distances", SOFTMAX, "t = t * shrink", "pass", cases("ascending causal")),
     Mutant("rescale: the output", FORWARD, "product(e.to(values.dtype), values, out * shrink[:, None])", "product(e.to(values.dtype), values, out)", cases("ascending causal")),
     Mutant("spread: about the maximum", SOFTMAX, "x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]", "x = d", cases("plain")),
-    Mutant("spread: means of blocks taken as equal", SOFTMAX, "b, bl = added(b, bl, apart)", "pass", cases("plain")),
-    Mutant("pair: Z in plain float32", SOFTMAX, "z, zl = added(z, zl, block_z)", "z = z + block_z", NEARLY),
-    Mutant("pair: A in plain float32", SOFTMAX, "a, al = added(a, al, block_a)", "a = a + block_a", NEARLY),
-    Mutant("pair: B in plain float32", SOFTMAX, "b, bl = added(b, bl, block_b)", "b = b + block_b", NEARLY),
-    Mutant("pair: C in plain float32", SOFTMAX, "c, cl = added(c, cl, tl.sum(e * e, 1))", "c = c + tl.sum(e * e, 1)", NEARLY),
+    Mutant("spread: means of blocks taken as equal", SOFTMAX, "b, bl = add(b, bl, apart)", "pass", cases("plain")),
+    Mutant("pair: Z in plain float32", SOFTMAX, "z, zl = add(z, zl, block_z)", "z = z + block_z", NEARLY),
+    Mutant("pair: A in plain float32", SOFTMAX, "a, al = add(a, al, block_a)", "a = a + block_a", NEARLY),
+    Mutant("pair: B in plain float32", SOFTMAX, "b, bl = add(b, bl, block_b)", "b = b + block_b", NEARLY),
+    Mutant("pair: C in plain float32", SOFTMAX, "c, cl = add(c, cl, tl.sum(e * e, 1))", "c = c + tl.sum(e * e, 1)", NEARLY),
     Mutant("pair: low part of A not moved", SOFTMAX, "(al + down * zl) * shrink", "al * shrink", NEARLY),
     Mutant("pair: rounding of a sum lost", SOFTMAX, "low + ((high - (total - part)) + (more - part))", "low", NEARLY),
     Mutant("log: low part of Z lost", SOFTMAX, "u * (lost + small) + small) / below", "u * lost) / below", NEARLY),
@@ -207,10 +207,10 @@ MUTANTS = (
     Mutant("parts: heads of rows", DECODE, "head = group * repeats + taken // structure.rows", "head = group * repeats + taken % repeats", parts("grouped heads, mask per head")),
     Mutant("parts: what is joined is not shrunk", SOFTMAX, "step(other[0], new)", "step(rows[0], new)", parts("ascending causal")),
     Mutant("parts: the spread between them", SOFTMAX, "spread(z, a, b, z2, a2, b2)", "0.0 * z", parts("one row")),
-    Mutant("parts: C of the other", SOFTMAX, "added(c, cl + cl2, c2)", "added(c, cl + cl2, 0.0 * c2)", parts("one row")),
+    Mutant("parts: C of the other", SOFTMAX, "add(c, cl + cl2, c2)", "add(c, cl + cl2, 0.0 * c2)", parts("one row")),
     Mutant("parts: first tokens of the other", SOFTMAX, "f + f2, t + t2,", "f, t + t2,", parts("left padding")),
     Mutant("parts: visible keys of the other", SOFTMAX, "tl.minimum(lowest, lowest2), n + n2", "tl.minimum(lowest, lowest2), n", parts("one row")),
-    Mutant("parts: Z in plain float32", SOFTMAX, "z, zl = added(z, zl + zl2, z2)", "z, zl = z + z2, zl + zl2", NEARLY),
+    Mutant("parts: Z in plain float32", SOFTMAX, "z, zl = add(z, zl + zl2, z2)", "z, zl = z + z2, zl + zl2", NEARLY),
     Mutant("parts: the output so far not shrunk", DECODE, "out * shrink[:, None] + more * fade[:, None]", "out + more * fade[:, None]", parts("ascending causal")),
     Mutant("parts: the sink of another head", DECODE, "head = place // queries % heads", "head = place % heads", parts("sink, empty rows")),
     # Gradients.
@@ -302,7 +302,7 @@ MUTANTS = (
     Mutant("rows: a block without weight meets its values", ROW_FORWARD, "if any_of(omega > 0) > 0:", "if any_of(omega > -1) > 0:", SKIPPED),
     Mutant("rows: output not divided", ROW_STATE, "    scale = inverse\n", "    scale = 0.0 * inverse + 1.0\n", mapped("entmax15")),
     Mutant("rows: entropy without log Z", ROW_STATE, "log_of(z, zl) - (h + hl) / z", "-(h + hl) / z", mapped("entmax15")),
-    Mutant("rows: spread of blocks taken as equal", ROW_STATE, "b, bl = added(b, bl, spread(z, a, 0.0, block_z, block_a, 0.0))", "pass", mapped("sigmoid", "plain")),
+    Mutant("rows: spread of blocks taken as equal", ROW_STATE, "b, bl = add(b, bl, spread(z, a, 0.0, block_z, block_a, 0.0))", "pass", mapped("sigmoid", "plain")),
     Mutant("rows: concentration divided once", ROW_STATE, "(c + cl) * inverse * inverse", "(c + cl) * inverse", mapped("entmax15")),
     Mutant("rows: a sigmoid's mass is that of the largest", ROW_STATE, "mass = top * z", "mass = top + 0.0 * z", mapped("sigmoid")),
     Mutant("rows: gradient not centred", ROW_GRADIENTS, "relative = gradient + b - facts.along[:, None]", "relative = gradient + b", mapped("sparsemax")),

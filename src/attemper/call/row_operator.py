@@ -43,7 +43,7 @@ def row_weights(scores: Tensor, normalizer: str, number: float = 0.0, alpha: Ten
         alpha: [...], alpha of each row instead of ``number``; differentiated.
     """
     if transforms.active():
-        return _Transformed.apply(scores, alpha, normalizer, float(number))
+        return _ForTransforms.apply(scores, alpha, normalizer, float(number))
     transforms.refuse_in_graph(normalizer)
     return torch.ops.attemper.row_weights(scores, alpha, normalizer, float(number))
 
@@ -153,7 +153,7 @@ torch.library.register_autograd("attemper::row_weights", _gradient, setup_contex
 torch.library.register_autograd("attemper::row_gradient", _refuse_second_derivative, lib=LIBRARY)
 
 
-class _Transformed(torch.autograd.Function):
+class _ForTransforms(torch.autograd.Function):
     """The operator with its gradient as ``torch.func`` takes it: that of ``register_autograd`` does not nest there."""
 
     @staticmethod

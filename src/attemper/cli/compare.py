@@ -52,7 +52,7 @@ def compare(
     Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained.
     """
     _check_usage(sort, backend, device)
-    stored = [_stored(side) for side in (a, b)]
+    stored = [_read_stored(side) for side in (a, b)]
     check_files(html, None)
     if None not in stored and text is not None:
         raise typer.BadParameter(
@@ -90,7 +90,7 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
             one_of("the statistic", sort, STATISTICS)
 
 
-def _stored(side: str) -> Reading | None:
+def _read_stored(side: str) -> Reading | None:
     """What a side holds that was read before; None for a model."""
     run, _, step = side.rpartition("@")
     if _is_run(side):

@@ -50,6 +50,7 @@ def entropy(site: SiteReading) -> float | None:
 
 
 def largest_logit(site: SiteReading) -> float | None:
+    """Largest logit of the heads."""
     return max((head.max_logit for head in site.heads if head.max_logit is not None), default=None)
 
 
@@ -101,9 +102,9 @@ class Curves:
             self._entropies.setdefault(site.name, []).append(entropy(site))
             self._logits.setdefault(site.name, []).append(largest_logit(site))
         if progress.scan or progress.step == self._run.steps - 1:
-            self._live.update(self._drawn(progress), refresh=True)
+            self._live.update(self._draw(progress), refresh=True)
 
-    def _drawn(self, progress: Progress) -> Group:
+    def _draw(self, progress: Progress) -> Group:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

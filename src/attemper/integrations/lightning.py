@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import wraps
+from contextlib import ExitStack, suppress
+from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from attemper.errors import MissingExtraError
-from attemper.integrations.training import Monitor
+from attemper.integrations.training import FOLDER, Monitor
 from attemper.sites.names import Wrapper
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ class AttemperCallback(Monitor, Callback):
     """Watches attention while a Lightning Trainer fits, without changing a bit of what it computes.
 
     One optimizer step in ``every`` is sampled: everything that ``training_step`` calls, all accumulated batches
-    together. Validation and the sanity check are never read. Only the main process watches (its share of each batch),
-    so no process waits for another. Scalars go to every logger of the Trainer, at the step at which ``self.log``
-    writes. ::
+    together. Validation is read on request, the sanity check never. Only the main process watches (its share of each
+    batch), so no process waits for another. Scalars go to every logger of the Trainer, at the step at which
+    ``self.log`` writes. ::
 
         trainer = Trainer(callbacks=[AttemperCallback(every=50)])
         trainer.fit(module, loader)
@@ -49,7 +51,12 @@ class AttemperCallback(Monitor, Callback):
         filter: a function of a name, or glob patterns: which names are logged, heads among them.
         picture_every: one sample in so many is also sent as a picture of every head, for each of ``stats``, to trackers
             that take pictures, or as a table to those that take only tables; None for never.
-        on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
+        store: where the history of every head is kept: True for ``attemper`` in the Trainer's ``log_dir``, which is its
+            ``default_root_dir`` where no logger has a folder; the path of a folder, or ``attemper.Store(...)``; None or
+            False for a bounded history in memory. Training that is resumed from a checkpoint goes on with it.
+        evaluation: whether what ``validation_step`` calls is read and stored, too, as a sample of mode "eval" at the
+            step that it follows. What is read of training does not change.
+        on_alarm: called with each ``Alarm`` that begins, if it is a warning or worse. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 
     Attributes:
@@ -62,22 +69,52 @@ class AttemperCallback(Monitor, Callback):
     """
 
     _global_step = 0
+    _folder: str | None = None
+    """Of the training, as it stands in checkpoints: relative to the Trainer's ``default_root_dir``."""
+    _resumed: str | None = None
+    """The same of the checkpoint that this training goes on from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._folder is None else {"folder": self._folder}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resumed = state_dict.get("folder")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
+        folder = self._find_folder(trainer)  # all processes ask for it together
         if not trainer.is_global_zero:
             self.close()
             return
-        compiled = getattr(pl_module, "_compiler_ctx", None) is not None
-        step = _TrainingStep(pl_module)
-        step.put(self.begin(step, compiled=compiled, trackers=trainer.loggers))
+        steps = _Steps(pl_module, ("training_step", "validation_step") if self._evaluation else ("training_step",))
+        opened = self.begin(
+            steps,
+            step=_next_step(trainer),
+            folder=folder,
+            compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
+            trackers=trainer.loggers,
+        )
+        steps.put(opened)
+
+    def _find_folder(self, trainer: Any) -> Path:
+        """The folder of the training that is resumed, if it is here; else that of this one, which loggers number."""
+        root, resumed, self._resumed = Path(trainer.default_root_dir), self._resumed, None
+        folder = Path(trainer.log_dir or root)
+        if resumed is not None and (root / resumed / FOLDER).is_dir():
+            folder = root / resumed
+        with suppress(ValueError):  # on another drive there is no way from one to the other
+            self._folder = os.path.relpath(folder, root)
+        return folder
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self._global_step:
             return  # gradients accumulate
         self._global_step = trainer.global_step
-        # Where the rows of self.log are: global_step is one ahead here. Lightning's own callbacks read it there, too.
-        self.step(trainer.fit_loop.epoch_loop._batches_that_stepped)
+        ended = trainer.global_step - 1 if pl_module.automatic_optimization else _row(trainer)
+        self.step(ended, row=_row(trainer))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.end_evaluation()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.close()
@@ -86,33 +123,48 @@ class AttemperCallback(Monitor, Callback):
         self.close()
 
 
-class _TrainingStep(Wrapper):
-    """``training_step`` as a module: a pass of the model is whatever that calls, be it ``self`` or a part of it."""
+def _row(trainer: Any) -> int:
+    """The step at which self.log writes the row of a batch that ends, as Lightning's own callbacks ask for it."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
-    def __init__(self, module: nn.Module) -> None:
+
+def _next_step(trainer: Any) -> int:
+    """The number of the step that begins, from 0. The number of rows may be one more once a training was resumed. With
+    several optimizers, whose steps are counted one by one, there is only that of rows.
+    """
+    return trainer.global_step if trainer.lightning_module.automatic_optimization else _row(trainer)
+
+
+class _Steps(Wrapper):
+    """``training_step``, and perhaps ``validation_step``, as a module: a pass of the model is whatever they call, be it
+    ``self`` or a part of it.
+    """
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__(module)
-        self.original: Callable[..., Any] = module.training_step  # type: ignore[assignment]
+        self.originals: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in names}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.original(*args, **kwargs)
+    def forward(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self.originals[name](*args, **kwargs)
 
     def put(self, stack: ExitStack) -> None:
-        """Makes Lightning call the original through this module, until ``stack`` is closed."""
+        """Makes Lightning call the originals through this module, until ``stack`` is closed."""
+        for name, original in self.originals.items():
+            stack.callback(_replace(self.module, name, wraps(original)(partial(self, name))))
 
-        @wraps(self.original)
-        def training_step(*args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs)
 
-        own, before = vars(self.module), vars(self.module).get("training_step")
+def _replace(module: nn.Module, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Sets an attribute of the module itself; returns what puts back what was there."""
+    own, before = vars(module), vars(module).get(name)
 
-        def restore() -> None:
-            if before is None:
-                own.pop("training_step", None)
-            else:
-                own["training_step"] = before
+    def restore() -> None:
+        if before is None:
+            own.pop(name, None)
+        else:
+            own[name] = before
 
-        own["training_step"] = training_step
-        stack.callback(restore)
+    own[name] = function
+    return restore
 
 
 __all__ = ["AttemperCallback"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,31 +17,72 @@ from torch import nn
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
+from attemper.monitor.options import WatchOptions
 from attemper.monitor.watch import Watch, watch
-from attemper.readings.alarms import SEVERITIES
 from attemper.readings.reading import Alarm, Reading
 from attemper.readings.scan import Scan
 from attemper.sites.names import unwrap
 from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
+from attemper.store.options import Store
 from attemper.text import clean
 
 logger = logging.getLogger("attemper")
 
+FOLDER = "attemper"
+"""Of the history, in the folder of a training."""
 DEFAULT_STATS = ("normalized_entropy", "max_logit")
 
 
 class TrainingWatch(Watch):
-    """Samples optimizer steps, from the first on, and in them only passes of a model that is in training mode."""
+    """Samples optimizer steps, and in them only passes of a model that is in training mode.
 
-    def __init__(self, model: nn.Module, *, compiled: bool, **given: Any) -> None:
-        super().__init__(model, **given)
+    The passes of an evaluation, if they are to be read, are a sample of their own at the step that they follow. They
+    change nothing of what is read of training.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        compiled: bool = False,
+        evaluation: bool = False,
+        start: int | None = None,
+        **given: Any,
+    ) -> None:
+        """
+        Args:
+            compiled: whether a compiler runs around or inside the model where its modules do not show it.
+            evaluation: whether passes in eval mode are read.
+            start: the number of the step that begins.
+            given: options of ``watch``.
+        """
+        super().__init__(model, start=start, **given)
         self._stepping = True
         self._trained = unwrap(model)
         self._compiled = self._compiled or compiled
+        self._evaluation = evaluation
+        self._evaluating = False
+        """Whether the sample that has begun is of an evaluation."""
 
     @property
     def sampling(self) -> bool:
-        return self._trained.training and super().sampling
+        if self._trained.training:
+            return super().sampling
+        # Between two micro-batches of a sampled step there is a sample already, which is of training.
+        return self._evaluation and (self._evaluating or not self._fresh)
+
+    def begin_sample(self) -> None:
+        if self._trained.training:
+            self.end_evaluation()
+        else:
+            self._evaluating = True
+        super().begin_sample()
+
+    def end_evaluation(self) -> None:
+        """Ends the sample of an evaluation, if one has begun, at the step that ended last."""
+        if self._evaluating:
+            self._evaluating = False
+            self.end_sample()
 
 
 class Monitor:
@@ -60,6 +103,8 @@ class Monitor:
         max_keys: int | None = None,
         filter: Keep | str | Iterable[str] | None = None,
         picture_every: int | None = 10,
+        store: Store | str | os.PathLike[str] | bool | None = True,
+        evaluation: bool = False,
         on_alarm: Callable[[Alarm], Any] | None = None,
         **options: Any,
     ) -> None:
@@ -74,14 +119,18 @@ class Monitor:
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm must be a function of an Alarm, got {type(on_alarm).__name__}.")
         self._on_alarm = on_alarm
+        self._begun: list[Alarm] = []
+        """Alarms that have begun and that ``on_alarm`` does not know yet."""
+        self._store, self._evaluation = store, evaluation
+        if not isinstance(store, bool | None):
+            WatchOptions(store=store)
         extra = [STATISTIC_OF[name] for name in self._stats if name in SHOWN_BY_NAME]
         self._options = {"every": every, "rows": rows, "stats": ["all", *extra], **options}
         watch(nn.Identity(), **self._options).close()  # mistakes are raised here, not when training begins
         self._open = ExitStack()
-        self._seen: set[tuple[str, str, int | None]] = set()
-        self._sampled = 0
+        self._sampled = self._readings = 0
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
-        self.watch: Watch | None = None
+        self.watch: TrainingWatch | None = None
         self.last: Scan | None = None
 
     @property
@@ -89,10 +138,20 @@ class Monitor:
         """Calls of trackers that raised."""
         return self._all_trackers.failures
 
-    def begin(self, model: nn.Module, *, compiled: bool = False, trackers: Iterable[Any] = ()) -> ExitStack:
+    def begin(
+        self,
+        model: nn.Module,
+        *,
+        step: int,
+        folder: Path,
+        compiled: bool = False,
+        trackers: Iterable[Any] = (),
+    ) -> ExitStack:
         """Starts watching ``model``; what ran before is closed.
 
         Args:
+            step: the number of the step that begins.
+            folder: of the training; its history goes into ``attemper`` there, if the user named no store.
             compiled: whether a compiler runs around or inside the model where its modules do not show it.
             trackers: beside those that the user gave.
 
@@ -101,10 +160,18 @@ class Monitor:
         """
         self.close()
         self._all_trackers = Trackers([*self._trackers, *trackers])
-        running = TrainingWatch(model, compiled=compiled, **self._options)
-        self.watch, self.last, self._sampled = running, None, 0
+        running = TrainingWatch(
+            model,
+            compiled=compiled,
+            evaluation=self._evaluation,
+            start=step,
+            store=self._store_in(folder),
+            on_alarm=self._begun.append,
+            **self._options,
+        )
+        self.watch, self.last, self._sampled, self._readings = running, None, 0, 0
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
-        self._seen.clear()
+        self._begun.clear()
         self._open.callback(running.close)
         # No framework calls every callback when training raises: the hooks go when the callback is garbage-collected.
         forgotten = weakref.finalize(self, self._open.close)
@@ -116,6 +183,10 @@ class Monitor:
         """Takes every hook off the model, also after training that raised. What was read stays; trackers stay open."""
         self._open.close()
         self._open = ExitStack()
+
+    def _store_in(self, folder: Path) -> Store | str | os.PathLike[str] | None:
+        """Where the history goes in a training of this folder; None for memory."""
+        return (folder / FOLDER if self._store else None) if isinstance(self._store, bool) else self._store
 
     def __enter__(self) -> Self:
         return self
@@ -129,8 +200,12 @@ class Monitor:
         """The trackers that are sent to directly; a framework's callback may leave some out."""
         return trackers
 
-    def step(self, step: int) -> dict[str, float]:
-        """Ends an optimizer step. Of a sampled one, scalars go to the trackers under ``step``, new alarms to the log.
+    def step(self, step: int, row: int | None = None) -> dict[str, float]:
+        """Ends an optimizer step. Of a sampled one, scalars go to the trackers.
+
+        Args:
+            step: its number.
+            row: the number under which trackers have it, if that is another.
 
         Returns:
             The scalars of the whole model that pass the filter; none if the step was not sampled.
@@ -138,9 +213,10 @@ class Monitor:
         if self.watch is None:
             return {}
         self.watch.step(step)
+        self._report_alarms()
         if self.watch.sampled == self._sampled:
             return {}
-        self._sampled = self.watch.sampled
+        self._sampled, self._readings = self.watch.sampled, self._readings + 1
         try:
             self.last = self.watch.table()
             levels = scalars(self.last, self._stats)
@@ -150,12 +226,19 @@ class Monitor:
         except Exception as error:  # whatever it is, it must not end somebody's training run
             self.watch.note_failure(self.watch.title, error)
             return {}
-        self._all_trackers.write(self._budget.choose(levels), step)
-        if self._picture_every is not None and (self._sampled - 1) % self._picture_every == 0:
-            self._all_trackers.write_map(self.last, self._stats, step)
+        row = step if row is None else row
+        self._all_trackers.write(self._budget.choose(levels), row)
+        if self._picture_every is not None and (self._readings - 1) % self._picture_every == 0:
+            self._all_trackers.write_map(self.last, self._stats, row)
         self._log_notes(self.last.reading, step)
-        self._report_alarms(self.last.alarms, step)
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
+
+    def end_evaluation(self) -> None:
+        """Ends an evaluation: what was read of it is a sample of its own."""
+        if self.watch is not None:
+            self.watch.end_evaluation()
+            self._sampled = self.watch.sampled
+            self._report_alarms()
 
     def _warn_of_nothing(self, error: InputError) -> None:
         """Warns once that no attention is seen: that must not end training."""
@@ -176,21 +259,12 @@ class Monitor:
             self._logged_untrained = True
             logger.info(f"step {step}: {untrained}")
 
-    def _report_alarms(self, alarms: Iterable[Alarm], step: int) -> None:
-        """Reports each alarm once: a line of log for each kind, a call of ``on_alarm`` for each head."""
-        new = [alarm for alarm in alarms if (alarm.kind, alarm.site, alarm.head) not in self._seen]
-        self._seen |= {(alarm.kind, alarm.site, alarm.head) for alarm in new}
-        for kind in dict.fromkeys(alarm.kind for alarm in new):
-            of_kind = [alarm for alarm in new if alarm.kind == kind]
-            heard = SEVERITIES.index(of_kind[0].severity) >= SEVERITIES.index("warning")
-            more = f" and {len(of_kind) - 3} more" if len(of_kind) > 3 else ""
-            where = "; ".join(clean(alarm.message) for alarm in of_kind[:3])
-            logger.log(
-                logging.WARNING if heard else logging.INFO,
-                f"step {step}: {of_kind[0].severity} {kind}: {where}{more}. {of_kind[0].advice}",
-            )
+    def _report_alarms(self) -> None:
+        """Calls ``on_alarm`` for each alarm that has begun. What it raises ends training."""
+        begun = self._begun.copy()
+        self._begun.clear()
         if self._on_alarm is not None:
-            for alarm in new:
+            for alarm in begun:
                 self._on_alarm(alarm)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -37,8 +38,8 @@ logger = logging.getLogger("attemper")
 class AttemperCallback(Monitor, TrainerCallback):
     """Watches attention while a transformers Trainer trains, without changing a bit of what it computes.
 
-    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is never read. Only the main
-    process watches (its share of each batch), so no process waits for another. ::
+    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is read on request. Only the
+    main process watches (its share of each batch), so no process waits for another. ::
 
         trainer = Trainer(model, args, train_dataset=data)
         trainer.add_callback(AttemperCallback(every=50, trackers=[trainer]))
@@ -62,7 +63,12 @@ class AttemperCallback(Monitor, TrainerCallback):
         filter: a function of a name, or glob patterns: which names are sent, heads among them.
         picture_every: one sample in so many is also sent as a picture of every head, for each of ``stats``, to trackers
             that take pictures, or as a table to those that take only tables; None for never.
-        on_alarm: called with each ``Alarm`` the first time it is seen. What it raises ends training.
+        store: where the history of every head is kept: True for ``attemper`` in the Trainer's ``output_dir``; the path
+            of a folder, or ``attemper.Store(...)``; None or False for a bounded history in memory. Training that is
+            resumed goes on with it.
+        evaluation: whether passes of evaluations are read and stored, too, as a sample of mode "eval" at the step that
+            they follow. What is read of training does not change.
+        on_alarm: called with each ``Alarm`` that begins, if it is a warning or worse. What it raises ends training.
         options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
 
     Attributes:
@@ -92,7 +98,13 @@ class AttemperCallback(Monitor, TrainerCallback):
                 "with trainer.add_callback(AttemperCallback(..., trackers=[trainer]))."
             )
         lent = [tracker for trainer in self._trainers for tracker in _integrations(trainer)]
-        self.begin(model, compiled=args.torch_compile, trackers=lent)
+        self.begin(
+            model,
+            step=state.global_step + 1,
+            folder=Path(args.output_dir),
+            compiled=args.torch_compile,
+            trackers=lent,
+        )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.watch is not None:
@@ -103,6 +115,9 @@ class AttemperCallback(Monitor, TrainerCallback):
         if found:
             state.log_history.append({**found, "epoch": state.epoch, "step": state.global_step})
             self._unprinted = found
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.end_evaluation()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         # Trackers have had these logs already; what prints them comes after. The metrics of an evaluation, which reach

@@ -367,7 +367,7 @@ class Collector:
         self.last.pop(key[0], None)
         self.skipped[key[0]] = reason
 
-    def guard(self, name: str, action: Callable[[], None]) -> None:
+    def guard(self, name: str, action: Callable[[], object]) -> None:
         """Runs ``action``. With ``quiet``, what goes wrong goes there and no further."""
         if self._quiet is None:
             action()

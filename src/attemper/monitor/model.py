@@ -62,9 +62,9 @@ def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[
     return tuple(Skipped(name, reason) for name in modules_with_normalizer(model) if name not in seen)
 
 
-def now() -> str:
-    """This second in UTC, as readings tell it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def date_of(seconds: float) -> str:
+    """A moment (seconds since 1970, UTC) as readings tell it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:

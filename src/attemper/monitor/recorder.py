@@ -21,11 +21,11 @@ from attemper.monitor.model import configuration, provenance, versions
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
 from attemper.monitor.snapshot import SampleSums, Snapshot, Transfer
-from attemper.readings.alarms import SEVERITIES
+from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
-from attemper.text import clean, clean_name, count
+from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
     from attemper.readings.history import History, Trend
@@ -61,8 +61,14 @@ class Recorder:
         collector: Collector,
         options: WatchOptions,
         about: Mapping[str, Any],
+        start: int | None = None,
     ) -> None:
-        """``about``: what the store says of the run."""
+        """
+        Args:
+            about: what the store says of the run.
+            start: the number of the step that begins, where the loop knows it: a run that goes on is judged up to it.
+        """
+        self._start = start
         self._collector, self._on_alarm = collector, options.on_alarm
         self.judge = Judge(options.alarm_limits, options.fewest_keys)
         assert not isinstance(options.store, str | os.PathLike)  # a path has become a store
@@ -126,11 +132,12 @@ class Recorder:
     def _judge(self, sample: Sample, period: int) -> None:
         changed = self.judge.feed(sample, again=period == self._judged)
         self._judged = period
-        for alarm in changed:
-            if alarm.ended is None and alarm.severity != SEVERITIES[0]:
-                logger.warning("attemper: step %s: %s. %s", alarm.step, clean(alarm.message), alarm.advice)
-                if self._on_alarm is not None:
-                    self._collector.guard("on_alarm", partial(self._on_alarm, alarm))
+        begun = [alarm for alarm in changed if alarm.ended is None]
+        for line, heard in lines(begun):
+            logger.log(logging.WARNING if heard else logging.INFO, "attemper: step %s: %s", sample.step, line)
+        for alarm in begun:
+            if is_heard(alarm) and self._on_alarm is not None:
+                self._collector.guard("on_alarm", partial(self._on_alarm, alarm))
 
     # --- the run ---
 
@@ -170,7 +177,7 @@ class Recorder:
         """Judges the first and the last samples of the run that goes on, so that what was normal stays so."""
         ranks = _ranks(writer)
         try:
-            steps = ranks.steps().tolist()
+            steps = ranks.steps(stop=self._start).tolist()
             self.first_step = steps[0] if steps else None
             for step in steps if len(steps) <= 2 * ENDS else (*steps[:ENDS], *steps[-ENDS:]):
                 self.judge.feed(ranks.sample(step))

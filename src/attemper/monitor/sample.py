@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.call.normalizer import is_rowwise
+from attemper.call.result import BUCKETS
 from attemper.monitor.head_sums import CURVES, ENOUGH_KEYS, SiteSums, fits_buckets, places
 from attemper.readings.sample import Sample
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
@@ -40,52 +41,55 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
     if any(is_rowwise(site.normalizer) for site in sites):
         stats = (*stats, *rowwise_names(stats))
     plan = _plan(stats, sites[0].fewest_keys)
-    sums = torch.cat([site.sums for site in sites]).cpu()
-    values = plan.values(sums, torch.tensor([[site.queries, site.keys] for site in sites]), [s.heads for s in sites])
+    values = plan.values(torch.cat([site.sums for site in sites]).cpu(), sites)
     return Sample(step, time, tuple(site.label for site in sites), plan.quantities, values, tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Which columns of the sums the quantities follow from."""
+    """Which columns of the sums the quantities follow from. A sampled step waits for this: few operations, no loop."""
 
     quantities: tuple[str, ...]
-    means: np.ndarray
-    """Columns of the sums of means, and of the rows that each is over."""
-    rows: np.ndarray
+    """Statistics, ``COUNTS``, ``SIZES`` and ``JUDGED``, in this order."""
+    columns: np.ndarray
+    """Of the means, of the rows that each is over, of what is shown as it is, and of rows without weight."""
     weighted: np.ndarray
-    """[means] 1.0 where rows without weight are among these rows and do not count, else 0.0."""
-    weightless: int
+    """[means, 1] 1.0 where rows without weight are among the rows of the mean and do not count, else 0.0."""
     roots: list[int]
     """Which means are shown as their root."""
-    places: list[int]
+    means: list[int]
     """Where among the quantities each of the means stands."""
-    others: np.ndarray
-    """Columns that are shown as they are, and where."""
-    other_places: list[int]
-    curves: tuple[slice, ...]
-    """Columns of the curves over rows that see enough keys."""
+    others: list[int]
+    """The same of what is shown as it is."""
+    curves: slice
+    """The curves by visible keys."""
+    first: int
+    """The first of their buckets whose rows see enough keys."""
 
-    def values(self, sums: Tensor, sizes: Tensor, heads: Sequence[int]) -> np.ndarray:
-        """[quantities, heads] float32, NaN where there is no finite number. ``sizes`` [sites, 2]: queries and keys."""
+    def values(self, sums: Tensor, sites: Sequence[SiteSums]) -> np.ndarray:
+        """[quantities, heads] float32, NaN where there is no finite number. ``sums``: of all ``sites``."""
         import numpy as np
 
-        sum_of = sums.numpy()
+        sum_of, many = sums.numpy(), len(self.means)
         found = np.empty((len(self.quantities), len(sum_of)), np.float32)
         with np.errstate(all="ignore"):
-            rows = sum_of[:, self.rows] - self.weighted * sum_of[:, self.weightless, None]
-            means = sum_of[:, self.means] / rows
-            means[:, self.roots] = np.sqrt(means[:, self.roots])
-            found[self.places] = means.T
-            found[self.other_places] = sum_of[:, self.others].T
-            first = len(self.quantities) - len(SIZES) - len(JUDGED)
-            found[first : first + len(SIZES)] = sizes.numpy().repeat(heads, 0).T
-            judged, *curves = (sum_of[:, curve].sum(1) for curve in self.curves)
-            found[first + len(SIZES)] = judged
-            for place, curve in enumerate(curves, first + len(SIZES) + 1):
-                found[place] = curve / judged
+            taken = sum_of.T[self.columns]
+            means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
+            means[self.roots] = np.sqrt(means[self.roots])
+            found[self.means], found[self.others] = means, taken[2 * many : -1]
+            sizes, judged = -len(SIZES) - len(JUDGED), -len(JUDGED)
+            found[sizes:judged] = np.repeat(
+                [[s.queries for s in sites], [s.keys for s in sites]], [s.heads for s in sites], 1
+            )
+            curves = sum_of[:, self.curves].reshape(len(sum_of), len(CURVES), BUCKETS)[..., self.first :].sum(2).T
+            found[judged] = curves[0]
+            found[judged + 1 :] = curves[_OF_JUDGED] / curves[0]
         found[~np.isfinite(found)] = np.nan
         return found
+
+
+_OF_JUDGED = [CURVES.index("curve_normalized_entropy"), CURVES.index("curve_first_token_mass")]
+"""Which of ``CURVES`` the ``JUDGED`` means are of; the first is of rows."""
 
 
 @lru_cache(maxsize=64)
@@ -98,25 +102,20 @@ def _plan(stats: tuple[str, ...], fewest_keys: int) -> _Plan:
     means = [name for name in shown if SHOWN[name].reduction is not Reduction.LARGEST]
     names = [STATISTIC_OF[name] for name in means]
     others = {name: STATISTIC_OF[name] for name in shown if name not in means} | COUNTS
-    weighted = [f"rows_of_{name}" not in column and STATISTICS[name].defined is not Rows.ALL for name in names]
+    rows = [f"rows_of_{name}" if f"rows_of_{name}" in column else "rows" for name in names]
+    weighted = [
+        rows_of == "rows" and STATISTICS[name].defined is not Rows.ALL
+        for name, rows_of in zip(names, rows, strict=True)
+    ]
+    fits = fits_buckets(fewest_keys)
+    curves = [places(fewest_keys)[name] for name in (CURVES if fits else ENOUGH_KEYS)]
     return _Plan(
         quantities,
-        np.array([column[name] for name in names], int),
-        np.array([column.get(f"rows_of_{name}", column["rows"]) for name in names], int),
-        np.array(weighted, float),
-        column["rows_without_weight"],
+        np.array([column[name] for name in (*names, *rows, *others.values(), "rows_without_weight")]),
+        np.array(weighted, float)[:, None],
         [place for place, name in enumerate(means) if SHOWN[name].reduction is Reduction.ROOT_OF_MEAN],
         [quantities.index(name) for name in means],
-        np.array([column[name] for name in others.values()], int),
         [quantities.index(name) for name in others],
-        _enough_keys(fewest_keys),
+        slice(curves[0].start, curves[-1].stop),
+        (fewest_keys - 1).bit_length() if fits else 0,
     )
-
-
-def _enough_keys(fewest_keys: int) -> tuple[slice, ...]:
-    """Columns of rows, normalised entropy and first-token mass, of the rows that see at least ``fewest_keys`` keys."""
-    fits = fits_buckets(fewest_keys)
-    first = (fewest_keys - 1).bit_length() if fits else 0
-    wanted = [name for name in (CURVES if fits else ENOUGH_KEYS) if not name.endswith("curve_entropy")]
-    curves = [places(fewest_keys)[name] for name in wanted]
-    return tuple(slice(curve.start + first, curve.stop) for curve in curves)

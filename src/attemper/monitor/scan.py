@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
-from attemper.monitor.model import check_model, device_of, now, provenance, title, why_nothing
+from attemper.monitor.model import check_model, date_of, device_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.alarms import LIMITS
 from attemper.readings.limits import AlarmLimits, alarms, check_fewest_keys
@@ -93,7 +94,7 @@ def scan(
         raised,
         fewest_keys=fewest_keys,
         text=text,
-        **provenance(model, now()),
+        **provenance(model, date_of(time.time())),
     )
     return Scan(reading, found.last)
 

@@ -10,16 +10,25 @@ class Schedule:
     the first number that the loop gives, so its first step is sampled and kept only if it is one of them.
     """
 
-    def __init__(self, every: int, first: int | None, last: int | None) -> None:
-        """``first``, ``last``: steps of the run that goes on; None for a new one."""
+    def __init__(self, every: int, first: int | None, last: int | None, start: int | None = None) -> None:
+        """
+        Args:
+            first, last: steps of the run that goes on; None for a new one.
+            start: the number of the step that is running, where the loop knows it before the step ends.
+        """
         self._every, self._resumed = every, first
-        self._start = 0 if last is None else last + 1
+        self._known, self._start = start is not None, (0 if last is None else last + 1) if start is None else start
         self.restart()
 
     @property
     def sampling(self) -> bool:
         """Whether the step that is running is sampled."""
-        return (self._count + self._shift) % self._every == 0
+        return self.place % self._every == 0
+
+    @property
+    def place(self) -> int:
+        """Of the step that is running among those of the run, from 0."""
+        return self._count + self._shift
 
     def restart(self) -> None:
         """Counts from the beginning: what was counted were passes of the first step."""
@@ -27,7 +36,7 @@ class Schedule:
         """The number from which others are counted; None until it is known."""
         self._count = 0
         """Steps that have ended."""
-        self._shift = 0
+        self._shift = self._start - self._first if self._known and self._first is not None else 0
         """How many the run had before this watch."""
         self.number = self._start
         """Of the step that is running."""

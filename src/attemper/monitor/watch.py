@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.model import check_model, device_of, now, provenance, unseen_normalizers
+from attemper.monitor.model import check_model, date_of, device_of, provenance, unseen_normalizers
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder, RunView, about
 from attemper.monitor.schedule import Schedule
@@ -127,8 +128,12 @@ NOT_RUN = (
 class Watch(TapReceiver, RunView):
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
-    def __init__(self, model: nn.Module, **given: Any) -> None:
-        """``given``: the options of :func:`watch`."""
+    def __init__(self, model: nn.Module, *, start: int | None = None, **given: Any) -> None:
+        """
+        Args:
+            start: the number of the step that begins, where the loop knows it before the step ends.
+            given: the options of :func:`watch`.
+        """
         options = WatchOptions(**given)
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
@@ -136,20 +141,19 @@ class Watch(TapReceiver, RunView):
         self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
         self.title = class_name(unwrap(model))
-        self._draws = random.Random(0)
         self.failures = 0
         self.passes = self.steps = self.sampled = 0
         self._due = False
         """Whether a sample has ended that is not recorded yet."""
         self._stepping = self._fresh = False
-        self._date: str | None = None
+        self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
         self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
-        self._recorder = Recorder(self._collector, options, about=about(model, options))
-        self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step)
+        self._recorder = Recorder(self._collector, options, about=about(model, options), start=start)
+        self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
         self._sampled_number = self._schedule.number
         """Of the step that was sampled last."""
         self._pass: ExitStack | None = None
@@ -267,7 +271,7 @@ class Watch(TapReceiver, RunView):
     def _start(self) -> float:
         """Where the rows that taps sample on their device start, in [0, 1)."""
         # Python's own: inside a transform of torch.func, torch may refuse to draw.
-        return self._draws.random()
+        return random.Random(self._schedule.place).random()
 
     def begin_sample(self) -> None:
         """Begins a new sample, unless one has begun in this step."""
@@ -276,9 +280,22 @@ class Watch(TapReceiver, RunView):
                 self._record()
             self._collector.commit()
             self._collector.forget()
-            self._fresh, self._date = True, now()
+            # By the place in the run, so that a run that was resumed samples the rows that it would have sampled.
+            self._collector.generator.manual_seed(self._schedule.place)
+            self._fresh, self._date = True, time.time()
             self.sampled += 1
             self._sampled_number = self._schedule.number
+
+    @quietly
+    def end_sample(self) -> None:
+        """Ends the sample that has begun, if any, between two steps: it is of the step that ended last."""
+        self._drop_interrupted()
+        self._collector.commit()
+        tap_buffers.deliver()
+        self._begin_step(self._schedule.number - 1)
+        due, self._due = self._due, False
+        if due:
+            self._recorder.record(self._sampled_number)
 
     @quietly
     def _record(self) -> None:
@@ -407,7 +424,7 @@ class Watch(TapReceiver, RunView):
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
             untrained_heads=judge.untold,
-            **provenance(self.model, self._date),
+            **provenance(self.model, None if self._date is None else date_of(self._date)),
         )
         return Scan(reading, dict(found.last))
 

@@ -6,13 +6,14 @@ an alarm is to add a record to it. What each measures is a law of ``laws.py``; `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.sample import JUDGED
+from attemper.text import clean
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
 OF_ONE_SAMPLE = ("level", "nonfinite")
@@ -356,3 +357,20 @@ def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str], list[Alarm]]:
     for alarm in sorted(alarms, key=lambda alarm: -SEVERITIES.index(level_of(alarm.severity))):
         groups.setdefault((alarm.severity, alarm.kind), []).append(alarm)
     return groups
+
+
+def is_heard(alarm: Alarm) -> bool:
+    """Whether an alarm is a warning or worse."""
+    return level_of(alarm.severity) != SEVERITIES[0]
+
+
+MOST_PLACES = 3
+"""Alarms of a kind that a line of log has in full."""
+
+
+def lines(alarms: Iterable[Alarm]) -> Iterator[tuple[str, bool]]:
+    """A line of log for each kind of alarm, worst first, and whether it is a warning or worse."""
+    for (severity, kind), found in by_kind(tuple(alarms)).items():
+        where = "; ".join(alarm.message for alarm in found[:MOST_PLACES])
+        more = f"; and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
+        yield clean(f"{severity} {kind}: {where}{more}. {found[0].advice}"), is_heard(found[0])

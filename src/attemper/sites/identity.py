@@ -17,7 +17,15 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from attemper.sites.tensor_axes import PRODUCTS, RESHAPES, FunctionCall, Notes, functions, product
+from attemper.sites.tensor_axes import (
+    MATRIX_PRODUCTS,
+    PRODUCTS,
+    RESHAPES,
+    FunctionCall,
+    Notes,
+    functions,
+    product,
+)
 
 _COPIES = RESHAPES | {
     *functions("clone", "clamp", "repeat_interleave"),
@@ -26,6 +34,8 @@ _COPIES = RESHAPES | {
 """Functions whose result holds what their first argument holds, in memory of its own."""
 _JOINED = functions("cat", "concat", "concatenate")
 """Functions by which keys join those of a cache, which may be empty."""
+_NOTED = _COPIES | _JOINED | PRODUCTS | MATRIX_PRODUCTS
+"""Functions of which something is noted also where there are no scores yet."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +68,21 @@ class Origins:
 
     def follow(self, call: FunctionCall) -> None:
         """Notes where the result of a function comes from."""
-        result = call.result
-        if not isinstance(result, Tensor) or not result.is_floating_point():
+        result, func = call.result, call.func
+        if not (self._scores or func in _NOTED) or not isinstance(result, Tensor) or not result.is_floating_point():
             return
         found = product(call)
         if found is not None:
             self._scores[result] = places(found.operands)
             return
-        if call.func in _COPIES or call.func in PRODUCTS:
+        if func in _COPIES or func in PRODUCTS:
             self._note_copy([part for part in call.args if isinstance(part, Tensor) and not _is_factor(part)], result)
-        elif call.func in _JOINED:
+        elif func in _JOINED:
             self._note_copy([part for part in call._replace(kwargs={}).tensors() if part.numel()], result)
         self._pass_on(call)
 
     def _note_copy(self, tensors: list[Tensor], result: Tensor) -> None:
-        if len(tensors) != 1 or tensors[0] is result._base:
+        if len(tensors) != 1 or tensors[0] is result or tensors[0] is result._base:
             return
         before, after = place(tensors[0]), _memory(result)
         if before is not None and after is not None and before.storage != after.storage:

@@ -120,11 +120,12 @@ class CallContext:
     """Receives errors in attemper's own hooks, which must not end a training run; None to raise them."""
 
     def guard(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """``hook`` for a module, with its errors given to ``fail``."""
+        """``hook`` for a module, with its errors given to ``fail``. No mode sees what it asks of tensors."""
 
         def safe(*arguments: Any) -> None:
             try:
-                hook(*arguments)
+                with torch._C.DisableTorchFunction():
+                    hook(*arguments)
             except Exception as error:  # whatever it is
                 if self.fail is None:
                     raise

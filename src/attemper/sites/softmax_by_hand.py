@@ -68,6 +68,7 @@ PARTLY = (
 _SOFTMAX = functions("softmax") | {F.softmax, torch.special.softmax}
 _LOG_SOFTMAX = functions("log_softmax") | {F.log_softmax, torch.special.log_softmax}
 _OTHER_SOFTMAX = {F.gumbel_softmax, F.softmin}
+_ANY_SOFTMAX = _SOFTMAX | _LOG_SOFTMAX | _OTHER_SOFTMAX
 _EXP = functions("exp") | {Tensor.exp_}
 _SAME = {
     *(F.dropout, torch.dropout, torch.dropout_),
@@ -136,7 +137,7 @@ class ByHand:
 
     def follow(self, call: FunctionCall) -> HandAttention | None:
         """Notes a call that has run; returns what was found if this was where weights met values."""
-        if call.func in _SOFTMAX or call.func in _LOG_SOFTMAX or call.func in _OTHER_SOFTMAX:
+        if call.func in _ANY_SOFTMAX:
             self._begin(call)
             return None
         if not self._weights:

@@ -199,7 +199,7 @@ def _on_this_process(call: AttentionCall, name: str, module: int) -> AttentionCa
         raise InputError(f"tap(name={name!r}): {error.reason}.") from error
 
 
-class _Tapped:
+class _TapArguments:
     """What the operators are called with, after the token."""
 
     def __init__(self, name: str, module: int, *operands: Any) -> None:
@@ -218,7 +218,7 @@ class _Tapped:
 @torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
 def _tap(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guard(_everyone(), _run, _Tapped(*given))
+        guard(_everyone(), _run, _TapArguments(*given))
 
 
 def _everyone() -> Iterator[Observer]:
@@ -227,7 +227,7 @@ def _everyone() -> Iterator[Observer]:
     yield from (listener.observer for listener in tap_buffers.living(_listeners))
 
 
-def _run(tapped: _Tapped) -> None:
+def _run(tapped: _TapArguments) -> None:
     """Reports a tap to all who sample it, or launches its kernels."""
     device = tapped.query.device
     if tap_buffers.has_graphs(device) and (tap_buffers.has_receivers() or tap_buffers.is_capturing(device)):
@@ -249,7 +249,7 @@ def _run(tapped: _Tapped) -> None:
         guard([observer], observer.see, site, call)
 
 
-def _warm(tapped: _Tapped) -> None:
+def _warm(tapped: _TapArguments) -> None:
     """Prepares a site for a capture that may come."""
     query = tapped.query
     if fits(str(query.dtype), query.shape[3]):
@@ -257,7 +257,7 @@ def _warm(tapped: _Tapped) -> None:
         tap_buffers.warm(buffer, tapped.call(), tapped.site())
 
 
-def _fill(tapped: _Tapped) -> None:
+def _fill(tapped: _TapArguments) -> None:
     """Launches the kernels of a tap into its site's buffer."""
     query, site = tapped.query, tapped.site()
     buffer = tap_buffers.existing_buffer(tapped.name, tapped.module, query.device, query.shape[1])
@@ -276,7 +276,7 @@ def _fill(tapped: _Tapped) -> None:
 @torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
 def _tap_into(_token: Tensor, *given: Any) -> None:
     if not in_backward():
-        guard(_everyone(), _fill, _Tapped(*given))
+        guard(_everyone(), _fill, _TapArguments(*given))
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

@@ -37,7 +37,8 @@ VIEWS = {
 """Functions that give views of their first argument, one or several."""
 PRODUCTS = functions("mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__", "true_divide", "divide")
 """Functions that multiply or divide element by element, into a new tensor."""
-_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3, torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_LAYERS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4, torch.conv1d: 2, torch.conv2d: 3, torch.conv3d: 4}
+"""Layers, and which axis of their result is features, counted from the last."""
 
 
 class FunctionCall(NamedTuple):
@@ -166,11 +167,9 @@ def is_weight(tensor: Tensor) -> bool:
 
 def _output_features(call: FunctionCall) -> Features | None:
     """The features of a layer's own output."""
-    dimensions = call.result.dim()
-    if call.func is F.linear:
-        return Features(frozenset((dimensions - 1,)), True)
-    if call.func in _CONVOLUTIONS:
-        return Features(frozenset((dimensions - 1 - _CONVOLUTIONS[call.func],)), True)
+    place = _LAYERS.get(call.func)
+    if place is not None:
+        return Features(frozenset((call.result.dim() - place,)), True)
     if call.func in _ADDMM and len(call.args) > 2 and is_weight(call.args[2]):
         return Features(frozenset((1,)), True)
     return None
@@ -216,6 +215,7 @@ def _moving(view: Tensor) -> Axes:
     return frozenset(axis for axis in range(view.dim()) if view.stride(axis) and view.shape[axis] > 1)
 
 
+@lru_cache(maxsize=1024)
 def axes_after_reshape(before: Sequence[int], after: Sequence[int], marked: Axes) -> Axes:
     """Axes of the shape ``after`` that are made of marked axes of ``before`` only, where one is the other reshaped."""
     if 0 in before or 0 in after:
@@ -254,13 +254,13 @@ _MATMUL = functions("matmul", "__matmul__", "bmm", "mm", "mv")
 _ADDMM = functions("addmm")
 _ADDED = functions("baddbmm") | _ADDMM
 """Products to which their first argument is added."""
-_PRODUCT = frozenset((*_MATMUL, *_ADDED, torch.einsum, Tensor.__rmatmul__))
+MATRIX_PRODUCTS = frozenset((*_MATMUL, *_ADDED, torch.einsum, Tensor.__rmatmul__))
 
 
 def product(call: FunctionCall) -> Product | None:
     """The product that a call computes; None if it is none, or one that is not understood."""
     func, args, kwargs, _ = call
-    if func not in _PRODUCT:
+    if func not in MATRIX_PRODUCTS:
         return None
     if func is torch.einsum:
         return _einsum(args)

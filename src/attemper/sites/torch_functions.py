@@ -98,8 +98,8 @@ class AttentionMode(TorchFunctionMode):
             guard(current(), self._report, func, args, kwargs)
             return result
         result = func(*args, **kwargs)
-        if type(result) not in _PLAIN and current() and not in_backward():
-            guard(current(), self._follow, FunctionCall(func, args, kwargs, result))
+        if type(result) not in _PLAIN and (observers := current()) and not in_backward():
+            guard(observers, self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
     def _report(self, func: Any, args: Any, kwargs: Any) -> None:

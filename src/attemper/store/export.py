@@ -33,7 +33,7 @@ def to_pandas(ranks: Ranks) -> pandas.DataFrame:
     except ImportError as error:
         raise MissingExtraError("Run.to_pandas", "pandas", "pandas") from error
     with ranks.snapshot():
-        frames = [pandas.DataFrame(_typed(table, pandas)) for table in tables(ranks)]
+        frames = [pandas.DataFrame(_with_types(table, pandas)) for table in tables(ranks)]
     if not frames:
         return pandas.DataFrame(columns=pandas.Index([*PLACE, *ranks.statistics]))
     frame = pandas.concat(frames, ignore_index=True)
@@ -120,7 +120,7 @@ def _wide(values: Array, heads: int) -> Array:
     return np.pad(values, ((0, 0), (0, heads - values.shape[1])), constant_values=np.nan)
 
 
-def _typed(table: dict[str, Array], pandas: Any) -> dict[str, Any]:
+def _with_types(table: dict[str, Array], pandas: Any) -> dict[str, Any]:
     """With whole numbers where layers and counts are, also where some are missing."""
     whole = [name for name in table if name == "layer" or (name in QUANTITIES and QUANTITIES[name].exact)]
     return table | {name: pandas.array(table[name], dtype="Int64") for name in whole}

@@ -88,7 +88,7 @@ class Fragment:
         """
         if self.path is not None and _identity(self.path) != self._file:
             raise FileNotFoundError(f"{self.path.name} is gone: it was moved or deleted while it was written to")
-        numbers = self._kept(sample)
+        numbers = self._round_bits(sample)
         with self.transaction() as connection:
             segment = self._segment_of(sample)
             layout, sites = self._layout(sample)
@@ -189,7 +189,7 @@ class Fragment:
         for name in ("_statistics", "_sites", "_layouts"):
             self.__dict__.pop(name, None)
 
-    def _kept(self, sample: Sample) -> np.ndarray:
+    def _round_bits(self, sample: Sample) -> np.ndarray:
         """Values of a sample with the bits that are stored: all bits of counts."""
         if self._bits is None:
             return round_bits(sample.values, None)

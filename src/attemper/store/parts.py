@@ -172,7 +172,7 @@ def restore(target: Target, rank: int) -> Fragment:
     fragment, facts = Fragment(None, rank=rank, bits=None), None
     for name in sorted(name for name, found in parts(target).items() if found == rank):
         table = _read(target, name)
-        facts = _checked(table, name)
+        facts = _check(table, name)
         fragment.enter_segment(facts["segment"])
         for sample in _samples(table):
             fragment.append(sample)
@@ -211,7 +211,7 @@ def _read(target: Target, name: str) -> pyarrow.Table:
         raise InputError(f"{clean_name(name)} is no part of a run, or damaged: {error}.") from error
 
 
-def _checked(table: pyarrow.Table, name: str) -> dict[str, Any]:
+def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
     """What a part tells of itself."""
     facts = json.loads((table.schema.metadata or {}).get(KEY, b"null"))
     if facts is None:

@@ -132,12 +132,12 @@ class Ranks:
             yield from series[0]
             return
         by_step = [groupby(samples, key=lambda sample: sample.step) for samples in series]
-        for _, group in groupby(merge(*map(_listed, by_step), key=itemgetter(0)), key=itemgetter(0)):
+        for _, group in groupby(merge(*map(_in_lists, by_step), key=itemgetter(0)), key=itemgetter(0)):
             for passes in zip_longest(*(samples for _, samples in group)):
                 yield _join_samples([sample for sample in passes if sample is not None])
 
 
-def _listed(by_step: Iterable[tuple[int, Iterable[Sample]]]) -> Iterator[tuple[int, list[Sample]]]:
+def _in_lists(by_step: Iterable[tuple[int, Iterable[Sample]]]) -> Iterator[tuple[int, list[Sample]]]:
     return ((step, list(samples)) for step, samples in by_step)
 
 

@@ -62,7 +62,7 @@ class UrlTarget:
             from fsspec.core import url_to_fs
         except ImportError as error:
             raise MissingExtraError(f"a run at {url.split('://')[0]}://", "fsspec", "parquet") from error
-        self._system, self._root = _opened(url_to_fs, url)
+        self._system, self._root = _open(url_to_fs, url)
         self._whole = url.split("://")[0] in OBJECT_STORES
 
     def names(self) -> list[str]:
@@ -85,7 +85,7 @@ class UrlTarget:
         self._system.mv(f"{final}.tmp", final)
 
 
-def _opened(url_to_fs: Any, url: str) -> tuple[Any, str]:
+def _open(url_to_fs: Any, url: str) -> tuple[Any, str]:
     try:
         system, root = url_to_fs(url)
     except (ImportError, ValueError) as error:  # the package of this protocol is missing, or there is no such protocol

@@ -29,7 +29,7 @@ def thin(connection: sqlite3.Connection, following: int) -> bool:
     samples = dict(
         connection.execute("SELECT id, layout FROM sample WHERE id >= ? AND id < ? ORDER BY id", (first, end))
     )
-    kept = _kept(samples)
+    kept = _choose(samples)
     _merge(connection, (first, span), samples, kept)
     _forget(connection, (first, end), [(sample,) for sample in samples if sample not in kept])
     add_chunk(connection, first, MERGED * span)
@@ -51,7 +51,7 @@ def _group(connection: sqlite3.Connection, following: int) -> tuple[int, int] | 
     return found.fetchone()
 
 
-def _kept(samples: Mapping[int, int]) -> set[int]:
+def _choose(samples: Mapping[int, int]) -> set[int]:
     """Every fourth sample of each layout: evaluations that take turns with training are thinned alike."""
     by_layout: dict[int, list[int]] = {}
     for sample, layout in samples.items():
@@ -65,7 +65,7 @@ def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapp
     known = layouts(connection.execute)
     for pair in sorted({pair for layout in set(samples.values()) for pair in known[layout].pairs}):
         parts = [
-            _left(connection, (*pair, start), _holding(known, pair, samples, range(start, start + span)), kept)
+            _rest(connection, (*pair, start), _holding(known, pair, samples, range(start, start + span)), kept)
             for start in firsts
         ]
         connection.execute(
@@ -84,7 +84,7 @@ def _holding(known: Mapping[int, Layout], pair: tuple[int, int], samples: Mappin
     return [sample for sample, layout in samples.items() if layout in holds and sample in among]
 
 
-def _left(
+def _rest(
     connection: sqlite3.Connection, place: tuple[int, int, int], holding: list[int], kept: set[int]
 ) -> np.ndarray | None:
     """[samples that are kept, heads] of one chunk; None where there is none."""

@@ -53,7 +53,7 @@ class Verdict:
 
     def _new(self) -> Judge:
         about = self._ranks.about
-        limits = _known(about.get("limits")) if self._limits is None else self._limits
+        limits = _known_limits(about.get("limits")) if self._limits is None else self._limits
         return Judge(limits, about.get("fewest_keys") or FEWEST_KEYS)
 
 
@@ -61,7 +61,7 @@ def _equal(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
     return len(one) == len(two) and all(map(np.array_equal, one, two))
 
 
-def _known(limits: Any) -> dict[str, Any]:
+def _known_limits(limits: Any) -> dict[str, Any]:
     """The limits that a watch noted, without kinds that this version does not know."""
     if not isinstance(limits, Mapping):
         return {}

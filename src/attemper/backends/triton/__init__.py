@@ -55,7 +55,7 @@ def accumulate(
     if state is None:
         state = problem.query.new_empty((len(SUMMED), batch, heads, measured), dtype=torch.float32)
     softmax.sweep(problem, state, state, flag=flag)
-    counted = None if included is None else launch.strided(included.view(torch.uint8)[:, None, None])
+    counted = None if included is None else launch.view_of(included.view(torch.uint8)[:, None, None])
     add(state, counted, problem.sink, flag, sums, problem.first_tokens, bits(SUMMED))
 
 

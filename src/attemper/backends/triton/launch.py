@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.triton.scores import BIAS, BOOL, VISIBLE, Constants, Strided, Structure
+from attemper.backends.triton.scores import BIAS, BOOL, VISIBLE, Constants, Structure, View
 from attemper.backends.triton.tuning import Config, power_of_two
 
 FAR = (1 << 30) - 2
 """A window side without a limit, as kernels count keys: in int32."""
 
 
-def strided(tensor: Tensor) -> Strided:
+def view_of(tensor: Tensor) -> View:
     """A 4-D tensor as kernels take it; a dimension of size 1 is broadcast."""
     sizes, strides = tensor.shape, tensor.stride()
-    return Strided(
+    return View(
         tensor,
         0 if sizes[0] == 1 else strides[0],
         0 if sizes[1] == 1 else strides[1],
@@ -60,19 +60,19 @@ def _offsets(offsets: Tensor | None, query: Tensor) -> Tensor:
     return query if offsets is None else offsets.to(query.device, non_blocking=True).contiguous()
 
 
-def inputs(problem: Problem) -> tuple[Strided, ...]:
+def inputs(problem: Problem) -> tuple[View, ...]:
     """What every forward kernel reads: query, key, value, multiplier, mask, first tokens. What a call has not is the query."""
     query, value = problem.query, problem.value
-    values = strided(query if value is None else value)
-    return strided(query), strided(problem.key), values, _multiplier(problem), _mask(problem), _first(problem)
+    values = view_of(query if value is None else value)
+    return view_of(query), view_of(problem.key), values, _multiplier(problem), _mask(problem), _first(problem)
 
 
-def gradient_inputs(problem: Problem, upstream: Upstream) -> tuple[Strided, ...]:
+def gradient_inputs(problem: Problem, upstream: Upstream) -> tuple[View, ...]:
     """What every backward kernel reads: the same, with the gradient of the output after the value."""
     query, key, value, *rest = inputs(problem)
     if width(problem) == 0:
         return query, key, query, query, *rest
-    return query, key, value, strided(upstream.output), *rest
+    return query, key, value, view_of(upstream.output), *rest
 
 
 def width(problem: Problem) -> int:
@@ -80,25 +80,25 @@ def width(problem: Problem) -> int:
     return 0 if problem.value is None else problem.value.shape[3]
 
 
-def _mask(problem: Problem) -> Strided:
+def _mask(problem: Problem) -> View:
     mask = problem.mask
     if mask is None:
-        return Strided(problem.query)
-    return strided(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
+        return View(problem.query)
+    return view_of(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
 
 
-def _first(problem: Problem) -> Strided:
+def _first(problem: Problem) -> View:
     first = problem.first_keys
     if first is None:
-        return Strided(problem.query)
-    return strided(first.view(torch.uint8)[:, None, None])
+        return View(problem.query)
+    return view_of(first.view(torch.uint8)[:, None, None])
 
 
-def _multiplier(problem: Problem) -> Strided:
+def _multiplier(problem: Problem) -> View:
     """scale / T in float32, with stride 0 where it is broadcast."""
     multiplier = problem.multiplier.to(torch.float32)
     batch, head, row = (0 if size == 1 else by for size, by in zip(multiplier.shape, multiplier.stride(), strict=True))
-    return Strided(multiplier, batch, head, row)
+    return View(multiplier, batch, head, row)
 
 
 def constants(
@@ -180,7 +180,7 @@ def nothing(tensors: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> Grad
     )
 
 
-def summed_to(values: Tensor, shape: torch.Size) -> Tensor:
+def sum_to(values: Tensor, shape: torch.Size) -> Tensor:
     """``values`` summed over the dimensions in which ``shape`` is 1."""
     axes = [axis for axis, (full, size) in enumerate(zip(values.shape, shape, strict=True)) if size == 1 < full]
     return values.sum(axes, keepdim=True) if axes else values

@@ -25,7 +25,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, which multiplies matrices of bfloat16 as if they were integers."""
 
 
-class Strided(NamedTuple):
+class View(NamedTuple):
     """A tensor as kernels take it: up to four dimensions, stride 0 where one is broadcast."""
 
     pointer: Any
@@ -67,7 +67,7 @@ class Tile(NamedTuple):
 
 
 class Call(NamedTuple):
-    """``call`` in every kernel: its tensors as ``Strided``, where rows see keys, and its numbers."""
+    """``call`` in every kernel: its tensors as ``View``, where rows see keys, and its numbers."""
 
     query: Any
     key: Any
@@ -234,7 +234,7 @@ def tile_of(call, row, batch, head, read, CALL: tl.constexpr, EDGE: tl.constexpr
 
 
 @triton.jit
-def seen(tile, place, call, CALL: tl.constexpr):
+def visibility(tile, place, call, CALL: tl.constexpr):
     """Which of the keys each row sees, [M, N], and the bias [M, N] where there is one (0 where hidden)."""
     visible = (place[None, :] >= tile.low[:, None]) & (place[None, :] < tile.high[:, None])
     bias = 0.0

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attemper.backends.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
-from attemper.backends.triton.scores import Strided
+from attemper.backends.triton.scores import View
 from attemper.backends.triton.softmax import state as softmax
 
 __all__ = ["BINNED", "BINS", "COLUMNS", "SUMMED", "WIDTH", "add", "empty_sums", "positions_kernel"]
@@ -46,14 +46,14 @@ def positions_kernel(start, positions, flag, rows, queries, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _binned(bin, value, counted):
+def _sums_by_bin(bin, value, counted):
     """Sums of ``value`` by bin, [32] float64."""
     place = tl.arange(0, 32)
     return tl.sum(tl.where((bin[:, None] == place[None, :]) & counted[:, None], value[:, None], 0.0), 0)
 
 
 @triton.jit
-def _counted(condition):
+def _number(condition):
     return condition.to(tl.float64)
 
 
@@ -63,7 +63,7 @@ def _of(value, counted):
 
 
 @triton.jit
-def _added(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens):
+def _add(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens):
     """``single``, a tuple of [M] in the order of ``COLUMNS``, and ``bins``, one of [32], with these rows added."""
     seen = counted & (n > 0)
     finite = tl.abs(m + z) < float("inf")
@@ -74,9 +74,9 @@ def _added(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens):
     entropy = tl.minimum((z + a).to(tl.float64), log_n)
     normalized = tl.where(two, entropy / tl.where(two, log_n, 1.0), 0.0)
     single = (
-        single[0] + _counted(valid),
-        single[1] + _counted(counted & (n == 0)),
-        single[2] + _counted(seen & (finite == 0)),
+        single[0] + _number(valid),
+        single[1] + _number(counted & (n == 0)),
+        single[2] + _number(seen & (finite == 0)),
         tl.maximum(single[3], tl.where(valid, m, -float("inf")).to(tl.float64)),
         single[4] + _of(entropy, valid),
         single[5] + _of(normalized, two),
@@ -85,19 +85,19 @@ def _added(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens):
         single[8] + _of(v, valid),
         single[9] + _of(mass, valid),
         single[10] + _of(f, beyond),
-        single[11] + _counted(two),
-        single[12] + _counted(beyond),
+        single[11] + _number(two),
+        single[12] + _number(beyond),
     )
     share = tl.minimum(tl.maximum((normalized * 32).to(tl.int32), 0), 31)
     # n is a whole number in float32: its exponent is its bucket.
     bucket = tl.where(seen, (n.to(tl.int32, bitcast=True) >> 23) - 127, 0)
     one = tl.zeros_like(entropy) + 1.0
     bins = (
-        bins[0] + _binned(share, one, two),
-        bins[1] + _binned(bucket, one, valid),
-        bins[2] + _binned(bucket, entropy, valid),
-        bins[3] + _binned(bucket, normalized, two),
-        bins[4] + _binned(bucket, f.to(tl.float64), beyond),
+        bins[0] + _sums_by_bin(share, one, two),
+        bins[1] + _sums_by_bin(bucket, one, valid),
+        bins[2] + _sums_by_bin(bucket, entropy, valid),
+        bins[3] + _sums_by_bin(bucket, normalized, two),
+        bins[4] + _sums_by_bin(bucket, f.to(tl.float64), beyond),
     )
     return single, bins
 
@@ -127,11 +127,11 @@ def chunk_sums_kernel(
             at = included.pointer + batch * included.batch + row.to(tl.int64) * included.column
             counted = counted & (tl.load(at, mask=counted, other=0) != 0)
         source = state + (tl.cast(batch, tl.int64) * heads + head) * rows + row
-        m, z, n, a, v, c, f, _ = softmax.loaded(source, plane, counted, STATE)
+        m, z, n, a, v, c, f, _ = softmax.load(source, plane, counted, STATE)
         mass = tl.zeros_like(z) + 1.0
         if SINK:
             mass = softmax.share(m + z, tl.load(sink + head).to(tl.float32))
-        single, bins = _added(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens)
+        single, bins = _add(single, bins, m, z, n, a, v, c, f, counted, mass, first_tokens)
     target = partial + (chunk.to(tl.int64) * heads + head) * WIDTH
     for column in tl.static_range(SINGLE):
         if column == MAXIMUM:
@@ -167,13 +167,13 @@ def accumulate_kernel(
 def add(
     state: Tensor, included: Any, sink: Tensor | None, flag: Tensor, sums: Tensor, first_tokens: int, bits: int
 ) -> None:
-    """Adds the rows of ``state`` [F, B, H, R] to ``sums`` [H, WIDTH]; ``included``: which count, as ``Strided``, or None."""
+    """Adds the rows of ``state`` [F, B, H, R] to ``sums`` [H, WIDTH]; ``included``: which count, as ``View``, or None."""
     _, batch, heads, rows = state.shape
     chunks = min(batch * -(-rows // BLOCK), max(1, PROGRAMS // heads))
     partial = state.new_empty((chunks, heads, WIDTH), dtype=sums.dtype)
     chunk_sums_kernel[(heads, chunks)](
         state,
-        Strided(state) if included is None else included,
+        View(state) if included is None else included,
         state if sink is None else sink,
         flag,
         partial,

@@ -119,8 +119,8 @@ def forward(problem: Problem) -> Config:
     else:
         table = _STATISTICS if problem.value is None else _FORWARD if len(problem.columns) > 3 else _PLAIN
         width = 0 if problem.value is None else problem.value.shape[3]
-        config = chosen(table[machine()], max(problem.query.shape[3], width), problem)
-    return _as_tested(config, problem)
+        config = choose(table[machine()], max(problem.query.shape[3], width), problem)
+    return _test_config(config, problem)
 
 
 def row_numbers(problem: Problem) -> Config:
@@ -130,7 +130,7 @@ def row_numbers(problem: Problem) -> Config:
 
 def query_gradient(problem: Problem) -> Config:
     """Of the kernel that holds rows and sweeps over keys."""
-    return _of_backward(_MASKED_QUERY_GRADIENT if _masked(problem) else _QUERY_GRADIENT, problem)
+    return _of_backward(_MASKED_QUERY_GRADIENT if _has_mask(problem) else _QUERY_GRADIENT, problem)
 
 
 def bias_gradient(problem: Problem) -> Config:
@@ -142,12 +142,12 @@ def bias_gradient(problem: Problem) -> Config:
 
 def key_gradient(problem: Problem) -> Config:
     """Of the kernel that holds keys and sweeps over rows."""
-    return _of_backward(_MASKED_KEY_GRADIENT if _masked(problem) else _KEY_GRADIENT, problem)
+    return _of_backward(_MASKED_KEY_GRADIENT if _has_mask(problem) else _KEY_GRADIENT, problem)
 
 
 def rowwise(problem: Problem) -> Config:
     """Of every kernel of a rowwise normalizer, forward and backward."""
-    table = _MASKED_ROWWISE if _masked(problem) else _ROWWISE
+    table = _MASKED_ROWWISE if _has_mask(problem) else _ROWWISE
     return _of_backward(_FEW_ROWS if problem.query.shape[2] <= 16 else table, problem)
 
 
@@ -158,7 +158,7 @@ def all_registers() -> dict[str, int]:
     return {} if INTERPRETED or machine() == "amd" else {"maxnreg": 255}
 
 
-def _masked(problem: Problem) -> bool:
+def _has_mask(problem: Problem) -> bool:
     return problem.mask is not None or problem.softcap > 0
 
 
@@ -168,11 +168,11 @@ def _of_backward(table: dict[str, dict[int, Config]], problem: Problem) -> Confi
     if INTERPRETED:
         config = IN_THE_INTERPRETER
     else:
-        config = chosen(table[machine()], size, problem)
+        config = choose(table[machine()], size, problem)
         if problem.query.dtype == torch.float32 and size > 128:
             # Four tiles of the widest rows must fit the shared memory of every machine.
             config = replace(config, rows=16, keys=16)
-    return _as_tested(config, problem)
+    return _test_config(config, problem)
 
 
 def splits(problem: Problem) -> int:
@@ -195,12 +195,12 @@ def decode(problem: Problem) -> Config:
     if INTERPRETED:
         config = IN_THE_INTERPRETER
     else:
-        config = chosen(_DECODE[machine()], max(problem.query.shape[3], width), problem)
+        config = choose(_DECODE[machine()], max(problem.query.shape[3], width), problem)
     rows = power_of_two(problem.repeats * problem.query.shape[2])
     return replace(config, rows=rows, keys=_own(problem.tile_keys, config.keys))
 
 
-def _as_tested(config: Config, problem: Problem) -> Config:
+def _test_config(config: Config, problem: Problem) -> Config:
     """The configuration with the test's own block sizes where it gave any."""
     if not (problem.tile_rows or problem.tile_keys):
         return config
@@ -214,14 +214,14 @@ def _own(given: int, chosen: int) -> int:
     return min(64, 1 << (given - 1).bit_length()) if INTERPRETED else power_of_two(given)
 
 
-def chosen(sizes: dict[int, Config], size: int, problem: Problem) -> Config:
+def choose(sizes: dict[int, Config], size: int, problem: Problem) -> Config:
     """The configuration for a head size: small blocks in float32, and no more rows than there are."""
     config = next(config for largest, config in sizes.items() if size <= largest)
-    return _fitted(config, problem.query.dtype, power_of_two(problem.query.shape[2]))
+    return _fit(config, problem.query.dtype, power_of_two(problem.query.shape[2]))
 
 
 @cache
-def _fitted(config: Config, dtype: torch.dtype, rows: int) -> Config:
+def _fit(config: Config, dtype: torch.dtype, rows: int) -> Config:
     if dtype == torch.float32:
         config = replace(config, rows=32, keys=32, warps=8, stages=1)
     return replace(config, rows=min(config.rows, rows))

@@ -19,7 +19,7 @@ from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.training import Run, one_step, start
 from attemper.monitor.watch import watch
-from attemper.readings.alarms import SEVERITIES
+from attemper.readings.alarms import is_heard
 from attemper.readings.reading import Alarm
 from attemper.readings.scan import Scan
 
@@ -111,11 +111,6 @@ class Outcome:
     def attention_alarm(self) -> Alarm | None:
         """The first alarm of attention that is a warning or worse."""
         return next((alarm for alarm in self.alarms if is_heard(alarm)), None)
-
-
-def is_heard(alarm: Alarm) -> bool:
-    """Whether an alarm is a warning or worse."""
-    return SEVERITIES.index(alarm.severity) >= SEVERITIES.index("warning")
 
 
 @one_thread()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.rowwise.gradient import known, score_gradients
+from attemper.backends.triton.rowwise.gradient import row_facts, score_gradients
 from attemper.backends.triton.rowwise.normalizers import number_of
 from attemper.backends.triton.rowwise.tiles import scores_at
 from attemper.backends.triton.scores import LENGTHS, Call, Structure, rows_of, tile_of
-from attemper.backends.triton.softmax.backward_bias import bias_block, stored_bias, term_of_bias
+from attemper.backends.triton.softmax.backward_bias import bias_block, store_bias, term_of_bias
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "places"])
@@ -39,7 +39,7 @@ def rowwise_bias_kernel(
             exists = here < structure.rows
             number = number_of(per_head, head, given, CALL)
             at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + here
-            facts, n = known(rows, at_rows, exists, number, CALL)
+            facts, n = row_facts(rows, at_rows, exists, number, CALL)
             read = tl.where(exists & (n > 0), here, structure.rows)
             tile = tile_of(call, tl.minimum(here, structure.rows - 1), batch, head, read, CALL, True)
             s, visible, place, k, bend = scores_at(tile, call, own[3] * CALL.BLOCK_N, CALL)
@@ -49,4 +49,4 @@ def rowwise_bias_kernel(
                 values = rows_of(value, batch, tile.group, place, CALL.E, CALL, True, structure.keys)
             ds, applied = score_gradients(s, visible, place, above, values, tile, call, facts, CALL)
             total += ds
-    stored_bias(total, bias_grad, own, place, structure, bias_heads, bias_rows, CALL, ALL_ROWS)
+    store_bias(total, bias_grad, own, place, structure, bias_heads, bias_rows, CALL, ALL_ROWS)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.rowwise.gradient import known, score_gradients
+from attemper.backends.triton.rowwise.gradient import row_facts, score_gradients
 from attemper.backends.triton.rowwise.normalizers import number_of
 from attemper.backends.triton.rowwise.tiles import scores_of
 from attemper.backends.triton.scores import LENGTHS, Call, Structure, product, rows_of, tile_of
-from attemper.backends.triton.softmax.backward_key import row_blocks, stored_key_gradients
+from attemper.backends.triton.softmax.backward_key import row_blocks, store_key_gradients
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "halvings", "places"])
@@ -53,7 +53,7 @@ def rowwise_key_kernel(
             exists = here < structure.rows
             number = number_of(per_head, head, given, CALL)
             at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + here
-            facts, n = known(rows, at_rows, exists, number, CALL)
+            facts, n = row_facts(rows, at_rows, exists, number, CALL)
             read = tl.where(exists & (n > 0), here, structure.rows)
             tile = tile_of(call, tl.minimum(here, structure.rows - 1), batch, head, read, CALL, True)
             above = tile.query
@@ -65,4 +65,4 @@ def rowwise_key_kernel(
                 dv = product(tl.trans(applied.to(above.dtype)), above, dv)
             if KEY:
                 dk = product(tl.trans((ds * bend * tile.scale[:, None]).to(tile.query.dtype)), tile.query, dk)
-    stored_key_gradients(dk, dv, key_grad, value_grad, place, batch * groups + group, structure.keys, CALL, KEY, VALUE)
+    store_key_gradients(dk, dv, key_grad, value_grad, place, batch * groups + group, structure.keys, CALL, KEY, VALUE)

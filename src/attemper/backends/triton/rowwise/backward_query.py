@@ -17,9 +17,9 @@ import triton.language as tl
 
 from attemper.backends.triton.rowwise.gradient import (
     Facts,
-    reached,
     score_gradients,
     statistics_gradient,
+    weight_gradient,
     weights_of,
 )
 from attemper.backends.triton.rowwise.normalizers import (
@@ -36,10 +36,10 @@ from attemper.backends.triton.rowwise.normalizers import (
     sigmoid,
 )
 from attemper.backends.triton.rowwise.search import first_without
-from attemper.backends.triton.rowwise.state import SMALLEST, V, W, loaded
+from attemper.backends.triton.rowwise.state import SMALLEST, V, W, load
 from attemper.backends.triton.rowwise.tiles import below, scores_at, span_of, values_at
 from attemper.backends.triton.scores import LENGTHS, Call, Structure, any_of, product, rows_of, tile_of
-from attemper.backends.triton.softmax.state import added, log_of
+from attemper.backends.triton.softmax.state import add, log_of
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def _totals(tile, call, m, first, second, number, start, count, listed, marks, C
         best, where = tl.max(s, 1, return_indices=True)
         winner = tl.where(best > top, where + at, winner)
         top = tl.maximum(top, best)
-        z, zl = added(z, zl, tl.sum(omega, 1))
+        z, zl = add(z, zl, tl.sum(omega, 1))
         if V & CALL.STATE:
             a += tl.sum(omega * d, 1)
         wanted = any_of((omega > 0) | (visible & (m != m)[:, None]))
@@ -108,7 +108,7 @@ def _row_sums(tile, call, above, facts, count, listed, CALL: tl.constexpr, PER_H
             values = values_at(tile, call, at, CALL)
         p, d, logs, inside = weights_of(s, visible, place, facts, CALL)
         b = statistics_gradient(p, d, logs, place, tile, call, facts, CALL)
-        g = reached(above, values, CALL)
+        g = weight_gradient(above, values, CALL)
         if CALL.NORMALIZER == SIGMOID:
             z = s + facts.number
             rest, w = sigmoid(-z), sigmoid(z)
@@ -189,7 +189,7 @@ def rowwise_query_kernel(
         limit = _cut_ties(tile, call, m, n, x, number, start, count, listed, CALL)
     one, two = parameters(tl.where(n > 0, x, 1.0), m, limit, number, CALL, CALL.RELATIVE)
     z, zl, a, winner, count = _totals(tile, call, m, one, two, number, start, count, listed, marks, CALL)
-    z, zl = added(z, 0.0, zl)
+    z, zl = add(z, 0.0, zl)
     some = n > 0
     if CALL.NORMALIZER == SIGMOID:
         mass = z
@@ -200,7 +200,7 @@ def rowwise_query_kernel(
     inverse = tl.where(some, 1.0 / z, 0.0) + spoiled
     log_total = tl.where(some, log_of(tl.where(some, z, 1.0), tl.where(some, zl, 0.0)), 0.0)
     zero = 0.0 * n
-    above = loaded(rows.above + at_rows, plane, exists & (n > 0), CALL.STATE)
+    above = load(rows.above + at_rows, plane, exists & (n > 0), CALL.STATE)
     facts = Facts(m, one, two, number, inverse, log_total, 0.0 - a * inverse, zero, zero, winner, winner, above)
     dout = tile.query
     if CALL.E > 0:

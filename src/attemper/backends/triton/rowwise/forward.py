@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from attemper.backends.triton.rowwise.normalizers import EVERY, SIGMOID, number_of, parameters, shares
-from attemper.backends.triton.rowwise.search import bounded, bounds_of_nothing, found, surveyed
-from attemper.backends.triton.rowwise.state import H, finished, gathered, gathered_nothing, stored
+from attemper.backends.triton.rowwise.search import bounds_of_nothing, find, survey, widen
+from attemper.backends.triton.rowwise.state import H, finish, gather, no_sums, store
 from attemper.backends.triton.rowwise.tiles import below, scores_at, span_of, values_at
 from attemper.backends.triton.scores import LENGTHS, Call, Structure, any_of, product, tile_of
 
@@ -50,11 +50,11 @@ def rowwise_forward_kernel(
     x, limit = tl.zeros([CALL.BLOCK_M], tl.float32), tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
     SURVEY: tl.constexpr = (CALL.NORMALIZER != SIGMOID) | CALL.RELATIVE
     if SURVEY:
-        bounds, count = surveyed(tile, call, start, count, listed, CALL)
+        bounds, count = survey(tile, call, start, count, listed, CALL)
     if CALL.NORMALIZER != SIGMOID:
-        x, limit, count = found(tile, call, bounds, number, listed, count, CALL)
+        x, limit, count = find(tile, call, bounds, number, listed, count, CALL)
     one, two = parameters(x, bounds[0], limit, number, CALL, CALL.RELATIVE)
-    sums = gathered_nothing(CALL.BLOCK_M)
+    sums = no_sums(CALL.BLOCK_M)
     out = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_E], tl.float32)
     for block in range(count):
         at = start + block * CALL.BLOCK_N
@@ -64,21 +64,21 @@ def rowwise_forward_kernel(
         if SURVEY:
             d = below(s, visible, bounds[0])
         else:
-            bounds = bounded(bounds, s, visible)
+            bounds = widen(bounds, s, visible)
             d = s
         omega, logs = shares(s, d, visible, place, one, two, number, CALL, (H & CALL.STATE) > 0, CALL.RELATIVE)
         if any_of(omega > 0) > 0:
-            sums = gathered(sums, omega, logs, d, tile, call, place, CALL)
+            sums = gather(sums, omega, logs, d, tile, call, place, CALL)
             if CALL.E > 0:
                 values = values_at(tile, call, at, CALL)
                 out = product(omega.to(values.dtype), values, out)
     m, lowest, n, bad = bounds
-    left_over, scale = finished(sums, m, n, number, CALL)
+    left_over, scale = finish(sums, m, n, number, CALL)
     places_here = begin + tl.arange(0, CALL.BLOCK_M)
     exists = places_here < structure.rows
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places_here
     plane = tl.num_programs(0).to(tl.int64) // per * structure.rows
-    stored(m, n, x, left_over, bad > 0, state + at_rows, plane, exists, CALL.STATE)
+    store(m, n, x, left_over, bad > 0, state + at_rows, plane, exists, CALL.STATE)
     if CALL.E > 0:
         scale = scale + tl.where(bad > 0, float("nan"), 0.0)
         column = tl.arange(0, CALL.BLOCK_E)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from attemper.backends.triton.rowwise.normalizers import ENTMAX, SIGMOID, gradient_weights, parameters, shares, sigmoid
-from attemper.backends.triton.rowwise.state import A, C, F, H, P, T, V, loaded
+from attemper.backends.triton.rowwise.state import A, C, F, H, P, T, V, load
 from attemper.backends.triton.rowwise.tiles import below
 from attemper.backends.triton.scores import distance_of, first_of, product
 
@@ -61,13 +61,13 @@ class Facts(NamedTuple):
 
 
 @triton.jit
-def known(rows, at, exists, number, CALL: tl.constexpr):
+def row_facts(rows, at, exists, number, CALL: tl.constexpr):
     """The facts of the rows ``at`` [M], places in a plane, and their visible keys."""
     plane = tl.cast(rows.plane, tl.int64)
     m = tl.load(rows.state + at, mask=exists, other=-float("inf"))
     n = tl.load(rows.state + plane + at, mask=exists, other=0.0)
     x = tl.load(rows.state + 2 * plane + at, mask=exists, other=0.0)
-    above = loaded(rows.above + at, plane, exists, CALL.STATE)
+    above = load(rows.above + at, plane, exists, CALL.STATE)
     limit = tl.load(rows.places + at, mask=exists, other=0)
     winner = tl.load(rows.places + plane + at, mask=exists, other=0)
     steepest = tl.load(rows.places + 2 * plane + at, mask=exists, other=0)
@@ -115,7 +115,7 @@ def statistics_gradient(p, d, logs, place, tile, call, facts, CALL: tl.constexpr
 
 
 @triton.jit
-def reached(upstream, values, CALL: tl.constexpr):
+def weight_gradient(upstream, values, CALL: tl.constexpr):
     """dP [M, N]; 0 without values."""
     total = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_N], tl.float32)
     if CALL.E > 0:
@@ -128,7 +128,7 @@ def score_gradients(s, visible, place, upstream, values, tile, call, facts, CALL
     """ds of a block [M, N], before the softcap, and the weights that meet values."""
     p, d, logs, inside = weights_of(s, visible, place, facts, CALL)
     b = statistics_gradient(p, d, logs, place, tile, call, facts, CALL)
-    gradient = reached(upstream, values, CALL)
+    gradient = weight_gradient(upstream, values, CALL)
     applied = p
     if CALL.NORMALIZER == SIGMOID:
         z = s + facts.number

@@ -52,7 +52,7 @@ def backward(problem: Problem, state: Tensor, upstream: Upstream, needs: tuple[b
     grads = Gradients()
     call = _Backward(problem, state, upstream)
     grads.query, by_row, of_head = call.of_rows(query, multiplier, per_head)
-    grads.multiplier = None if by_row is None else launch.summed_to(by_row, problem.multiplier.shape)
+    grads.multiplier = None if by_row is None else launch.sum_to(by_row, problem.multiplier.shape)
     grads.per_head = None if of_head is None else of_head.sum((0, 2))
     if key or value:
         grads.key, grads.value = call.of_keys(key, value)

@@ -29,7 +29,7 @@ from attemper.backends.triton.rowwise.normalizers import (
 )
 from attemper.backends.triton.rowwise.tiles import below, scores_at
 from attemper.backends.triton.scores import any_of
-from attemper.backends.triton.softmax.state import added, exponential
+from attemper.backends.triton.softmax.state import add, exponential
 
 CLOSE = tl.constexpr(1e-6)
 """Of the sum of weights to 1: the step that follows leaves an error of its square."""
@@ -50,7 +50,7 @@ def bounds_of_nothing(BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def bounded(bounds, s, visible):
+def widen(bounds, s, visible):
     """``bounds`` with a block: greatest and least visible score, visible keys, visible scores that are not finite."""
     m, lowest, n, bad = bounds
     finite = tl.abs(s) < float("inf")
@@ -64,14 +64,14 @@ def bounded(bounds, s, visible):
 
 
 @triton.jit
-def surveyed(tile, call, start, number, listed, CALL: tl.constexpr):
+def survey(tile, call, start, number, listed, CALL: tl.constexpr):
     """The bounds of the rows over ``number`` blocks from ``start`` on, and how many blocks some row sees, now ``listed``."""
     bounds = bounds_of_nothing(CALL.BLOCK_M)
     count = 0
     for block in range(number):
         at = start + block * CALL.BLOCK_N
         s, visible, _, _, _ = scores_at(tile, call, at, CALL)
-        bounds = bounded(bounds, s, visible)
+        bounds = widen(bounds, s, visible)
         tl.store(listed + count, at)
         count += any_of(visible)
     tl.debug_barrier()
@@ -79,7 +79,7 @@ def surveyed(tile, call, start, number, listed, CALL: tl.constexpr):
 
 
 @triton.jit
-def found(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
+def find(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
     """``(x, limit, count)``: what the normalizer finds on each row, the first key whose tie does not count (top-k), and
     how many blocks are still listed."""
     m, _, n, bad = bounds
@@ -113,7 +113,7 @@ def _largest_weight(tile, call, m, n, bad, number, listed, count, CALL: tl.const
             at = tl.load(listed + block)
             s, visible, place, _, _ = scores_at(tile, call, at, CALL)
             omega, logs = shares(s, below(s, visible, m), visible, place, first, second, number, CALL, False, True)
-            z, zl = added(z, zl, tl.sum(omega, 1))
+            z, zl = add(z, zl, tl.sum(omega, 1))
             rate += tl.sum(growth(omega, logs, number, CALL), 1)
             tl.store(listed + left, at)
             wanted = any_of(omega > 0)
@@ -152,7 +152,7 @@ def _least(tile, call, m, min_weight, listed, count, CALL: tl.constexpr):
         at = tl.load(listed + block)
         s, visible, _, _, _ = scores_at(tile, call, at, CALL)
         e = exponential(below(s, visible, m))
-        total, low = added(total, low, tl.sum(e, 1))
+        total, low = add(total, low, tl.sum(e, 1))
         tl.store(listed + left, at)
         # Z is at least 1.
         left += any_of(visible & (e >= min_weight * MIN_WEIGHT_SLACK))
@@ -187,7 +187,7 @@ def _pivots(low, high, count_low, count_high, k):
 
 
 @triton.jit
-def _narrowed(pivot, count, low, high, count_low, count_high, k, open_):
+def _narrow(pivot, count, low, high, count_low, count_high, k, open_):
     """The bracket after so many keys were counted up to a pivot."""
     enough = open_ & (count >= k) & (pivot < high)
     short = open_ & (count < k) & (pivot > low)
@@ -217,9 +217,9 @@ def _kth(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
             one += tl.sum((bits <= first[:, None]).to(tl.int32), 1)
             two += tl.sum((bits <= second[:, None]).to(tl.int32), 1)
             three += tl.sum((bits <= third[:, None]).to(tl.int32), 1)
-        low, high, count_low, count_high = _narrowed(first, one, low, high, count_low, count_high, k, open_)
-        low, high, count_low, count_high = _narrowed(second, two, low, high, count_low, count_high, k, open_)
-        low, high, count_low, count_high = _narrowed(third, three, low, high, count_low, count_high, k, open_)
+        low, high, count_low, count_high = _narrow(first, one, low, high, count_low, count_high, k, open_)
+        low, high, count_low, count_high = _narrow(second, two, low, high, count_low, count_high, k, open_)
+        low, high, count_low, count_high = _narrow(third, three, low, high, count_low, count_high, k, open_)
         open_ = open_ & (count_high > k) & (high - low > 1)
     return 0.0 - _value(high), tl.where((count_high > k) & (bad == 0), k - count_low, EVERY)
 

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from attemper.backends.triton.rowwise.normalizers import SIGMOID, largest
 from attemper.backends.triton.scores import distance_of, first_of
-from attemper.backends.triton.softmax.state import added, log_of, spread
+from attemper.backends.triton.softmax.state import add, log_of, spread
 from attemper.statistics import Column
 
 W, S, P, A, H, V, C, F, T = (tl.constexpr(1 << bit) for bit in range(9))
@@ -52,44 +52,44 @@ def relative(columns: Iterable[Column]) -> bool:
 
 
 @triton.jit
-def gathered_nothing(BLOCK_M: tl.constexpr):
+def no_sums(BLOCK_M: tl.constexpr):
     """``(z, z_low, h, h_low, a, a_low, b, b_low, c, c_low, f, t, s)`` of no key."""
     zero = tl.zeros([BLOCK_M], tl.float32)
     return zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, tl.zeros([BLOCK_M], tl.int32)
 
 
 @triton.jit
-def gathered(sums, omega, logs, d, tile, call, place, CALL: tl.constexpr):
+def gather(sums, omega, logs, d, tile, call, place, CALL: tl.constexpr):
     """``sums`` with a block of weights [M, N]."""
     z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
     block_z = tl.sum(omega, 1)
     if H & CALL.STATE:
-        h, hl = added(h, hl, tl.sum(omega * logs, 1))
+        h, hl = add(h, hl, tl.sum(omega * logs, 1))
     if (A | V) & CALL.STATE:
         block_a = tl.sum(omega * d, 1)
         if V & CALL.STATE:
             x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]
             # In this order, for 0 times a square that overflows would be NaN.
-            b, bl = added(b, bl, tl.sum(omega * x * x, 1))
-            b, bl = added(b, bl, spread(z, a, 0.0, block_z, block_a, 0.0))
-        a, al = added(a, al, block_a)
+            b, bl = add(b, bl, tl.sum(omega * x * x, 1))
+            b, bl = add(b, bl, spread(z, a, 0.0, block_z, block_a, 0.0))
+        a, al = add(a, al, block_a)
     if C & CALL.STATE:
-        c, cl = added(c, cl, tl.sum(omega * omega, 1))
+        c, cl = add(c, cl, tl.sum(omega * omega, 1))
     if F & CALL.STATE:
         f += tl.sum(tl.where(first_of(tile, place, call, CALL), omega, 0.0), 1)
     if T & CALL.STATE:
         t += tl.sum(omega * distance_of(tile, place), 1)
     if S & CALL.STATE:
         s += tl.sum((omega > 0).to(tl.int32), 1)
-    z, zl = added(z, zl, block_z)
+    z, zl = add(z, zl, block_z)
     return z, zl, h, hl, a, al, b, bl, c, cl, f, t, s
 
 
 @triton.jit
-def finished(sums, m, n, number, CALL: tl.constexpr):
+def finish(sums, m, n, number, CALL: tl.constexpr):
     """``(w, s, p, a, h, v, c, f, t)`` and what the product with values is multiplied by, [M]; all 0 without weight."""
     z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
-    z, zl = added(z, 0.0, zl)
+    z, zl = add(z, 0.0, zl)
     mass = tl.where(n > 0, 1.0, 0.0)
     some = n > 0
     if CALL.NORMALIZER == SIGMOID:
@@ -115,7 +115,7 @@ def finished(sums, m, n, number, CALL: tl.constexpr):
 
 
 @triton.jit
-def stored(m, n, x, left, bad, target, plane, exists, STATE: tl.constexpr):
+def store(m, n, x, left, bad, target, plane, exists, STATE: tl.constexpr):
     """Writes m, n, x and the columns asked for, one plane after another; NaN but for n where a score is not finite."""
     spoiled = tl.where(bad, float("nan"), 0.0)
     tl.store(target, m + spoiled, mask=exists)
@@ -129,7 +129,7 @@ def stored(m, n, x, left, bad, target, plane, exists, STATE: tl.constexpr):
 
 
 @triton.jit
-def loaded(source, plane, exists, STATE: tl.constexpr):
+def load(source, plane, exists, STATE: tl.constexpr):
     """``(m, n, x, w, s, p, a, h, v, c, f, t)`` of rows (or their gradients); 0 where STATE has none."""
     m = tl.load(source, mask=exists, other=-float("inf"))
     n = tl.load(source + plane, mask=exists, other=0.0)

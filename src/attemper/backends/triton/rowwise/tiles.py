@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.scores import VANISHED, block_of, blocks, scores, seen
+from attemper.backends.triton.scores import VANISHED, block_of, blocks, scores, visibility
 
 FARTHEST = tl.constexpr(-1e18)
 """Scores farther below the maximum have no weight that differs, and their squares would overflow."""
@@ -40,7 +40,7 @@ def scores_at(tile, call, at, CALL: tl.constexpr):
 def scores_of(tile, call, block, place, CALL: tl.constexpr):
     """``scores_at`` for a block of keys that is there."""
     s, bend = scores(tile, block, call, CALL)
-    visible, bias = seen(tile, place, call, CALL)
+    visible, bias = visibility(tile, place, call, CALL)
     return tl.where(visible, s + bias, -float("inf")), visible, bend
 
 

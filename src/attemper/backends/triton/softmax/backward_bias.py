@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from attemper.backends.triton.scores import Call, Tile, intervals, rows_of, scale_of
-from attemper.backends.triton.softmax.gradient import known, score_gradients
+from attemper.backends.triton.softmax.gradient import row_facts, score_gradients
 
 
 @triton.jit
@@ -39,9 +39,7 @@ def term_of_bias(number, own, over_heads, over_rows):
 
 
 @triton.jit
-def stored_bias(
-    total, target, own, place, structure, bias_heads, bias_rows, CALL: tl.constexpr, ALL_ROWS: tl.constexpr
-):
+def store_bias(total, target, own, place, structure, bias_heads, bias_rows, CALL: tl.constexpr, ALL_ROWS: tl.constexpr):
     """Writes the sum [M, N] of a program; ALL_ROWS: summed over its rows."""
     plane = own[0].to(tl.int64) * bias_heads + own[1]
     if ALL_ROWS:
@@ -75,7 +73,7 @@ def bias_gradient_kernel(
         if tl.max(sees.to(tl.int32), 0) > 0:
             group = head // repeats
             at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
-            terms = known(rows, at_rows, exists, head, CALL)
+            terms = row_facts(rows, at_rows, exists, head, CALL)
             scale = scale_of(call, batch, head, row)
             q = rows_of(query, batch, head, row, CALL.D, CALL, False, 0)
             block = rows_of(key, batch, group, place, CALL.D, CALL, True, structure.keys)
@@ -86,4 +84,4 @@ def bias_gradient_kernel(
             tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head, group)
             ds, _, _ = score_gradients(tile, block, above, values, terms, place, call, CALL, True)
             total += ds
-    stored_bias(total, bias_grad, own, place, structure, bias_heads, bias_rows, CALL, ALL_ROWS)
+    store_bias(total, bias_grad, own, place, structure, bias_heads, bias_rows, CALL, ALL_ROWS)

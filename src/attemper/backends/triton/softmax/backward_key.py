@@ -25,7 +25,7 @@ from attemper.backends.triton.scores import (
     rows_of,
     scale_of,
 )
-from attemper.backends.triton.softmax.gradient import known, score_gradients
+from attemper.backends.triton.softmax.gradient import row_facts, score_gradients
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def _block(
     row = tl.minimum(places, structure.rows - 1)
     low, high, diagonal, origin = intervals(row, structure, CALL)
     at_rows = (batch.to(tl.int64) * call.heads + head) * structure.rows + places
-    terms = known(rows, at_rows, exists, head, CALL)
+    terms = row_facts(rows, at_rows, exists, head, CALL)
     scale = scale_of(call, batch, head, row)
     read = row
     if EDGE:
@@ -125,7 +125,7 @@ def _block(
 
 
 @triton.jit
-def stored_key_gradients(
+def store_key_gradients(
     dk, dv, key_grad, value_grad, place, head, count, CALL: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr
 ):
     """Writes the gradients of the keys ``place`` of a key head, counted over all batches, of ``count`` keys each."""
@@ -175,4 +175,4 @@ def key_gradient_kernel(
             head = group * repeats + number // insides
             at = inside_from + number % insides * CALL.BLOCK_M
             dk, dv = _block(dk, dv, block, values, place, at, batch, head, rows, call, CALL, False, KEY, VALUE)
-    stored_key_gradients(dk, dv, key_grad, value_grad, place, batch * groups + group, structure.keys, CALL, KEY, VALUE)
+    store_key_gradients(dk, dv, key_grad, value_grad, place, batch * groups + group, structure.keys, CALL, KEY, VALUE)

@@ -22,7 +22,7 @@ from attemper.backends.triton.scores import (
     rows_of,
     tile_of,
 )
-from attemper.backends.triton.softmax.gradient import known, score_gradients, without_noise
+from attemper.backends.triton.softmax.gradient import row_facts, score_gradients, without_noise
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def query_gradient_kernel(
     row = tl.minimum(places, structure.rows - 1)
     tile = tile_of(call, row, batch, head, row, CALL, False)
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
-    terms = known(rows, at_rows, exists, head, CALL)
+    terms = row_facts(rows, at_rows, exists, head, CALL)
     above = tile.query
     if CALL.E > 0:
         settled, terms = without_noise(terms, CALL)

@@ -15,15 +15,15 @@ from attemper.backends.triton.scores import (
     LENGTHS,
     VISIBLE,
     Call,
-    Strided,
     Structure,
     Tile,
+    View,
     blocks,
     intervals,
     scale_of,
 )
 from attemper.backends.triton.softmax import state as softmax
-from attemper.backends.triton.softmax.forward import joined_block
+from attemper.backends.triton.softmax.forward import join_block
 
 CARRIED = tl.constexpr(13)
 """Numbers that a row carries from one kernel to the other."""
@@ -38,8 +38,8 @@ def split_kernel(
     groups, repeats, splits, first_tokens, softcap, CALL: tl.constexpr,
 ):  # fmt: skip
     structure = Structure(row_count, key_count, left, right, offset, positions, starts_q, starts_k, documents, steps)
-    mask = Strided(mask.pointer, mask_batch, mask_head, mask_row, mask.column)
-    first = Strided(first.pointer, first_batch, 0, 0, first.column)
+    mask = View(mask.pointer, mask_batch, mask_head, mask_row, mask.column)
+    first = View(first.pointer, first_batch, 0, 0, first.column)
     call = Call(
         query, key, value, query, multiplier, mask, first, structure, groups * repeats, repeats, first_tokens, softcap
     )
@@ -70,7 +70,7 @@ def split_kernel(
     first_limit = tl.max(origin, 0) + first_tokens
     for step in range(split * each, tl.minimum((split + 1) * each, number)):
         at = start + step * CALL.BLOCK_N
-        rows, out, best = joined_block(rows, out, best, tile, call, first_limit, at, CALL, True, False)
+        rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, True, False)
     exists = place < count
     at = (batch.to(tl.int64) * groups + group) * count + place
     plane = tl.num_programs(0).to(tl.int64) // splits * count
@@ -84,7 +84,7 @@ def split_kernel(
 
 
 @triton.jit
-def _carried(source, plane, exists):
+def _carry(source, plane, exists):
     """What rows carry, as the split kernel left it: ``softmax.nothing``'s tuple."""
     sums = (tl.load(source, mask=exists, other=-float("inf")),)
     for number in tl.static_range(1, CARRIED - 1):
@@ -106,16 +106,16 @@ def join_kernel(
     out = tl.zeros([ROWS, CALL.BLOCK_E], tl.float32)
     for split in range(splits):
         at = tl.cast(split, tl.int64) * plane
-        other = _carried(parts + CARRIED * at + place, plane, exists)
+        other = _carry(parts + CARRIED * at + place, plane, exists)
         if CALL.E > 0:
             more = tl.load(outputs + (at + place)[:, None] * CALL.E + column[None, :], mask=written, other=0.0)
             new = tl.maximum(rows[0], other[0])
             _, _, shrink = softmax.step(rows[0], new)
             _, _, fade = softmax.step(other[0], new)
             out = out * shrink[:, None] + more * fade[:, None]
-        rows = softmax.joined(rows, other, CALL.STATE)
-    left, total = softmax.finished(rows, CALL.STATE)
-    softmax.stored(left, state + place, plane, exists, CALL.STATE)
+        rows = softmax.join(rows, other, CALL.STATE)
+    left, total = softmax.finish(rows, CALL.STATE)
+    softmax.store(left, state + place, plane, exists, CALL.STATE)
     if CALL.E > 0:
         part = 1.0 / total
         if CALL.SINK:

@@ -37,14 +37,14 @@ from attemper.backends.triton.scores import (
     product,
     scale_of,
     scores,
-    seen,
+    visibility,
 )
 from attemper.backends.triton.softmax import state as softmax
 from attemper.backends.triton.softmax.state import F, T
 
 
 @triton.jit
-def joined_block(
+def join_block(
     rows, out, best, tile, call, first_limit, start, CALL: tl.constexpr, EDGE: tl.constexpr, WINNER: tl.constexpr
 ):
     """``rows`` and ``out`` after the keys from ``start`` on, and where the maximum stands if WINNER."""
@@ -54,15 +54,15 @@ def joined_block(
     s, _ = scores(tile, block, call, CALL)
     more = CALL.BLOCK_N
     if EDGE:
-        visible, bias = seen(tile, place, call, CALL)
-        s = softmax.hidden(s + bias, visible)
+        visible, bias = visibility(tile, place, call, CALL)
+        s = softmax.hide(s + bias, visible)
         more = tl.sum(visible.to(tl.int32), 1)
     if WINNER:
         top, at = tl.max(s, 1, return_indices=True)
         at += start
         # Edge blocks come first: the lowest key wins a tie wherever it was met.
         best = tl.where((top > rows[0]) | ((top == rows[0]) & (at < best)), at, best)
-    rows, e, shrink = softmax.absorbed(rows, s, more, CALL.STATE, EDGE)
+    rows, e, shrink = softmax.absorb(rows, s, more, CALL.STATE, EDGE)
     if F & CALL.STATE:
         if CALL.FIRST or start < first_limit:
             rows = softmax.with_first(rows, e, first_of(tile, place, call, CALL))
@@ -115,14 +115,14 @@ def forward_kernel(
         visit = True
         if CALL.MASK == BOOL:
             # A block that the mask hides wholly costs no product.
-            visible, _ = seen(tile, at + tl.arange(0, CALL.BLOCK_N), call, CALL)
+            visible, _ = visibility(tile, at + tl.arange(0, CALL.BLOCK_N), call, CALL)
             visit = any_of(visible) > 0
         if visit:
-            rows, out, best = joined_block(rows, out, best, tile, call, first_limit, at, CALL, True, WINNER)
+            rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, True, WINNER)
     if CALL.MASK == VISIBLE:
         for at in range(inside_from, inside_to, CALL.BLOCK_N):
-            rows, out, best = joined_block(rows, out, best, tile, call, first_limit, at, CALL, False, WINNER)
-    left, total = softmax.finished(rows, CALL.STATE)
+            rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, False, WINNER)
+    left, total = softmax.finish(rows, CALL.STATE)
     places = begin + tl.arange(0, CALL.BLOCK_M)
     exists = places < structure.rows
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places
@@ -130,7 +130,7 @@ def forward_kernel(
         tl.store(winner + at_rows, best, mask=exists)
     else:
         plane = tl.num_programs(0).to(tl.int64) // per_head * structure.rows
-        softmax.stored(left, state + at_rows, plane, exists, CALL.STATE)
+        softmax.store(left, state + at_rows, plane, exists, CALL.STATE)
     if CALL.E > 0:
         part = 1.0 / total
         if CALL.SINK:

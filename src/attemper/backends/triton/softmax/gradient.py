@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.scores import distance_of, first_of, product, rows_of, scores, seen
+from attemper.backends.triton.scores import distance_of, first_of, product, rows_of, scores, visibility
 from attemper.backends.triton.softmax.state import (
     F,
     T,
     at_maximum,
     constant_gradient,
-    loaded,
+    load,
     share,
     varying_gradient,
     weights,
@@ -56,11 +56,11 @@ def _mass(state, sink, head, CALL: tl.constexpr):
 
 
 @triton.jit
-def known(rows, at, exists, head, CALL: tl.constexpr):
+def row_facts(rows, at, exists, head, CALL: tl.constexpr):
     """``(state, above, constant, mass, winner, peak)`` of the rows ``at`` [M], places in a plane."""
     plane = tl.cast(rows.plane, tl.int64)
-    state = loaded(rows.state + at, plane, exists, CALL.STATE)
-    above = loaded(rows.above + at, plane, exists, CALL.STATE)
+    state = load(rows.state + at, plane, exists, CALL.STATE)
+    above = load(rows.above + at, plane, exists, CALL.STATE)
     constant = tl.load(rows.constant + at, mask=exists, other=0.0)
     winner = 0
     if CALL.MAXIMUM:
@@ -93,7 +93,7 @@ def score_gradients(tile, block, upstream, values, terms, place, call, CALL: tl.
     s, bend = scores(tile, block, call, CALL)
     visible = True
     if EDGE:
-        visible, bias = seen(tile, place, call, CALL)
+        visible, bias = visibility(tile, place, call, CALL)
         s += bias
     p, d = weights(s, visible, state, EDGE)
     gradient = varying_gradient(p, d, state, above, CALL.STATE) + constant[:, None]
@@ -128,8 +128,8 @@ def constants_kernel(output, upstream, constant, sink_rows, rows, row_count, hea
     row = tl.minimum(places, row_count - 1)
     at = (batch.to(tl.int64) * heads + head) * row_count + places
     plane = tl.cast(rows.plane, tl.int64)
-    state = loaded(rows.state + at, plane, exists, CALL.STATE)
-    above = loaded(rows.above + at, plane, exists, CALL.STATE)
+    state = load(rows.state + at, plane, exists, CALL.STATE)
+    above = load(rows.above + at, plane, exists, CALL.STATE)
     full = exists & (state[2] > 0)
     along = constant_gradient(state, above, CALL.STATE)
     if CALL.E > 0:

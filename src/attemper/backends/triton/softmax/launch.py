@@ -132,7 +132,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     rows, sink_rows = _row_numbers(problem, output, state, upstream)
     if query or multiplier:
         grads.query, by_row = _query_gradient(problem, upstream, rows, query, multiplier)
-        grads.multiplier = None if by_row is None else launch.summed_to(by_row, problem.multiplier.shape)
+        grads.multiplier = None if by_row is None else launch.sum_to(by_row, problem.multiplier.shape)
     if key or value:
         grads.key, grads.value = _key_gradients(problem, upstream, rows, key, value)
     if mask:
@@ -159,8 +159,8 @@ def _row_numbers(problem: Problem, output: Tensor, state: Tensor, upstream: Upst
     )
     is_wide = launch.wide((output, upstream.output), config.rows)
     constants_kernel[(batch * heads * -(-count // config.rows),)](
-        launch.strided(query if width == 0 else output),
-        launch.strided(query if width == 0 else upstream.output),
+        launch.view_of(query if width == 0 else output),
+        launch.view_of(query if width == 0 else upstream.output),
         constant,
         sink_rows,
         rows,

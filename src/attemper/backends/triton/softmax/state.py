@@ -59,7 +59,7 @@ def nothing(BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def added(high, low, more):
+def add(high, low, more):
     """``more`` added to a pair: the rounding of the sum goes to the pair's low part."""
     total = high + more
     part = total - high
@@ -90,11 +90,11 @@ def spread(z, a, b, block_z, block_a, block_b):
 
 
 @triton.jit
-def lowered(rows, down, shrink, STATE: tl.constexpr):
+def lower(rows, down, shrink, STATE: tl.constexpr):
     """The sums of rows moved to a maximum that is ``-down`` higher."""
     m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
     if A & STATE:
-        a, al = added(a, al, down * z)
+        a, al = add(a, al, down * z)
         a, al = a * shrink, (al + down * zl) * shrink
     if V & STATE:
         b, bl = b * shrink, bl * shrink
@@ -108,21 +108,21 @@ def lowered(rows, down, shrink, STATE: tl.constexpr):
 
 
 @triton.jit
-def hidden(s, visible):
+def hide(s, visible):
     """Scores with -inf where a key is hidden, whatever stood there, and NaN where a visible one is -inf: such a row is
     not valid, and every sum of it shall say so."""
     return tl.where(visible, tl.where(s == -float("inf"), float("nan"), s), -float("inf"))
 
 
 @triton.jit
-def absorbed(rows, s, more, STATE: tl.constexpr, MASKED: tl.constexpr):
+def absorb(rows, s, more, STATE: tl.constexpr, MASKED: tl.constexpr):
     """``rows`` after a block of scores [M, N], its weights relative to the maximum, and how far sums before it shrank.
 
-    ``more``: visible keys of each row in the block. MASKED: the block has hidden keys, and comes from ``hidden``.
+    ``more``: visible keys of each row in the block. MASKED: the block has hidden keys, and comes from ``hide``.
     """
     new = tl.maximum(rows[0], tl.max(s, 1))
     base, down, shrink = step(rows[0], new)
-    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, STATE)
+    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lower(rows, down, shrink, STATE)
     d = s - base[:, None]
     if MASKED:
         d = tl.where(s == -float("inf"), VANISHED, d)
@@ -138,12 +138,12 @@ def absorbed(rows, s, more, STATE: tl.constexpr, MASKED: tl.constexpr):
             # In this order, for 0 times a square that overflows would be NaN.
             block_b = tl.sum(e * x * x, 1)
             apart = spread(z, a, b, block_z, block_a, block_b)
-            b, bl = added(b, bl, block_b)
-            b, bl = added(b, bl, apart)
-        a, al = added(a, al, block_a)
+            b, bl = add(b, bl, block_b)
+            b, bl = add(b, bl, apart)
+        a, al = add(a, al, block_a)
     if C & STATE:
-        c, cl = added(c, cl, tl.sum(e * e, 1))
-    z, zl = added(z, zl, block_z)
+        c, cl = add(c, cl, tl.sum(e * e, 1))
+    z, zl = add(z, zl, block_z)
     return (new, z, zl, a, al, b, bl, c, cl, f, t, lowest, n + more), e, shrink
 
 
@@ -162,21 +162,21 @@ def with_distance(rows, e, distance):
 
 
 @triton.jit
-def joined(rows, other, STATE: tl.constexpr):
+def join(rows, other, STATE: tl.constexpr):
     """The rows over the keys of both: the same law, for two parts that were computed apart."""
     new = tl.maximum(rows[0], other[0])
     _, down, shrink = step(rows[0], new)
-    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lowered(rows, down, shrink, STATE)
+    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lower(rows, down, shrink, STATE)
     _, down, shrink = step(other[0], new)
-    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lowered(other, down, shrink, STATE)
+    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lower(other, down, shrink, STATE)
     if V & STATE:
-        b, bl = added(b, bl + bl2, spread(z, a, b, z2, a2, b2))
-        b, bl = added(b, bl, b2)
+        b, bl = add(b, bl + bl2, spread(z, a, b, z2, a2, b2))
+        b, bl = add(b, bl, b2)
     if A & STATE:
-        a, al = added(a, al + al2, a2)
+        a, al = add(a, al + al2, a2)
     if C & STATE:
-        c, cl = added(c, cl + cl2, c2)
-    z, zl = added(z, zl + zl2, z2)
+        c, cl = add(c, cl + cl2, c2)
+    z, zl = add(z, zl + zl2, z2)
     return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, tl.minimum(lowest, lowest2), n + n2
 
 
@@ -210,12 +210,12 @@ def log_of(high, low):
     w = u * u
     series = u * w * (2.0 / 3 + w * (2.0 / 5 + w * (2.0 / 7 + w * (2.0 / 9 + w * (2.0 / 11 + w * (2.0 / 13))))))
     whole = k.to(tl.float32)
-    total, rest = added(whole * LN2_HIGH, 0.0, 2.0 * u)
+    total, rest = add(whole * LN2_HIGH, 0.0, 2.0 * u)
     return total + (rest + (2.0 * u_low + (series + whole * LN2_LOW)))
 
 
 @triton.jit
-def finished(rows, STATE: tl.constexpr):
+def finish(rows, STATE: tl.constexpr):
     """The state that rows leave: ``(m, z, n, a, v, c, f, t)``, 0 where STATE has none; NaN but for n where a visible
     score is not finite. And Z, to divide the output by (1 on an empty row)."""
     m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
@@ -223,7 +223,7 @@ def finished(rows, STATE: tl.constexpr):
     if A & STATE:
         bad = bad | (a != a)
     bad = bad & (n > 0)
-    z, zl = added(z, 0.0, zl)
+    z, zl = add(z, 0.0, zl)
     full = z > 0
     z = tl.where(full, z, 1.0)
     zl = tl.where(full, zl, 0.0)
@@ -248,7 +248,7 @@ def finished(rows, STATE: tl.constexpr):
 
 
 @triton.jit
-def stored(state, target, plane, exists, STATE: tl.constexpr):
+def store(state, target, plane, exists, STATE: tl.constexpr):
     """Writes the columns that were asked for, one plane of ``plane`` numbers after another, in the operator's order."""
     m, z, n, a, v, c, f, t = state
     tl.store(target, m, mask=exists)
@@ -280,8 +280,8 @@ def share(lse, sink):
 
 
 @triton.jit
-def loaded(source, plane, exists, STATE: tl.constexpr):
-    """``(m, z, n, a, v, c, f, t)`` of rows, as ``stored`` left them; 0 where STATE has none."""
+def load(source, plane, exists, STATE: tl.constexpr):
+    """``(m, z, n, a, v, c, f, t)`` of rows, as ``store`` left them; 0 where STATE has none."""
     m = tl.load(source, mask=exists, other=-float("inf"))
     z = tl.load(source + plane, mask=exists, other=0.0)
     n = tl.load(source + 2 * plane, mask=exists, other=0.0)

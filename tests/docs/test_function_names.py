@@ -1,0 +1,67 @@
+"""Functions are verbs or quantities: ``round_digits`` and ``held_out_loss``, not ``rounded`` and ``held``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "attemper"
+IRREGULAR = {
+    "bought", "broken", "brought", "built", "caught", "chosen", "done", "drawn", "fallen", "felt", "forgotten", "found",
+    "frozen", "given", "gone", "grown", "held", "hidden", "kept", "known", "laid", "left", "lost", "made", "meant",
+    "met", "paid", "rebuilt", "seen", "sent", "shown", "sold", "spent", "taken", "thought", "thrown", "told", "torn",
+    "undone", "won", "worn", "written",
+}  # fmt: skip
+VERBS = {"embed", "feed", "need", "proceed", "seed", "speed"}
+STAY = {
+    "lab/trained/training.py: trained",  # names the files of results that are kept
+}
+PROPERTIES = {"property", "cached_property"}
+
+
+def is_participle(name: str) -> bool:
+    """Whether a name is a participle alone, or one that says what was done to its argument: ``checked_limits``."""
+    words = name.strip("_").split("_")
+    if words[0] == "checked":
+        return True
+    return len(words) == 1 and (words[0] in IRREGULAR or (words[0].endswith("ed") and words[0] not in VERBS))
+
+
+def participles(source: str) -> Iterator[str]:
+    """Functions and classes that are named so. A property may be: it is a state, ``packed`` or ``scheduled``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            if is_participle(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()) and node.name not in RECORDS:
+                yield node.name
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_participle(node.name):
+            if PROPERTIES.isdisjoint(ast.unparse(decorator) for decorator in node.decorator_list):
+                yield node.name
+
+
+RECORDS = {"Lost", "Skipped", "Tempered"}
+"""Records that people meet: parts of results, named as the field that holds them."""
+
+
+def test_no_function_is_named_by_a_participle():
+    found = {
+        f"{path.relative_to(SOURCE).as_posix()}: {name}"
+        for path in SOURCE.rglob("*.py")
+        for name in participles(path.read_text("utf-8"))
+    }
+    assert found == STAY
+
+
+@pytest.mark.parametrize("name", ["rounded", "_kept", "checked_limits", "Wanted"])
+def test_participles_are_found(name: str):
+    kind = "class" if name[0].isupper() else "def"
+    assert list(participles(f"{kind} {name}(): ...")) == [name]
+
+
+@pytest.mark.parametrize("name", ["round_digits", "held_out_loss", "need", "refuse_nested", "Tempered"])
+def test_verbs_and_quantities_are_left_alone(name: str):
+    kind = "class" if name[0].isupper() else "def"
+    assert not list(participles(f"{kind} {name}(): ..."))
