@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -176,6 +177,27 @@ def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path:
         assert "[red]m" in out
 
 
+def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:
+    name = "evil\x9b2J\u202e"
+    written(tmp_path, (sample(step, (replace(sites(1)[0], name=name),)) for step in range(30)))
+    for verb in ("show", "watch"):
+        _, out, _ = command(verb, tmp_path, "--json")
+        assert not set(name[4:]) & set(out) - set("2J")
+        assert json.loads(out)["sites"][0]["name"] == name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")
+def test_a_folder_whose_name_is_no_text_is_listed(command: Command, tmp_path: Path) -> None:
+    written(tmp_path / os.fsdecode(b"r\xff"), samples(3))
+    code, out, err = command("runs", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["runs"][0]["path"] == "r\\udcff"
+    printed = subprocess.run(
+        [sys.executable, "-m", "attemper", "runs", str(tmp_path), "--json"], check=True, capture_output=True
+    )
+    assert json.loads(printed.stdout.decode("utf-8")) == json.loads(out)
+
+
 def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
     command = [sys.executable, "-m", "attemper", "show", str(folder / "a")]
     environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "80", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
@@ -256,6 +278,10 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
     assert code == 1
     assert "nothing was deleted" in err
     assert (folder / "deep" / "b").exists()
+    code, out, err = command("runs", "--delete", folder / "deep" / "b", "--yes", "--json")
+    deleted = json.loads(out)["deleted"]
+    assert (code, err, deleted["path"], deleted["files"]) == (0, "", str(folder / "deep" / "b"), 1)
+    assert deleted["bytes"] > 1000
 
 
 @pytest.mark.parametrize(
