@@ -116,6 +116,30 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert changes[2].split()[:5] == ["layers.1.attn", "1", "0.788", "0.572", "-0.4"]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_names_of_sites_take_one_line(command: Command, tmp_path: Path, columns: int) -> None:
+    names = ("layers.{}.self_attn", "model.language_model.decoder.layers.{}.encoder_decoder_attention.attention")
+    labels = tuple(replace(label, name=name.format(label.layer)) for name in names for label in sites(2))
+    written(tmp_path, sharpening(600, labels))
+    _, out, _ = command("show", tmp_path, columns=columns)
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    start = lines.index(next(line for line in lines if line.startswith("largest changes")))
+    rows = lines[start + 2 : lines.index("", start)]
+    assert len(rows) == 10
+    assert all(len(line.split()) == 8 for line in rows)
+    assert sum(line.startswith("layers.1.self_attn ") for line in rows) == 3
+    cut = {line.split()[0] for line in rows} - {"layers.0.self_attn", "layers.1.self_attn"}
+    assert cut
+    assert all(name.startswith("…") and ("layers.0.encoder" in name or "layers.1.encoder" in name) for name in cut)
+    assert next(line for line in lines if "encoder_decoder_attention" in line).endswith("self attention, train")
+
+
+def test_show_says_which_alarms_have_nothing_to_judge(command: Command, folder: Path) -> None:
+    text = " ".join(command("show", folder / "a")[1].split())
+    assert "not judged: first_token; there is no judged_first_token_mass." in text
+
+
 def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> None:
     code, out, _ = command("show", folder / "a", "--json", "--statistic", "max_logit", "--top", "2")
     document = json.loads(out)

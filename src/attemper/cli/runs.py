@@ -45,7 +45,7 @@ def runs(
 
 
 def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
-    """What is told of one run; of one that cannot be read, why."""
+    """The row of one run; of one that cannot be read, why."""
     from attemper.store.folder import files_of, open_run
     from attemper.store.overview import utc
 

@@ -264,7 +264,8 @@ class Run:
         found = self._reading(_check_step(step, steps))
         if alarms:
             judge = self.judge if step == steps[-1] else Verdict(self.ranks, stop=step + 1).judge()
-            found = replace(found, alarms=judge.standing, untrained_heads=judge.untold)
+            found = replace(found, alarms=judge.standing, untrained_heads=judge.held_back)
+            return Scan(found, None, judge.notes)
         return Scan(found, None)
 
     @property

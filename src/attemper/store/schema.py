@@ -247,7 +247,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def not_a_run(path: Path) -> str:
-    """What is told of a file that is no fragment."""
+    """The message about a file that is no fragment."""
     return (
         f"{clean_name(path.name)} is not a file of an attemper run. Name a folder that attemper.watch(store=...) wrote."
     )
