@@ -44,7 +44,9 @@ def export(
         written = getattr(formats, f"to_{to.value}")(opened.ranks, target)
     what = "files" if to is To.sqlite else "rows"
     if as_json:
-        print_json(json.dumps({"schema": 1, "path": str(target), "format": to.value, what: written}, ensure_ascii=False))
+        print_json(
+            json.dumps({"schema": 1, "path": str(target), "format": to.value, what: written}, ensure_ascii=False)
+        )
     else:
         say(f"wrote {clean_name(target)}: {count(written, what.removesuffix('s'))}")
 

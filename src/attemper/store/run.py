@@ -220,8 +220,8 @@ class Run:
     def trend(self, statistic: str, site: Site | None = None, head: int | None = None, **options: Any) -> Trend:
         """Its slope per 1,000 steps with a 95% interval, by Theil and Sen; arguments and errors as of ``history``.
 
-        It is robust: a quarter of the samples may be wrong, in a row or spread at random. Of more than 200 samples it is
-        taken from medians of neighbouring ones.
+        It is robust: a quarter of the samples may be wrong, in a row or spread at random. Of more than 200 samples it
+        is taken from medians of neighbouring ones.
         """
         found = self.history(statistic, site, head, **options)
         return history.trend(found.steps, found.values)
