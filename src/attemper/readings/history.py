@@ -89,8 +89,8 @@ def trend(steps: Array, values: Array) -> Trend:
     over the samples, or where there are more than ``MOST_BLOCKS``, over medians of neighbouring ones, of an odd number
     each. The slope follows wrong samples only from 29% on, whether they stand in a row or are spread at random; half of
     that can do if they are placed so that they have the majority in 29% of the medians. The interval is Sen's, between
-    two ranks of the slopes. Where neighbours are alike, with a correlation r > 0 around the line, the variance behind it
-    is :math:`(1 + r) / (1 - r)` times as large.
+    two ranks of the slopes. Where neighbours are alike, with a correlation r > 0 around the line, the variance behind
+    it is :math:`(1 + r) / (1 - r)` times as large.
 
     Source:
         Sen 1968, "Estimates of the regression coefficient based on Kendall's tau"; for r, Hamed and Rao 1998.
