@@ -51,6 +51,7 @@ def collected(*files: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow("it collects the tests once more")
 def test_a_default_run_meets_every_pair_of_feature_normalizer_and_backend():
     found = collected(SOFTMAX, ROWWISE, *(TRITON if "triton" in PRESENT else ()))
     compiled = [name for name in PRESENT if name != "triton"]
