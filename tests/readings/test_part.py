@@ -298,7 +298,7 @@ def test_files_merge_as_scans_do(tmp_path: Path):
     paths = [one.save(tmp_path / part_file.part_name(place, SHARDS)) for place, one in enumerate(parts)]
     assert part_file.part_files(tmp_path) == paths
     merged = part_file.merge_files(reversed(paths))
-    assert equal(attemper.Scan(merged.reading(), None, merged), parts[0].merge(*parts[1:]))
+    assert equal(attemper.Scan(merged.reading(), None, part=merged), parts[0].merge(*parts[1:]))
     with pytest.raises(InputError, match=r"shard 2/4 is there twice, in part-00002-of-00004\.safetensors and copy\."):
         part_file.merge_files([*paths, parts[2].save(tmp_path / "copy.safetensors")])
     scan(3, seed=2).save(paths[3])

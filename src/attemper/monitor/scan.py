@@ -85,7 +85,7 @@ def scan(
         raise InputError("scan: there is no batch: batches is empty (or was used up before).")
     reader.check()
     part = reader.part({} if cut is None else {"shards": cut[1]}, None if cut is None else cut[0])
-    return Scan(part.reading(), reader.last, part)
+    return Scan(part.reading(), reader.last, part=part)
 
 
 @dataclass(frozen=True)

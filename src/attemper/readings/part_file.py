@@ -102,7 +102,7 @@ def load_scan(path: str | os.PathLike[str]) -> Scan:
     if _is_json(path):
         return Scan.from_json(path)
     part = load(path)
-    return Scan(part.reading(), None, part)
+    return Scan(part.reading(), None, part=part)
 
 
 def load(path: Path, *, unfinished: bool = False) -> Part:

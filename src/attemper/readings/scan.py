@@ -25,14 +25,22 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: Mapping[str, Any] | None, part: Part | None = None) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        last: Mapping[str, Any] | None,
+        not_judged: tuple[str, ...] = (),
+        part: Part | None = None,
+    ) -> None:
         """
         Args:
             reading: everything but rows.
             last: rows of the last batch by site, as ``AttentionStats`` or as what has a method ``statistics`` that
                 gives them. None: the reading was loaded, or merged.
+            not_judged: which alarms on history have nothing to judge yet, and why; the table shows it.
             part: the sums that the reading follows from. None: there are none to save or to merge.
         """
+        self.not_judged = not_judged
         self.reading = reading
         self._loaded = last is None
         self._last = last or {}
@@ -123,7 +131,7 @@ class Scan:
         if wrong := [type(other).__name__ for other in others if not isinstance(other, Scan)]:
             raise InputError(f"Scan.merge takes scans, got {wrong[0]}: attemper.load_scan(path) reads one from a file.")
         merged = merge([scan._sums("merge") for scan in (self, *others)])
-        return Scan(merged.reading(), None, merged)
+        return Scan(merged.reading(), None, part=merged)
 
     def _sums(self, what: str) -> Part:
         if self._part is None:
@@ -194,7 +202,7 @@ class Scan:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.readings.scan_table import table
 
-        yield table(self.reading, options.max_width)
+        yield table(self.reading, options.max_width, self.not_judged)
 
     def _repr_html_(self) -> str:
         from attemper.readings.notebook import scan_html
