@@ -60,8 +60,7 @@ class ShardTask:
 def scan_shard(task: ShardTask, loaded: TextModel, index: int, progress: Progress = lambda texts: None) -> bool:
     """Writes the file of a shard; whether there was anything to do.
 
-    Every 30 seconds at most, at the end of a block, what is done goes to a file beside it, from which another try goes
-    on.
+    Every 30 seconds at most, at the end of a block, what is done goes to a file beside it: another try begins there.
 
     Raises:
         InputError: a file of this name is there with other contents, the texts changed, or as ``attemper.scan``.
