@@ -19,6 +19,9 @@ MODES = ("train", "eval")
 ATTENTIONS = ("full", "window", "cross", "mla", "sparse", "sink")
 """Types of attention that a label names."""
 
+MOST_EXACT = 2**24
+"""Whole numbers up to this one are exact in float32."""
+
 SiteKey = tuple[str, str, str]
 """(name, kind, mode): what tells a site from all others of a run."""
 
@@ -105,7 +108,9 @@ class Sample:
     quantities: tuple[str, ...]
     """Names of ``QUANTITIES``, one for each row of ``values``."""
     values: np.ndarray
-    """[quantities, heads of all sites one after another] float32, NaN where a number is missing."""
+    """[quantities, heads of all sites one after another] float32, NaN where a number is missing; float64 where a count
+    is above ``MOST_EXACT``.
+    """
     tokens: int = 0
     """Real tokens read: padding left out."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
-from attemper.store.chunk import unpack
+from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.schema import Tables
@@ -193,29 +193,40 @@ class FragmentReader:
     # --- numbers ---
 
     def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
-        """Of each site [steps, heads] float32; NaN where a step, of those ascending, has no number."""
+        """Of each site [steps, heads]; NaN where a step, of those ascending, has no number.
+
+        float32, and float64 of counts that need it.
+        """
         moments = self.moments
         moments = moments[np.isin(moments["step"], steps)]
+        split = f"{statistic}{REST}" in self.statistics
         span, rows = self._span(moments), np.searchsorted(steps, moments["step"])
         for key in keys:
             series = [self.series(pair, span) for pair in self.pairs(statistic, key)]
-            yield _align(moments["id"], rows, len(steps), series)
+            found = _align(moments["id"], rows, len(steps), series)
+            if split:
+                rests = [self.series(pair, span) for pair in self.pairs(f"{statistic}{REST}", key)]
+                rest = _align(moments["id"], rows, len(steps), rests)
+                found = found + np.nan_to_num(rest.astype(np.float64)) if rest.size else found
+            yield found
 
     def samples(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
         """Of each of ``moments`` the statistics of these names that it holds."""
-        known = {number: name for name, number in self.statistics.items() if name in names}
+        known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
         labels = {site: label for label, site in self._places}
         for start in range(0, len(moments), BLOCK):
             block = moments[start : start + BLOCK]
             numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
             for one in block:
                 layout = self._layouts[int(one["layout"])]
+                held = tuple(known[number] for number in layout.statistics if number in known)
+                quantities, values = join_counts(held, next(numbers[int(one["layout"])]))
                 yield Sample(
                     step=int(one["step"]),
                     time=float(one["time"]),
                     sites=tuple(labels[site] for site in layout.sites),
-                    quantities=tuple(known[number] for number in layout.statistics if number in known),
-                    values=next(numbers[int(one["layout"])]),
+                    quantities=quantities,
+                    values=values,
                     tokens=int(one["tokens"]),
                 )
 
