@@ -23,7 +23,7 @@ def clean(text: object) -> str:
     bidirectional override could pass for another name. Right-to-left letters stay.
 
     Example:
-        >>> shown("a\x00b")
+        >>> clean("a\x00b")
         'a\\u0000b'
     """
     return "".join(_visible(character) for character in str(text))

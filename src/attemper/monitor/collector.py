@@ -111,6 +111,11 @@ class Collector:
         """Names of the modules whose code attends, as far as they are wanted."""
         return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
 
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of all modules."""
+        return frozenset(self._names.values())
+
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
 
