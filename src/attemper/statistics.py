@@ -385,3 +385,29 @@ def state_columns(names: Iterable[str], *, rowwise: bool = False) -> tuple[Colum
 
 
 _ONE_PASS_COLUMNS = state_columns((*ONE_PASS,))
+
+BINS = 32
+"""Bins of the histogram by normalised entropy, and buckets by log2 of visible keys."""
+
+COLUMNS = (
+    "rows",
+    "empty",
+    "nonfinite",
+    "max_logit",
+    "entropy",
+    "normalized_entropy",
+    "effective_tokens",
+    "max_weight",
+    "logit_variance",
+    "mass",
+    "first_token_mass",
+    "rows_of_normalized_entropy",
+    "rows_of_first_token_mass",
+)
+"""The single columns of a head's sums (``backends/sums.py``), in the order of the kernels. Sums over valid rows; of the
+two that need more keys, with rows of their own. A new statistic is not among them: what asks for it is reduced from
+its rows.
+"""
+
+BINNED = ("histogram", "curve_rows", "curve_entropy", "curve_normalized_entropy", "curve_first_token_mass")
+"""What follows them, ``BINS`` columns each: rows by normalised entropy, and rows and sums by log2 of visible keys."""

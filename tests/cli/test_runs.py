@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -115,6 +116,30 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert changes[2].split()[:5] == ["layers.1.attn", "1", "0.788", "0.572", "-0.4"]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_names_of_sites_take_one_line(command: Command, tmp_path: Path, columns: int) -> None:
+    names = ("layers.{}.self_attn", "model.language_model.decoder.layers.{}.encoder_decoder_attention.attention")
+    labels = tuple(replace(label, name=name.format(label.layer)) for name in names for label in sites(2))
+    written(tmp_path, sharpening(600, labels))
+    _, out, _ = command("show", tmp_path, columns=columns)
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    start = lines.index(next(line for line in lines if line.startswith("largest changes")))
+    rows = lines[start + 2 : lines.index("", start)]
+    assert len(rows) == 10
+    assert all(len(line.split()) == 8 for line in rows)
+    assert sum(line.startswith("layers.1.self_attn ") for line in rows) == 3
+    cut = {line.split()[0] for line in rows} - {"layers.0.self_attn", "layers.1.self_attn"}
+    assert cut
+    assert all(name.startswith("…") and ("layers.0.encoder" in name or "layers.1.encoder" in name) for name in cut)
+    assert next(line for line in lines if "encoder_decoder_attention" in line).endswith("self attention, train")
+
+
+def test_show_says_which_alarms_have_nothing_to_judge(command: Command, folder: Path) -> None:
+    text = " ".join(command("show", folder / "a")[1].split())
+    assert "not judged: first_token; there is no judged_first_token_mass." in text
+
+
 def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> None:
     code, out, _ = command("show", folder / "a", "--json", "--statistic", "max_logit", "--top", "2")
     document = json.loads(out)
@@ -174,6 +199,27 @@ def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path:
         _, out, err = command(verb, tmp_path)
         assert not set("\x1b\x07\u202e") & set(out + err)
         assert "[red]m" in out
+
+
+def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:
+    name = "evil\x9b2J\u202e"
+    written(tmp_path, (sample(step, (replace(sites(1)[0], name=name),)) for step in range(30)))
+    for verb in ("show", "watch"):
+        _, out, _ = command(verb, tmp_path, "--json")
+        assert not set(name[4:]) & set(out) - set("2J")
+        assert json.loads(out)["sites"][0]["name"] == name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")
+def test_a_folder_whose_name_is_no_text_is_listed(command: Command, tmp_path: Path) -> None:
+    written(tmp_path / os.fsdecode(b"r\xff"), samples(3))
+    code, out, err = command("runs", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["runs"][0]["path"] == "r\\udcff"
+    printed = subprocess.run(
+        [sys.executable, "-m", "attemper", "runs", str(tmp_path), "--json"], check=True, capture_output=True
+    )
+    assert json.loads(printed.stdout.decode("utf-8")) == json.loads(out)
 
 
 def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
@@ -256,6 +302,10 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
     assert code == 1
     assert "nothing was deleted" in err
     assert (folder / "deep" / "b").exists()
+    code, out, err = command("runs", "--delete", folder / "deep" / "b", "--yes", "--json")
+    deleted = json.loads(out)["deleted"]
+    assert (code, err, deleted["path"], deleted["files"]) == (0, "", str(folder / "deep" / "b"), 1)
+    assert deleted["bytes"] > 1000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.statistics import Column
+from attemper.statistics import BINNED, BINS, COLUMNS, Column
 
 SUMMED = (
     Column.MAXIMUM,
@@ -22,30 +22,6 @@ SUMMED = (
     Column.FIRST_TOKENS,
 )
 """The state columns that the sums follow from, in the order in which ``native/source/sums.cpp`` reads them."""
-
-BINS = 32
-
-COLUMNS = (
-    "rows",
-    "empty",
-    "nonfinite",
-    "max_logit",
-    "entropy",
-    "normalized_entropy",
-    "effective_tokens",
-    "max_weight",
-    "logit_variance",
-    "mass",
-    "first_token_mass",
-    "rows_of_normalized_entropy",
-    "rows_of_first_token_mass",
-)
-"""The single columns, in the order of the kernels. Sums over valid rows; of the two that need more keys, with rows of
-their own. A new statistic is not among them: what asks for it is reduced from its rows.
-"""
-
-BINNED = ("histogram", "curve_rows", "curve_entropy", "curve_normalized_entropy", "curve_first_token_mass")
-"""What follows them, ``BINS`` columns each: rows by normalised entropy, and rows and sums by log2 of visible keys."""
 
 WIDTH = len(COLUMNS) + BINS * len(BINNED)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.backends.sums import COLUMNS, SUMMED, empty_sums
+from attemper.backends.sums import SUMMED, empty_sums
 from attemper.call import operator
 from attemper.call.autograd import passes_dispatcher
 from attemper.call.formulas import statistics_of
@@ -21,7 +21,7 @@ from attemper.call.normalizer import is_plain
 from attemper.call.options import Request
 from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
-from attemper.statistics import BY_NAME, TABLE
+from attemper.statistics import BY_NAME, COLUMNS, TABLE
 
 BACKEND = table.summing().name
 """The backend whose kernels make the sums."""

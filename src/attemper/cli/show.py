@@ -87,7 +87,10 @@ def _follow(run: Run, statistic: str, top: int, as_json: bool) -> None:
     for _ in _looks(run):
         if len(run) != seen:
             seen, found = len(run), _overview(run, statistic, top)
-            print(_document(found) if as_json else _line(found), flush=True)
+            if as_json:
+                print_json(_document(found))
+            else:
+                print(_line(found), flush=True)
 
 
 def _follow_on_screen(run: Run, statistic: str, top: int) -> None:

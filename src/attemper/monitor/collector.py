@@ -19,13 +19,14 @@ from attemper.call.sums import CallSums, accumulate, accumulates
 from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
 from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of
-from attemper.monitor.head_sums import SiteSums, fits_buckets
+from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.readings.sums import fits_buckets
 from attemper.sites.find import all_sites, projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from attemper.call.normalizer import is_rowwise
 from attemper.call.result import BUCKETS
-from attemper.monitor.head_sums import CURVES, ENOUGH_KEYS, SiteSums, fits_buckets, places
+from attemper.monitor.head_sums import SiteSums
 from attemper.readings.sample import Sample
+from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
 
 if TYPE_CHECKING:

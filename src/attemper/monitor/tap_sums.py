@@ -14,8 +14,9 @@ from torch import Tensor
 
 from attemper.backends.sums import join
 from attemper.call.sums import BACKEND
-from attemper.monitor.head_sums import SiteSums, fits_buckets
+from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
+from attemper.readings.sums import fits_buckets
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import BY_NAME
 

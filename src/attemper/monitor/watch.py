@@ -441,10 +441,10 @@ class Watch(TapReceiver, RunView):
             judge.standing,
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
-            untrained_heads=judge.untold,
+            untrained_heads=judge.held_back,
             **provenance(self.model, None if self._date is None else date_of(self._date)),
         )
-        return Scan(reading, dict(found.last))
+        return Scan(reading, dict(found.last), judge.notes)
 
     @property
     def run(self) -> Run:

@@ -19,7 +19,7 @@ from attemper.readings.sample import Sample
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
 WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
-"""In the order of judging: heads whose whole site rings are not told one by one."""
+"""In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
 MOST_ENDED = 10_000
 """Of the alarms that have ended, the latest so many are kept."""
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
@@ -145,7 +145,7 @@ class Judge:
         return self._now.untrained
 
     @property
-    def untold(self) -> int | None:
+    def held_back(self) -> int | None:
         """Near uniform heads that raise no alarm because the model looks untrained; None where there are none."""
         return self._now.near_uniform or None if self.untrained else None
 

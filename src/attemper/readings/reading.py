@@ -214,7 +214,7 @@ class Reading:
         """The last of the notes, where the watched model looks untrained; else None."""
         many = self.untrained_heads
         near = f"{many} of {len(self.heads)} heads {'is' if many == 1 else 'are'} near uniform"
-        return f"the model looks untrained: {near}, and not told one by one until it is not so." if many else None
+        return f"the model looks untrained: {near}; while it does, they raise no alarm." if many else None
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""

@@ -23,13 +23,15 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: Mapping[str, Any] | None) -> None:
+    def __init__(self, reading: Reading, last: Mapping[str, Any] | None, not_judged: tuple[str, ...] = ()) -> None:
         """
         Args:
             reading: everything but rows.
             last: rows of the last batch by site, as ``AttentionStats`` or as what has a method ``statistics`` that
                 gives them. None: the reading was loaded.
+            not_judged: which alarms on history have nothing to judge yet, and why; the table shows it.
         """
+        self.not_judged = not_judged
         self.reading = reading
         self._loaded = last is None
         self._last = last or {}
@@ -137,7 +139,7 @@ class Scan:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.readings.scan_table import table
 
-        yield table(self.reading, options.max_width)
+        yield table(self.reading, options.max_width, self.not_judged)
 
     def _repr_html_(self) -> str:
         from attemper.readings.notebook import scan_html

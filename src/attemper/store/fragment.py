@@ -134,7 +134,7 @@ class Fragment:
             connection.execute("INSERT OR REPLACE INTO part VALUES (?, ?, ?)", (name, first, last))
 
     def enter_segment(self, told: Mapping[str, object]) -> None:
-        """The next sample belongs to a segment of another process that is told by the columns of its row."""
+        """The next sample belongs to a segment of another process. ``told``: the columns of its row."""
         names = ("began", "rank", "process", "versions")
         row = tuple(told[name] for name in names)
         condition = " AND ".join(f"{name} = ?" for name in names)
@@ -297,10 +297,10 @@ class Fragment:
 
     def _say_thinned(self, most: int) -> None:
         if not self.thinned:
-            where = "in memory" if self.path is None else f"of {self.path.name}"
+            where = "in memory has reached" if self.path is None else f"of {self.path.name} has reached max_bytes,"
             logger.info(
-                "attemper: the history %s has reached its %.1f MB: its oldest samples are thinned, and least, mean "
-                "and largest of those that go are kept.",
+                "attemper: the history %s %.1f MB: its oldest samples are thinned, and least, mean and largest of "
+                "those that go are kept.",
                 where,
                 most / 1e6,
             )

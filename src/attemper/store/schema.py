@@ -213,7 +213,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     """In a folder that is write-protected SQLite cannot make the files that a write-ahead log needs: where there is no
     log, there is no writer, and the file is opened as one that nobody changes."""
     for options in ("mode=ro", "mode=ro&immutable=1"):
-        connection = _connect(f"file:{quote(str(path.absolute()))}?{options}", uri=True)
+        connection = _connect(f"file:{quote(os.fsencode(path.absolute()))}?{options}", uri=True)
         try:
             connection.execute("PRAGMA query_only = 1")
             connection.execute("PRAGMA mmap_size = 0")
@@ -282,7 +282,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def not_a_run(path: Path) -> str:
-    """What is told of a file that is no fragment."""
+    """The message about a file that is no fragment."""
     return (
         f"{clean_name(path.name)} is not a file of an attemper run. Name a folder that attemper.watch(store=...) wrote."
     )

@@ -1,0 +1,151 @@
+"""Sums over the rows of each head, in float64, and the reading that follows from them. Without torch.
+
+The sums of a site are one array [heads, columns]. It begins with the columns that kernels fill (``COLUMNS`` and
+``BINNED``); what only ``AttentionStats`` have follows::
+
+    [ columns of kernels | rows without weight | by-name sums | their rows | curves of rows that see enough keys ]
+
+The last part is there only if ``fewest_keys`` is no power of two, so that one bucket by visible keys holds rows that
+are judged and rows that are not. Two such arrays add up column by column, but for the largest logit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from attemper.readings.reading import HeadReading, SiteReading, VisibleKeyBucket, number
+from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.statistics import BINNED, BINS, COLUMNS, SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LARGEST = COLUMNS.index("max_logit")
+MEANS = tuple(STATISTIC_OF[field] for field, shown in SHOWN.items() if shown.reduction is not Reduction.LARGEST)
+"""Statistics of which a reading shows the mean, or follows from it."""
+OTHERS = tuple(name for name in MEANS if name not in COLUMNS)
+"""Those of them that kernels do not sum."""
+CURVES = tuple(name for name in BINNED if name.startswith("curve_"))
+ENOUGH_KEYS = tuple(f"judged_{name}" for name in CURVES)
+"""The curves of rows that see enough keys, where a bucket would hold others, too."""
+NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS))
+"""What stands in the array, in this order; ``ENOUGH_KEYS`` follow where they are needed."""
+
+
+def fits_buckets(fewest_keys: int) -> bool:
+    """Whether an edge of the buckets by visible keys, which are powers of two, is at ``fewest_keys``."""
+    return fewest_keys & (fewest_keys - 1) == 0
+
+
+@cache
+def places(fewest_keys: int) -> dict[str, slice]:
+    """Where each number stands among the columns of a site."""
+    found, start = {}, 0
+    for name in NUMBERS if fits_buckets(fewest_keys) else (*NUMBERS, *ENOUGH_KEYS):
+        width = BINS if name in BINNED or name in ENOUGH_KEYS else 1
+        found[name] = slice(start, start + width)
+        start += width
+    return found
+
+
+@cache
+def width(fewest_keys: int) -> int:
+    """How many columns a site has."""
+    return max(place.stop for place in places(fewest_keys).values())
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTotals:
+    """Sums over all rows that a site has shown, on the host."""
+
+    label: SiteLabel
+    queries: int
+    keys: int
+    order: tuple[int, int]
+    """Where the site stands in the model: the place of its module, and which of the module's calls it is."""
+    sums: np.ndarray
+    """[heads, columns] float64, the columns as ``places`` has them."""
+
+    @property
+    def key(self) -> SiteKey:
+        return self.label.key
+
+    def plus(self, other: SiteTotals) -> SiteTotals:
+        """The rows of both. ``other`` is of the same site and has as many heads."""
+        import numpy as np
+
+        sums = self.sums + other.sums
+        sums[:, LARGEST] = np.maximum(self.sums[:, LARGEST], other.sums[:, LARGEST])
+        return replace(
+            self,
+            queries=max(self.queries, other.queries),
+            keys=max(self.keys, other.keys),
+            order=min(self.order, other.order),
+            sums=sums,
+        )
+
+    def reading(self, fewest_keys: int) -> SiteReading:
+        """Means over all rows."""
+        return site_reading(self.label, self.queries, self.keys, self.sums.tolist(), fewest_keys)
+
+
+def site_reading(
+    label: SiteLabel, queries: int, keys: int, sums: Sequence[Sequence[float]], fewest_keys: int
+) -> SiteReading:
+    """The reading of a site from its sums [heads, columns]."""
+    columns = places(fewest_keys)
+    heads = tuple(
+        _head(head, {name: numbers[place] for name, place in columns.items()}, label.layer, fewest_keys)
+        for head, numbers in enumerate(sums)
+    )
+    return SiteReading(label.name, label.kind, label.mode, queries, keys, heads, label.normalizer, label.layer)
+
+
+def _head(head: int, sums: Mapping[str, Sequence[float]], layer: int | None, fewest_keys: int) -> HeadReading:
+    buckets = tuple(_buckets(sums, fewest_keys))
+    return HeadReading(
+        head=head,
+        normalized_entropy_histogram=tuple(map(int, sums["histogram"])),
+        by_visible_keys=buckets,
+        rows=int(sums["rows"][0]),
+        empty_rows=int(sums["empty"][0]),
+        nonfinite_rows=int(sums["nonfinite"][0]),
+        layer=layer,
+        judged=any(bucket.first >= fewest_keys for bucket in buckets),
+        **{field: _number(STATISTIC_OF[field], shown.reduction, sums) for field, shown in SHOWN.items()},
+    )
+
+
+def _buckets(sums: Mapping[str, Sequence[float]], fewest_keys: int) -> Iterator[VisibleKeyBucket]:
+    """Rows by powers of two of their keys, parted at ``fewest_keys``."""
+    for index in range(BINS):
+        first, last = 1 << index, (2 << index) - 1
+        parted = first < fewest_keys <= last
+        ends = ((first, fewest_keys - 1), (fewest_keys, last)) if parted else ((first, last),) * 2
+        for (low, high), names in zip(ends, (CURVES, ENOUGH_KEYS), strict=True):
+            if names[0] in sums and (rows := int(sums[names[0]][index])):
+                entropy, normalized, first_token = (sums[name][index] / rows for name in names[1:])
+                # A row with one key has no normalised entropy, and no key beside the first.
+                others = (normalized, first_token) if index else (None, None)
+                yield VisibleKeyBucket(low, high, rows, entropy, *others)
+
+
+def _number(name: str, reduction: Reduction, sums: Mapping[str, Sequence[float]]) -> float | None:
+    """The number of a reading that shows a statistic; None where no row defines it."""
+    if reduction is Reduction.LARGEST:
+        return number(sums[name][0])
+    rows = _rows_of(name, sums)
+    mean = number(sums[name][0] / rows) if rows else None
+    return math.sqrt(mean) if mean is not None and reduction is Reduction.ROOT_OF_MEAN else mean
+
+
+def _rows_of(name: str, sums: Mapping[str, Sequence[float]]) -> float:
+    """How many rows a mean is over."""
+    if f"rows_of_{name}" in sums:
+        return sums[f"rows_of_{name}"][0]
+    weightless = 0.0 if STATISTICS[name].defined is Rows.ALL else sums["rows_without_weight"][0]
+    return sums["rows"][0] - weightless
