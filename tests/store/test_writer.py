@@ -265,7 +265,7 @@ def test_a_history_in_memory_is_bounded_and_says_that_it_is_thinned(monkeypatch,
     assert run.thinned
     assert run.written == 20 * 128
     (record,) = caplog.records
-    assert "the history in memory has reached its 0.2 MB: its oldest samples are thinned" in record.message
+    assert "the history in memory has reached 0.2 MB: its oldest samples are thinned" in record.message
 
 
 def test_samples_after_the_end_are_counted_with_one_warning(tmp_path, caplog):
