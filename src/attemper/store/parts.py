@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PART_SECONDS = 60.0
 """What is written is published after at most so long."""
+MOST_SECONDS = 3600.0
+"""Between two samples of a run that is to count as live from one to the next."""
 PART_VERSION = 1
 KEY = b"attemper"
 """Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
@@ -203,6 +205,18 @@ def last_moment(target: Target, rank: int) -> tuple[float, int] | None:
     table = _read(target, names[-1])
     _check(table, names[-1])
     return table["time"][-1].as_py(), table["step"][-1].as_py()
+
+
+def live_until(target: Target, rank: int) -> float:
+    """When a rank no longer counts as live if nothing more comes of it: seconds since 1970, UTC.
+
+    A sample that follows as the last ones did is published within twice ``PART_SECONDS`` and the largest time between
+    two of them, at most ``MOST_SECONDS``. The two newest parts of its segment tell that time: one may hold one sample.
+    """
+    names = sorted(name for name, found in parts(target).items() if found == rank)
+    segment = [name for name in names if name.rpartition("-")[0] == names[-1].rpartition("-")[0]]
+    times = np.concatenate([_read(target, name)["time"].to_numpy() for name in segment[-2:]])
+    return float(times[-1] + 2 * (PART_SECONDS + min(MOST_SECONDS, np.diff(times).max(initial=0.0))))
 
 
 def _read(target: Target, name: str) -> pyarrow.Table:

@@ -106,7 +106,9 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether a process of this machine writes it now."""
+        """Whether a process of this machine writes it now; of Parquet parts, whether the newest is so new that another
+        may follow.
+        """
         return any(reader.live for reader in self.ranks.readers)
 
     @property

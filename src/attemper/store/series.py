@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -71,14 +72,15 @@ class Lost:
 class FragmentReader:
     """What one process wrote, as far as it stands at the moment of each question."""
 
-    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None) -> None:
+    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None, until: float = 0.0) -> None:
         """
         Args:
             tables: of the fragment.
             lock: the file that a writer of the fragment locks; None where nobody else can write.
+            until: when parts of which these tables were made no longer count as live; seconds since 1970, UTC.
         """
         self.rank = rank
-        self._lock = lock
+        self._lock, self._until = lock, until
         self._tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
@@ -99,8 +101,8 @@ class FragmentReader:
 
     @property
     def live(self) -> bool:
-        """Whether a process of this machine writes to it."""
-        return self._lock is not None and is_held(self._lock)
+        """Whether a process of this machine writes to it, or its newest part is so new that one of any may."""
+        return time.time() < self._until or (self._lock is not None and is_held(self._lock))
 
     def close(self) -> None:
         self._tables.close()
