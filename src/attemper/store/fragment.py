@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
-from attemper.store.about import WORDS, to_json
+from attemper.store.about import WORDS, sentence, to_json
 from attemper.store.chunk import REST, round_bits, split_counts
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
@@ -119,13 +119,13 @@ class Fragment:
 
     def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
         """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
-        rows = [(*site, reason) for site, reason in sites.items()]
+        rows = [(*site, reason and sentence(reason)) for site, reason in sites.items()]
         with self.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO coverage VALUES (?, ?, ?, ?)", rows)
 
     def lose(self, samples: int, step: int | None, reason: str) -> None:
         """Keeps that samples are missing, and why."""
-        row = (step, time.time(), samples, reason)
+        row = (step, time.time(), samples, sentence(reason))
         with self.transaction() as connection:
             connection.execute("INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)", row)
 

@@ -48,12 +48,16 @@ class Parts:
     """Publishes a fragment."""
 
     def __init__(self, fragment: Fragment, target: Target, rank: int) -> None:
-        """A run that went on elsewhere meanwhile goes on after the last step there."""
+        """A run that went on elsewhere meanwhile goes on after the last step there.
+
+        Raises:
+            InputError: the newest part there is of something else, damaged, or of a newer version.
+        """
         self._fragment, self._target = fragment, target
         self._due = time.monotonic() + PART_SECONDS
         with fragment.lock:
             newest = fragment.connection.execute("SELECT time, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
-        with suppress(OSError, InputError, ImportError):
+        with suppress(OSError, ImportError):
             _, fragment.last_step = max(filter(None, (newest, last_moment(target, rank))), default=(0.0, None))
 
     @property
@@ -199,6 +203,7 @@ def last_moment(target: Target, rank: int) -> tuple[float, int] | None:
     if not names:
         return None
     table = _read(target, names[-1])
+    _check(table, names[-1])
     return table["time"][-1].as_py(), table["step"][-1].as_py()
 
 
@@ -228,7 +233,7 @@ def _read(target: Target, name: str) -> pyarrow.Table:
 def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
     """What a part tells of itself."""
     facts = json.loads((table.schema.metadata or {}).get(KEY, b"null"))
-    if facts is None:
+    if facts is None or not {*_MOMENT, *_LABEL, "head"} <= set(table.column_names) or not len(table):
         raise InputError(f"{clean_name(name)} is no part of an attemper run.")
     if facts["version"] > PART_VERSION:
         raise InputError(
