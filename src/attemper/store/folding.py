@@ -34,7 +34,7 @@ class Layout:
     sites: dict[int, slice]
     """Site -> its heads among all."""
 
-    @property
+    @cached_property
     def heads(self) -> int:
         return max((places.stop for places in self.sites.values()), default=0)
 

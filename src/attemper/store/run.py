@@ -233,9 +233,8 @@ class Run:
     def alarms(self, limits: AlarmLimits | Mapping[str, Any] | None = None) -> list[Alarm]:
         """Every alarm of the run, in the order in which they began; ``ended`` is None for one that still stands.
 
-        It is judged from the numbers that are stored. At the very limit that can differ from what the watch raised,
-        which had all bits, and so it can where samples were thinned or lost (``remarks``) or the run was resumed: see
-        docs/alarms.md.
+        They follow from the numbers that are stored, with the bits that are stored. docs/alarms.md says in which cases
+        they can differ from what the watch raised.
 
         Args:
             limits: other limits than those of the watch that wrote the run: :class:`attemper.AlarmLimits`, or a

@@ -279,11 +279,11 @@ class FragmentReader:
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
             raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
-        for sample, layout, values in self._hot(span):
-            if pair in layout.pairs:
-                row, heads = layout.pairs[pair]
-                samples = np.append(samples, sample)
-                parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        hot = [one for one in self._hot(span) if pair in one[1].pairs]
+        for _, layout, values in hot:
+            row, heads = layout.pairs[pair]
+            parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        samples = np.concatenate([samples, np.array([sample for sample, _, _ in hot], samples.dtype)])
         return samples, np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     def pyramid_rows(self, pair: Pair, level: int) -> dict[int, Array]:
