@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 import pytest
 
-from attemper.text import LONGEST_NAME, clean, clean_name, cut, sparkline
+from attemper.text import LONGEST_NAME, clean, clean_json, clean_name, cut, sparkline
 
 CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -15,6 +16,19 @@ BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0
 @pytest.mark.parametrize("code", [*CONTROLS, *BIDIRECTIONAL, 0x2028, 0x2029, 0xDC80], ids=hex)
 def test_what_cannot_be_seen_or_moves_its_neighbours_is_written_out(code: int):
     assert clean(f"a{chr(code)}b") == f"a\\u{code:04x}b"
+
+
+@pytest.mark.parametrize("code", [*CONTROLS, *BIDIRECTIONAL, 0x2028, 0x2029], ids=hex)
+def test_json_shows_what_cannot_be_seen_and_says_the_same(code: int):
+    document = {"name": f"a{chr(code)}b\\", "plain": "模型\n"}
+    shown = clean_json(json.dumps(document, ensure_ascii=False, indent=2))
+    assert json.loads(shown) == document
+    assert chr(code) not in shown.replace("\n", "")
+
+
+def test_json_of_a_name_that_is_no_text_is_one_that_every_reader_takes():
+    shown = clean_json(json.dumps({"name": "a\udcff"}, ensure_ascii=False))
+    assert json.loads(shown) == {"name": clean("a\udcff")}
 
 
 def test_letters_of_every_script_stay_as_they_are():

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the order in which others are drawn."""
-_INVISIBLE = frozenset(("Cc", "Cs", "Zl", "Zp"))
-"""Control characters, lone surrogates (which no encoding can hold), line and paragraph separators."""
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, characters that change the order in which others are drawn, line and paragraph separators, and
+lone surrogates, which no encoding can hold.
+"""
 
 
 def clean(text: object) -> str:
@@ -23,15 +23,16 @@ def clean(text: object) -> str:
     bidirectional override could pass for another name. Right-to-left letters stay.
 
     Example:
-        >>> shown("a\x00b")
+        >>> clean("a\x00b")
         'a\\u0000b'
     """
-    return "".join(_visible(character) for character in str(text))
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
 
 
-def _visible(character: str) -> str:
-    hidden = character in _REORDERING or unicodedata.category(character) in _INVISIBLE
-    return f"\\u{ord(character):04x}" if hidden else character
+def clean_json(document: str) -> str:
+    """JSON whose letters all show: a hidden one as JSON's own escape, a lone surrogate as ``clean`` writes it."""
+    lone = re.sub("[\ud800-\udfff]", lambda found: f"\\\\u{ord(found[0]):04x}", document)
+    return "\n".join(map(clean, lone.split("\n")))
 
 
 def cut(text: str, longest: int) -> str:

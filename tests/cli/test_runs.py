@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from attemper import cli
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
+from attemper.store.parts import Parts
+from attemper.store.target import FolderTarget
 from tests.support.runs import collapsing, written
 from tests.support.samples import sample, samples, sites
 
@@ -115,6 +118,30 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert changes[2].split()[:5] == ["layers.1.attn", "1", "0.788", "0.572", "-0.4"]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_names_of_sites_take_one_line(command: Command, tmp_path: Path, columns: int) -> None:
+    names = ("layers.{}.self_attn", "model.language_model.decoder.layers.{}.encoder_decoder_attention.attention")
+    labels = tuple(replace(label, name=name.format(label.layer)) for name in names for label in sites(2))
+    written(tmp_path, sharpening(600, labels))
+    _, out, _ = command("show", tmp_path, columns=columns)
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    start = lines.index(next(line for line in lines if line.startswith("largest changes")))
+    rows = lines[start + 2 : lines.index("", start)]
+    assert len(rows) == 10
+    assert all(len(line.split()) == 8 for line in rows)
+    assert sum(line.startswith("layers.1.self_attn ") for line in rows) == 3
+    cut = {line.split()[0] for line in rows} - {"layers.0.self_attn", "layers.1.self_attn"}
+    assert cut
+    assert all(name.startswith("…") and ("layers.0.encoder" in name or "layers.1.encoder" in name) for name in cut)
+    assert next(line for line in lines if "encoder_decoder_attention" in line).endswith("self attention, train")
+
+
+def test_show_says_which_alarms_have_nothing_to_judge(command: Command, folder: Path) -> None:
+    text = " ".join(command("show", folder / "a")[1].split())
+    assert "not judged: first_token; there is no judged_first_token_mass." in text
+
+
 def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> None:
     code, out, _ = command("show", folder / "a", "--json", "--statistic", "max_logit", "--top", "2")
     document = json.loads(out)
@@ -176,6 +203,27 @@ def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path:
         assert "[red]m" in out
 
 
+def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:
+    name = "evil\x9b2J\u202e"
+    written(tmp_path, (sample(step, (replace(sites(1)[0], name=name),)) for step in range(30)))
+    for verb in ("show", "watch"):
+        _, out, _ = command(verb, tmp_path, "--json")
+        assert not set(name[4:]) & set(out) - set("2J")
+        assert json.loads(out)["sites"][0]["name"] == name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")
+def test_a_folder_whose_name_is_no_text_is_listed(command: Command, tmp_path: Path) -> None:
+    written(tmp_path / os.fsdecode(b"r\xff"), samples(3))
+    code, out, err = command("runs", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["runs"][0]["path"] == "r\\udcff"
+    printed = subprocess.run(
+        [sys.executable, "-m", "attemper", "runs", str(tmp_path), "--json"], check=True, capture_output=True
+    )
+    assert json.loads(printed.stdout.decode("utf-8")) == json.loads(out)
+
+
 def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
     command = [sys.executable, "-m", "attemper", "show", str(folder / "a")]
     environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "80", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
@@ -205,6 +253,32 @@ def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkey
     assert [document["live"] for document in documents[:2]] == [True, True]
     code, out, _ = command("watch", tmp_path)
     assert out.startswith("step 4: 5 samples, least entropy of a layer ")
+
+
+def test_watch_follows_parts_to_their_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra parquet)")
+    monkeypatch.setattr(SHOW, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr("attemper.store.parts.PART_SECONDS", 1.0)
+    fragment = Fragment(None)
+    published = Parts(fragment, FolderTarget(tmp_path), 0)
+
+    def publish(step: int) -> None:
+        fragment.append(replace(sample(step), time=time.time()))
+        published.publish()
+
+    def train() -> None:
+        for step in range(1, 5):
+            time.sleep(0.3)
+            publish(step)
+
+    publish(0)
+    thread = threading.Thread(target=train)
+    thread.start()
+    code, out, err = command("watch", tmp_path, "--json")
+    thread.join()
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert (code, err, documents[0]["live"], documents[-1]["samples"]) == (0, "", True, 5)
+    assert len(documents) > 2
 
 
 def test_ctrl_c_leaves_watch_cleanly(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +330,10 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
     assert code == 1
     assert "nothing was deleted" in err
     assert (folder / "deep" / "b").exists()
+    code, out, err = command("runs", "--delete", folder / "deep" / "b", "--yes", "--json")
+    deleted = json.loads(out)["deleted"]
+    assert (code, err, deleted["path"], deleted["files"]) == (0, "", str(folder / "deep" / "b"), 1)
+    assert deleted["bytes"] > 1000
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ import attemper
 TOKENS = 40
 
 
-def llama(folder: Path, *, key_heads: int = 4, plan: str | None = None) -> Any:
+def llama(folder: Path, *, key_heads: int = 4, split: bool = False) -> Any:
     """A tiny Llama that stands in ``folder``, whole or with this process's part of every layer."""
     from transformers import LlamaForCausalLM
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
-    options = {} if plan is None else {"distributed_config": DistributedConfig(tp_plan=plan)}
+    options: dict[str, Any] = {"distributed_config": DistributedConfig(tp_plan="auto")} if split else {}
     return LlamaForCausalLM.from_pretrained(folder / f"llama-{key_heads}", attn_implementation="sdpa", **options)
 
 
@@ -46,7 +46,7 @@ def numbers(scan: Any) -> list[list[Any]]:
 
 def scanned(folder: Path, key_heads: int) -> Any:
     try:
-        model = llama(folder, key_heads=key_heads, plan="auto").eval()
+        model = llama(folder, key_heads=key_heads, split=True).eval()
         with torch.no_grad():
             found = numbers(attemper.scan(model, [ids()]))
     except Exception as error:  # what transformers says of a model that it cannot split
@@ -56,7 +56,7 @@ def scanned(folder: Path, key_heads: int) -> Any:
 
 def trained_and_stored(folder: Path) -> Any:
     """A run of a model of which each process trains its heads, stored by each, and its alarms."""
-    model = llama(folder, plan="auto").train()
+    model = llama(folder, split=True).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     store = folder / "run"
     with attemper.watch(model, store=store, limits={"logits": -1.0}, fewest_keys=2) as watch:

@@ -29,8 +29,8 @@ def saved_llama(folder: Path, key_heads: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": key_heads, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": key_heads}
     LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder / f"llama-{key_heads}")
 
 

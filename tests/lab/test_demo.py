@@ -40,6 +40,14 @@ def test_a_healthy_training_is_told_no_warning(run: DemoRun, seed: int):
     assert outcome.loss_alarm is None
 
 
+def test_without_injection_nothing_rings():
+    """The demo's own model at its own rates for 200 steps, by the limits that hold unless told."""
+    run = DemoRun()
+    healthy = run.change(steps=200)
+    assert (healthy.config, healthy.every, healthy.inject) == (run.config, run.every, None)
+    assert [alarm for alarm in ended(healthy).alarms if alarm.severity != "notice"] == []
+
+
 def test_every_step_is_told_and_every_fifth_is_sampled():
     told: list[Progress] = []
     run = DemoRun(steps=12, batch=2, config=CONFIG)

@@ -111,7 +111,7 @@ def test_alarms_that_are_held_back_are_told_in_the_table_the_notes_and_the_verdi
     heads = len(table.reading.heads)
     assert table.alarms == ()
     assert table.reading.untrained_heads == heads
-    sentence = f"the model looks untrained: {heads} of {heads} heads are near uniform, and not told one by one"
+    sentence = f"the model looks untrained: {heads} of {heads} heads are near uniform; while it does, they"
     assert [note for note in table.notes if note.startswith(sentence)]
     assert "no alarms" not in str(table)
     assert sentence in " ".join(str(table).split())

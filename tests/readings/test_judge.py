@@ -278,9 +278,9 @@ def test_a_fresh_model_that_learns_rings_nothing():
         assert not [alarm for alarm in begun if alarm.severity != "notice"]
         if place < 8:
             assert begun == ()
-            assert (one.untrained, one.untold) == (True, 64)
+            assert (one.untrained, one.held_back) == (True, 64)
     assert not one.untrained
-    assert one.untold is None
+    assert one.held_back is None
     assert [alarm for alarm in one.standing if alarm.kind != "drift"] == []
 
 
@@ -464,9 +464,9 @@ def test_rows_that_see_too_few_keys_fall_from_nothing() -> None:
 def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_since_the_first_sample() -> None:
     one = Judge({"drift": None})
     assert one.feed(entropies(0, 0.99, 0.99, 0.99, 0.5)) == ()
-    assert (one.untrained, one.untold) == (True, 3)
+    assert (one.untrained, one.held_back) == (True, 3)
     assert told(one.feed(entropies(1, 0.99, 0.99, 0.5, 0.5))) == [("diffuse", 0, 1, None), ("diffuse", 1, 1, None)]
-    assert (one.untrained, one.untold) == (False, None)
+    assert (one.untrained, one.held_back) == (False, None)
     assert one.standing[0].message == "layers.0 head 0: normalised entropy 0.990 is near uniform", "as it was before"
     one.feed(entropies(2, 0.99, 0.99, 0.99, 0.99))
     assert len(one.standing) == 4, "the model was trained before"

@@ -58,7 +58,7 @@ def test_a_scan_loaded_from_json_shows_the_same_and_has_no_rows(tmp_path: Path) 
     file.write_text(scan.to_json(), encoding="utf-8")
     for loaded in (attemper.Scan.from_json(scan.to_json()), attemper.Scan.from_json(file)):
         assert loaded.reading == scan.reading
-        assert str(loaded) == str(scan)
+        assert str(scan).startswith(str(loaded))  # a watch says also what its history has nothing to judge of
         with pytest.raises(InputError, match=r"row_statistics\('0'\): this scan was loaded from JSON"):
             loaded.row_statistics("0")
 

@@ -63,6 +63,12 @@ def test_a_damaged_block_is_told(damage):
         unpack(damage(pack(np.ones((4, 4), np.float32))))
 
 
+def test_a_block_whose_version_is_gone_is_damaged():
+    data = pack(np.ones((4, 4), np.float32))
+    with pytest.raises(InputError, match="is damaged: it has no version"):
+        unpack(b"\x00" + data[1:])
+
+
 def test_a_block_of_a_newer_version_is_told():
     data = pack(np.ones((4, 4), np.float32))
     with pytest.raises(InputError, match="version 2; this attemper reads version 1"):

@@ -104,6 +104,8 @@ def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path)
         run.to_html(tmp_path / "page.html")
     with pytest.raises(InputError, match="the run a has no sample yet"):
         run.history("entropy")
+    with pytest.raises(InputError, match=r"step 5 has no sample: the run has none yet\."):
+        run.at(5)
 
 
 def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path) -> None:
@@ -114,6 +116,8 @@ def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path) -> None:
         run.history("entrpy")
     with pytest.raises(InputError, match=r"'gini' is not in the run a. It has entropy_nats, normalized_entropy, max"):
         run.history("gini")
+    with pytest.raises(InputError, match=r"'judged_normalized_entropy' is not.*Did you mean 'normalized_entropy'\?"):
+        run.history("judged_normalized_entropy")
     with pytest.raises(InputError, match=r"'layers.1.atn' is not in the run a.*Did you mean 'layers.1.attn'\?"):
         run.history("entropy", "layers.1.atn")
     with pytest.raises(InputError, match=r"seen in several ways: .*'train'.*'eval'.*say mode="):

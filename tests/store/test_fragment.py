@@ -228,7 +228,7 @@ def test_a_run_is_thinned_with_age_and_says_so(tmp_path, caplog):
         fragment = written(tmp_path / "f.sqlite", samples(many), max_bytes=most)
     assert fragment.thinned
     (record,) = caplog.records
-    assert "has reached its 0.3 MB: its oldest samples are thinned" in record.message
+    assert "f.sqlite has reached max_bytes, 0.3 MB: its oldest samples are thinned" in record.message
     assert fragment.bytes_used < most
     tables = fragment.tables()
     steps = np.array([row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")])

@@ -14,6 +14,7 @@ import pytest
 import attemper
 from attemper.readings import history
 from attemper.readings.sample import Sample, SiteKey
+from attemper.store.columns import columns
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
 from attemper.store.overview import overview
@@ -74,6 +75,44 @@ def test_a_run_that_was_resumed_has_no_step_twice(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[:100], numbers(first[:100], "entropy_nats"))
     np.testing.assert_array_equal(found[100:], numbers(later, "entropy_nats"))
     assert [(s.samples, s.first_step, s.last_step) for s in run.segments] == [(100, 0, 99), (100, 100, 199)]
+
+
+@pytest.mark.parametrize("back", [500, 501, 510, 1000])
+def test_thinning_brings_nothing_back_that_was_replaced(tmp_path: Path, back: int) -> None:
+    label = sites(2, 24)
+    old = [replace(one, values=one.values + 100) for one in samples(1030, labels=label)]
+    written(tmp_path / "a", old, bits=None)
+    written(tmp_path / "a", (sample(step, label) for step in range(back, 4000)), bits=None, max_bytes=1 << 20)
+    run = open_run(tmp_path / "a")
+    assert "thinned" in run.remarks[0]
+    found = run.history("entropy")
+    assert found.steps[0] == 0
+    assert (np.diff(found.steps) > 0).all()
+    assert (found.values[found.steps < back] > 50).all()
+    assert (found.values[found.steps >= back] < 50).all()
+    one = columns(run.ranks, "entropy_nats", label[0].key, 40)
+    assert (one.least[one.steps < back - 100] > 50).all()
+    assert (one.largest[one.steps >= back] < 50).all()
+
+
+def test_ranks_that_do_not_come_back_lose_the_steps_that_the_others_replaced(tmp_path: Path) -> None:
+    labels = sites(3, 2)
+    for rank, many in enumerate((200, 200, 210)):
+        written(tmp_path / "a", (sample(step, labels[rank : rank + 1]) for step in range(many)), rank=rank, bits=None)
+    before = open_run(tmp_path / "a")
+    assert before.steps[-1] == 209
+    for rank in (0, 1):
+        later = (sample(step, labels[rank : rank + 1]) for step in range(150, 180))
+        written(tmp_path / "a", later, rank=rank, bits=None)
+    for run in (before, open_run(tmp_path / "a")):
+        np.testing.assert_array_equal(run.steps, np.arange(180))
+        found = run.history("entropy").values
+        assert not np.isnan(found[:, :2]).any()
+        assert not np.isnan(found[:150, 2]).any()
+        assert np.isnan(found[150:, 2]).all()
+        assert columns(run.ranks, "entropy_nats", labels[2].key, 4).steps[-1] < 150
+    written(tmp_path / "a", (sample(step, labels[2:]) for step in range(180, 190)), rank=2, bits=None)
+    assert open_run(tmp_path / "a").steps[-1] == 189
 
 
 def test_a_step_that_goes_back_within_a_process_replaces_what_it_overlaps(tmp_path: Path) -> None:
@@ -179,7 +218,7 @@ def split_in_heads(whole: Iterable[Sample], first: int) -> Iterator[Sample]:
 
 def test_ranks_that_have_different_heads_of_a_site_are_joined_to_the_whole_site(tmp_path: Path) -> None:
     whole = written(tmp_path / "whole", samples(300, labels=sites(2, 4)), bits=None)
-    for rank in (1, 0):
+    for rank in (0, 1):
         written(tmp_path / "a", split_in_heads(whole, 2 * rank), rank=rank, bits=None)
     run, expected = open_run(tmp_path / "a"), open_run(tmp_path / "whole")
     assert run.sites == expected.sites == sites(2, 4)

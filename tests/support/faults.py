@@ -382,6 +382,9 @@ def ended_by(folder: Path, number: int, many: int = 200) -> Outcome:
     outcome = Outcome(f"ended by {signal.Signals(number).name}", taken=many)
     child = os.fork()
     if not child:
+        # As a process begins: the one that runs this may ignore a signal (nohup), or handle it for a run of its own.
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             run = open_writer(folder)

@@ -44,7 +44,9 @@ def export(
         written = getattr(formats, f"to_{to.value}")(opened.ranks, target)
     what = "files" if to is To.sqlite else "rows"
     if as_json:
-        print_json(json.dumps({"schema": 1, "path": str(target), "format": to.value, what: written}))
+        print_json(
+            json.dumps({"schema": 1, "path": str(target), "format": to.value, what: written}, ensure_ascii=False)
+        )
     else:
         say(f"wrote {clean_name(target)}: {count(written, what.removesuffix('s'))}")
 
@@ -64,7 +66,7 @@ def report(
         target = opened.to_html(html or f"{_file_name(opened.name)}.html")
         step = int(opened.steps[-1])
     if as_json:
-        print_json(json.dumps({"schema": 1, "path": str(target), "step": step}))
+        print_json(json.dumps({"schema": 1, "path": str(target), "step": step}, ensure_ascii=False))
     else:
         say(f"wrote {clean_name(target)}: the sample of step {step:,}")
 

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError, MissingExtraError
-from attemper.text import clean
+from attemper.text import clean, clean_json
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Of the click that typer stands on: the package, or typer's own copy of it."""
@@ -35,9 +35,12 @@ def say(line: str) -> None:
 
 
 def print_json(document: str) -> None:
-    """Prints a JSON document; where stdout takes no UTF-8, with JSON's own escapes for letters outside of ASCII."""
+    """Prints a JSON document at once, names in it as they can be seen; where stdout takes no UTF-8, with JSON's own
+    escapes for letters outside of ASCII.
+    """
     encoding = (sys.stdout.encoding or "").lower().replace("-", "").replace("_", "")
-    print(document if encoding == "utf8" else json.dumps(json.loads(document)))
+    shown = clean_json(document)
+    print(shown if encoding == "utf8" else json.dumps(json.loads(shown)), flush=True)
 
 
 def check_files(html: Path | None, csv: str | None) -> None:

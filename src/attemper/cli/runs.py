@@ -27,7 +27,7 @@ def runs(
 ) -> None:
     """The runs that attemper.watch(store=...) and the callbacks wrote below FOLDER."""
     if delete is not None:
-        _delete(delete, asked=not yes)
+        _delete(delete, asked=not yes, as_json=as_json)
         return
     from attemper.store.folder import runs_below
 
@@ -45,7 +45,7 @@ def runs(
 
 
 def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
-    """What is told of one run; of one that cannot be read, why."""
+    """The row of one run; of one that cannot be read, why."""
     from attemper.store.folder import files_of, open_run
     from attemper.store.overview import utc
 
@@ -109,7 +109,7 @@ def size(many: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def _delete(path: Path, *, asked: bool) -> None:
+def _delete(path: Path, *, asked: bool, as_json: bool) -> None:
     from attemper.store.folder import delete_run, files_of, is_run
 
     if not path.is_dir() or not is_run(path):
@@ -119,4 +119,8 @@ def _delete(path: Path, *, asked: bool) -> None:
     if asked:
         typer.confirm(f"delete {what}?", abort=True, err=True)
     delete_run(path)
-    say(f"deleted {what}")
+    if as_json:
+        deleted = {"path": str(path), "files": len(files.paths), "bytes": files.bytes}
+        print_json(json.dumps({"schema": 1, "deleted": deleted}, ensure_ascii=False))
+    else:
+        say(f"deleted {what}")

@@ -24,6 +24,7 @@ from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
+from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import fits_buckets
@@ -111,6 +112,11 @@ class Collector:
     def expected(self) -> tuple[str, ...]:
         """Names of the modules whose code attends, as far as they are wanted."""
         return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of all modules."""
+        return frozenset(self._names.values())
 
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
@@ -361,7 +367,7 @@ class Collector:
         site = self.sites[key]
         if site.heads == heads:
             return site
-        self._drop(key, f"it had {site.heads} heads and then {heads}: its queries are not [batch, heads, ...]")
+        self._drop(key, changed_heads(site.heads, heads))
         return None
 
     def _drop(self, key: SiteKey, reason: str) -> None:
@@ -396,9 +402,10 @@ class Collector:
         Waits for the devices that ``found`` is on.
         """
         joined = found.join()
-        return replace(joined, sites=tuple(sorted(joined.sites, key=self._position)))
+        return replace(joined, sites=tuple(sorted(joined.sites, key=self.position)))
 
-    def _position(self, site: SiteSums) -> tuple[int, int]:
+    def position(self, site: SiteSums) -> tuple[int, int]:
+        """Where a site stands in the model: the place of its module, and which of the module's calls it is."""
         module, _, call = self.module_of(site.name).partition("#")
         # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
         known = module in self._order

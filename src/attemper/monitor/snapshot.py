@@ -37,6 +37,13 @@ class Snapshot:
     backends: tuple[str, ...]
     taps: TapSnapshot
 
+    done = True
+    """Whether ``wait`` would not wait."""
+
+    def wait(self) -> Snapshot:
+        """The snapshot itself: as a :class:`Transfer`, which waits."""
+        return self
+
     def join(self) -> SampleSums:
         """Calls and taps together. Waits for the devices."""
         period, tapped, tokens, reasons = self.taps.latest()

@@ -165,6 +165,7 @@ class Watch(TapReceiver, RunView):
         self._compiled = any(is_compiled(module) for module in model.modules())
         self._collector.refuse(compiled_parts(names_of(model)))
         self._open = ExitStack()
+        self._recorder.at_end(self._hand_over)
         self._attach()
 
     def _attach(self) -> None:
@@ -194,6 +195,10 @@ class Watch(TapReceiver, RunView):
         self._open.close()
         self._record()
         quietly(lambda _: self._recorder.close())(self)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_recorder"):
+            self._recorder.forget(int(self._due and self._schedule.kept))
 
     def step(self, step: int | None = None) -> None:
         """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.
@@ -296,18 +301,30 @@ class Watch(TapReceiver, RunView):
         self._begin_step(self._schedule.number - 1)
         due, self._due = self._due, False
         if due:
-            self._recorder.record(self._sampled_number)
+            self._recorder.add(self._sampled_number)
+            self._recorder.settle()
 
     @quietly
     def _record(self) -> None:
         """Takes the sample that has ended into the history. Where passes are the steps that is when the next one
         begins: a step may have several, as the first ``step()`` tells.
         """
-        due, self._due = self._due, False
-        if due and self._schedule.kept:
-            self._recorder.record(self._sampled_number)
-        else:
-            self._recorder.settle()
+        self._add_due()
+        self._recorder.settle()
+
+    def _add_due(self) -> None:
+        """A signal that ends the process in between adds it once more, which changes nothing."""
+        try:
+            if self._due and self._schedule.kept:
+                self._recorder.add(self._sampled_number)
+        finally:
+            self._due = False
+
+    @quietly
+    def _hand_over(self, until: float) -> None:
+        """Before the process ends: keeps what has ended and is not recorded, until ``until`` (monotonic)."""
+        self._add_due()
+        self._recorder.hand_over(until)
 
     @quietly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -424,10 +441,10 @@ class Watch(TapReceiver, RunView):
             judge.standing,
             sampled_rows=self.rows,
             fewest_keys=self._collector.scope.fewest_keys,
-            untrained_heads=judge.untold,
+            untrained_heads=judge.held_back,
             **provenance(self.model, None if self._date is None else date_of(self._date)),
         )
-        return Scan(reading, dict(found.last))
+        return Scan(reading, dict(found.last), judge.notes)
 
     @property
     def run(self) -> Run:

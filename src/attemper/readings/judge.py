@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ from attemper.readings.sample import Sample
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
 WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
-"""In the order of judging: heads whose whole site rings are not told one by one."""
+"""In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
+MOST_ENDED = 10_000
+"""Of the alarms that have ended, the latest so many are kept."""
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
 
 
@@ -81,7 +84,7 @@ class Judge:
         }
         self._missing: tuple[str, ...] = ()
         self._before = self._now = State(None, {kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
-        self._ended: list[Alarm] = []
+        self._ended: deque[Alarm] = deque(maxlen=MOST_ENDED)
         self._reported: set[tuple[Any, ...]] = set()
         self._grow()
 
@@ -128,7 +131,9 @@ class Judge:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Every alarm so far, in the order in which they began; one that has ended, as it was at its worst."""
+        """Every alarm so far, in the order in which they began; one that has ended, as it was at its worst. Of those
+        that have ended, the latest ``MOST_ENDED``.
+        """
         found = (*self._ended, *self._now.ended, *self.standing)
         return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
 
@@ -140,7 +145,7 @@ class Judge:
         return self._now.untrained
 
     @property
-    def untold(self) -> int | None:
+    def held_back(self) -> int | None:
         """Near uniform heads that raise no alarm because the model looks untrained; None where there are none."""
         return self._now.near_uniform or None if self.untrained else None
 

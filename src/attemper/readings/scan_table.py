@@ -22,12 +22,13 @@ _OTHER_COLUMNS = 31
 """Width of what stands beside the heads."""
 
 
-def table(reading: Reading, width: int) -> RenderableType:
-    """The whole reading in ``width`` columns: a table for each stack, then alarms and what was skipped."""
+def table(reading: Reading, width: int, not_judged: Iterable[str] = ()) -> RenderableType:
+    """The whole reading in ``width`` columns: a table for each stack, then alarms, and what was not read or judged."""
     parts: list[RenderableType] = [_headline(reading)]
     for stack in stacks(reading.sites):
         parts += _group(stack, width)
     parts += _alarms(reading)
+    parts += [Text(clean(note), style="dim") for note in not_judged]
     parts += [Text.assemble(("skipped ", "yellow"), clean(f"{s.name}: {s.reason}")) for s in reading.skipped]
     return Group(*parts)
 

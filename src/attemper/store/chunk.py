@@ -56,8 +56,13 @@ def unpack(data: bytes) -> np.ndarray:
     """
     try:
         version, samples, size = _HEADER.unpack_from(data)
-        if version != _VERSION:
-            raise InputError(f"a block of this run is of version {version}; this attemper reads version {_VERSION}.")
+        if not version:
+            raise InputError("a block of this run is damaged: it has no version.")
+        if version > _VERSION:
+            raise InputError(
+                f"a block of this run is damaged, or of the newer version {version}; this attemper reads version "
+                f"{_VERSION}."
+            )
         shuffled = np.frombuffer(zlib.decompress(memoryview(data)[_HEADER.size :]), np.uint8).reshape(4, -1)
         values = np.ascontiguousarray(shuffled.T).reshape(-1).view("<f4")
         return values.reshape(size, samples).T

@@ -67,7 +67,8 @@ def _of_pair(reader: FragmentReader, pair: Pair, level: int, many: int) -> Array
         place = first >> level
         found[place : place + len(row)] = row
         known[place : place + len(row)] = True
-    known[reader.replaced >> level] = False
+    replaced = reader.replaced >> level
+    known[replaced[replaced < many]] = False
     for first, last in _stretches(~known):
         blocks = _of_samples(reader, pair, level, (first, last))
         if not found.shape[-1]:

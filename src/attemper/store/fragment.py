@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
-from attemper.store.about import WORDS, to_json
+from attemper.store.about import WORDS, sentence, to_json
 from attemper.store.chunk import round_bits
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
@@ -118,13 +118,13 @@ class Fragment:
 
     def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
         """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
-        rows = [(*site, reason) for site, reason in sites.items()]
+        rows = [(*site, reason and sentence(reason)) for site, reason in sites.items()]
         with self.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO coverage VALUES (?, ?, ?, ?)", rows)
 
     def lose(self, samples: int, step: int | None, reason: str) -> None:
         """Keeps that samples are missing, and why."""
-        row = (step, time.time(), samples, reason)
+        row = (step, time.time(), samples, sentence(reason))
         with self.transaction() as connection:
             connection.execute("INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)", row)
 
@@ -134,7 +134,7 @@ class Fragment:
             connection.execute("INSERT OR REPLACE INTO part VALUES (?, ?, ?)", (name, first, last))
 
     def enter_segment(self, told: Mapping[str, object]) -> None:
-        """The next sample belongs to a segment of another process that is told by the columns of its row."""
+        """The next sample belongs to a segment of another process. ``told``: the columns of its row."""
         names = ("began", "rank", "process", "versions")
         row = tuple(told[name] for name in names)
         condition = " AND ".join(f"{name} = ?" for name in names)
@@ -297,10 +297,10 @@ class Fragment:
 
     def _say_thinned(self, most: int) -> None:
         if not self.thinned:
-            where = "in memory" if self.path is None else f"of {self.path.name}"
+            where = "in memory has reached" if self.path is None else f"of {self.path.name} has reached max_bytes,"
             logger.info(
-                "attemper: the history %s has reached its %.1f MB: its oldest samples are thinned, and least, mean "
-                "and largest of those that go are kept.",
+                "attemper: the history %s %.1f MB: its oldest samples are thinned, and least, mean and largest of "
+                "those that go are kept.",
                 where,
                 most / 1e6,
             )

@@ -27,9 +27,9 @@ class Store:
         name: of the run, for people; the folder's if None.
         tags, notes: for people.
         bits: mantissa bits of what is kept, 1 to 23; 15 are a relative error of 1.5e-5. None keeps all: exact, and
-            half as large again. Counts are always exact.
+            takes half as much room again. Counts are always exact.
         max_bytes: the size at which the oldest samples are thinned, at least 1 MiB; None for no bound. Least, mean and
-            largest of what goes are kept. A very long run may need somewhat more than it was given.
+            largest of what goes are kept. docs/history.md says by what a file can be larger.
 
     Raises:
         InputError: one of them has no meaning.

@@ -169,9 +169,9 @@ def _changes(found: History, top: int) -> Iterator[Change]:
 
 
 def _notes(judge: Judge) -> Iterator[str]:
-    if judge.untold:
-        near = count(judge.untold, "head is", "heads are")
-        yield f"the model looks untrained: {near} near uniform, and not told one by one until it is not so."
+    if judge.held_back:
+        near = count(judge.held_back, "head is", "heads are")
+        yield f"the model looks untrained: {near} near uniform; while it does, they raise no alarm."
     yield from judge.notes
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PART_SECONDS = 60.0
 """What is written is published after at most so long."""
+MOST_SECONDS = 3600.0
+"""Between two samples of a run that is to count as live from one to the next."""
 PART_VERSION = 2
 KEY = b"attemper"
 """Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
@@ -46,12 +48,16 @@ class Parts:
     """Publishes a fragment."""
 
     def __init__(self, fragment: Fragment, target: Target, rank: int) -> None:
-        """A run that went on elsewhere meanwhile goes on after the last step there."""
+        """A run that went on elsewhere meanwhile goes on after the last step there.
+
+        Raises:
+            InputError: the newest part there is of something else, damaged, or of a newer version.
+        """
         self._fragment, self._target = fragment, target
         self._due = time.monotonic() + PART_SECONDS
         with fragment.lock:
             newest = fragment.connection.execute("SELECT time, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
-        with suppress(OSError, InputError, ImportError):
+        with suppress(OSError, ImportError):
             _, fragment.last_step = max(filter(None, (newest, last_moment(target, rank))), default=(0.0, None))
 
     @property
@@ -198,7 +204,20 @@ def last_moment(target: Target, rank: int) -> tuple[float, int] | None:
     if not names:
         return None
     table = _read(target, names[-1])
+    _check(table, names[-1])
     return table["time"][-1].as_py(), table["step"][-1].as_py()
+
+
+def live_until(target: Target, rank: int) -> float:
+    """When a rank no longer counts as live if nothing more comes of it: seconds since 1970, UTC.
+
+    A sample that follows as the last ones did is published within twice ``PART_SECONDS`` and the largest time between
+    two of them, at most ``MOST_SECONDS``. The two newest parts of its segment tell that time: one may hold one sample.
+    """
+    names = sorted(name for name, found in parts(target).items() if found == rank)
+    segment = [name for name in names if name.rpartition("-")[0] == names[-1].rpartition("-")[0]]
+    times = np.concatenate([_read(target, name)["time"].to_numpy() for name in segment[-2:]])
+    return float(times[-1] + 2 * (PART_SECONDS + min(MOST_SECONDS, np.diff(times).max(initial=0.0))))
 
 
 def _read(target: Target, name: str) -> pyarrow.Table:
@@ -215,7 +234,7 @@ def _read(target: Target, name: str) -> pyarrow.Table:
 def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
     """What a part tells of itself."""
     facts = json.loads((table.schema.metadata or {}).get(KEY, b"null"))
-    if facts is None:
+    if facts is None or not {*_MOMENT, *_LABEL, "head"} <= set(table.column_names) or not len(table):
         raise InputError(f"{clean_name(name)} is no part of an attemper run.")
     if facts["version"] > PART_VERSION:
         raise InputError(

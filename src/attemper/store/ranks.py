@@ -24,6 +24,8 @@ class Ranks:
 
     def __init__(self, readers: Sequence[FragmentReader]) -> None:
         self.readers = tuple(readers)
+        for reader in self.readers[1:]:
+            reader.follow(self.readers[0])
         self._within = False
         """Whether a snapshot is open."""
 

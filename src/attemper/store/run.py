@@ -106,7 +106,9 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether a process of this machine writes it now."""
+        """Whether a process of this machine writes it now; of Parquet parts, whether the newest is so new that another
+        may follow.
+        """
         return any(reader.live for reader in self.ranks.readers)
 
     @property
@@ -220,8 +222,8 @@ class Run:
     def trend(self, statistic: str, site: Site | None = None, head: int | None = None, **options: Any) -> Trend:
         """Its slope per 1,000 steps with a 95% interval, by Theil and Sen; arguments and errors as of ``history``.
 
-        It is robust: more than a quarter of the samples may be wrong. Of a long run it is taken from means of
-        neighbouring samples.
+        It is robust: a quarter of the samples may be wrong, in a row or spread at random. Of more than 200 samples it
+        is taken from medians of neighbouring ones.
         """
         found = self.history(statistic, site, head, **options)
         return history.trend(found.steps, found.values)
@@ -244,7 +246,7 @@ class Run:
 
     @property
     def judge(self) -> Judge:
-        """Who judged the run by the limits of its watch: what stands, what is over, and what could not be judged."""
+        """The run judged by the limits of its watch: what stands, what is over, and what could not be judged."""
         return self._verdict.judge()
 
     # --- one step ---
@@ -264,7 +266,8 @@ class Run:
         found = self._reading(_check_step(step, steps))
         if alarms:
             judge = self.judge if step == steps[-1] else Verdict(self.ranks, stop=step + 1).judge()
-            found = replace(found, alarms=judge.standing, untrained_heads=judge.untold)
+            found = replace(found, alarms=judge.standing, untrained_heads=judge.held_back)
+            return Scan(found, None, judge.notes)
         return Scan(found, None)
 
     @property
@@ -338,6 +341,7 @@ class Run:
         if name not in known:
             raise InputError(
                 f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(known)}."
+                f"{did_you_mean(name, known)}"
             )
         return name
 
@@ -398,6 +402,8 @@ def _check_step(step: int, steps: Array) -> int:
     """
     if not _is_whole(step):
         raise InputError(f"at(step) must be a whole number, got {step!r}.")
+    if not len(steps):
+        raise InputError(f"step {step} has no sample: the run has none yet.")
     place = int(np.searchsorted(steps, step))
     if place < len(steps) and steps[place] == step:
         return int(step)

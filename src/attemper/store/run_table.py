@@ -14,13 +14,15 @@ from attemper.readings.alarms import by_kind, level_of
 from attemper.readings.reading import Alarm, SiteReading
 from attemper.readings.scan_table import STYLES
 from attemper.readings.stacks import Stack, stacks
-from attemper.store.overview import Course, Overview
-from attemper.text import BARS, clean, count, number, sparkline
+from attemper.store.overview import Change, Course, Overview
+from attemper.text import BARS, clean, count, cut, number, sparkline
 
 MOST_ALARMS = 3
-"""Alarms of a kind that are told one by one."""
+"""Alarms of a kind that are listed one by one."""
 _PLAIN = str.maketrans(dict(zip(BARS, "_.-:=+*#", strict=True)))
 """Bars for terminals that have only ASCII."""
+FEWEST_LETTERS = 12
+"""That a site's name is cut to."""
 _OTHER_COLUMNS = 30
 """Width of what stands beside the bars."""
 
@@ -31,8 +33,9 @@ def table(overview: Overview, width: int, *, plain: bool = False) -> RenderableT
     sites = tuple(_as_reading(course) for course in overview.courses)
     bars = max(4, (width - _OTHER_COLUMNS) // 2)
     for stack in stacks(sites):
+        parts += _title(stack, width)
         parts += _stack(stack, [overview.courses[place] for place in stack.places], bars, plain)
-    parts += [*_changes(overview), *_alarms(overview)]
+    parts += [*_changes(overview, width), *_alarms(overview)]
     return Group(*parts)
 
 
@@ -72,8 +75,12 @@ def _as_reading(course: Course) -> SiteReading:
     return SiteReading(site.name, site.kind, site.mode, 0, 0, (), site.normalizer, site.layer)
 
 
+def _title(stack: Stack, width: int) -> Iterator[Text]:
+    what = f"  {clean(stack.kind)} attention, {clean(stack.mode)}"
+    yield Text.assemble("\n", (_fit(clean(stack.pattern), width - len(what)), "bold"), what)
+
+
 def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool) -> Iterator[RenderableType]:
-    yield Text.assemble("\n", (clean(stack.pattern), "bold"), f"  {clean(stack.kind)} attention, {clean(stack.mode)}")
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column(stack.column, justify="right")
     for title in ("normalised entropy", " largest logit"):
@@ -84,7 +91,7 @@ def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool) -> I
         entropy, logit = course.normalized_entropy, course.max_logit
         lines = sparkline(entropy, bars, low=0.0, high=1.0), sparkline(logit, bars, low=0.0, high=largest)
         drawn = [line.translate(_PLAIN) if plain else line for line in lines]
-        grid.add_row(label, drawn[0], _last(entropy, ".2f"), f" {drawn[1]}", _last(logit, ".1f"))
+        grid.add_row(clean(label), drawn[0], _last(entropy, ".2f"), f" {drawn[1]}", _last(logit, ".1f"))
     yield grid
 
 
@@ -93,21 +100,41 @@ def _last(values: Sequence[float | None], digits: str) -> str:
     return f"{known[-1]:{digits}}" if known else "-"
 
 
-def _changes(overview: Overview) -> Iterator[RenderableType]:
+def _changes(overview: Overview, width: int) -> Iterator[RenderableType]:
     if not overview.changes:
         return
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("site", overflow="fold")
-    for title in ("head", "first", "last", "per 1,000"):
+    grid.add_column("site", no_wrap=True)
+    titles = ("head", "first", "last", "per 1,000", "95% interval")
+    for title in titles[:-1]:
         grid.add_column(title, justify="right")
-    grid.add_column("95% interval", style="dim")
-    for one in overview.changes:
-        slope, low, high = (number(value, 3) for value in (one.per_1000_steps, one.low, one.high))
-        ends = number(one.first, 3), number(one.last, 3)
-        grid.add_row(Text(clean(one.site.name)), str(one.head), *ends, slope, f"{low} to {high}")
-    what = "means of first and last tenth, trend per 1,000 steps"
+    grid.add_column(titles[-1], style="dim")
+    rows = [_cells(one) for one in overview.changes]
+    room = width - sum(2 + max(map(len, column)) for column in zip(titles, *rows, strict=True))
+    for one, cells in zip(overview.changes, rows, strict=True):
+        grid.add_row(Text(_fit(clean(one.site.name), room)), *cells)
+    what = "first and last tenth; per 1,000 steps"
     yield Text.assemble(f"\nlargest changes of {clean(overview.statistic)}", (f"  {what}", "dim"))
     yield grid
+
+
+def _cells(one: Change) -> tuple[str, ...]:
+    """What stands beside the name of its site."""
+    first, last, slope, low, high = (
+        number(value, 3) for value in (one.first, one.last, one.per_1000_steps, one.low, one.high)
+    )
+    return str(one.head), first, last, slope, f"{low} to {high}"
+
+
+def _fit(name: str, room: int) -> str:
+    """A site's name in one line: its end, from the word before its last number on at least."""
+    parts, room = name.split("."), max(room, FEWEST_LETTERS)
+    numbered = [place for place, part in enumerate(parts) if part == "*" or part.isdecimal()]
+    if len(name) <= room:
+        return name
+    starts = range(1, numbered[-1] if numbered else len(parts))
+    ends = [f"…{'.'.join(parts[start:])}" for start in starts] or [name]
+    return next((end for end in ends if len(end) <= room), cut(ends[-1], room))
 
 
 def _alarms(overview: Overview) -> Iterator[RenderableType]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,16 @@ def between(moments: Array, start: int | None, stop: int | None) -> Array:
     first = 0 if start is None else np.searchsorted(moments["step"], start)
     last = len(moments) if stop is None else np.searchsorted(moments["step"], stop)
     return moments[first:last]
+
+
+class Start(NamedTuple):
+    """How a segment began."""
+
+    segment: int
+    first_sample: int
+    first_step: int
+    began: float
+    """Seconds since 1970, UTC."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +71,15 @@ class Lost:
 class FragmentReader:
     """What one process wrote, as far as it stands at the moment of each question."""
 
-    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None) -> None:
+    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None, until: float = 0.0) -> None:
         """
         Args:
             tables: of the fragment.
             lock: the file that a writer of the fragment locks; None where nobody else can write.
+            until: when parts of which these tables were made no longer count as live; seconds since 1970, UTC.
         """
         self.rank = rank
-        self._lock = lock
+        self._lock, self._until = lock, until
         self._tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
@@ -77,11 +89,19 @@ class FragmentReader:
         self._hot_rows: list[Hot] = []
         self._held: dict[tuple[int, ...], Array] = {}
         """Layouts -> the samples that have one of them."""
+        self._first_rank: FragmentReader | None = None
+
+    def follow(self, first_rank: FragmentReader) -> None:
+        """What the first rank replaced when it was resumed counts here no longer either.
+
+        A rank that did not come back has no segment of its own that would say so.
+        """
+        self._first_rank = first_rank
 
     @property
     def live(self) -> bool:
-        """Whether a process of this machine writes to it."""
-        return self._lock is not None and is_held(self._lock)
+        """Whether a process of this machine writes to it, or its newest part is so new that one of any may."""
+        return time.time() < self._until or (self._lock is not None and is_held(self._lock))
 
     def close(self) -> None:
         self._tables.close()
@@ -142,13 +162,32 @@ class FragmentReader:
     def moments(self) -> Array:
         """[samples] of ``MOMENT`` that count, by step. Two have the same step where a step had two passes."""
         # Samples are added at the end, and taken away only together with chunks.
-        (state,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
+        (counts,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
+        state = counts, self._first_rank.starts if self._first_rank else []
         if state != self._state:
             self._state = state
             self._read = moments(self._tables.rows)
-            self._kept = _not_replaced(self._read)
+            self._kept = self._not_replaced(self._read)
             self._layouts, self._held = layouts(self._tables.rows), {}
         return self._kept
+
+    @property
+    def starts(self) -> list[Start]:
+        """Of each segment that has or had a sample, in their order. Thinning takes samples, and no start."""
+        question = "SELECT id, first_sample, first_step, began FROM segment WHERE first_step IS NOT NULL ORDER BY id"
+        return [Start(*row) for row in self._tables.rows(question)]
+
+    def _not_replaced(self, moments: Array) -> Array:
+        """Without the samples that a later segment replaces: those from its first step on."""
+        counts, stop = np.ones(len(moments), bool), np.iinfo(np.int64).max
+        others = self._first_rank.starts if self._first_rank else []
+        for start in reversed(self.starts):
+            own = np.flatnonzero(moments["segment"] == start.segment)
+            ended = max(start.began, moments["time"][own].max(initial=-np.inf))
+            stops = [stop, *(other.first_step for other in others if other.began > ended)]
+            counts[own] = moments["step"][own] < min(stops)
+            stop = min(stop, start.first_step)
+        return moments[counts]
 
     # --- numbers ---
 
@@ -243,8 +282,16 @@ class FragmentReader:
 
     @property
     def replaced(self) -> Array:
-        """Numbers of the samples that do not count, as read with ``moments``."""
-        return np.setdiff1d(self._read["id"], self._kept["id"], assume_unique=True)
+        """Numbers of the samples that do not count, ascending, with those that thinning took."""
+        starts, last = self.starts, int(self._read["id"][-1]) if len(self._read) else -1
+        ends = [*(start.first_sample for start in starts[1:]), last + 1]
+        found = [np.zeros(0, np.int64)]
+        for start, end in zip(starts, ends, strict=True):
+            kept = self._kept["id"][self._kept["segment"] == start.segment]
+            read = self._read["id"][self._read["segment"] == start.segment]
+            if len(kept) < len(read) or not len(read):  # steps of a segment ascend: what counts of it is its beginning
+                found.append(np.arange(kept[-1] + 1 if len(kept) else start.first_sample, end))
+        return np.concatenate(found)
 
     def _holding(self, pair: Pair, first: int) -> Array:
         """Numbers of the samples from ``first`` on that hold a statistic of a site."""
@@ -253,14 +300,6 @@ class FragmentReader:
             self._held[holding] = self._read["id"][np.isin(self._read["layout"], holding)]
         samples = self._held[holding]
         return samples[np.searchsorted(samples, first) :]
-
-
-def _not_replaced(moments: Array) -> Array:
-    """Without the samples that a later segment replaces: those from its first step on."""
-    starts = np.flatnonzero(np.diff(moments["segment"], prepend=-1))
-    firsts = moments["step"][starts]
-    following = np.append(np.minimum.accumulate(firsts[::-1])[::-1][1:], np.iinfo(np.int64).max)
-    return moments[moments["step"] < np.repeat(following[: len(starts)], np.diff(starts, append=len(moments)))]
 
 
 def _align(wanted: Array, rows: Array, many: int, parts: Sequence[tuple[Array, Array]]) -> Array:

@@ -1,0 +1,129 @@
+"""Which ranks hold the same part of a model, and one sample of all of them: training on many ranks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from attemper.errors import InputError
+from attemper.sites.names import class_name, unwrap
+from attemper.sites.sharded import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+_OTHER = re.compile(r"^(tp|tensor|pp|pipe.*|stage|cp|context|sp|seq.*|ep|expert.*)\d*$")
+"""Parts of names of mesh dimensions along which ranks hold other heads, layers, tokens or experts."""
+_DATA = re.compile(r"^(dp|ddp|data|fsdp|hsdp|replicate|shard|batch)\d*$")
+"""Parts of names of those along which they hold other examples."""
+NAME_THE_GROUP = (
+    "Name the ranks that hold the same part of the model and read different examples: reduce=group, a process group "
+    "of torch.distributed or a DeviceMesh of them; reduce=None reads this rank alone."
+)
+
+
+def is_distributed() -> bool:
+    """Whether this process is one of several that torch.distributed knows."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def data_parallel_group(model: nn.Module) -> ProcessGroup | None:
+    """The ranks that hold what this one holds of ``model`` and read other examples; None where there are no others.
+
+    It is told by DistributedDataParallel or FullyShardedDataParallel around or inside the model, or by the mesh of its
+    DTensor parameters: dimensions of which the name says data parallel (dp, replicate, shard, fsdp), never tensor,
+    pipeline, context or expert parallel. Under ``fully_shard`` alone a mesh without names is data parallel. A model
+    of plain tensors that no wrapper marks is taken for the same on all ranks: see :func:`is_assumed`. A collective
+    where a mesh has several data-parallel dimensions: all ranks must call it.
+
+    Raises:
+        InputError: the group cannot be told.
+    """
+    if not is_distributed():
+        return None
+    groups = _wrapper_groups(model)
+    meshes = _meshes(model)
+    if not groups and not meshes:
+        return dist.group.WORLD
+    for mesh in meshes if not groups else ():
+        groups += [group for group in [_data_group(model, mesh)] if group is not None]
+    found = {tuple(dist.get_process_group_ranks(group)): group for group in groups}
+    if len(found) > 1:
+        raise _unknown(model, f"its parameters are spread over different ranks: {' and '.join(map(_ranks, found))}")
+    group = next(iter(found.values()), None)
+    return None if group is None or dist.get_world_size(group) == 1 else group
+
+
+def is_assumed(model: nn.Module) -> bool:
+    """Whether nothing marks the data-parallel ranks of ``model``, so that all ranks are taken to hold the same."""
+    return not _wrapper_groups(model) and not _meshes(model)
+
+
+def group_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
+    """All ranks of a mesh, along all of its dimensions. A collective where there are several."""
+    if mesh.size() == dist.get_world_size() and dist.group.WORLD is not None:
+        return dist.group.WORLD
+    return (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
+
+
+def _wrapper_groups(model: nn.Module) -> list[ProcessGroup]:
+    """The groups of DistributedDataParallel and of FSDP's first version."""
+    package: Any = sys.modules.get("torch.distributed.fsdp")
+    sharded = () if package is None else (package.FullyShardedDataParallel,)
+    found = [part for part in model.modules() if isinstance(part, (DistributedDataParallel, *sharded))]
+    if any(getattr(part, "_inter_node_pg", None) is not None for part in found):  # shards on a node, copies on others
+        raise _unknown(model, "its FullyShardedDataParallel shards on some ranks and copies to others")
+    return [part.process_group for part in found]
+
+
+def _meshes(model: nn.Module) -> list[DeviceMesh]:
+    """The meshes of the parameters that are DTensors."""
+    parameters: Iterator[Any] = (parameter for parameter in model.parameters() if is_dtensor(parameter))
+    return list(dict.fromkeys(parameter.device_mesh for parameter in parameters))
+
+
+def _data_group(model: nn.Module, mesh: DeviceMesh) -> ProcessGroup | None:
+    """The data-parallel ranks of a mesh; None where it has none of them."""
+    names = mesh.mesh_dim_names
+    if names is None:
+        package: Any = sys.modules.get("torch.distributed.fsdp")
+        if package is not None and any(isinstance(part, package.FSDPModule) for part in model.modules()):
+            if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
+                raise _unknown(model, f"its mesh {tuple(mesh.shape)} has no names for its dimensions")
+            return group_of_mesh(mesh)
+        names = ("tp",) * mesh.ndim
+    kinds = {name: _kind(name) for place, name in enumerate(names) if mesh.size(place) > 1}
+    if unknown := [name for name, kind in kinds.items() if kind is None]:
+        raise _unknown(model, f"the name of mesh dimension {unknown[0]!r} does not say whether it is data parallel")
+    data = tuple(name for name, kind in kinds.items() if kind == "data")
+    if data:
+        return group_of_mesh(mesh[data])
+    whole = mesh._get_root_mesh()
+    others = [name for name in whole.mesh_dim_names or () if name not in names and whole[name].size() > 1]
+    if data := tuple(name for name in others if _kind(name) == "data"):
+        return group_of_mesh(whole[data])
+    if whole.size() < dist.get_world_size():
+        raise _unknown(model, f"its mesh of {whole.size()} ranks says nothing of the others")
+    return None
+
+
+def _kind(name: str) -> str | None:
+    """What ranks along a mesh dimension of this name differ in: "data" or "other"; None where it does not say."""
+    parts = name.lower().split("_")
+    data, other = (any(map(pattern.match, parts)) for pattern in (_DATA, _OTHER))
+    return None if data == other else "data" if data else "other"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}]"
+
+
+def _unknown(model: nn.Module, why: str) -> InputError:
+    return InputError(f"The data-parallel ranks of {class_name(unwrap(model))} cannot be told: {why}. {NAME_THE_GROUP}")
