@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from attemper.store import export
 from attemper.store.columns import columns
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
+from attemper.store.overview import overview
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.series import FragmentReader
@@ -206,6 +207,60 @@ def test_of_a_site_that_two_ranks_wrote_the_first_one_counts_and_that_is_said(tm
     np.testing.assert_array_equal(found[10:], numbers(other[10:], "entropy_nats"))
     (remark,) = run.remarks
     assert "2 sites were written by several ranks, layers.0.attn for one" in remark
+
+
+def split_in_heads(whole: Iterable[Sample], first: int) -> Iterator[Sample]:
+    """What a rank has that holds heads ``first`` and the next of each of two sites of four heads."""
+    for one in whole:
+        labels = tuple(replace(label, heads=2, first_head=first) for label in one.sites)
+        values = one.values.reshape(-1, 2, 4)[:, :, first : first + 2].reshape(-1, 4)
+        yield replace(one, sites=labels, values=values)
+
+
+def test_ranks_that_have_different_heads_of_a_site_are_joined_to_the_whole_site(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole", samples(300, labels=sites(2, 4)), bits=None)
+    for rank in (0, 1):
+        written(tmp_path / "a", split_in_heads(whole, 2 * rank), rank=rank, bits=None)
+    run, expected = open_run(tmp_path / "a"), open_run(tmp_path / "whole")
+    assert run.sites == expected.sites == sites(2, 4)
+    for site, head in ((None, None), ("layers.1.attn", None), ("layers.1.attn", 3), (None, 2)):
+        found, wanted = (one.history("entropy", site, head).values for one in (run, expected))
+        np.testing.assert_array_equal(found, wanted)
+    assert run.at(299).reading.sites == expected.at(299).reading.sites
+    assert run.alarms() == expected.alarms()
+    joined, wanted = (list(one.ranks.samples(one.ranks.moments)) for one in (run, expected))
+    for one, other in zip(joined, wanted, strict=True):
+        assert one.sites == other.sites
+        np.testing.assert_array_equal(one.values, other.values)
+    assert not run.remarks
+    assert overview(run).changes == overview(expected).changes
+
+
+def test_heads_of_a_rank_that_lost_a_sample_have_no_numbers_there(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole", samples(6, labels=sites(2, 4)), bits=None)
+    written(tmp_path / "a", split_in_heads(whole, 0), rank=0, bits=None)
+    written(tmp_path / "a", split_in_heads(whole[:3], 2), rank=1, bits=None)
+    run = open_run(tmp_path / "a")
+    found = run.history("entropy", "layers.0.attn").values
+    assert not np.isnan(found[:3]).any()
+    assert np.isnan(found[3:, 2:]).all()
+    assert not np.isnan(found[3:, :2]).any()
+    assert {label.heads for one in run.ranks.samples(run.ranks.moments) for label in one.sites} == {4}
+    assert [head.entropy_nats is None for head in run.at(5).reading.sites[0].heads] == [False, False, True, True]
+
+
+def test_a_rank_alone_numbers_its_heads_as_the_whole_model_does(tmp_path: Path) -> None:
+    whole = list(samples(4, labels=sites(2, 4)))
+    written(tmp_path / "a", split_in_heads(whole, 2), bits=None)
+    run = open_run(tmp_path / "a")
+    assert [head.head for head in run.at(3).reading.sites[0].heads] == [2, 3]
+    np.testing.assert_array_equal(
+        run.history("entropy", "layers.1.attn", 3).values, [one.values[0, 7] for one in whole]
+    )
+    with pytest.raises(attemper.InputError, match=r"whole number from 2 to 3, got 0: layers\.1\.attn has 2 h"):
+        run.history("entropy", "layers.1.attn", 0)
+    with pytest.raises(attemper.InputError, match="whole number from 2 to 3, got 4: the sites have at most 2 heads"):
+        run.history("entropy", head=4)
 
 
 def test_a_run_is_read_beside_its_writer_and_nothing_of_it_is_changed(tmp_path: Path) -> None:

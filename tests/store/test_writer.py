@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def steps(run: Writer) -> list[int]:
     found = [row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")]
     tables.close()
     return found
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_is_left() -> Iterator[None]:
+    """One that a test leaves open when it fails would keep its handler of signals in all that follow."""
+    yield
+    for live in list(process._live):
+        live.close()
 
 
 @pytest.fixture

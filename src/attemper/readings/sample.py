@@ -41,11 +41,18 @@ class SiteLabel:
     """One of ``ATTENTIONS``."""
     normalizer: str
     heads: int
-    """How many query heads it has."""
+    """How many query heads it has here."""
+    first_head: int = 0
+    """The number of the first of them in the whole model: under tensor parallelism each rank has some of the heads."""
 
     @property
     def key(self) -> SiteKey:
         return self.name, self.kind, self.mode
+
+    @property
+    def head_numbers(self) -> range:
+        """The numbers of its heads in the whole model."""
+        return range(self.first_head, self.first_head + self.heads)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def _place(label: SiteLabel, steps: Array, heads: int) -> dict[str, Array]:
     return {
         "step": np.repeat(steps, heads),
         **{name: np.full(many, value, object) for name, value in names.items()},
-        "head": np.tile(np.arange(heads), len(steps)),
+        "head": np.tile(np.arange(label.first_head, label.first_head + heads), len(steps)),
     }
 
 

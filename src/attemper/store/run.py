@@ -196,14 +196,14 @@ class Run:
                 raise InputError(f"history({end}=...) must be a step, a whole number, got {step!r}.")
         with self.ranks.snapshot():
             labels = self._labels(site, mode)
-            self._check_head(head, labels)
+            place = None if head is None else self._place(head, labels)
             steps = self.ranks.steps(start, stop)
             series = list(self.ranks.values(name, [label.key for label in labels], steps))
         values = _stack(series, max((label.heads for label in labels), default=0), len(steps))
         if site is not None:
             values = values[:, 0]
-        if head is not None:
-            values = values[..., head]
+        if place is not None:
+            values = values[..., place]
         asked = None if site is None else labels[0].name
         return History(name, steps, values, labels, asked, head)
 
@@ -369,13 +369,16 @@ class Run:
             f"site {site!r} is not in the run {clean_name(self.name)}. It has {listed}.{did_you_mean(site, names)}"
         )
 
-    def _check_head(self, head: int | None, labels: Sequence[SiteLabel]) -> None:
-        if head is None:
-            return
+    def _place(self, head: int, labels: Sequence[SiteLabel]) -> int:
+        """Where a head stands among those of these sites."""
+        first = min((label.first_head for label in labels), default=0)  # above 0 of one rank that has some of the heads
         most = max((label.heads for label in labels), default=0)
-        if not _is_whole(head) or not 0 <= head < most:
+        if not _is_whole(head) or not first <= head < first + most:
             where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
-            raise InputError(f"head must be a whole number from 0 to {most - 1}, got {head!r}: {where} {most} heads.")
+            raise InputError(
+                f"head must be a whole number from {first} to {first + most - 1}, got {head!r}: {where} {most} heads."
+            )
+        return int(head) - first
 
 
 def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:

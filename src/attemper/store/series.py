@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ Array = np.ndarray
 Hot = tuple[int, Layout, Array]
 BLOCK = 1024
 """Samples that are read together: 40 MB of 1,024 heads and 10 statistics."""
-_LABEL = ", ".join(part.name for part in fields(SiteLabel))
 
 
 def between(moments: Array, start: int | None, stop: int | None) -> Array:
@@ -136,8 +135,8 @@ class FragmentReader:
 
     @property
     def _places(self) -> list[tuple[SiteLabel, int]]:
-        rows = self._tables.rows(f"SELECT {_LABEL}, id FROM site ORDER BY id")
-        return [(SiteLabel(*row[:-1]), row[-1]) for row in rows]
+        # A file of an earlier version has not all columns of a label: what it lacks is as the label's default.
+        return [(SiteLabel(*label), site) for site, *label in self._tables.rows("SELECT * FROM site ORDER BY id")]
 
     @property
     def segments(self) -> list[Segment]:
