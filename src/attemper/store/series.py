@@ -17,6 +17,7 @@ from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
 from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
+from attemper.store.place import UNNOTED, lost_beside
 from attemper.store.schema import Tables
 
 Array = np.ndarray
@@ -156,7 +157,9 @@ class FragmentReader:
 
     @property
     def lost(self) -> list[Lost]:
-        return [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        noted = [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        beside = [] if self._lock is None else lost_beside(self._lock)
+        return [*noted, *(Lost(samples, UNNOTED, path.stat().st_mtime) for path, samples in beside)]
 
     @property
     def moments(self) -> Array:
