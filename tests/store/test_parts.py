@@ -91,7 +91,7 @@ def test_a_part_has_a_row_per_head_and_says_what_it_holds(where):
     assert name.startswith("fragment-2-")
     table = pq.read_table(io.BytesIO(open_target(where).read(name)))
     labels = ["name", "kind", "mode", "layer", "attention", "normalizer"]
-    assert table.column_names == ["sample", "step", "time", "tokens", *labels, "head", *NAMES]
+    assert table.column_names == ["sample", "step", "time", "tokens", *labels, "head", "first_head", *NAMES]
     rows = table.to_pylist()
     assert len(rows) == 2 * 6
     assert rows[7]["entropy_nats"] is None
@@ -107,7 +107,7 @@ def test_a_part_has_a_row_per_head_and_says_what_it_holds(where):
     assert rows[10]["max_logit"] == round_bits(numbers[2, 4:5], 15)[0]
     assert rows[10]["nonfinite_rows"] == numbers[3, 4]
     facts = json.loads(table.schema.metadata[parts.KEY])
-    assert facts["version"] == 1
+    assert facts["version"] == 2
     assert facts["about"]["rows"] == 128
     assert facts["units"]["entropy_nats"] == "nats"
     assert facts["segment"]["first_step"] == 7
@@ -202,7 +202,7 @@ def test_a_foreign_part_and_one_of_a_newer_version_are_told(where):
     table = pq.read_table(io.BytesIO(target.read(name)))
     for metadata, message in [
         ({}, "is no part of an attemper run"),
-        ({parts.KEY: b'{"version": 2}'}, "was written by a newer attemper: its version is 2"),
+        ({parts.KEY: b'{"version": 3}'}, "was written by a newer attemper: its version is 3"),
     ]:
         file = io.BytesIO()
         pq.write_table(table.replace_schema_metadata(metadata), file)

@@ -41,10 +41,11 @@ KEPT = 128
 """Without a store, so many samples stay as they are; more, or a question, make tables in memory of them."""
 MOST_UNDERWAY = 64
 """Samples that may be on their way from a device before the oldest is waited for."""
-MOST_JUDGED = 4_000_000
-"""Readings (samples times heads) that are judged again where a run goes on or goes back; of a larger run its ends."""
-ENDS = 64
-"""How many of its first samples those are, and of its last: they hold what was normal."""
+MOST_JUDGED = 2_000
+"""Samples that are judged again where a run goes on or goes back, two seconds of 1,024 heads; of a longer run the first
+and the last."""
+FIRST_JUDGED = 64
+"""How many of them are the first: they hold what was normal."""
 ARRIVES_SECONDS = 0.005
 """Between two looks whether a sample has come from its device, at the end of the process."""
 UNSEEN = "no attention of it was seen in a sampled step"
@@ -237,8 +238,8 @@ class Recorder:
         self.judge = Judge(self.judge.limits, self.judge.fewest_keys)
         with self._earlier() as ranks:
             moments = between(ranks.moments[0], None, step)
-            if len(moments) * sum(label.heads for label in ranks.sites.values()) > MOST_JUDGED:
-                moments = np.concatenate([moments[:ENDS], moments[-ENDS:]])
+            if len(moments) > MOST_JUDGED:
+                moments = np.concatenate([moments[:FIRST_JUDGED], moments[FIRST_JUDGED - MOST_JUDGED :]])
             for sample in ranks.samples([moments], JUDGED):
                 self.judge.feed(sample)
 

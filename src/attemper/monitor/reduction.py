@@ -431,10 +431,10 @@ def _digest(parts: Iterable[object]) -> int:
 
 
 def _differences(label: SiteLabel, rank: int, known: SiteLabel, other: int) -> Iterator[str]:
-    for name in ("heads", "normalizer"):
+    for name, said in (("heads", "heads"), ("first_head", "first head"), ("normalizer", "normalizer")):
         one, two = getattr(known, name), getattr(label, name)
         if one != two:
-            yield f"{name} of {_name(label)}: {one} on rank {other}, {two} on rank {rank}"
+            yield f"{said} of {_name(label)}: {one} on rank {other}, {two} on rank {rank}"
 
 
 def _name(label: SiteLabel) -> str:

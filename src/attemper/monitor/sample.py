@@ -17,7 +17,7 @@ from attemper.call.normalizer import is_rowwise
 from attemper.call.result import BUCKETS
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.snapshot import RankDifference
-from attemper.readings.sample import FARTHEST_RANK, RANK_DIFFERENCE, Sample, SiteKey
+from attemper.readings.sample import FARTHEST_RANK, MOST_EXACT, RANK_DIFFERENCE, Sample, SiteKey
 from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
 
@@ -51,10 +51,10 @@ def with_differences(sample: Sample, differences: Mapping[SiteKey, RankDifferenc
     """The sample with how far apart its ranks are, the same number for all heads of a site."""
     import numpy as np
 
-    nothing = np.full((2, sample.values.shape[1]), np.nan, np.float32)
+    nothing = np.full((2, sample.values.shape[1]), np.nan, sample.values.dtype)
     for key, difference in differences.items():
         if key in sample.places:
-            nothing[:, sample.places[key]] = np.array(difference, np.float32)[:, None]
+            nothing[:, sample.places[key]] = np.array(difference)[:, None]
     return replace(
         sample,
         quantities=(*sample.quantities, RANK_DIFFERENCE, FARTHEST_RANK),
@@ -84,13 +84,14 @@ class _Plan:
     """The first of their buckets whose rows see enough keys."""
 
     def values(self, sums: Tensor, sites: Sequence[SiteSums]) -> np.ndarray:
-        """[quantities, heads] float32, NaN where there is no finite number. ``sums``: of all ``sites``."""
+        """[quantities, heads] as in ``Sample``, NaN where there is no finite number. ``sums``: of all ``sites``."""
         import numpy as np
 
         sum_of, many = sums.numpy(), len(self.means)
-        found = np.empty((len(self.quantities), len(sum_of)), np.float32)
+        taken = sum_of.T[self.columns]
+        large = taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
+        found = np.empty((len(self.quantities), len(sum_of)), np.float64 if large else np.float32)
         with np.errstate(all="ignore"):
-            taken = sum_of.T[self.columns]
             means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
             means[self.roots] = np.sqrt(means[self.roots])
             found[self.means], found[self.others] = means, taken[2 * many : -1]

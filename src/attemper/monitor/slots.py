@@ -184,5 +184,6 @@ class MergedSample(DeviceSample):
 
 def _site(label: SiteLabel, sums: Tensor, fewest_keys: int, queries: int, keys: int) -> SiteSums:
     site = SiteSums(label.name, label.kind, label.mode, heads=label.heads, fewest_keys=fewest_keys).with_sums(sums)
-    site.attention, site.normalizer, site.queries, site.keys = label.attention, label.normalizer, queries, keys
+    site.attention, site.normalizer, site.first_head = label.attention, label.normalizer, label.first_head
+    site.queries, site.keys = queries, keys
     return site

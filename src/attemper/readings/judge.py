@@ -312,7 +312,7 @@ class Judge:
         relative = kind.law == "fall_from_baseline"
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
-            None if kind.whole else column - self._columns.heads(column).start,
+            None if kind.whole else self._columns.head(column),
             now if relative else measure,
             limit * before if limit is not None and relative else limit,
             state.origins[column],

@@ -65,6 +65,7 @@ MIGRATIONS = (
     CREATE TABLE lost (id INTEGER PRIMARY KEY, step INTEGER, time REAL NOT NULL, samples INTEGER NOT NULL, reason TEXT);
     CREATE TABLE part (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL);
     """,
+    "ALTER TABLE site ADD COLUMN first_head INTEGER NOT NULL DEFAULT 0;",
 )
 """What brings a file from version i to i + 1. A migration that was released is never changed: the next one is added."""
 VERSION = len(MIGRATIONS)
