@@ -5,8 +5,8 @@ The numbers are those of ``SiteSums.reading``, in float32 and without a record f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from attemper.call.normalizer import is_rowwise
 from attemper.call.result import BUCKETS
 from attemper.monitor.head_sums import SiteSums
-from attemper.readings.sample import MOST_EXACT, Sample
+from attemper.monitor.snapshot import RankDifference
+from attemper.readings.sample import FARTHEST_RANK, MOST_EXACT, RANK_DIFFERENCE, Sample, SiteKey
 from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
 
@@ -44,6 +45,21 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
     plan = _plan(stats, sites[0].fewest_keys)
     values = plan.values(torch.cat([site.sums for site in sites]).cpu(), sites)
     return Sample(step, time, tuple(site.label for site in sites), plan.quantities, values, tokens)
+
+
+def with_differences(sample: Sample, differences: Mapping[SiteKey, RankDifference]) -> Sample:
+    """The sample with how far apart its ranks are, the same number for all heads of a site."""
+    import numpy as np
+
+    nothing = np.full((2, sample.values.shape[1]), np.nan, sample.values.dtype)
+    for key, difference in differences.items():
+        if key in sample.places:
+            nothing[:, sample.places[key]] = np.array(difference)[:, None]
+    return replace(
+        sample,
+        quantities=(*sample.quantities, RANK_DIFFERENCE, FARTHEST_RANK),
+        values=np.concatenate([sample.values, nothing]),
+    )
 
 
 @dataclass(frozen=True, eq=False)

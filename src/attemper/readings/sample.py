@@ -76,10 +76,17 @@ _COUNTS = {
 JUDGED = ("normalized_entropy", "first_token_mass")
 """Statistics that alarms judge over the rows that see at least ``fewest_keys`` keys, ``judged_rows`` of them."""
 
+RANK_DIFFERENCE, FARTHEST_RANK = "rank_difference", "farthest_rank"
+"""Of a site, in the merged history of several ranks: the largest distance of a rank's mean normalised entropy from the
+mean of all ranks, and the number of that rank. The same for all heads.
+"""
+
 QUANTITIES: dict[str, Quantity] = {
     **{name: Quantity(name, shown.unit) for name, shown in SHOWN.items()},
     **{name: Quantity(name, unit, exact=True) for name, unit in _COUNTS.items()},
     **{f"judged_{name}": Quantity(f"judged_{name}", SHOWN[name].unit) for name in JUDGED},
+    RANK_DIFFERENCE: Quantity(RANK_DIFFERENCE, "of log n"),
+    FARTHEST_RANK: Quantity(FARTHEST_RANK, "rank", exact=True),
 }
 """Name -> quantity: the fields of ``HeadReading`` that show statistics, counts, and what alarms judge."""
 
