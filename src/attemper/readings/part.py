@@ -138,20 +138,23 @@ def add(one: Totals, two: Totals) -> Totals:
     for key, site in two.items():
         if key not in both:
             both[key] = site
-        elif both[key].label.heads == site.label.heads:
+        elif both[key].label.head_numbers == site.label.head_numbers:
             both[key] = both[key].plus(site)
     return both
 
 
 def conflicts(parts: Iterable[Totals]) -> dict[SiteKey, str]:
-    """Sites whose number of heads is not the same everywhere, and the reason not to show them."""
-    heads: dict[SiteKey, int] = {}
+    """Sites whose heads are not the same everywhere, and the reason not to show them."""
+    heads: dict[SiteKey, range] = {}
     found = {}
     for sites in parts:
         for key, site in sites.items():
-            before = heads.setdefault(key, site.label.heads)
-            if before != site.label.heads:
-                found[key] = changed_heads(min(before, site.label.heads), max(before, site.label.heads))
+            here = site.label.head_numbers
+            before = heads.setdefault(key, here)
+            if len(before) != len(here):
+                found[key] = changed_heads(min(len(before), len(here)), max(len(before), len(here)))
+            elif before != here:
+                found[key] = "its parts have different heads of it: of a tensor-parallel model merge one rank's parts"
     return found
 
 
