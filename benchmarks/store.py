@@ -1,6 +1,9 @@
 """What a stored run costs: bytes, time of the training thread, and time to read it back.
 
     python benchmarks/store.py [--samples 10000] [--json FILE]
+    python benchmarks/store.py --memory
+
+The second prints the resident memory of a process that trains a small model under a watch with a store.
 
 Every head drifts slowly, with 2% noise from batch to batch. First a check that what is read back is what was stored.
 "Raw" is 4 bytes a number. Sizes are of the closed file. What the training thread pays is the time of ``Writer.take``,
@@ -11,6 +14,8 @@ say something on an idle machine only.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import platform
@@ -188,11 +193,54 @@ def seconds_until_seen(drift: Drift, samples: int = 200) -> float:
     return max(delays)
 
 
+def resident_mb() -> float:
+    """Memory of this process, without what the allocator could give back."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def memory(steps: int = 2000, told: tuple[int, ...] = (500, 1000, 1500, 2000)) -> dict[int, float]:
+    """Watched steps of a small model -> resident memory after them, in MB."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.MultiheadAttention(64, 8, batch_first=True) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x, x, x, need_weights=False)[0]
+            return x
+
+    torch.manual_seed(0)
+    model, found = Model().train(), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with tempfile.TemporaryDirectory() as folder, attemper.watch(model, store=folder) as watch:
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            model(torch.randn(2, 64, 64)).square().mean().backward()
+            optimizer.step()
+            watch.step(step)
+            if step in told:
+                len(watch.run)  # what stands in the queue is written
+                found[step] = resident_mb()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
+    if arguments.memory:
+        for step, resident in memory().items():
+            print(f"resident memory after {step:,} watched steps with a store: {resident:.1f} MB")
+        return
     found: dict[str, Any] = {"processor": processor(), "cores": os.cpu_count(), "sqlite": sqlite3.sqlite_version}
     print(
         f"{found['processor']}, {found['cores']} cores; SQLite {sqlite3.sqlite_version}; {arguments.samples:,} samples"

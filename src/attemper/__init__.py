@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attemper.monitor.watch import Watch, watch
     from attemper.readings.comparison import Comparison, compare
     from attemper.readings.limits import AlarmLimits
+    from attemper.readings.part_file import load_scan
     from attemper.readings.scan import Scan
     from attemper.sites.tap import tap
     from attemper.store.folder import open_run
@@ -53,6 +54,7 @@ _HOMES = {
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "load": "attemper.integrations.folder",
+    "load_scan": "attemper.readings.part_file",
     "nn": "attemper.nn",
     "open_run": "attemper.store.folder",
     "scan": "attemper.monitor.scan",
@@ -104,6 +106,7 @@ __all__ = [
     "dense_weights",
     "functional",
     "load",
+    "load_scan",
     "nn",
     "open_run",
     "pattern",

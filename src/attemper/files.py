@@ -16,7 +16,7 @@ from pathlib import Path
 from attemper.errors import InputError
 from attemper.text import clean_name
 
-SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv"}
+SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv", "reading": ".safetensors"}
 """What a user may ask to be written, and how the names of such files end."""
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 """Errors of file systems that cannot sync a folder; there is nothing to do about them."""

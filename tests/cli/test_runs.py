@@ -22,6 +22,8 @@ from attemper import cli
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
+from attemper.store.parts import Parts
+from attemper.store.target import FolderTarget
 from tests.support.runs import collapsing, written
 from tests.support.samples import sample, samples, sites
 
@@ -188,17 +190,17 @@ def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Comm
 
 
 def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path: Path) -> None:
-    label = replace(sites(1)[0], name="evil\x1b[2J\u202e")
+    label = replace(sites(1)[0], name="evil\x1b[2J\u202e\x9b2J")
     fragment = Fragment(tmp_path / "fragment-0.sqlite")
     fragment.describe({"name": "n\x1b[31m", "model": "[red]m", "tags": ["t\x07"], "notes": "x\u202ey"})
     fragment.cover({("s\x1b", "self", "train"): "r\x1b"})
     for step in range(30):
         fragment.append(sample(step, (label,)))
     fragment.close()
-    for verb in ("show", "runs"):
+    for verb in ("show", "runs", "watch"):
         _, out, err = command(verb, tmp_path)
-        assert not set("\x1b\x07\u202e") & set(out + err)
-        assert "[red]m" in out
+        assert not set("\x1b\x07\u202e\x9b") & set(out + err)
+        assert verb == "watch" or "[red]m" in out
 
 
 def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:
@@ -251,6 +253,32 @@ def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkey
     assert [document["live"] for document in documents[:2]] == [True, True]
     code, out, _ = command("watch", tmp_path)
     assert out.startswith("step 4: 5 samples, least entropy of a layer ")
+
+
+def test_watch_follows_parts_to_their_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra parquet)")
+    monkeypatch.setattr(SHOW, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr("attemper.store.parts.PART_SECONDS", 1.0)
+    fragment = Fragment(None)
+    published = Parts(fragment, FolderTarget(tmp_path), 0)
+
+    def publish(step: int) -> None:
+        fragment.append(replace(sample(step), time=time.time()))
+        published.publish()
+
+    def train() -> None:
+        for step in range(1, 5):
+            time.sleep(0.3)
+            publish(step)
+
+    publish(0)
+    thread = threading.Thread(target=train)
+    thread.start()
+    code, out, err = command("watch", tmp_path, "--json")
+    thread.join()
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert (code, err, documents[0]["live"], documents[-1]["samples"]) == (0, "", True, 5)
+    assert len(documents) > 2
 
 
 def test_ctrl_c_leaves_watch_cleanly(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,8 +23,12 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError, Store
-from attemper.monitor.snapshot import Snapshot
+from attemper.monitor import recorder
+from attemper.monitor.snapshot import Snapshot, Transfer
+from attemper.monitor.watch import Watch
+from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm
+from attemper.store import process
 from tests.sites.own_models import Own
 
 STATISTICS = ("entropy", "max_logit", "first_token_mass", "rows")
@@ -336,6 +341,161 @@ def test_a_watch_that_is_dropped_ends_its_file(tmp_path: Path) -> None:
     assert len(attemper.open_run(tmp_path / "run")) == 3
 
 
+def test_what_a_dropped_watch_still_holds_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = Stack().eval()
+    watch = attemper.watch(model, store=tmp_path / "run")
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(1, 40, 32))
+    del watch, model
+    gc.collect()
+    found = attemper.open_run(tmp_path / "run")
+    assert (found.live, found.steps.tolist(), sum(lost.samples for lost in found.lost)) == (False, [0, 1], 1)
+    assert "the watch was dropped without watch.close()" in caplog.text
+
+
+ENDING = """
+import os, signal, sys
+import torch
+import attemper
+from tests.monitor.test_history import Stack
+
+model = Stack().eval()
+watch = attemper.watch(model, store=sys.argv[1])
+with torch.no_grad():
+    for _ in range(5):
+        model(torch.randn(1, 40, 32))
+if sys.argv[2] == "SIGTERM":
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
+@pytest.mark.parametrize("end", ["SIGTERM", "exit"])
+def test_the_last_pass_is_kept_when_the_process_ends_without_close(tmp_path: Path, end: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ENDING, str(tmp_path / "run"), end]
+    done = subprocess.run(command, env=environment, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == (-signal.SIGTERM if end == "SIGTERM" else 0), done.stderr
+    found = attemper.open_run(tmp_path / "run")
+    assert (found.steps.tolist(), found.lost) == ([0, 1, 2, 3, 4], ())
+    assert os.listdir(tmp_path / "run") == ["fragment-0.sqlite"]
+    assert "Traceback" not in done.stderr
+
+
+def test_samples_on_their_way_from_a_device_are_waited_for_at_the_end_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = iter([False] * 20)
+    monkeypatch.setattr(Snapshot, "on_host", property(lambda _: False))
+    for store, done in (("slow", lambda _: next(arrived, True)), ("never", lambda _: False)):
+        monkeypatch.setattr(Transfer, "done", property(done))
+        model = Stack().train()
+        with attemper.watch(model, store=tmp_path / store) as watch:
+            list(train(range(3), watch))
+            monkeypatch.setattr(process, "FLUSH_SECONDS", 1.0)
+            process._end_all()
+    assert attemper.open_run(tmp_path / "slow").steps.tolist() == [0, 1, 2]
+    never = attemper.open_run(tmp_path / "never")
+    assert (len(never), [lost.samples for lost in never.lost]) == (0, [3])
+    assert "the device was too slow" in never.lost[0].reason
+
+
+class Deep(Stack):
+    def __init__(self, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Own() for _ in range(layers))
+        for layer in self.layers:
+            layer.heads = heads  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+
+
+@pytest.mark.parametrize("another", [lambda: Deep(), lambda: Deep(3), lambda: Deep(1)])
+def test_another_model_in_the_same_folder_is_told_once_and_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, another: Callable[[], Deep]
+) -> None:
+    first = Stack() if len(another().layers) == 2 else Deep()
+    with attemper.watch(first.train(), store=tmp_path / "run") as watch:
+        list(train(range(5), watch))
+    caplog.clear()
+    with attemper.watch(another().train(), store=tmp_path / "run") as watch:
+        list(train(range(3), watch))
+    told = [record.getMessage() for record in caplog.records if "another model" in record.getMessage()]
+    assert len(told) == 1
+    assert f"run holds a run of another model: {type(first).__name__} with 2 sites and 8 heads, up to step 4" in told[0]
+    assert "Give each run a folder of its own" in told[0]
+    assert len(watch.run.segments) == 2
+    with sqlite3.connect(tmp_path / "run" / "fragment-0.sqlite") as file:
+        assert file.execute("SELECT count(*) FROM sample").fetchone() == (8,)
+
+
+def test_a_resumed_training_of_the_same_model_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ways: list[dict[str, Any]] = [{}, {"sites": ["layers.1"]}, {"every": 2}, {}]
+    for place, options in enumerate(ways):
+        model = Stack().train(place != 2)
+        with attemper.watch(model, store=tmp_path / "run", **options) as watch:
+            list(train(range(5 * place, 5 * place + 5), watch))
+    assert "another model" not in caplog.text
+
+
+def told(alarms: Any) -> list[Any]:
+    return sorted(
+        ((a.kind, a.site, a.head, a.since, a.step) for a in alarms if a.ended is None), key=lambda one: str(one)
+    )
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_alarms_after_the_loop_went_back_are_those_of_the_run_that_is_left(tmp_path: Path, store: bool) -> None:
+    model = Stack().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    options: dict[str, Any] = {"store": Store(tmp_path / "run", bits=None)} if store else {}
+    with attemper.watch(model, limits={"logits": 500.0}, **options) as watch:
+        list(train(range(6), watch))
+        collapse(model)
+        list(train(range(6, 9), watch))
+        assert {alarm.since for alarm in watch.alarms() if alarm.kind == "logits"} == {6}
+        model.load_state_dict(before)
+        list(train(range(4, 7), watch))
+        assert told(watch.alarms()) == told(watch.run.alarms())
+        assert not [alarm for alarm in watch.alarms() if alarm.kind == "logits"]
+        collapse(model)
+        list(train(range(7, 10), watch))
+        assert {alarm.since for alarm in watch.alarms() if alarm.kind == "logits"} == {7}
+        assert told(watch.alarms()) == told(watch.run.alarms()) != []
+
+
+@pytest.mark.parametrize("start", [3, None])
+def test_alarms_of_a_resumed_run_are_those_of_the_run_that_is_left(tmp_path: Path, start: int | None) -> None:
+    store = Store(tmp_path / "run", bits=None)
+    model = Stack().train()
+    with attemper.watch(model, store=store, limits={"logits": 500.0}) as watch:
+        list(train(range(3), watch))
+        collapse(model)
+        list(train(range(3, 6), watch))
+    model = Stack().train()
+    with Watch(model, store=store, limits={"logits": 500.0}, start=start) as watch:
+        list(train(range(4, 6), watch))
+        assert told(watch.alarms()) == told(watch.run.alarms())
+    assert told(watch.alarms()) == told(attemper.open_run(tmp_path / "run").alarms())
+
+
+def test_of_a_long_run_the_first_and_the_last_samples_are_judged_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_JUDGED", 6)
+    monkeypatch.setattr(recorder, "FIRST_JUDGED", 2)
+    run(range(10), store=tmp_path / "run")
+    steps: list[int] = []
+    feed = Judge.feed
+
+    def note(judge: Judge, sample: Any, **options: Any) -> Any:
+        steps.append(sample.step)
+        return feed(judge, sample, **options)
+
+    monkeypatch.setattr(Judge, "feed", note)
+    run(range(10, 11), store=tmp_path / "run")
+    assert steps == [0, 1, 6, 7, 8, 9, 10]
+
+
 def test_a_print_of_the_watch_tells_what_was_dropped(tmp_path: Path) -> None:
     assert re.fullmatch(r"Watch\('Stack': 2 samples in memory, \d+ alarms\)", repr(run(range(2))))
     assert "2 samples in a, 0 dropped" in repr(run(range(2), store=tmp_path / "a"))
@@ -355,8 +515,8 @@ def test_a_second_writer_of_a_run_trains_on_and_counts_what_is_dropped(
         list(train(range(3), second))
         assert second.history("entropy").steps.tolist() == [0, 1, 2]
     first.close()
-    assert "another watch is writing to it" in caplog.text
-    assert "3 samples are not in the store" in caplog.text
+    (told,) = (record.getMessage() for record in caplog.records if "stor" in record.getMessage())
+    assert "another watch is writing to it" in told
     assert "3 dropped" in repr(second)
 
 

@@ -151,6 +151,8 @@ def test_json_is_the_promised_document(llama: Any) -> None:
         "revision",
         "versions",
         "untrained_heads",
+        "missing_shards",
+        "computed_on",
         "notes",
         "sites",
         "skipped",

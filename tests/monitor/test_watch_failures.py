@@ -113,7 +113,7 @@ PIECES = (
     ),
     *(
         f"monitor.recorder:{name}"
-        for name in ("sample_of", "Judge.feed", "Recorder.record", "Recorder.settle", "Recorder._keep",
+        for name in ("sample_of", "Judge.feed", "Recorder.add", "Recorder.settle", "Recorder._keep",
                      "Recorder._describe", "Recorder._judge", "Recorder._coverage_of")
     ),
     *(f"monitor.collector:Collector.{name}" for name in ("snapshot", "join")),

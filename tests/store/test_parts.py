@@ -91,7 +91,7 @@ def test_a_part_has_a_row_per_head_and_says_what_it_holds(where):
     assert name.startswith("fragment-2-")
     table = pq.read_table(io.BytesIO(open_target(where).read(name)))
     labels = ["name", "kind", "mode", "layer", "attention", "normalizer"]
-    assert table.column_names == ["sample", "step", "time", "tokens", *labels, "head", *NAMES]
+    assert table.column_names == ["sample", "step", "time", "tokens", *labels, "head", "first_head", *NAMES]
     rows = table.to_pylist()
     assert len(rows) == 2 * 6
     assert rows[7]["entropy_nats"] is None
@@ -107,7 +107,7 @@ def test_a_part_has_a_row_per_head_and_says_what_it_holds(where):
     assert rows[10]["max_logit"] == round_bits(numbers[2, 4:5], 15)[0]
     assert rows[10]["nonfinite_rows"] == numbers[3, 4]
     facts = json.loads(table.schema.metadata[parts.KEY])
-    assert facts["version"] == 1
+    assert facts["version"] == 2
     assert facts["about"]["rows"] == 128
     assert facts["units"]["entropy_nats"] == "nats"
     assert facts["segment"]["first_step"] == 7
@@ -202,7 +202,7 @@ def test_a_foreign_part_and_one_of_a_newer_version_are_told(where):
     table = pq.read_table(io.BytesIO(target.read(name)))
     for metadata, message in [
         ({}, "is no part of an attemper run"),
-        ({parts.KEY: b'{"version": 2}'}, "was written by a newer attemper: its version is 2"),
+        ({parts.KEY: b'{"version": 3}'}, "was written by a newer attemper: its version is 3"),
     ]:
         file = io.BytesIO()
         pq.write_table(table.replace_schema_metadata(metadata), file)
@@ -218,6 +218,23 @@ def test_reading_without_pyarrow_names_the_extra(where, monkeypatch):
         MissingExtraError, match=r"a run of Parquet parts needs the package pyarrow.*attemper\[parquet\]"
     ):
         parts.restore(open_target(where), 0)
+
+
+@pytest.mark.parametrize("data", [b"no parquet", "a table of somebody else", "an empty table"])
+def test_a_foreign_file_that_is_named_as_a_part_costs_one_warning(where, caplog, data):
+    if isinstance(data, str):
+        file, values = io.BytesIO(), [1] if data.startswith("a table") else []
+        pq.write_table(pytest.importorskip("pyarrow").table({"x": values}), file)
+        data = file.getvalue()
+    name = f"fragment-0-{10**15:016d}-000000000.parquet"
+    open_target(where).write(name, data)
+    run = write(where, [sample(3)])
+    run.close()
+    assert (run.written, run.dropped) == (0, 1)
+    assert [one.step for one in replay(run.open_reader(), 0, 9)] == [3]
+    (record,) = caplog.records
+    assert "run cannot be stored: fragment-0-" in record.message
+    assert open_target(where).read(name) == data
 
 
 def test_other_files_are_no_parts(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 import attemper
 from attemper.readings import history
 from attemper.readings.sample import Sample, SiteKey
+from attemper.store import export
 from attemper.store.columns import columns
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
+from attemper.store.overview import overview
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.series import FragmentReader
@@ -206,6 +209,60 @@ def test_of_a_site_that_two_ranks_wrote_the_first_one_counts_and_that_is_said(tm
     assert "2 sites were written by several ranks, layers.0.attn for one" in remark
 
 
+def split_in_heads(whole: Iterable[Sample], first: int) -> Iterator[Sample]:
+    """What a rank has that holds heads ``first`` and the next of each of two sites of four heads."""
+    for one in whole:
+        labels = tuple(replace(label, heads=2, first_head=first) for label in one.sites)
+        values = one.values.reshape(-1, 2, 4)[:, :, first : first + 2].reshape(-1, 4)
+        yield replace(one, sites=labels, values=values)
+
+
+def test_ranks_that_have_different_heads_of_a_site_are_joined_to_the_whole_site(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole", samples(300, labels=sites(2, 4)), bits=None)
+    for rank in (0, 1):
+        written(tmp_path / "a", split_in_heads(whole, 2 * rank), rank=rank, bits=None)
+    run, expected = open_run(tmp_path / "a"), open_run(tmp_path / "whole")
+    assert run.sites == expected.sites == sites(2, 4)
+    for site, head in ((None, None), ("layers.1.attn", None), ("layers.1.attn", 3), (None, 2)):
+        found, wanted = (one.history("entropy", site, head).values for one in (run, expected))
+        np.testing.assert_array_equal(found, wanted)
+    assert run.at(299).reading.sites == expected.at(299).reading.sites
+    assert run.alarms() == expected.alarms()
+    joined, wanted = (list(one.ranks.samples(one.ranks.moments)) for one in (run, expected))
+    for one, other in zip(joined, wanted, strict=True):
+        assert one.sites == other.sites
+        np.testing.assert_array_equal(one.values, other.values)
+    assert not run.remarks
+    assert overview(run).changes == overview(expected).changes
+
+
+def test_heads_of_a_rank_that_lost_a_sample_have_no_numbers_there(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole", samples(6, labels=sites(2, 4)), bits=None)
+    written(tmp_path / "a", split_in_heads(whole, 0), rank=0, bits=None)
+    written(tmp_path / "a", split_in_heads(whole[:3], 2), rank=1, bits=None)
+    run = open_run(tmp_path / "a")
+    found = run.history("entropy", "layers.0.attn").values
+    assert not np.isnan(found[:3]).any()
+    assert np.isnan(found[3:, 2:]).all()
+    assert not np.isnan(found[3:, :2]).any()
+    assert {label.heads for one in run.ranks.samples(run.ranks.moments) for label in one.sites} == {4}
+    assert [head.entropy_nats is None for head in run.at(5).reading.sites[0].heads] == [False, False, True, True]
+
+
+def test_a_rank_alone_numbers_its_heads_as_the_whole_model_does(tmp_path: Path) -> None:
+    whole = list(samples(4, labels=sites(2, 4)))
+    written(tmp_path / "a", split_in_heads(whole, 2), bits=None)
+    run = open_run(tmp_path / "a")
+    assert [head.head for head in run.at(3).reading.sites[0].heads] == [2, 3]
+    np.testing.assert_array_equal(
+        run.history("entropy", "layers.1.attn", 3).values, [one.values[0, 7] for one in whole]
+    )
+    with pytest.raises(attemper.InputError, match=r"whole number from 2 to 3, got 0: layers\.1\.attn has 2 h"):
+        run.history("entropy", "layers.1.attn", 0)
+    with pytest.raises(attemper.InputError, match="whole number from 2 to 3, got 4: the sites have at most 2 heads"):
+        run.history("entropy", head=4)
+
+
 def test_a_run_is_read_beside_its_writer_and_nothing_of_it_is_changed(tmp_path: Path) -> None:
     fragment = Fragment(tmp_path / "fragment-0.sqlite")
     fragment.append(sample(0))
@@ -241,6 +298,38 @@ def test_a_reader_of_a_busy_writer_sees_whole_samples_only(tmp_path: Path) -> No
         wanted = np.array([expected[step] for step in range(seen)]).reshape(seen, 2, 3)
         np.testing.assert_allclose(found.values, wanted, rtol=1.6e-5)
     writer.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("bits", [15, None])
+def test_counts_beyond_float32_are_exact(tmp_path: Path, ranks: int, bits: int | None) -> None:
+    names = ("normalized_entropy", "rows", "empty_rows", "nonfinite_rows", "judged_rows")
+    counts = [2**24 + 1, 2**24, 3, 2**24 + 3, 123_456_789_123, 0]
+
+    def taken(rank: int) -> Iterator[Sample]:
+        for step in range(300):
+            values = np.array([np.full(6, np.float32(0.7)), *(np.roll(counts, place) for place in range(4))])
+            values = values if step % 3 == 0 else np.minimum(values, 2**24).astype(np.float32)
+            yield Sample(step, 1000.0 + step, sites(4)[2 * rank : 2 * rank + 2], names, values)
+
+    for rank in range(ranks):
+        written(tmp_path / "a", taken(rank), rank=rank, bits=bits)
+    run = open_run(tmp_path / "a")
+    assert run.statistics == names
+    for place, name in enumerate(names[1:]):
+        expected = np.tile(np.roll(counts, place), ranks)
+        found = run.history(name).values.reshape(300, -1)
+        np.testing.assert_array_equal(found[::3], np.tile(expected, (100, 1)))
+        np.testing.assert_array_equal(found[1::3], np.tile(np.minimum(expected, 2**24), (100, 1)))
+    for step, most in ((150, np.inf), (151, 2**24)):
+        heads = [head for site in run.at(step).sites for head in site.heads]
+        assert [head.rows for head in heads] == np.minimum(np.tile(counts, ranks), most).tolist()
+        assert [head.empty_rows for head in heads] == np.minimum(np.tile(np.roll(counts, 1), ranks), most).tolist()
+        assert {head.normalized_entropy for head in heads} == {run.at(1).sites[0].heads[0].normalized_entropy}
+    summed = run.ranks.readers[0]._tables.rows("SELECT nonfinite_rows FROM summary WHERE sample = 3")
+    assert sum(row for (row,) in summed) == sum(counts)
+    frame = export.tables(run.ranks)
+    assert next(frame)["rows"][:3].tolist() == counts[:3]
 
 
 def test_a_history_in_memory_is_read_the_same_way() -> None:

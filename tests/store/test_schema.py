@@ -8,13 +8,16 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from attemper.errors import InputError
+from attemper.readings.sample import SiteLabel
 from attemper.store import schema
 from attemper.store.fragment import Fragment
+from attemper.store.series import FragmentReader
 from tests.support.samples import samples
 
 
@@ -51,7 +54,7 @@ def newer(path: Path) -> None:
         (foreign, "not a file of an attemper run"),
         (lambda path: path.write_bytes(os.urandom(5000)), "not a file of an attemper run"),
         (lambda path: path.write_text("text"), "not a file of an attemper run"),
-        (newer, "written by a newer attemper: its version is 2, and this one reads up to 1. Upgrade"),
+        (newer, "written by a newer attemper: its version is 3, and this one reads up to 2. Upgrade"),
         (lambda path: path.mkdir(), "not a file of an attemper run"),
     ],
 )
@@ -84,17 +87,38 @@ def test_a_truncated_file_is_told_when_it_is_read(tmp_path, kept):
         [schema.open_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
 
 
+def test_a_file_of_the_first_version_is_read_as_it_is_and_brought_up_to_date_by_its_next_writer(tmp_path):
+    path = tmp_path / "fragment-0.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(schema.MIGRATIONS[0])
+    connection.execute("INSERT INTO site VALUES (1, 'layers.0.attn', 'self', 'train', 0, 'full', 'softmax', 4)")
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    expected = SiteLabel("layers.0.attn", "self", "train", 0, "full", "softmax", 4, first_head=0)
+    before = path.read_bytes()
+    assert FragmentReader(schema.open_to_read(path)).sites == {expected.key: expected}
+    assert path.read_bytes() == before
+    schema.open_to_write(path, write_ahead=True).close()
+    tables = schema.open_to_read(path)
+    assert tables.rows("PRAGMA user_version") == [(schema.VERSION,)]
+    columns = [name for _, name, *_ in tables.rows("PRAGMA table_info(site)")]
+    assert columns == ["id", *(part.name for part in fields(SiteLabel))]
+    assert FragmentReader(tables).sites == {expected.key: expected}
+
+
 def test_a_migration_runs_once_and_a_failed_one_leaves_the_file_as_it_was(run, monkeypatch):
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE added (id); CREATE TABLE added (id)"))
-    monkeypatch.setattr(schema, "VERSION", 2)
+    monkeypatch.setattr(schema, "VERSION", 3)
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
         schema.open_to_write(run, write_ahead=True)
-    assert schema.open_to_read(run).rows("PRAGMA user_version") == [(1,)]
-    monkeypatch.setattr(schema, "MIGRATIONS", (schema.MIGRATIONS[0], "CREATE TABLE added (id)"))
+    assert schema.open_to_read(run).rows("PRAGMA user_version") == [(2,)]
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:2], "CREATE TABLE added (id)"))
     for _ in range(2):
         schema.open_to_write(run, write_ahead=True).close()
     tables = schema.open_to_read(run)
-    assert tables.rows("PRAGMA user_version") == [(2,)]
+    assert tables.rows("PRAGMA user_version") == [(3,)]
     assert tables.rows("SELECT count(*) FROM sample, added") == [(0,)]
 
 

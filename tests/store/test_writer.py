@@ -7,12 +7,17 @@ import os
 import signal
 import sqlite3
 import threading
+import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import attemper
 from attemper import InputError, Store
 from attemper.store import process, schema, writer
+from attemper.store.folder import delete_run
 from attemper.store.fragment import Fragment
 from attemper.store.replay import replay
 from attemper.store.writer import Writer, open_writer
@@ -24,6 +29,14 @@ def steps(run: Writer) -> list[int]:
     found = [row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")]
     tables.close()
     return found
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_is_left() -> Iterator[None]:
+    """One that a test leaves open when it fails would keep its handler of signals in all that follow."""
+    yield
+    for live in list(process._live):
+        live.close()
 
 
 @pytest.fixture
@@ -81,6 +94,7 @@ def test_a_resumed_run_goes_on_after_its_last_step(tmp_path):
     second.take(sample(41))
     second.close()
     assert steps(second) == [40, 41]
+    assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
 
 
 def test_what_is_known_of_the_run_is_kept(tmp_path):
@@ -104,11 +118,11 @@ def test_what_is_known_of_the_run_is_kept(tmp_path):
     tables.close()
 
 
-def test_a_run_is_named_after_its_folder(tmp_path):
-    run = open_writer(tmp_path / "b")
-    run.flush()
-    assert run.open_reader().rows("SELECT value FROM about WHERE name = 'name'") == [('"b"',)]
-    run.close()
+def test_a_run_without_a_name_has_that_of_its_folder_wherever_that_is_moved(tmp_path):
+    open_writer(tmp_path / "b").close()
+    (tmp_path / "b").rename(tmp_path / "c")
+    with attemper.open_run(tmp_path / "c") as run:
+        assert (run.about.get("name"), run.name) == (None, "c")
 
 
 def test_a_path_that_is_a_file_and_a_path_that_is_none_are_refused(tmp_path):
@@ -168,7 +182,7 @@ def test_more_than_may_wait_is_dropped_and_counted_in_the_file(tmp_path, gate, m
     assert steps(run) == [*range(20), 50]
     tables = run.open_reader()
     assert tables.rows("SELECT sum(samples) FROM lost") == [(30,)]
-    assert tables.rows("SELECT reason FROM lost")[0] == ("the disk was slow, full or failed",)
+    assert tables.rows("SELECT reason FROM lost")[0] == ("the disk is slower than the samples come",)
     tables.close()
     (record,) = caplog.records
     assert "the disk is slower than the samples come" in record.message
@@ -262,7 +276,71 @@ def test_a_history_in_memory_is_bounded_and_says_that_it_is_thinned(monkeypatch,
     assert run.thinned
     assert run.written == 20 * 128
     (record,) = caplog.records
-    assert "the history in memory has reached its 0.2 MB: its oldest samples are thinned" in record.message
+    assert "the history in memory has reached 0.2 MB: its oldest samples are thinned" in record.message
+
+
+def test_samples_after_the_end_are_counted_with_one_warning(tmp_path, caplog):
+    run = open_writer(tmp_path)
+    run.take(sample(0))
+    run.close()
+    assert not any(run.take(sample(step)) for step in range(1, 4))
+    assert (run.written, run.dropped) == (1, 3)
+    (record,) = caplog.records
+    assert "it came after the end of the run" in record.message
+
+
+def test_a_writer_that_is_closed_in_its_own_thread_ends(tmp_path):
+    run, raised = open_writer(tmp_path), []
+
+    def close() -> None:  # as by a collection of garbage there
+        try:
+            run.close()
+        except BaseException as error:
+            raised.append(error)
+
+    run._queue.put(close)
+    run._thread.join(10)
+    assert not raised
+    assert not run._thread.is_alive()
+    assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
+    run.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_a_disk_that_is_full_to_the_end_took_stands_beside_the_file_until_there_is_room(
+    tmp_path, monkeypatch, caplog
+):
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    run = open_writer(tmp_path)
+    run.take(sample(0))
+    run.flush()
+    (pages,) = run._fragment.connection.execute("PRAGMA page_count").fetchone()
+    run._fragment.connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    for one in range(1, 40):
+        run.take(sample(one))
+    with monkeypatch.context() as patch:
+        patch.setattr(Fragment, "lose", refuse)
+        run.close(3)
+    assert run.written + run.dropped == 40
+    (record,) = caplog.records
+    assert "database or disk is full" in record.message
+    lost = f"fragment-0.lost-{run.dropped}"
+    assert sorted(os.listdir(tmp_path)) == [lost, "fragment-0.sqlite"]
+
+    def told() -> list[tuple[int, str]]:
+        with attemper.open_run(tmp_path) as found:
+            return [(one.samples, one.reason) for one in found.lost]
+
+    before = told()
+    assert before == [(run.dropped, "the disk was full or failed to the end of the process")]
+    open_writer(tmp_path).close()
+    assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
+    assert told() == before
+    (tmp_path / lost).touch()
+    delete_run(tmp_path)
+    assert not tmp_path.exists()
 
 
 def test_signals_are_handled_while_a_writer_lives_and_as_before_afterwards(tmp_path):
@@ -274,6 +352,96 @@ def test_signals_are_handled_while_a_writer_lives_and_as_before_afterwards(tmp_p
     assert signal.getsignal(signal.SIGTERM) is not before
     second.close()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_history_in_memory_leaves_signals_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    run = open_writer(None)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert run not in process._live
+    run.close()
+
+
+def test_a_handler_that_somebody_put_back_is_ours_again(tmp_path):
+    first = open_writer(tmp_path / "a")
+    ours = signal.getsignal(signal.SIGTERM)
+    first.close()
+    signal.signal(signal.SIGTERM, ours)
+    second = open_writer(tmp_path / "b")
+    second.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_all_writers_have_one_deadline_at_the_end_of_the_process(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(process, "FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "GRACE_SECONDS", 0.5)
+    runs = [open_writer(tmp_path / str(number)) for number in range(8)]
+    for run in runs:
+        run.take(sample(0))
+    start = time.monotonic()
+    process._end_all()
+    assert time.monotonic() - start < 2.5, "0.7 s together, not 0.5 s for each"
+    gate.set()
+    for run in runs:
+        run._thread.join(10)
+        run.close()
+
+
+def test_what_a_watch_still_holds_is_handed_over_at_the_end_of_the_process(tmp_path):
+    class Holder:
+        left = 0.0
+
+        def give(self, until: float) -> None:
+            self.left = until - time.monotonic()
+            run.take(sample(7))
+
+        def fail(self, until: float) -> None:
+            raise ValueError(until)
+
+    run, broken, holder = open_writer(tmp_path / "a"), open_writer(tmp_path / "b"), Holder()
+    run.source, broken.source = weakref.WeakMethod(holder.give), weakref.WeakMethod(holder.fail)
+    process._end_all()
+    assert steps(run) == [7]
+    assert 0 < holder.left <= process.FLUSH_SECONDS - process.WRITE_SECONDS
+    run.close()
+    broken.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("store", [None, "folder"])
+def test_a_child_does_not_wait_for_a_lock_that_was_held_when_it_was_forked(tmp_path, store):
+    run = open_writer(store and tmp_path / "run")
+    run.take(sample(0))
+    run.flush()
+    reader, held = run.open_reader(), threading.Event()
+
+    def hold() -> None:
+        with run._fragment.lock:
+            held.set()
+            time.sleep(0.02)
+
+    for number in range(30):
+        held.clear()
+        run._queue.put(hold)
+        run.take(sample(number + 1))
+        held.wait(10)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            refused = 0
+            for ask in (run.open_reader, reader.snapshot().__enter__, lambda: reader.rows("SELECT 1")):
+                try:
+                    ask()
+                except InputError:
+                    refused += 1
+            run.flush()
+            run.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert run.flush(10)
+    assert len(steps(run)) == 31
+    reader.close()
+    run.close()
 
 
 def test_a_handler_of_the_users_own_stays(tmp_path):

@@ -14,6 +14,7 @@ import torch
 
 from attemper.backends.native.library import library
 from attemper.errors import BackendError
+from attemper.monitor.model import processor
 
 Clock = Callable[[], float]
 """Seconds since some moment."""
@@ -40,19 +41,7 @@ class Machine:
 def machine() -> Machine:
     """The machine as it is set up now."""
     instructions, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
-    return Machine(_processor(), instructions, threads, torch.__version__, platform.python_version())
-
-
-def _processor() -> str:
-    """Its name, and the family and model by which Linux tells apart what shares a name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    name = fields.get("model name", platform.machine())
-    parts = [f"{part} {fields[key]}" for part, key in (("family", "cpu family"), ("model", "model")) if key in fields]
-    return f"{name} ({', '.join(parts)})" if parts else name
+    return Machine(processor(), instructions, threads, torch.__version__, platform.python_version())
 
 
 def peak_flops(threads: int, bursts: int = 5, clock: Clock = time.perf_counter) -> float | None:

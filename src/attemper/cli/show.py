@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,29 +62,37 @@ def watch(
     ] = False,
 ) -> None:
     """The same while the run is written: until its process ends, or Ctrl-C."""
-    import attemper
-
-    with attemper.open_run(run) as opened, suppress(KeyboardInterrupt):  # how one leaves it
+    with closing(_looks(run)) as looks, suppress(KeyboardInterrupt):  # how one leaves it
         if as_json or not _console().is_terminal:
-            _follow(opened, statistic, top, as_json)
+            _follow(looks, statistic, top, as_json)
         else:
-            _follow_on_screen(opened, statistic, top)
+            _follow_on_screen(looks, statistic, top)
 
 
-def _looks(run: Run) -> Iterator[bool]:
-    """Whether the run is live, now and again until it is not; a last time after its end."""
-    live = True
-    while live:
-        live, began = run.live, time.monotonic()
-        yield live
-        if live:
-            time.sleep(max(REFRESH_SECONDS, 9 * (time.monotonic() - began)))
+def _looks(path: str) -> Generator[Run, None, None]:
+    """The run now and again, a last time after its end. With new Parquet parts it is opened anew."""
+    import attemper
+    from attemper.store.folder import part_names
+
+    parts, run, live = part_names(path), attemper.open_run(path), True
+    try:
+        while live:
+            live, began = run.live, time.monotonic()
+            yield run
+            if live:
+                time.sleep(max(REFRESH_SECONDS, 9 * (time.monotonic() - began)))
+                before, parts = parts, part_names(path)
+                if parts != before:
+                    run.close()
+                    run = attemper.open_run(path)
+    finally:
+        run.close()
 
 
-def _follow(run: Run, statistic: str, top: int, as_json: bool) -> None:
+def _follow(looks: Iterable[Run], statistic: str, top: int, as_json: bool) -> None:
     """A line for each look that finds new samples."""
     seen = -1
-    for _ in _looks(run):
+    for run in looks:
         if len(run) != seen:
             seen, found = len(run), _overview(run, statistic, top)
             if as_json:
@@ -93,12 +101,12 @@ def _follow(run: Run, statistic: str, top: int, as_json: bool) -> None:
                 print(_line(found), flush=True)
 
 
-def _follow_on_screen(run: Run, statistic: str, top: int) -> None:
+def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int) -> None:
     from rich.live import Live
 
     console = _console()
     with Live(console=console, auto_refresh=False) as screen:
-        for _ in _looks(run):
+        for run in looks:
             screen.update(_view(_overview(run, statistic, top), console), refresh=True)
 
 

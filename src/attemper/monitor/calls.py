@@ -33,6 +33,8 @@ class Contribution:
     backend: str
     attention: str
     """Its type, one of ``ATTENTIONS``."""
+    first_head: int
+    """The number of its first head in the whole model."""
 
     @property
     def shape(self) -> torch.Size:

@@ -22,8 +22,9 @@ from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
-from attemper.monitor.snapshot import SampleSums, Snapshot
+from attemper.monitor.snapshot import DeviceSample, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
+from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import fits_buckets
@@ -32,7 +33,7 @@ from attemper.sites.identity import Places, places, sketch
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
-from attemper.sites.sharded import local
+from attemper.sites.sharded import first_head, local
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import rowwise_names
 
@@ -83,8 +84,8 @@ class Collector:
         self._differing: set[str] = set()
         """Taps that were told to have other arguments than the attention beside them."""
         self._known = KnownRequests()
-        self._attentions: dict[SiteKey, str] = {}
-        """The type of each site's attention."""
+        self._attentions: dict[SiteKey, tuple[str, int]] = {}
+        """The type of each site's attention, and the number of its first head in the whole model."""
         self._places: dict[str, str] = {}
         """Name of a tap -> that of the module in which its attention ran."""
         self._tokens: Tensor | int = 0
@@ -111,6 +112,11 @@ class Collector:
     def expected(self) -> tuple[str, ...]:
         """Names of the modules whose code attends, as far as they are wanted."""
         return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of all modules."""
+        return frozenset(self._names.values())
 
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
@@ -152,6 +158,7 @@ class Collector:
         seen = self._note_call(module, call)
         if not self._is_kept(seen):
             return
+        whole = call
         try:
             call = local(module, call)
         except UnsupportedCallError as error:
@@ -188,7 +195,7 @@ class Collector:
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
-        self._fill(seen, found, place, kind, shape, real, reason, request)
+        self._fill(seen, found, place, kind, shape, real, reason, request, whole)
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
         seen = self._note_call(module, replace(call, places=places((call.query, call.key))))
@@ -198,7 +205,7 @@ class Collector:
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self._real(kind, shape, stats.rows, None)
         found = stats.detach() if real is None else _where(stats, real).detach()
-        self._fill(seen, found, module, kind, shape, real, reason, request)
+        self._fill(seen, found, module, kind, shape, real, reason, request, call)
 
     def add_taps(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
         """Adds what taps have summed in their buffers, by names of sites."""
@@ -286,6 +293,7 @@ class Collector:
         real: Tensor | None,
         reason: str | None,
         request: Request,
+        call: AttentionCall,
     ) -> None:
         """Gives a call what was measured of it, or why nothing was."""
         if reason is not None or found is None:
@@ -293,9 +301,9 @@ class Collector:
             return
         tokens, key = shape[0] * shape[2] if real is None else real.sum(), (seen.name, kind, seen.mode)
         if key not in self._attentions:
-            self._attentions[key] = attention_type(place, kind, request.problem)
+            self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
         seen.contribution = Contribution(
-            key, found, shape[2], shape[3], tokens, request.problem.backend, self._attentions[key]
+            key, found, shape[2], shape[3], tokens, request.problem.backend, *self._attentions[key]
         )
         self.note(place, seen.name, kind, request, real)
 
@@ -345,7 +353,7 @@ class Collector:
         site = self._site(call.key, call.shape[1], call.device)
         if site is None:
             return
-        self._backends[call.backend], site.attention = None, call.attention
+        self._backends[call.backend], site.attention, site.first_head = None, call.attention, call.first_head
         if isinstance(call.found, AttentionStats):
             site.add(call.found, call.queries, call.keys)
         elif 0 not in call.shape:
@@ -359,7 +367,7 @@ class Collector:
         site = self.sites[key]
         if site.heads == heads:
             return site
-        self._drop(key, f"it had {site.heads} heads and then {heads}: its queries are not [batch, heads, ...]")
+        self._drop(key, changed_heads(site.heads, heads))
         return None
 
     def _drop(self, key: SiteKey, reason: str) -> None:
@@ -388,15 +396,16 @@ class Collector:
         sites = tuple(site for site in self.sites.values() if not site.spoiled)
         return Snapshot(sites, self._read, self._tokens, tuple(self._backends), self.tapped.snapshot())
 
-    def join(self, found: Snapshot) -> SampleSums:
+    def join(self, found: DeviceSample) -> SampleSums:
         """Calls and taps of a sample together. Sites in the order of the model's modules, calls of a module in theirs.
 
         Waits for the devices that ``found`` is on.
         """
         joined = found.join()
-        return replace(joined, sites=tuple(sorted(joined.sites, key=self._position)))
+        return replace(joined, sites=tuple(sorted(joined.sites, key=self.position)))
 
-    def _position(self, site: SiteSums) -> tuple[int, int]:
+    def position(self, site: SiteSums) -> tuple[int, int]:
+        """Where a site stands in the model: the place of its module, and which of the module's calls it is."""
         module, _, call = self.module_of(site.name).partition("#")
         # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
         known = module in self._order

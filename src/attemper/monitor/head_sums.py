@@ -49,6 +49,8 @@ class SiteSums:
         self.fewest_keys = fewest_keys
         self.queries = self.keys = 0
         self.heads = heads
+        self.first_head = 0
+        """The number of its first head in the whole model."""
         self.normalizer = SiteReading.normalizer
         self.attention = "full"
         """Its type, one of ``ATTENTIONS``."""
@@ -84,7 +86,7 @@ class SiteSums:
     @property
     def label(self) -> SiteLabel:
         """What is known of the site beside its numbers."""
-        return _label(self.name, self.kind, self.mode, self.attention, self.normalizer, self.heads)
+        return _label(self.name, self.kind, self.mode, self.attention, self.normalizer, self.heads, self.first_head)
 
     @property
     def sums(self) -> Tensor:
@@ -149,5 +151,5 @@ class SiteSums:
 
 
 @lru_cache(maxsize=4096)
-def _label(name: str, kind: str, mode: str, attention: str, normalizer: str, heads: int) -> SiteLabel:
-    return SiteLabel(name, kind, mode, layer_of(name), attention, normalizer, heads)
+def _label(name: str, kind: str, mode: str, attention: str, normalizer: str, heads: int, first_head: int) -> SiteLabel:
+    return SiteLabel(name, kind, mode, layer_of(name), attention, normalizer, heads, first_head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -10,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attemper import __version__
 from attemper.errors import InputError
@@ -90,6 +91,57 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         **loaded,
     }
+
+
+def processor() -> str:
+    """Its name, and the family and model by which Linux tells apart what shares a name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = fields.get("model name", platform.machine())
+    parts = [f"{part} {fields[key]}" for part, key in (("family", "cpu family"), ("model", "model")) if key in fields]
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def computed_on(device: torch.device | None) -> str:
+    """What the last bits of a reading depend on: the processor, the threads and the version of torch."""
+    if device is not None and device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    kind = "" if device is None or device.type == "cpu" else f"{device.type} of "
+    many = f"{threads} thread{'' if threads == 1 else 's'}"
+    return f"{kind}{processor()}, {torch.backends.cpu.get_cpu_capability()}, {many}, torch {torch.__version__}"
+
+
+_SAMPLED = 1024
+"""Elements of a tensor that ``hash_of`` reads at most."""
+
+
+def hash_of(model: nn.Module, *, buffers: bool = True) -> str:
+    """A digest that tells a model from another one, or from itself retrained, in milliseconds.
+
+    It is over the name, shape and type of every parameter and buffer, and over at most 1,024 of its elements, evenly
+    spaced. A change of a few single weights may go unnoticed. Of a tensor without values here (on the meta device, say
+    offloaded to disk) only name, shape and type count. Without ``buffers`` it is over parameters alone, which ranks of
+    data-parallel training share.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in (*model.named_parameters(), *(model.named_buffers() if buffers else ())):
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
+        digest.update(_sample(tensor))
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def _sample(tensor: Tensor) -> bytes:
+    """Some elements of a tensor; of a DTensor those of this process."""
+    tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    if tensor.is_meta or not tensor.numel():
+        return b""
+    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()[:_SAMPLED]
+    return bytes(flat[:: -(-flat.numel() // _SAMPLED)].cpu().contiguous().view(torch.uint8).numpy())
 
 
 def configuration(model: nn.Module) -> dict[str, Any] | None:

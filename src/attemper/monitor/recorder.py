@@ -7,20 +7,22 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from attemper.monitor.collector import Collector
+from attemper.monitor.collector import Collector, SampleReadings
 from attemper.monitor.model import configuration, provenance, versions
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
-from attemper.monitor.snapshot import SampleSums, Snapshot, Transfer
+from attemper.monitor.snapshot import DeviceSample, SampleSums, Transfer
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteKey
@@ -39,8 +41,13 @@ KEPT = 128
 """Without a store, so many samples stay as they are; more, or a question, make tables in memory of them."""
 MOST_UNDERWAY = 64
 """Samples that may be on their way from a device before the oldest is waited for."""
-ENDS = 64
-"""How many of the first samples of a resumed run are judged again, and of the last: they hold what was normal."""
+MOST_JUDGED = 2_000
+"""Samples that are judged again where a run goes on or goes back, two seconds of 1,024 heads; of a longer run the first
+and the last."""
+FIRST_JUDGED = 64
+"""How many of them are the first: they hold what was normal."""
+ARRIVES_SECONDS = 0.005
+"""Between two looks whether a sample has come from its device, at the end of the process."""
 UNSEEN = "no attention of it was seen in a sampled step"
 
 
@@ -50,7 +57,7 @@ class _Underway:
 
     step: int
     time: float
-    transfer: Transfer
+    snapshot: Transfer | DeviceSample
 
 
 class Recorder:
@@ -80,7 +87,8 @@ class Recorder:
         self._waiting: list[Sample] = []
         self._writer: Writer | None = None
         self._run: Run | None = None
-        self._closed = False
+        self._closed = self._resumed = False
+        """``_resumed``: whether the store has samples that were not judged yet."""
         self._judged = self._ended = -1
         """Which of the watch's samples was judged last, and which had ended then."""
         self.first_step: int | None = None
@@ -90,23 +98,55 @@ class Recorder:
 
     # --- samples ---
 
-    def record(self, step: int) -> None:
-        """Takes the sample that has ended, at this step. Nothing waits for a device."""
-        found = self._collector.snapshot()
-        if found.on_host and not self._underway:
-            self._take(step, time.time(), found)
-        else:
-            self._underway.append(_Underway(step, time.time(), found.to_host()))
-        self.settle()
+    def add(self, step: int) -> None:
+        """Adds the sample that has ended, at this step. Nothing waits for a device; ``settle`` takes it."""
+        self._put(step, self._collector.snapshot())
+
+    def _put(self, step: int, found: DeviceSample) -> None:
+        here = found.on_host and not self._underway
+        self._underway.append(_Underway(step, time.time(), found if here else found.to_host()))
 
     def settle(self, *, wait: bool = False) -> None:
         """Takes what has arrived from the devices, in its order; with ``wait`` all of it."""
         while self._underway:
-            first = self._underway[0]
-            if not (wait or first.transfer.done or len(self._underway) > MOST_UNDERWAY):
+            if not (wait or self._underway[0].snapshot.done or len(self._underway) > MOST_UNDERWAY):
                 return
-            self._underway.popleft()
-            self._take(first.step, first.time, first.transfer.wait())
+            for sample, found in self._keep_first():
+                self._describe(sample, found)
+                self._judge(sample, found.period)
+                self._ended = found.period
+
+    def hand_over(self, until: float) -> None:
+        """At the end of the process: keeps what arrives from devices until then (monotonic), and counts the rest."""
+        assert self._writer is not None
+        try:
+            while self._underway and _arrives(self._underway[0].snapshot, until):
+                for sample, found in self._keep_first():
+                    self._describe(sample, found)
+        finally:
+            self._writer.drop(len(self._underway), "the device was too slow for the end of the process")
+            self._underway.clear()
+
+    def forget(self, ended: int) -> None:
+        """Ends the file of a watch that is garbage-collected without ``close()``. Its last samples count as dropped:
+        in the middle of somebody's code no tensor can be read.
+
+        Args:
+            ended: how many samples have ended that were not added.
+        """
+        if self._closed or self._writer is None:
+            return
+        self._closed = True
+        if self._store is None:
+            self._writer.end(float("inf"))
+        else:
+            self._writer.drop(len(self._underway) + ended, "the watch was dropped without watch.close()")
+            self._writer.close()
+
+    def at_end(self, hand_over: Callable[[float], object]) -> None:
+        """Has this method of the watch called, if it exists then, before the process ends."""
+        if self._writer is not None:
+            self._writer.source = weakref.WeakMethod(hand_over)
 
     def judge_now(self, step: int) -> None:
         """Judges the sample that is there, though more may be added to it. Waits for the devices."""
@@ -115,22 +155,33 @@ class Recorder:
         if found.sites and found.period != self._ended:
             self._judge(self._sample(step, time.time(), found), found.period)
 
-    def _take(self, step: int, when: float, snapshot: Snapshot) -> None:
-        found = self._collector.join(snapshot)
-        self._collector.skipped |= found.reasons
-        if not found.sites:
-            return
-        sample = self._sample(step, when, found)
-        self._keep(sample)
-        self._describe(sample, found)
-        self._judge(sample, found.period)
-        self._ended = found.period
+    def _keep_first(self) -> Iterator[tuple[Sample, SampleSums]]:
+        """Keeps the first of the samples that have been added; none if it has no site.
+
+        A signal that ends the process in between finds it still there.
+        """
+        first = self._underway[0]
+        try:
+            found = self._collector.join(first.snapshot.wait())
+            self._collector.skipped |= found.reasons
+            sample = self._sample(first.step, first.time, found) if found.sites else None
+            if sample is not None:
+                self._keep(sample)
+        finally:
+            if self._underway and self._underway[0] is first:
+                self._underway.popleft()
+        if sample is not None:
+            yield sample, found
 
     def _sample(self, step: int, when: float, found: SampleSums) -> Sample:
         return sample_of(step, when, found.sites, self._collector.stats, found.tokens)
 
     def _judge(self, sample: Sample, period: int) -> None:
-        changed = self.judge.feed(sample, again=period == self._judged)
+        again = period == self._judged
+        if self._resumed or (self.judge.step is not None and sample.step < self.judge.step):
+            self._judge_earlier(sample.step)
+            again = False
+        changed = self.judge.feed(sample, again=again)
         self._judged = period
         begun = [alarm for alarm in changed if alarm.ended is None]
         for line, heard in lines(begun):
@@ -158,27 +209,47 @@ class Recorder:
         from attemper.store.writer import open_writer
 
         if self._writer is None:
-            self._writer = open_writer(self._store, rank=_rank(), about=self._about, versions=versions())
-            # A watch that is garbage-collected without ``close()`` ends its file. At the end of the process the writer
-            # sees to that itself.
-            self._forgotten = weakref.finalize(self, self._writer.close)
-            self._forgotten.atexit = False
+            self._writer = open_writer(self._store, rank=self.number, about=self._about, versions=versions())
             if self._coverage:
                 self._writer.cover(self._coverage)
             if self._writer.last_step is not None:
-                self._resume(self._writer)
+                self._resume()
         while self._waiting:
             self._writer.take(self._waiting.pop(0))
         if self._closed:
             self._writer.close()
         return self._writer
 
-    def _resume(self, writer: Writer) -> None:
-        """Judges the first and the last samples of the run that goes on, so that what was normal stays so."""
-        ranks = _ranks(writer)
+    def _resume(self) -> None:
+        """Finds where the run that goes on began."""
+        with self._earlier() as ranks:
+            self.first_step = next(iter(ranks.steps(stop=self._start).tolist()), None)
+            self._resumed = True
+
+    def _judge_earlier(self, step: int) -> None:
+        """Judges what the run has below ``step`` from its beginning, as those do who read it later. The loop may have
+        gone back, and then it replaces what came after.
+        """
+        from attemper.store.series import between
+        from attemper.store.verdict import JUDGED
+
+        self._resumed = False
+        self._open_writer().flush()
+        self.judge = Judge(self.judge.limits, self.judge.fewest_keys)
+        with self._earlier() as ranks:
+            moments = between(ranks.moments[0], None, step)
+            if len(moments) > MOST_JUDGED:
+                moments = np.concatenate([moments[:FIRST_JUDGED], moments[FIRST_JUDGED - MOST_JUDGED :]])
+            for sample in ranks.samples([moments], JUDGED):
+                self.judge.feed(sample)
+
+    @contextmanager
+    def _earlier(self) -> Iterator[Ranks]:
+        """What the run has so far. A damaged part of its file is told, and must not end somebody's training run."""
+        ranks = _ranks(self._open_writer(), self.number)
         try:
-            self._judge_earlier(ranks)
-        except Exception as error:  # a damaged part of the file must not end somebody's training run
+            yield ranks
+        except Exception as error:
             logger.warning(
                 "attemper: what the run in %s has so far cannot be read: %s Training goes on, and alarms begin anew.",
                 clean_name(self._store.last_name if self._store is not None else "memory"),
@@ -187,14 +258,9 @@ class Recorder:
         finally:
             ranks.close()
 
-    def _judge_earlier(self, ranks: Ranks) -> None:
-        steps = ranks.steps(stop=self._start).tolist()
-        self.first_step = steps[0] if steps else None
-        for step in steps if len(steps) <= 2 * ENDS else (*steps[:ENDS], *steps[-ENDS:]):
-            self.judge.feed(ranks.sample(step))
-
     def _describe(self, sample: Sample, found: SampleSums) -> None:
         """Keeps what is known of the run, where that has changed."""
+        self._compare_earlier(sample)
         about = {"backend": ", ".join(found.backends)}
         if not about.items() <= self._about.items():
             self._about |= about
@@ -206,6 +272,15 @@ class Recorder:
             self._coverage |= dict(self._coverage_of(sample))
             if self._writer is not None:
                 self._writer.cover(self._coverage)
+
+    def _compare_earlier(self, sample: Sample) -> None:
+        """Says once that the folder held a run of another model."""
+        if self._writer is None or self._writer.earlier is None or self._store is None:
+            return
+        earlier, self._writer.earlier = self._writer.earlier, None
+        model = str(self._about["model"])
+        if not earlier.is_of(model, sample.sites, self._collector.modules):
+            logger.warning("%s", earlier.warning(self._store.last_name, model, sample.sites, sample.step))
 
     def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
         """Every site that was expected, and why it is not in the sample."""
@@ -228,8 +303,18 @@ class Recorder:
         writer = self._open_writer()
         writer.flush()
         if self._run is None:
-            self._run = Run(_ranks(writer))
+            self._run = Run(_ranks(writer, self.number))
         return self._run
+
+    @property
+    def readings(self) -> SampleReadings:
+        """The latest sample. Waits for the devices."""
+        return self._collector.readings()
+
+    @property
+    def number(self) -> int:
+        """Of this process' fragment of the run."""
+        return _rank()
 
     @property
     def last_step(self) -> int | None:
@@ -254,11 +339,8 @@ class Recorder:
         if self._run is not None:
             self._run, run = None, self._run  # a reader that is open would keep the file's log beside it
             run.close()
-        if self._writer is not None and self._forgotten.detach() is not None:
+        if self._writer is not None:
             self._writer.close()
-            if self._store is not None and self._writer.dropped:
-                lost, reason = count(self._writer.dropped, "sample is", "samples are"), self._writer.trouble
-                logger.warning("attemper: %s not in the store%s.", lost, f": {reason}" if reason else "")
 
 
 class RunView:
@@ -290,12 +372,19 @@ class RunView:
         return self.run.to_html(path)
 
 
-def _ranks(writer: Writer) -> Ranks:
+def _arrives(snapshot: Transfer | DeviceSample, until: float) -> bool:
+    """Whether it is there at ``until`` (monotonic) at the latest; waits so long."""
+    while not snapshot.done and time.monotonic() < until:
+        time.sleep(ARRIVES_SECONDS)
+    return snapshot.done
+
+
+def _ranks(writer: Writer, number: int) -> Ranks:
     """What this process has written, to be read."""
     from attemper.store.ranks import Ranks
     from attemper.store.series import FragmentReader
 
-    return Ranks([FragmentReader(writer.open_reader(), _rank())])
+    return Ranks([FragmentReader(writer.open_reader(), number)])
 
 
 def _rank() -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,13 +14,17 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
-from attemper.monitor.model import check_model, date_of, device_of, provenance, title, why_nothing
+from attemper.monitor.model import check_model, computed_on, date_of, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.alarms import LIMITS
-from attemper.readings.limits import AlarmLimits, alarms, check_fewest_keys
-from attemper.readings.reading import FEWEST_KEYS, Reading
+from attemper.readings.limits import AlarmLimits, check_fewest_keys
+from attemper.readings.part import Part, Segment, Shard, Totals, add, check_shard, conflicts, digest_label
+from attemper.readings.reading import FEWEST_KEYS
+from attemper.readings.sample import SiteKey
 from attemper.readings.scan import Scan
+from attemper.sites.names import unwrap
 from attemper.sites.padding import CallContext
+from attemper.sites.transformers import Switch
 from attemper.statistics import reading_names
 
 
@@ -32,6 +38,7 @@ def scan(
     backend: str = "auto",
     name: str | None = None,
     text: str | None = None,
+    shard: tuple[int, int] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Scan:
     """Exact attention statistics of every head of ``model`` over ``batches``.
@@ -56,10 +63,13 @@ def scan(
         name: of the model in the result; None for its class and what it was loaded from: a hub id, or the last two
             names of a folder.
         text: what the batches are, by a name that the result shows (a file's, a data set's).
+        shard: (I, N), if ``batches`` are part I of N of your data, I from 0 to N - 1. It labels the result, which then
+            merges with the other parts: ``scan.save(path)``, ``attemper.load_scan``, ``scan.merge``.
         on_batch: called with the number of batches done, after each.
 
     Returns:
-        ``Scan``: ``.sites``, ``.skipped``, ``.alarms``; prints as a table; ``.to_json()``, ``.to_pandas()``.
+        ``Scan``: ``.sites``, ``.skipped``, ``.alarms``; prints as a table; ``.to_json()``, ``.to_pandas()``,
+        ``.save()``, ``.merge()``.
 
     Raises:
         InputError: the model is no module, or TorchScript; nothing to scan, no attention was seen, attention dropout
@@ -67,36 +77,140 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    checked, fewest_keys = AlarmLimits.of(limits, LIMITS), check_fewest_keys("scan", fewest_keys)
-    names = reading_names("scan", stats)
+    options = ScanOptions(stats, limits, fewest_keys, backend, name, text)
+    cut = None if shard is None else check_shard("scan(shard=...)", shard)
+    with block_scan(model, options) as reader:
+        reader.read(batches, on_batch=on_batch)
+    if not reader.batches:
+        raise InputError("scan: there is no batch: batches is empty (or was used up before).")
+    reader.check()
+    part = reader.part({} if cut is None else {"shards": cut[1]}, None if cut is None else cut[0])
+    return Scan(part.reading(), reader.last, part=part)
+
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """The options of :func:`scan` that say what is measured and what it is called, checked as far as they can be
+    without a model.
+    """
+
+    stats: str | Iterable[str] = "all"
+    limits: AlarmLimits | Mapping[str, Any] | None = None
+    fewest_keys: int = FEWEST_KEYS
+    backend: str = "auto"
+    name: str | None = None
+    text: str | None = None
+    names: tuple[str, ...] = field(init=False)
+    """``stats``, all of them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", AlarmLimits.of(self.limits, LIMITS))
+        check_fewest_keys("scan", self.fewest_keys)
+        object.__setattr__(self, "names", reading_names("scan", self.stats))
+
+
+@contextmanager
+def block_scan(model: nn.Module, options: ScanOptions) -> Iterator[BlockScan]:
+    """A model that is ready to be read, block after block. Everything is put back afterwards, whatever happens.
+
+    Raises:
+        InputError: the model is no module, or TorchScript.
+        BackendError: the named backend does not run on the model's device.
+    """
+    check_model("scan", model)
     device = device_of(model)
-    check_backend(backend, None if device is None else device.type)
-    done, context = 0, CallContext()
-    collector = Collector(model, context, Scope(names, backend, fewest_keys=fewest_keys))
+    check_backend(options.backend, None if device is None else device.type)
+    collector = Collector(model, CallContext(), Scope(options.names, options.backend, fewest_keys=options.fewest_keys))
     with observation(model, collector) as switch:
+        yield BlockScan(model, options, collector, switch)
+
+
+class BlockScan:
+    """Reads a model block after block; sums of a block are added up apart, and blocks in their order.
+
+    Attributes:
+        batches: how many were read.
+        last: rows of the last call of each site, where they were kept.
+    """
+
+    def __init__(self, model: nn.Module, options: ScanOptions, collector: Collector, switch: Switch) -> None:
+        self.batches = 0
+        self.last: Mapping[str, Any] = {}
+        self._model, self._options, self._collector, self._switch = model, options, collector, switch
+        self._hash = hash_of(unwrap(model))
+        self._sites: Totals = {}
+        self._dropped: dict[SiteKey, str] = {}
+        self._backends: dict[str, None] = {}
+        self._tokens = self._texts = self._blocks = 0
+
+    def go_on(self, part: Part) -> int:
+        """Goes on after the blocks of an unfinished part; how many there are."""
+        (segment,) = part.segments
+        (shard,) = segment.shards
+        self._sites, self._dropped = segment.sites, dict(part.dropped)
+        self._backends = dict.fromkeys(part.backends)
+        self._collector.skipped |= {skip.name: skip.reason for skip in part.skipped}
+        self._tokens, self._texts, self._blocks = shard.tokens, shard.texts or 0, shard.blocks or 0
+        return self._blocks
+
+    def read(self, batches: Iterable[Any], texts: int = 0, on_batch: Callable[[int], None] | None = None) -> None:
+        """Runs the batches of one block, which holds so many texts.
+
+        Args:
+            on_batch: called with the number of batches of the block that are done, after each.
+        """
+        collector = self._collector
         for done, batch in enumerate(batches, 1):
-            run(f"scan: batch {done}", model, batch, collector, switch)
+            self.batches += 1
+            run(f"scan: batch {self.batches}", self._model, batch, collector, self._switch)
             if on_batch is not None:
                 on_batch(done)
-    if not done:
-        raise InputError("scan: there is no batch: batches is empty (or was used up before).")
-    collector.refuse(switch.refused)
-    if not collector.sites:
-        raise InputError(why_nothing("scan", model, collector.skips()))
-    found = collector.readings()
-    raised = alarms(found.sites, checked, fewest_keys)
-    reading = Reading(
-        name or title(model),
-        found.tokens,
-        found.backend,
-        found.sites,
-        found.skipped,
-        raised,
-        fewest_keys=fewest_keys,
-        text=text,
-        **provenance(model, date_of(time.time())),
-    )
-    return Scan(reading, found.last)
+        self.last = collector.last
+        self._dropped |= {key: collector.skipped[key[0]] for key, site in collector.sites.items() if site.spoiled}
+        found = collector.join(collector.snapshot())
+        sites = {site.key: site.totals(collector.position(site)) for site in found.sites}
+        self._dropped |= conflicts([self._sites, sites])
+        self._sites = add(self._sites, sites)
+        self._backends |= dict.fromkeys(found.backends)
+        self._tokens, self._texts, self._blocks = self._tokens + found.tokens, self._texts + texts, self._blocks + 1
+        collector.forget()
+
+    def check(self) -> None:
+        """Whether any attention was seen.
+
+        Raises:
+            InputError: none was.
+        """
+        self._collector.refuse(self._switch.refused)
+        if not self._sites and not self._dropped:
+            raise InputError(why_nothing("scan", self._model, self._collector.skips(())))
+
+    def part(self, law: Mapping[str, Any], index: int | None) -> Part:
+        """What was read so far.
+
+        Args:
+            law: how the texts became batches and shards; ``shards`` is their number.
+            index: which shard it is; None if it is none.
+        """
+        options, device = self._options, device_of(self._model)
+        sites = {key: site for key, site in self._sites.items() if key not in self._dropped}
+        label = digest_label(sites) if index is None else f"{index}/{law['shards']}"
+        cut = (self._texts, self._blocks) if "block" in law else (None, None)
+        shard = Shard(label, index, self._tokens, *cut)
+        assert isinstance(options.limits, AlarmLimits)
+        return Part(
+            options.name or title(self._model),
+            self._hash,
+            {"stats": list(options.names), "fewest_keys": options.fewest_keys, **law},
+            options.limits.to_dict(),
+            (Segment((shard,), sites),),
+            tuple(self._backends),
+            (computed_on(device),),
+            self._collector.skips([site.label for site in sites.values()]),
+            self._dropped,
+            options.text,
+            **provenance(self._model, date_of(time.time())),
+        )
 
 
 def _check(model: Any, batches: Any) -> None:

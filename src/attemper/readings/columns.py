@@ -9,7 +9,7 @@ from attemper.readings.sample import Sample, SiteKey, SiteLabel
 
 
 class Columns:
-    """Where the heads of every site stand. A site that comes back with another number of heads is another site."""
+    """Where the heads of every site stand. A site that comes back with other heads is another site."""
 
     def __init__(self) -> None:
         self.sites: list[SiteLabel] = []
@@ -19,7 +19,7 @@ class Columns:
         """[H] which of ``sites`` a head is of."""
         self.in_training = np.empty(0, bool)
         """[H]"""
-        self._firsts: dict[tuple[SiteKey, int], int] = {}
+        self._firsts: dict[tuple[SiteKey, range], int] = {}
         self._sample: tuple[SiteLabel, ...] = ()
         self._places: slice | np.ndarray = slice(0)
 
@@ -31,14 +31,14 @@ class Columns:
         if sites is self._sample or sites == self._sample:
             return False
         before = len(self)
-        new = [site for site in sites if (site.key, site.heads) not in self._firsts]
+        new = [site for site in sites if (site.key, site.head_numbers) not in self._firsts]
         for place, site in enumerate(new, len(self.sites)):
-            self._firsts[site.key, site.heads] = len(self.site)
+            self._firsts[site.key, site.head_numbers] = len(self.site)
             self.site = np.concatenate([self.site, np.full(site.heads, place)])
         self.sites += new
-        self.starts = np.array([self._firsts[site.key, site.heads] for site in self.sites])
+        self.starts = np.array([self._firsts[site.key, site.head_numbers] for site in self.sites])
         self.in_training = np.array([self.sites[place].mode == "train" for place in self.site], bool)
-        firsts = [self._firsts[site.key, site.heads] for site in sites]
+        firsts = [self._firsts[site.key, site.head_numbers] for site in sites]
         parts = [np.arange(first, first + site.heads) for first, site in zip(firsts, sites, strict=True)]
         places = np.concatenate([np.empty(0, np.int64), *parts])
         in_order = len(places) and (np.diff(places) == 1).all()
@@ -58,3 +58,7 @@ class Columns:
         """The columns of the site that this one is of."""
         site = self.site[column]
         return slice(int(self.starts[site]), int(self.starts[site]) + self.sites[site].heads)
+
+    def head(self, column: int) -> int:
+        """The number of a head in its site."""
+        return self.sites[self.site[column]].head_numbers[column - self.heads(column).start]

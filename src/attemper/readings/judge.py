@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,13 +14,17 @@ from attemper.readings.laws import LAWS, MARKS, SPAN, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm
-from attemper.readings.sample import Sample
+from attemper.readings.sample import RANK_DIFFERENCE, Sample
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
 WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
 """In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
+MOST_ENDED = 10_000
+"""Of the alarms that have ended, the latest so many are kept."""
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
+BESIDE = tuple(kind.beside for kind in ALARMS if kind.beside)
+"""Quantities that messages name and nothing judges."""
 
 
 class Figures(NamedTuple):
@@ -81,7 +86,7 @@ class Judge:
         }
         self._missing: tuple[str, ...] = ()
         self._before = self._now = State(None, {kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
-        self._ended: list[Alarm] = []
+        self._ended: deque[Alarm] = deque(maxlen=MOST_ENDED)
         self._reported: set[tuple[Any, ...]] = set()
         self._grow()
 
@@ -100,8 +105,8 @@ class Judge:
             self._keep()
         if self._columns.find(sample.sites):
             self._grow()
-        found = {name: self._columns.spread(sample, name) for name in (*self._memories, *COUNTS)}
-        self._missing = tuple(name for name in self._memories if name not in sample.quantities)
+        found = {name: self._columns.spread(sample, name) for name in (*self._memories, *COUNTS, *BESIDE)}
+        self._missing = tuple(name for name in self._memories if name not in (*sample.quantities, RANK_DIFFERENCE))
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
         with np.errstate(all="ignore"):  # a reading may be infinite
@@ -128,7 +133,9 @@ class Judge:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Every alarm so far, in the order in which they began; one that has ended, as it was at its worst."""
+        """Every alarm so far, in the order in which they began; one that has ended, as it was at its worst. Of those
+        that have ended, the latest ``MOST_ENDED``.
+        """
         found = (*self._ended, *self._now.ended, *self.standing)
         return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
 
@@ -240,7 +247,7 @@ class Judge:
         if kind.floor is None:
             measure = law.measure(window)
             measure = np.where(few, np.nan, measure) if few.any() else measure
-            return self._of_sites(measure, np.fmax.reduceat) if kind.whole else measure
+            return self._of_sites(measure, np.fmax.reduceat, kind.least_heads) if kind.whole else measure
         possible = (on | self._beyond_floor(kind)) & ~np.isnan(window.recent[-law.depth]) & ~few
         if not possible.any():
             return None
@@ -264,20 +271,23 @@ class Judge:
     def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Figures:
         window = self._memories[kind.quantity].window
         now, before = window.recent[-1], window.centre if "centre" in LAWS[kind.law].looks_at else window.baseline
+        before = found.get(kind.beside, before)
         total = found["rows"] + found["empty_rows"] + found["nonfinite_rows"]
         if kind.whole:
             known = (~np.isnan(now) & ~np.isnan(before)).astype(float)
-            total = self._of_sites(known, np.add.reduceat)
-            sums = (self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat) for values in (now, before))
+            total, *sums = (
+                self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat, kind.least_heads)
+                for values in (known, now, before)
+            )
             now, before = (one / np.maximum(total, 1.0) for one in sums)
         return Figures(measure, now, before, total, np.full(len(now), float(step)))
 
-    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array]) -> Array:
-        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than two heads have a value."""
+    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array], least: int = 2) -> Array:
+        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than ``least`` heads have one."""
         found = np.full(len(values), np.nan)
         if len(values):
             starts = self._columns.starts
-            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= 2
+            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= least
             found[starts] = np.where(several, reduction(values, starts), np.nan)
         return found
 
@@ -302,7 +312,7 @@ class Judge:
         relative = kind.law == "fall_from_baseline"
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
-            None if kind.whole else column - self._columns.heads(column).start,
+            None if kind.whole else self._columns.head(column),
             now if relative else measure,
             limit * before if limit is not None and relative else limit,
             state.origins[column],

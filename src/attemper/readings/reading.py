@@ -185,6 +185,10 @@ class Reading:
     """Versions of attemper, Python, torch and transformers when it was read."""
     untrained_heads: int | None = None
     """How many near uniform heads raise no alarm because the watched model looks untrained; else None."""
+    missing_shards: str | None = None
+    """Shards of the whole that are not in a merged reading: ``3/64, 17/64 to 19/64``."""
+    computed_on: str | None = None
+    """Processors, threads and versions of torch, where the parts of a merged reading differ in them."""
 
     @property
     def heads(self) -> tuple[HeadReading, ...]:
@@ -207,7 +211,15 @@ class Reading:
             ("no valid row to judge", silent, ""),
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
-        return tuple(notes) if self.untrained_note is None else (*notes, self.untrained_note)
+        return (*notes, *(note for note in (self.untrained_note, *self._merge_notes) if note))
+
+    @property
+    def _merge_notes(self) -> tuple[str | None, str | None]:
+        """Of a merged reading: what is missing, and whether its last bits could be others."""
+        missing, machines = self.missing_shards, self.computed_on
+        bits = f"the parts were computed on unlike machines; the last bits depend on that: {machines}."
+        gap = f"shards are missing, and their texts count nowhere here: {missing}."
+        return gap if missing else None, bits if machines else None
 
     @property
     def untrained_note(self) -> str | None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from attemper.readings.part import Part
+
 
 class Scan:
     """What a scan found. ``print(scan)`` shows a table; in a terminal ``rich.print(scan)`` colours it.
@@ -23,18 +25,26 @@ class Scan:
         reading: everything, as one frozen record.
     """
 
-    def __init__(self, reading: Reading, last: Mapping[str, Any] | None, not_judged: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        last: Mapping[str, Any] | None,
+        not_judged: tuple[str, ...] = (),
+        part: Part | None = None,
+    ) -> None:
         """
         Args:
             reading: everything but rows.
             last: rows of the last batch by site, as ``AttentionStats`` or as what has a method ``statistics`` that
-                gives them. None: the reading was loaded.
+                gives them. None: the reading was loaded, or merged.
             not_judged: which alarms on history have nothing to judge yet, and why; the table shows it.
+            part: the sums that the reading follows from. None: there are none to save or to merge.
         """
         self.not_judged = not_judged
         self.reading = reading
         self._loaded = last is None
         self._last = last or {}
+        self._part = part
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Scan:
@@ -78,6 +88,59 @@ class Scan:
         """What the alarms do not cover: heads that were not judged, and why."""
         return self.reading.notes
 
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """What was read, as labels: ``3/64`` of a shard; of a scan that is none, ``#`` and a digest of its sums.
+
+        Empty where there is nothing to merge: loaded from JSON, or a watch's sample.
+        """
+        return () if self._part is None else tuple(shard.label for shard in self._part.shards)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Labels of the shards of the whole that this scan does not have."""
+        return () if self._part is None else self._part.missing
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the sums of every head, which merge with those of other scans: :func:`attemper.load_scan` reads them.
+
+        The file is written whole or not at all. It holds no text, no token and no path.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: there are no sums, or no file can be written there.
+        """
+        from attemper.readings.part_file import save
+
+        return save(self._sums("save"), path)
+
+    def merge(self, *others: Scan) -> Scan:
+        """The scan of all texts of these scans together: bit for bit the same, whatever the order they come in.
+
+        Sums are added in the order of the shards' numbers, so bits depend on the number of shards alone. The result
+        has no statistics of rows; the limits of its alarms are those of its first shard.
+
+        Raises:
+            InputError: scans are of different models, were made with other arguments that the numbers depend on, or
+                hold the same shard; one was loaded from JSON, or is a watch's sample, and has no sums.
+        """
+        from attemper.readings.part import merge
+
+        if wrong := [type(other).__name__ for other in others if not isinstance(other, Scan)]:
+            raise InputError(f"Scan.merge takes scans, got {wrong[0]}: attemper.load_scan(path) reads one from a file.")
+        merged = merge([scan._sums("merge") for scan in (self, *others)])
+        return Scan(merged.reading(), None, part=merged)
+
+    def _sums(self, what: str) -> Part:
+        if self._part is None:
+            raise InputError(
+                f"Scan.{what}: this scan has means of heads and no sums, because it was loaded from JSON, "
+                "or is a sample of a watch; means do not add up. Scan again, or load a file of Scan.save."
+            )
+        return self._part
+
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``, schema 2."""
         return self.reading.to_dict()
@@ -119,15 +182,15 @@ class Scan:
 
         Raises:
             InputError: no site has this name; its rows were summed inside a CUDA graph;
-                or the scan was loaded from JSON.
+                or the scan was loaded, or merged.
         """
         if site in self._last:
             last = self._last[site]
             return last.statistics() if hasattr(last, "statistics") else last
         if self._loaded:
             raise InputError(
-                f"row_statistics({site!r}): this scan was loaded from JSON, which holds readings of heads and no rows. "
-                "Scan the model again to see them."
+                f"row_statistics({site!r}): this scan was loaded from JSON or a file, or merged, and holds readings of "
+                "heads and no rows. Scan the model again to see them."
             )
         if any(reading.name == site for reading in self.sites):
             raise InputError(

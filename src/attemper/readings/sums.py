@@ -100,7 +100,7 @@ def site_reading(
     columns = places(fewest_keys)
     heads = tuple(
         _head(head, {name: numbers[place] for name, place in columns.items()}, label.layer, fewest_keys)
-        for head, numbers in enumerate(sums)
+        for head, numbers in zip(label.head_numbers, sums, strict=True)
     )
     return SiteReading(label.name, label.kind, label.mode, queries, keys, heads, label.normalizer, label.layer)
 

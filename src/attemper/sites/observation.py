@@ -236,11 +236,20 @@ _HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads"
 
 def heads_of(module: nn.Module) -> int:
     """The number of heads that a module names among its attributes; 1 if it names none."""
+    return _count(module) or 1
+
+
+def stated_heads(module: nn.Module) -> int | None:
+    """The number of heads that a module, or its configuration, names; None where neither does."""
+    return _count(module) or _count(getattr(module, "config", None))
+
+
+def _count(holder: object) -> int | None:
     for name in _HEAD_COUNTS:
-        heads = getattr(module, name, None)
+        heads = getattr(holder, name, None)
         if isinstance(heads, int) and heads > 0:
             return heads
-    return 1
+    return None
 
 
 def four_dimensional(tensor: Tensor, heads: int) -> Tensor:

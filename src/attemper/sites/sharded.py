@@ -1,7 +1,9 @@
 """Tensor-parallel attention: queries and keys as DTensors are measured where they are, on the heads of this process.
 
 Nothing is gathered: a collective that only some processes join would wait forever. What the local part does not
-determine (a split along tokens or batch, a sum that is pending) is refused.
+determine (a split along tokens or batch, a sum that is pending) is refused. Heads keep the numbers that they have in
+the whole model: of queries that are DTensors their placement says which they are, of plain queries that a projection
+with split weights has made (transformers' ``tp_plan="auto"``) the placement of these weights.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.sites.observation import AttentionCall, UnsupportedCallError
+from attemper.sites.observation import AttentionCall, UnsupportedCallError, stated_heads
 
 HEADS = 1
 """The dimension of [B, H, Q, D] that may be split."""
@@ -37,6 +39,42 @@ def local(module: nn.Module, call: AttentionCall) -> AttentionCall:
         raise UnsupportedCallError(module, "its heads are split so that queries and keys of one group are apart")
     sink = _sink(module, call.options.sink_logits, split)
     return replace(here, options=replace(call.options, sink_logits=sink))
+
+
+def first_head(module: nn.Module, call: AttentionCall) -> int:
+    """The number in the whole model of the first head of a call, which ``local`` did not change; 0 where none is split.
+
+    Args:
+        module: the one in which the attention runs, with its projections.
+        call: of DTensors, or of plain tensors that hold the heads of this process.
+    """
+    if sys.modules.get("torch.distributed.tensor") is None:
+        return 0
+    if is_dtensor(call.query):
+        heads = call.query.shape[HEADS]
+        part, parts = part_of(call.query, HEADS)
+        return min(part * -(-heads // parts), heads)
+    heads, size, groups = call.query.shape[HEADS], call.query.shape[-1], call.key.shape[HEADS]
+    stated = stated_heads(module)
+    # Features of a projection of queries, or of one of queries, keys and values.
+    features = (heads * size, (heads + 2 * groups) * size) if stated is None else ()
+    for weight in (one for one in module.parameters() if is_dtensor(one) and one.dim() == 2):
+        for dim in (0, 1):  # transformers' Conv1D has its outputs last
+            part, parts = part_of(weight, dim)
+            whole = stated == parts * heads or weight.shape[dim] in [parts * one for one in features]
+            if parts > 1 and whole:
+                return part * heads
+    return 0
+
+
+def part_of(tensor: Any, dimension: int) -> tuple[int, int]:
+    """Which part of a DTensor along a dimension is here, and of how many; (0, 1) if it is not split along it."""
+    part, parts = 0, 1
+    for place, placement in enumerate(tensor.placements):
+        if getattr(placement, "dim", None) in (dimension, dimension - tensor.dim()):
+            size = tensor.device_mesh.size(place)
+            part, parts = part * size + tensor.device_mesh.get_local_rank(place), parts * size
+    return part, parts
 
 
 def is_dtensor(tensor: Any) -> bool:

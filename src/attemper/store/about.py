@@ -9,8 +9,9 @@ from typing import Any
 
 _ABSOLUTE = re.compile(r"^(file:/|/|~|[A-Za-z]:[\\/]|\\\\)")
 """How a path begins that tells of somebody's machine."""
-
-
+_ROOT = r"(?:file:/+|~\w*/|/|[A-Za-z]:[\\/]|\\\\)(?=[\w.-])"
+_FOLDERS = re.compile(rf"""(?<=['"]){_ROOT}(?:[^'"\n]*[\\/])?|(?<![\w.:/\\~'"]){_ROOT}(?:[^\s'",;()]*[\\/])?""")
+"""Of absolute paths within a sentence, all but the last name. In quotes it may hold spaces."""
 WORDS = ("name", "tags", "notes")
 """What people say of a run: kept as it is."""
 
@@ -26,6 +27,16 @@ def to_json(value: object, *, folders: bool = False) -> str:
     if folders:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
     return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def sentence(text: str) -> str:
+    """What somebody's error says, without the folders of its paths.
+
+    Example:
+        >>> sentence("[Errno 28] No space left on device: '/home/ada l/runs/x.sqlite' (1/2)")
+        "[Errno 28] No space left on device: 'x.sqlite' (1/2)"
+    """
+    return _FOLDERS.sub("", _encodable(text))
 
 
 def _plain(value: object) -> Any:
@@ -45,5 +56,10 @@ def _plain(value: object) -> Any:
 
 
 def _without_folders(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate has no place in a file
+    text = _encodable(text)
     return re.split(r"[\\/]", text.rstrip("\\/"))[-1] if _ABSOLUTE.match(text) else text
+
+
+def _encodable(text: str) -> str:
+    """A lone surrogate has no place in a file."""
+    return text.encode("utf-8", "replace").decode("utf-8")

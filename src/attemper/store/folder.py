@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 from attemper.checks import did_you_mean
-from attemper.errors import InputError
+from attemper.errors import InputError, MissingExtraError
 from attemper.store.lock import is_held
 from attemper.store.parts import NAME as PART
-from attemper.store.parts import parts, restore
+from attemper.store.parts import PART_SECONDS, live_until, parts, restore
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.schema import open_to_read
@@ -21,7 +25,7 @@ from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")
-OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token)|-\d+-\d+\.parquet)")
+OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.parquet)")
 """Files of a run's folder that attemper wrote."""
 DEEPEST = 4
 """How many folders below a given one runs are looked for."""
@@ -40,7 +44,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         path: the folder of the run, one file of it, or a URL (``s3://bucket/run``).
 
     Returns:
-        A :class:`Run`. What a live run writes later is in later answers; of Parquet parts, what is there now.
+        A :class:`Run`. What a live run writes later is in later answers; of Parquet parts, what is there now. Where a
+        rank has a file and parts, the one that goes further is read, and ``remarks`` says so.
 
     Raises:
         InputError: there is no run at ``path``, or none of its files can be read: not of attemper, damaged, or written
@@ -54,35 +59,84 @@ def open_run(path: str | os.PathLike[str]) -> Run:
             target = open_target(path)
         except OSError as error:
             raise InputError(f"there is no run at {clean_name(path)}: {error}.") from error
-        return Run(Ranks(_of_parts(target, path)), PurePosixPath(path))
-    folder = Path(path)
-    readers, failures = [], []
-    for rank, file in _files(folder).items():
-        try:
-            readers.append(FragmentReader(open_to_read(file), rank, file.with_suffix(".lock")))
-        except InputError as error:
-            failures.append(error)
-    if not readers and not failures:
-        readers = _of_parts(FolderTarget(folder), folder)
+        readers, where = {}, PurePosixPath(path)
+        remarks = [*_add_parts(readers, target)]
+    else:
+        folder = Path(path)
+        readers, failures = _of_files(folder)
+        where = (folder.parent if folder.is_file() else folder).absolute()
+        remarks = [str(error) for error in failures]
+        if folder.is_dir():
+            remarks += _add_parts(readers, FolderTarget(folder))
+        if failures and not readers:
+            raise failures[0]
     if not readers:
-        raise failures[0]
-    where = folder.parent if folder.is_file() else folder
-    return Run(Ranks(readers), where.absolute(), [str(error) for error in failures])
-
-
-def _of_parts(target: Target, path: str | os.PathLike[str]) -> list[FragmentReader]:
-    """What each rank published as Parquet.
-
-    Raises:
-        InputError: nothing is there, or a part cannot be read.
-    """
-    ranks = sorted(set(parts(target).values()))
-    if not ranks:
         raise InputError(
             f"there is no run at {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
             "attemper.watch(model, store=...) writes."
         )
-    return [FragmentReader(restore(target, rank).tables(), rank) for rank in ranks]
+    return Run(Ranks([readers[rank] for rank in sorted(readers)]), where, remarks)
+
+
+def _of_files(folder: Path) -> tuple[dict[int, FragmentReader], list[InputError]]:
+    """What each rank wrote into a file of its own, and why others cannot be read."""
+    readers, failures = {}, []
+    for rank, file in _files(folder).items():
+        try:
+            readers[rank] = FragmentReader(open_to_read(file), rank, file.with_suffix(".lock"))
+        except InputError as error:
+            failures.append(error)
+    return readers, failures
+
+
+def _add_parts(readers: dict[int, FragmentReader], target: Target) -> Iterator[str]:
+    """Adds what ranks published as Parquet; remarks on ranks that have a file, too, and on parts that cannot be read.
+
+    Raises:
+        InputError, MissingExtraError: parts cannot be read, and nothing else could.
+    """
+    for rank in sorted(set(parts(target).values())):
+        try:
+            published = FragmentReader(restore(target, rank).tables(), rank, until=live_until(target, rank))
+        except (InputError, MissingExtraError) as error:
+            if not readers:
+                raise
+            yield f"the Parquet parts of rank {rank} are not read: {error}"
+            continue
+        if rank in readers:
+            of_file, of_parts = _reach(readers[rank]), _reach(published)
+            read = "parts" if of_parts > of_file else "file"
+            yield (
+                f"rank {rank} has a file of {_extent(of_file)} and Parquet parts of {_extent(of_parts)}: the {read} "
+                f"{'are' if read == 'parts' else 'is'} read"
+            )
+            published = published if read == "parts" else readers[rank]
+        readers[rank] = published
+
+
+Reach: TypeAlias = tuple[float, int, int]
+"""Time of the last sample, samples, last step."""
+
+
+def _reach(reader: FragmentReader) -> Reach:
+    """How far a reader goes: the larger, the further. A damaged file goes nowhere."""
+    try:
+        moments = reader.moments
+    except InputError:
+        return -inf, 0, -1
+    return (float(moments["time"][-1]), len(moments), int(moments["step"][-1])) if len(moments) else (-inf, 0, -1)
+
+
+def _extent(reach: Reach) -> str:
+    _, samples, step = reach
+    return f"{count(samples, 'sample')} up to step {step:,}" if samples else "no sample that can be read"
+
+
+def part_names(path: str | os.PathLike[str]) -> list[str]:
+    """The Parquet parts of a run, which are never changed: with a new one, the run is worth opening again."""
+    if "://" not in os.fspath(path) and not os.path.isdir(path):
+        return []
+    return sorted(parts(open_target(path)))
 
 
 def _files(path: Path) -> dict[int, Path]:
@@ -147,10 +201,15 @@ def delete_run(folder: Path) -> None:
     """Deletes the files of a run, and its folder if nothing else is in it.
 
     Raises:
-        InputError: a process writes it, or a file cannot be deleted.
+        InputError: a process writes it, may write it (its newest Parquet part is too new), or a file cannot be deleted.
     """
     if any(is_held(file.with_suffix(".lock")) for file in fragments(folder).values()):
         raise InputError(f"{clean_name(folder)} is written to at this moment. End its training first.")
+    if (until := _parts_live_until(folder)) > time.time():
+        raise InputError(
+            f"{clean_name(folder)} may be written to on some machine: a new Parquet part may come until "
+            f"{datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC. End its training first, and delete it after that."
+        )
     try:
         for file in files_of(folder).paths:
             file.unlink(missing_ok=True)
@@ -158,6 +217,16 @@ def delete_run(folder: Path) -> None:
             folder.rmdir()
     except OSError as error:
         raise InputError(f"{clean_name(folder)} cannot be deleted: {error.strerror or error}.") from error
+
+
+def _parts_live_until(folder: Path) -> float:
+    """When no more parts are to be expected; 0 where there are none. Parts that cannot be read tell it by their age."""
+    target = FolderTarget(folder)
+    ranks = set(parts(target).values())
+    try:
+        return max((live_until(target, rank) for rank in ranks), default=0.0)
+    except (InputError, MissingExtraError):
+        return files_of(folder).written + 2 * PART_SECONDS
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

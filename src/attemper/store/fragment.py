@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
-from attemper.store.about import WORDS, to_json
-from attemper.store.chunk import round_bits
+from attemper.store.about import WORDS, sentence, to_json
+from attemper.store.chunk import REST, round_bits, split_counts
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
@@ -88,6 +88,7 @@ class Fragment:
         """
         if self.path is not None and _identity(self.path) != self._file:
             raise FileNotFoundError(f"{self.path.name} is gone: it was moved or deleted while it was written to")
+        whole, sample = sample, split_counts(sample)
         numbers = self._round_bits(sample)
         with self.transaction() as connection:
             segment = self._segment_of(sample)
@@ -97,7 +98,7 @@ class Fragment:
                 (self._next, segment, sample.step, sample.time, sample.tokens, layout),
             )
             connection.execute("INSERT INTO hot VALUES (?, ?)", (self._next, numbers.tobytes()))
-            numbers_of = [[self._next] * len(sites), sites, *summary(sample, numbers)]
+            numbers_of = [[self._next] * len(sites), sites, *summary(whole, numbers)]
             connection.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?)", zip(*numbers_of, strict=True))
         self._segment, self._segment_step, self.last_step = segment, sample.step, sample.step
         self._next += 1
@@ -118,13 +119,13 @@ class Fragment:
 
     def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
         """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
-        rows = [(*site, reason) for site, reason in sites.items()]
+        rows = [(*site, reason and sentence(reason)) for site, reason in sites.items()]
         with self.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO coverage VALUES (?, ?, ?, ?)", rows)
 
     def lose(self, samples: int, step: int | None, reason: str) -> None:
         """Keeps that samples are missing, and why."""
-        row = (step, time.time(), samples, reason)
+        row = (step, time.time(), samples, sentence(reason))
         with self.transaction() as connection:
             connection.execute("INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)", row)
 
@@ -312,7 +313,7 @@ class Fragment:
 
 
 def _quantity(name: str) -> Quantity:
-    return QUANTITIES.get(name) or Quantity(name, "")
+    return QUANTITIES.get(name) or Quantity(name, "", exact=name.endswith(REST))
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

@@ -46,22 +46,22 @@ def _site(sample: Sample, label: SiteLabel) -> SiteReading:
         mode=label.mode,
         queries=_largest(columns.get("queries", [])),
         keys=_largest(columns.get("keys", [])),
-        heads=tuple(_head(label, head, columns) for head in range(label.heads)),
+        heads=tuple(_head(label, place, columns) for place in range(label.heads)),
         normalizer=label.normalizer,
         layer=label.layer,
     )
 
 
-def _head(label: SiteLabel, head: int, columns: Mapping[str, list[Any]]) -> HeadReading:
-    values: dict[str, Any] = {name: columns[name][head] if name in columns else None for name in _FIELDS}
+def _head(label: SiteLabel, place: int, columns: Mapping[str, list[Any]]) -> HeadReading:
+    values: dict[str, Any] = {name: columns[name][place] if name in columns else None for name in _FIELDS}
     values |= {name: values[name] or 0 for name in _FIELDS if QUANTITIES[name].exact}
-    judged = bool(columns["judged_rows"][head]) if "judged_rows" in columns else False
-    return HeadReading(head=head, layer=label.layer, judged=judged, **_NONE_STORED, **values)
+    judged = bool(columns["judged_rows"][place]) if "judged_rows" in columns else False
+    return HeadReading(head=label.head_numbers[place], layer=label.layer, judged=judged, **_NONE_STORED, **values)
 
 
 def _numbers(name: str, row: np.ndarray) -> list[Any]:
     """Counts as whole numbers, others in the fewest digits that tell them from their neighbours; None for NaN."""
-    to = int if QUANTITIES[name].exact else (lambda value: float(str(value)))
+    to = int if QUANTITIES[name].exact else (lambda value: float(str(np.float32(value))))
     return [to(value) if np.isfinite(value) else None for value in row]
 
 

@@ -165,7 +165,7 @@ def _changes(found: History, top: int) -> Iterator[Change]:
         site, head = np.unravel_index(place, sizes.shape)
         if sizes[site, head] > 0:
             numbers = (values[site, head] for values in (ends[0], ends[-1], slopes.slope, slopes.low, slopes.high))
-            yield Change(found.sites[site], int(head), *map(float, numbers))
+            yield Change(found.sites[site], found.sites[site].first_head + int(head), *map(float, numbers))
 
 
 def _notes(judge: Judge) -> Iterator[str]:

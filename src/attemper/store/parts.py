@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
 PART_SECONDS = 60.0
 """What is written is published after at most so long."""
-PART_VERSION = 1
+MOST_SECONDS = 3600.0
+"""Between two samples of a run that is to count as live from one to the next."""
+PART_VERSION = 2
 KEY = b"attemper"
 """Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
 NAME = re.compile(r"fragment-(?P<rank>\d+)-(?P<began>\d{16,})-(?P<first>\d{9,})\.parquet")
 """Of a part: rank, when its segment began (microseconds since 1970), its first sample there."""
 _SEGMENT = ("first_sample", "first_step", "began", "rank", "process", "versions")
-_LABEL = tuple(part.name for part in fields(SiteLabel) if part.name != "heads")
+_LABEL = tuple(part.name for part in fields(SiteLabel) if part.name not in ("heads", "first_head"))
 _MOMENT = ("sample", "step", "time", "tokens")
 
 
@@ -46,12 +48,16 @@ class Parts:
     """Publishes a fragment."""
 
     def __init__(self, fragment: Fragment, target: Target, rank: int) -> None:
-        """A run that went on elsewhere meanwhile goes on after the last step there."""
+        """A run that went on elsewhere meanwhile goes on after the last step there.
+
+        Raises:
+            InputError: the newest part there is of something else, damaged, or of a newer version.
+        """
         self._fragment, self._target = fragment, target
         self._due = time.monotonic() + PART_SECONDS
         with fragment.lock:
             newest = fragment.connection.execute("SELECT time, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
-        with suppress(OSError, InputError, ImportError):
+        with suppress(OSError, ImportError):
             _, fragment.last_step = max(filter(None, (newest, last_moment(target, rank))), default=(0.0, None))
 
     @property
@@ -135,8 +141,9 @@ def _table(samples: Mapping[int, Sample]) -> pyarrow.Table:
     for name in _LABEL:
         known = pyarrow.array([getattr(label, name) for label in all_labels])
         columns[name] = known.take(pyarrow.array(sites)) if name == "layer" else _dictionary(sites, known)
-    heads = [np.arange(label.heads) for one in samples.values() for label in one.sites]
+    heads = [label.head_numbers for one in samples.values() for label in one.sites]
     columns["head"] = pyarrow.array(np.concatenate(heads).astype(np.int32))
+    columns["first_head"] = pyarrow.array(np.repeat([one.start for one in heads], [*map(len, heads)]).astype(np.int32))
     for name in _statistics(list(samples.values())):
         found = [_column(one, name) for one in samples.values()]
         columns[name] = pyarrow.array(np.concatenate(found), from_pandas=True)
@@ -197,7 +204,20 @@ def last_moment(target: Target, rank: int) -> tuple[float, int] | None:
     if not names:
         return None
     table = _read(target, names[-1])
+    _check(table, names[-1])
     return table["time"][-1].as_py(), table["step"][-1].as_py()
+
+
+def live_until(target: Target, rank: int) -> float:
+    """When a rank no longer counts as live if nothing more comes of it: seconds since 1970, UTC.
+
+    A sample that follows as the last ones did is published within twice ``PART_SECONDS`` and the largest time between
+    two of them, at most ``MOST_SECONDS``. The two newest parts of its segment tell that time: one may hold one sample.
+    """
+    names = sorted(name for name, found in parts(target).items() if found == rank)
+    segment = [name for name in names if name.rpartition("-")[0] == names[-1].rpartition("-")[0]]
+    times = np.concatenate([_read(target, name)["time"].to_numpy() for name in segment[-2:]])
+    return float(times[-1] + 2 * (PART_SECONDS + min(MOST_SECONDS, np.diff(times).max(initial=0.0))))
 
 
 def _read(target: Target, name: str) -> pyarrow.Table:
@@ -214,7 +234,7 @@ def _read(target: Target, name: str) -> pyarrow.Table:
 def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
     """What a part tells of itself."""
     facts = json.loads((table.schema.metadata or {}).get(KEY, b"null"))
-    if facts is None:
+    if facts is None or not {*_MOMENT, *_LABEL, "head"} <= set(table.column_names) or not len(table):
         raise InputError(f"{clean_name(name)} is no part of an attemper run.")
     if facts["version"] > PART_VERSION:
         raise InputError(
@@ -225,17 +245,20 @@ def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
 
 
 def _samples(table: pyarrow.Table) -> Iterator[Sample]:
-    statistics = [name for name in table.column_names if name not in (*_MOMENT, *_LABEL, "head")]
+    statistics = [name for name in table.column_names if name not in (*_MOMENT, *_LABEL, "head", "first_head")]
     numbers = np.stack([table[name].to_numpy().astype(np.float32) for name in statistics])
     taken = table["sample"].to_numpy()
     starts = [*np.flatnonzero(np.diff(taken, prepend=-1)), len(taken)]
     heads = table["head"].to_numpy()
+    first_heads = table["first_head"].to_numpy() if "first_head" in table.column_names else np.zeros_like(heads)
     for start, end in pairwise(starts):
-        of_sites = [*np.flatnonzero(heads[start:end] == 0), end - start]
+        of_sites = [*np.flatnonzero(heads[start:end] == first_heads[start:end]), end - start]
         firsts = table.select([*_MOMENT, *_LABEL]).take([start + place for place in of_sites[:-1]]).to_pylist()
         labels = tuple(
-            SiteLabel(**{name: row[name] for name in _LABEL}, heads=int(following - place))
-            for row, (place, following) in zip(firsts, pairwise(of_sites), strict=True)
+            SiteLabel(**{name: row[name] for name in _LABEL}, heads=int(following - place), first_head=int(first))
+            for row, (place, following), first in zip(
+                firsts, pairwise(of_sites), first_heads[start:end][of_sites[:-1]], strict=True
+            )
         )
         values = numbers[:, start:end]
         held = np.flatnonzero(~np.isnan(values).all(1))

@@ -13,6 +13,8 @@ from typing import Protocol
 
 FLUSH_SECONDS = 1.7
 """How long the end of a process waits for what is not written yet."""
+WRITE_SECONDS = 0.7
+"""So much of it is left to write what watches hand over at the end."""
 ENDING_SIGNALS = ("SIGTERM", "SIGHUP")
 """Signals at which Python runs nothing more; Ctrl-C raises KeyboardInterrupt and ends with ``atexit``."""
 
@@ -20,18 +22,18 @@ ENDING_SIGNALS = ("SIGTERM", "SIGHUP")
 class Live(Protocol):
     """What is to be written before the process ends."""
 
+    def hand_over(self, until: float) -> None:
+        """Takes what its watch still holds, at ``until`` (monotonic) at the latest."""
+
     def end(self, deadline: float) -> None:
         """Asks for the end, at ``deadline`` (monotonic) at the latest; returns at once."""
 
     def close(self) -> None:
         """Waits for it."""
 
-    def flush(self) -> bool:
+    def flush(self, seconds: float) -> bool:
         """Waits until all that was handed over is written."""
         ...
-
-    def abandon(self) -> None:
-        """In a forked child: leaves everything to the parent."""
 
 
 _live: list[Live] = []
@@ -40,34 +42,40 @@ _ours: set[int] = set()
 
 
 def enter(live: Live) -> None:
-    """From now on ``live`` is told when this process ends or is copied."""
-    if not _live:
-        atexit.register(_end_all)
+    """From now on ``live`` is written when this process ends."""
     _live.append(live)
     if threading.current_thread() is threading.main_thread():
         for name in ENDING_SIGNALS:
             number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            if number is not None and signal.getsignal(number) in (signal.SIG_DFL, _on_signal):
                 signal.signal(number, _on_signal)
                 _ours.add(number)
 
 
 def leave(live: Live) -> None:
-    """It has ended. With the last one, signals are as they were."""
-    if live in _live:
+    """It has ended. With the last one, signals are as they were. Twice is once, in any thread."""
+    with suppress(ValueError):
         _live.remove(live)
-    if not _live:
-        atexit.unregister(_end_all)
-        if threading.current_thread() is threading.main_thread():
-            _return_signals()
+    if not _live and threading.current_thread() is threading.main_thread():
+        _return_signals()
 
 
+@atexit.register
 def _end_all() -> None:
+    """All have one deadline, however many they are."""
     deadline = time.monotonic() + FLUSH_SECONDS
+    for live in list(_live):
+        live.hand_over(deadline - WRITE_SECONDS)
     for live in list(_live):
         live.end(deadline)
     for live in list(_live):
         live.close()
+
+
+def _flush_all() -> None:
+    deadline = time.monotonic() + FLUSH_SECONDS
+    for live in list(_live):
+        live.flush(max(0.0, deadline - time.monotonic()))
 
 
 def _return_signals() -> None:
@@ -80,8 +88,7 @@ def _return_signals() -> None:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     del frame
     if os.getpid() == 1:  # the first process of a container: the system ignores the signal, and training goes on
-        for live in list(_live):
-            live.flush()
+        _flush_all()
         return
     _end_all()
     signal.signal(number, signal.SIG_DFL)
@@ -89,11 +96,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _on_fork() -> None:
-    """In a forked child: it writes nothing, keeps no lock, and dies of a signal as it would without us."""
-    for live in _live:
-        live.abandon()
+    """In a forked child: it writes nothing, and dies of a signal as it would without us."""
     _live.clear()
-    atexit.unregister(_end_all)
     with suppress(ValueError):  # forked in another thread than the main one: the handler finds nothing to do then
         _return_signals()
 

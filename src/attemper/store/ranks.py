@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from heapq import merge
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
+from attemper.store.chunk import REST
 from attemper.store.series import FragmentReader, Lost, Segment, between
 
 Array = np.ndarray
@@ -51,20 +53,34 @@ class Ranks:
 
     @property
     def sites(self) -> dict[SiteKey, SiteLabel]:
+        """The heads of all ranks together; of a site whose heads several ranks have, as the first one says it."""
         found: dict[SiteKey, SiteLabel] = {}
         for reader in self.readers:
-            found |= {key: label for key, label in reader.sites.items() if key not in found}
+            found |= {key: _join_labels([found.get(key, label), label]) for key, label in reader.sites.items()}
         return found
 
     @property
+    def _split_sites(self) -> dict[SiteKey, SiteLabel]:
+        """Sites of which ranks have different heads, as a whole."""
+        have = [reader.sites for reader in self.readers]
+        return {
+            key: label
+            for key, label in self.sites.items()
+            if any(key in sites and sites[key].head_numbers != label.head_numbers for sites in have)
+        }
+
+    @property
     def shared_sites(self) -> list[SiteKey]:
-        """Sites that more than one rank has written."""
-        ranks = Counter(key for reader in self.readers for key in reader.sites)
-        return [key for key, many in ranks.items() if many > 1]
+        """Sites of which more than one rank has written the same heads."""
+        ranks = Counter(
+            (key, head) for reader in self.readers for key, label in reader.sites.items() for head in label.head_numbers
+        )
+        return list(dict.fromkeys(key for (key, _), many in ranks.items() if many > 1))
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for reader in self.readers for name in reader.statistics))
+        names = dict.fromkeys(name for reader in self.readers for name in reader.statistics)
+        return tuple(name for name in names if not name.endswith(REST))
 
     @property
     def segments(self) -> list[Segment]:
@@ -99,7 +115,7 @@ class Ranks:
         return np.unique(np.concatenate([between(reader.moments, start, stop)["step"] for reader in self.readers]))
 
     def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
-        """Of each site [steps, heads] float32, NaN where no rank has a number. ``steps`` ascend."""
+        """Of each site [steps, heads] as of ``FragmentReader.values``, NaN where no rank has a number."""
         if len(self.readers) == 1:
             yield from self.readers[0].values(statistic, keys, steps)
         else:
@@ -107,16 +123,19 @@ class Ranks:
                 yield self._join_values(statistic, key, steps)
 
     def _join_values(self, statistic: str, key: SiteKey, steps: Array) -> Array:
-        having = [reader for reader in self.readers if key in reader.sites]
-        found = np.full((len(steps), max(reader.sites[key].heads for reader in having)), np.nan, np.float32)
-        for reader in having:
-            missing = np.flatnonzero(np.isnan(found).all(1))
+        having = [(reader, reader.sites[key]) for reader in self.readers if key in reader.sites]
+        whole = _join_labels([label for _, label in having])
+        found = np.full((len(steps), whole.heads), np.nan, np.float32)
+        for reader, label in having:
+            first = label.first_head - whole.first_head
+            missing = np.flatnonzero(np.isnan(found[:, first : first + label.heads]).all(1))
             if len(missing):
                 (values,) = reader.values(statistic, [key], steps[missing])
-                if values.shape[1] > found.shape[1]:  # it had more heads once
-                    more = ((0, 0), (0, values.shape[1] - found.shape[1]))
+                if first + values.shape[1] > found.shape[1]:  # it had more heads once
+                    more = ((0, 0), (0, first + values.shape[1] - found.shape[1]))
                     found = np.pad(found, more, constant_values=np.nan)
-                found[missing, : values.shape[1]] = values
+                found = found.astype(np.result_type(found, values), copy=False)
+                found[missing, first : first + values.shape[1]] = values
         return found
 
     def sample(self, step: int) -> Sample:
@@ -126,7 +145,8 @@ class Ranks:
             for reader in self.readers
             for sample in reversed(list(reader.samples(between(reader.moments, step, step + 1))))
         ]
-        return samples[0] if len(samples) == 1 else _join_samples(samples)
+        split = self._split_sites
+        return samples[0] if len(samples) == 1 and not split else _join_samples(samples, split)
 
     def samples(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Sample]:
         """The samples of each rank's ``moments`` by step, with these statistics. What several ranks wrote of a step is
@@ -136,28 +156,51 @@ class Ranks:
         if len(series) == 1:
             yield from series[0]
             return
+        split = self._split_sites
         by_step = [groupby(samples, key=lambda sample: sample.step) for samples in series]
         for _, group in groupby(merge(*map(_in_lists, by_step), key=itemgetter(0)), key=itemgetter(0)):
             for passes in zip_longest(*(samples for _, samples in group)):
-                yield _join_samples([sample for sample in passes if sample is not None])
+                yield _join_samples([sample for sample in passes if sample is not None], split)
 
 
 def _in_lists(by_step: Iterable[tuple[int, Iterable[Sample]]]) -> Iterator[tuple[int, list[Sample]]]:
     return ((step, list(samples)) for step, samples in by_step)
 
 
-def _join_samples(samples: Sequence[Sample]) -> Sample:
-    """One sample of several of a step: of a site that two of them have, the first one counts."""
+def _join_samples(samples: Sequence[Sample], split: Mapping[SiteKey, SiteLabel]) -> Sample:
+    """One sample of several of a step: of a head that two of them have, the first one counts.
+
+    A site of ``split`` always has all its heads, without numbers where the rank that has them took no sample.
+    """
     names = tuple(dict.fromkeys(name for sample in samples for name in sample.quantities))
-    values, labels = [], {}
+    found: dict[SiteKey, list[tuple[SiteLabel, Array]]] = {}
     for sample in samples:
         rows = [sample.of(name) for name in names]
         nothing = np.full(sample.values.shape[1], np.nan, np.float32)
         numbers = np.stack([nothing if row is None else row for row in rows])
         for label in sample.sites:
-            if label.key not in labels:
-                labels[label.key] = label
-                values.append(numbers[:, sample.places[label.key]])
+            found.setdefault(label.key, []).append((label, numbers[:, sample.places[label.key]]))
+    labels = tuple(
+        _join_labels([*(label for label, _ in parts), *([split[key]] if key in split else [])])
+        for key, parts in found.items()
+    )
+    values = [_join_heads(label, parts) for label, parts in zip(labels, found.values(), strict=True)]
     first = samples[0]
     tokens = max(sample.tokens for sample in samples)
-    return Sample(first.step, first.time, tuple(labels.values()), names, np.concatenate(values, 1), tokens)
+    return Sample(first.step, first.time, labels, names, np.concatenate(values, 1), tokens)
+
+
+def _join_labels(labels: Sequence[SiteLabel]) -> SiteLabel:
+    """The label of a site of which these ranks have heads. Heads that nobody has between theirs have no numbers."""
+    first = min(label.first_head for label in labels)
+    return replace(labels[0], first_head=first, heads=max(label.head_numbers.stop for label in labels) - first)
+
+
+def _join_heads(whole: SiteLabel, parts: Sequence[tuple[SiteLabel, Array]]) -> Array:
+    """[quantities, heads] of a site from what several ranks have of it."""
+    if parts[0][0].head_numbers == whole.head_numbers:
+        return parts[0][1]
+    found = np.full((len(parts[0][1]), whole.heads), np.nan, np.float32)
+    for label, values in reversed(parts):
+        found[:, label.first_head - whole.first_head :][:, : label.heads] = values
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from attemper.store.chunk import unpack
 from attemper.store.folding import Layout, layouts
 from attemper.store.schema import Tables
 
-LABEL_COLUMNS = ", ".join(part.name for part in fields(SiteLabel))
 """Of the table ``site``, in the order of ``SiteLabel``."""
 
 
@@ -31,7 +30,7 @@ def replay(tables: Tables, first: int, last: int) -> Iterator[Sample]:
         names = _Names(
             layouts(tables.rows),
             dict(tables.rows("SELECT id, name FROM statistic")),
-            {row[0]: SiteLabel(*row[1:]) for row in tables.rows(f"SELECT id, {LABEL_COLUMNS} FROM site")},
+            {site: SiteLabel(*label) for site, *label in tables.rows("SELECT * FROM site")},
         )
         rows = tables.rows(
             "SELECT id, step, time, tokens, layout FROM sample WHERE id >= ? AND id <= ? ORDER BY id", (first, last)

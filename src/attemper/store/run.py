@@ -106,7 +106,9 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether a process of this machine writes it now."""
+        """Whether a process of this machine writes it now; of Parquet parts, whether the newest is so new that another
+        may follow.
+        """
         return any(reader.live for reader in self.ranks.readers)
 
     @property
@@ -155,7 +157,7 @@ class Run:
             yield f"{count(lost.samples, 'sample is', 'samples are')} lost: {lost.reason}"
         if thinned := self.about.get("thinned"):
             step, spacing = thinned["until_step"], thinned["largest_spacing"]
-            yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept"
+            yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept; alarms are judged by those"
         if shared := self.ranks.shared_sites:
             what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
             yield f"{what} written by several ranks, {one} for one: the numbers are the first rank's"
@@ -194,14 +196,14 @@ class Run:
                 raise InputError(f"history({end}=...) must be a step, a whole number, got {step!r}.")
         with self.ranks.snapshot():
             labels = self._labels(site, mode)
-            self._check_head(head, labels)
+            place = None if head is None else self._place(head, labels)
             steps = self.ranks.steps(start, stop)
             series = list(self.ranks.values(name, [label.key for label in labels], steps))
         values = _stack(series, max((label.heads for label in labels), default=0), len(steps))
         if site is not None:
             values = values[:, 0]
-        if head is not None:
-            values = values[..., head]
+        if place is not None:
+            values = values[..., place]
         asked = None if site is None else labels[0].name
         return History(name, steps, values, labels, asked, head)
 
@@ -229,8 +231,10 @@ class Run:
     # --- alarms ---
 
     def alarms(self, limits: AlarmLimits | Mapping[str, Any] | None = None) -> list[Alarm]:
-        """Every alarm of the run, in the order in which they began, as a watch raises them; ``ended`` is None for one
-        that still stands.
+        """Every alarm of the run, in the order in which they began; ``ended`` is None for one that still stands.
+
+        They follow from the numbers that are stored, with the bits that are stored. docs/alarms.md says in which cases
+        they can differ from what the watch raised.
 
         Args:
             limits: other limits than those of the watch that wrote the run: :class:`attemper.AlarmLimits`, or a
@@ -365,13 +369,16 @@ class Run:
             f"site {site!r} is not in the run {clean_name(self.name)}. It has {listed}.{did_you_mean(site, names)}"
         )
 
-    def _check_head(self, head: int | None, labels: Sequence[SiteLabel]) -> None:
-        if head is None:
-            return
+    def _place(self, head: int, labels: Sequence[SiteLabel]) -> int:
+        """Where a head stands among those of these sites."""
+        first = min((label.first_head for label in labels), default=0)  # above 0 of one rank that has some of the heads
         most = max((label.heads for label in labels), default=0)
-        if not _is_whole(head) or not 0 <= head < most:
+        if not _is_whole(head) or not first <= head < first + most:
             where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
-            raise InputError(f"head must be a whole number from 0 to {most - 1}, got {head!r}: {where} {most} heads.")
+            raise InputError(
+                f"head must be a whole number from {first} to {first + most - 1}, got {head!r}: {where} {most} heads."
+            )
+        return int(head) - first
 
 
 def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
@@ -379,7 +386,7 @@ def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
     heads = max((heads, *(values.shape[1] for values in series)))
     if all(values.shape[1] == heads for values in series) and series:
         return np.stack(series, 1)
-    found = np.full((steps, len(series), heads), np.nan, np.float32)
+    found = np.full((steps, len(series), heads), np.nan, np.result_type(np.float32, *series))
     for place, values in enumerate(series):
         found[:, place, : values.shape[1]] = values
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -63,11 +65,21 @@ MIGRATIONS = (
     CREATE TABLE lost (id INTEGER PRIMARY KEY, step INTEGER, time REAL NOT NULL, samples INTEGER NOT NULL, reason TEXT);
     CREATE TABLE part (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL);
     """,
+    "ALTER TABLE site ADD COLUMN first_head INTEGER NOT NULL DEFAULT 0;",
 )
 """What brings a file from version i to i + 1. A migration that was released is never changed: the next one is added."""
 VERSION = len(MIGRATIONS)
 
+FORKED = "this history was opened before the process was forked: open the run again here."
+
 Row = tuple[Any, ...]
+
+
+class _Connection(sqlite3.Connection):
+    """One that weak references may point to."""
+
+
+_open: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
 
 class NotARunError(InputError):
@@ -88,8 +100,7 @@ class Tables:
         Raises:
             InputError: the file is damaged, or this is a copy of the process that opened it.
         """
-        if os.getpid() != self._process:
-            raise InputError("this history was opened before the process was forked: open the run again here.")
+        self._check_process()
         try:
             with self._lock:
                 return self._connection.execute(question, parameters).fetchall()
@@ -99,6 +110,7 @@ class Tables:
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Every question within sees the file as it stood at the first one. A writer in memory waits meanwhile."""
+        self._check_process()
         with self._lock:
             if not self._owned:
                 yield
@@ -111,6 +123,7 @@ class Tables:
 
     def copy(self, path: Path) -> None:
         """A whole copy of a fragment, also while it is written to, by SQLite's backup."""
+        self._check_process()
         target = sqlite3.connect(path)
         try:
             with self._lock:
@@ -122,6 +135,11 @@ class Tables:
     def close(self) -> None:
         if self._owned and os.getpid() == self._process:
             self._connection.close()
+
+    def _check_process(self) -> None:
+        """A copy of the process has copies of locks that nobody will ever give back."""
+        if os.getpid() != self._process:
+            raise InputError(FORKED)
 
 
 def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
@@ -169,9 +187,27 @@ def open_to_read(path: Path) -> Tables:
 
 
 def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
-    return sqlite3.connect(
-        name, uri=uri, isolation_level=None, timeout=PATIENCE_SECONDS, check_same_thread=False, cached_statements=64
+    connection = sqlite3.connect(
+        name,
+        uri=uri,
+        isolation_level=None,
+        timeout=PATIENCE_SECONDS,
+        check_same_thread=False,
+        cached_statements=64,
+        factory=_Connection,
     )
+    _open.add(connection)
+    return connection
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: connections are the parent's. They are not used, and not even closed when Python ends."""
+    for connection in list(_open):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:

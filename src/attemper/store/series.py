@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,16 +14,16 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
-from attemper.store.chunk import unpack
+from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
+from attemper.store.place import UNNOTED, lost_beside
 from attemper.store.schema import Tables
 
 Array = np.ndarray
 Hot = tuple[int, Layout, Array]
 BLOCK = 1024
 """Samples that are read together: 40 MB of 1,024 heads and 10 statistics."""
-_LABEL = ", ".join(part.name for part in fields(SiteLabel))
 
 
 def between(moments: Array, start: int | None, stop: int | None) -> Array:
@@ -71,14 +72,15 @@ class Lost:
 class FragmentReader:
     """What one process wrote, as far as it stands at the moment of each question."""
 
-    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None) -> None:
+    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None, until: float = 0.0) -> None:
         """
         Args:
             tables: of the fragment.
             lock: the file that a writer of the fragment locks; None where nobody else can write.
+            until: when parts of which these tables were made no longer count as live; seconds since 1970, UTC.
         """
         self.rank = rank
-        self._lock = lock
+        self._lock, self._until = lock, until
         self._tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
@@ -99,8 +101,8 @@ class FragmentReader:
 
     @property
     def live(self) -> bool:
-        """Whether a process of this machine writes to it."""
-        return self._lock is not None and is_held(self._lock)
+        """Whether a process of this machine writes to it, or its newest part is so new that one of any may."""
+        return time.time() < self._until or (self._lock is not None and is_held(self._lock))
 
     def close(self) -> None:
         self._tables.close()
@@ -134,8 +136,8 @@ class FragmentReader:
 
     @property
     def _places(self) -> list[tuple[SiteLabel, int]]:
-        rows = self._tables.rows(f"SELECT {_LABEL}, id FROM site ORDER BY id")
-        return [(SiteLabel(*row[:-1]), row[-1]) for row in rows]
+        # A file of an earlier version has not all columns of a label: what it lacks is as the label's default.
+        return [(SiteLabel(*label), site) for site, *label in self._tables.rows("SELECT * FROM site ORDER BY id")]
 
     @property
     def segments(self) -> list[Segment]:
@@ -155,7 +157,9 @@ class FragmentReader:
 
     @property
     def lost(self) -> list[Lost]:
-        return [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        noted = [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        beside = [] if self._lock is None else lost_beside(self._lock)
+        return [*noted, *(Lost(samples, UNNOTED, path.stat().st_mtime) for path, samples in beside)]
 
     @property
     def moments(self) -> Array:
@@ -191,29 +195,40 @@ class FragmentReader:
     # --- numbers ---
 
     def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
-        """Of each site [steps, heads] float32; NaN where a step, of those ascending, has no number."""
+        """Of each site [steps, heads]; NaN where a step, of those ascending, has no number.
+
+        float32, and float64 of counts that need it.
+        """
         moments = self.moments
         moments = moments[np.isin(moments["step"], steps)]
+        split = f"{statistic}{REST}" in self.statistics
         span, rows = self._span(moments), np.searchsorted(steps, moments["step"])
         for key in keys:
             series = [self.series(pair, span) for pair in self.pairs(statistic, key)]
-            yield _align(moments["id"], rows, len(steps), series)
+            found = _align(moments["id"], rows, len(steps), series)
+            if split:
+                rests = [self.series(pair, span) for pair in self.pairs(f"{statistic}{REST}", key)]
+                rest = _align(moments["id"], rows, len(steps), rests)
+                found = found + np.nan_to_num(rest.astype(np.float64)) if rest.size else found
+            yield found
 
     def samples(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
         """Of each of ``moments`` the statistics of these names that it holds."""
-        known = {number: name for name, number in self.statistics.items() if name in names}
+        known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
         labels = {site: label for label, site in self._places}
         for start in range(0, len(moments), BLOCK):
             block = moments[start : start + BLOCK]
             numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
             for one in block:
                 layout = self._layouts[int(one["layout"])]
+                held = tuple(known[number] for number in layout.statistics if number in known)
+                quantities, values = join_counts(held, next(numbers[int(one["layout"])]))
                 yield Sample(
                     step=int(one["step"]),
                     time=float(one["time"]),
                     sites=tuple(labels[site] for site in layout.sites),
-                    quantities=tuple(known[number] for number in layout.statistics if number in known),
-                    values=next(numbers[int(one["layout"])]),
+                    quantities=quantities,
+                    values=values,
                     tokens=int(one["tokens"]),
                 )
 
@@ -266,11 +281,11 @@ class FragmentReader:
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
             raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
-        for sample, layout, values in self._hot(span):
-            if pair in layout.pairs:
-                row, heads = layout.pairs[pair]
-                samples = np.append(samples, sample)
-                parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        hot = [one for one in self._hot(span) if pair in one[1].pairs]
+        for _, layout, values in hot:
+            row, heads = layout.pairs[pair]
+            parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        samples = np.concatenate([samples, np.array([sample for sample, _, _ in hot], samples.dtype)])
         return samples, np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     def pyramid_rows(self, pair: Pair, level: int) -> dict[int, Array]:

@@ -8,24 +8,26 @@ dropped and counted.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import queue
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 
 from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
+from attemper.store.earlier import Earlier
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock, LockHeldError
 from attemper.store.options import Store
 from attemper.store.parts import Parts
-from attemper.store.place import Place, place_of
-from attemper.store.schema import Tables
+from attemper.store.place import UNNOTED, leave_lost, lost_beside, place_of
+from attemper.store.schema import FORKED, Tables
 from attemper.text import clean_name
 
 logger = logging.getLogger("attemper")
@@ -68,18 +70,25 @@ class Writer:
         self._handed = self._handed_bytes = self._overflowed = 0
         self._settled = self._settled_bytes = self._failed = 0
         self._noted = 0
+        self._why = "the disk was slow, full or failed"
+        """Why samples were dropped last."""
         self.written = 0
         """Samples that a killed process would not lose."""
         self.trouble: str | None = refused
         """Why samples cannot be written now; None where they are."""
         self.last_step = fragment.last_step
         """Of the last sample that was taken, or that an earlier process wrote."""
+        self.earlier: Earlier | None = None
+        """What the file held when it was opened."""
+        self.source: weakref.WeakMethod[Callable[[float], object]] | None = None
+        """Asked at the end of the process for the samples that were not handed over yet, until a moment (monotonic)."""
         self._told = refused is not None
         self._deadline: float | None = None
         self._patience = float("inf")
         self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
         self._thread.start()
-        process.enter(self)
+        if fragment.path is not None:  # a history in memory ends with its process
+            process.enter(self)
 
     @property
     def live(self) -> bool:
@@ -88,7 +97,7 @@ class Writer:
 
     @property
     def dropped(self) -> int:
-        """Samples that are not in the store: the queue was full, or the disk refused them to the end."""
+        """Samples that are not in the store: the queue was full, the disk refused them, or the run was over."""
         late = self._deadline is not None and time.monotonic() > self._deadline
         return self._overflowed + self._failed + (self._handed - self._settled if late else 0)
 
@@ -100,17 +109,24 @@ class Writer:
     def take(self, sample: Sample) -> bool:
         """Hands a sample over; False if it was dropped. Its values must not be changed afterwards."""
         if not self.live:
+            self.drop(1, "it came after the end of the run")
             return False
         size = sample.values.nbytes
         waiting, waiting_bytes = self._handed - self._settled, self._handed_bytes - self._settled_bytes
         if waiting >= FEWEST_WAITING and waiting_bytes + size > WAITING_BYTES:
-            self._overflowed += 1
-            self._warn(sample.step, self.trouble or "the disk is slower than the samples come")
+            self.drop(1, self.trouble or "the disk is slower than the samples come")
             return False
         self._handed, self._handed_bytes = self._handed + 1, self._handed_bytes + size
         self.last_step = sample.step
         self._queue.put(lambda: self._append(sample))
         return True
+
+    def drop(self, samples: int, reason: str) -> None:
+        """Counts samples that are not handed over."""
+        if samples and os.getpid() == self._process:
+            self._overflowed += samples
+            self._why = reason
+            self._warn(self.last_step, reason)
 
     def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
         """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
@@ -123,7 +139,13 @@ class Writer:
         self._do(lambda: self._fragment.describe(about))
 
     def open_reader(self) -> Tables:
-        """What is written so far, to be read; ``flush`` first for all that was taken."""
+        """What is written so far, to be read; ``flush`` first for all that was taken.
+
+        Raises:
+            InputError: this is a copy of the process that writes.
+        """
+        if os.getpid() != self._process:  # its locks may be held for ever
+            raise InputError(FORKED)
         return self._fragment.tables()
 
     def flush(self, seconds: float = process.FLUSH_SECONDS) -> bool:
@@ -133,6 +155,13 @@ class Writer:
         done = threading.Event()
         self._queue.put(done.set)
         return done.wait(seconds)
+
+    def hand_over(self, until: float) -> None:
+        """Takes what its watch still holds, at ``until`` (monotonic) at the latest."""
+        give = None if self.source is None or not self.live else self.source()
+        if give is not None:
+            with suppress(Exception):  # the others have their turn
+                give(until)
 
     def end(self, deadline: float) -> None:
         """Asks for the end, at ``deadline`` (monotonic) at the latest; returns at once."""
@@ -149,15 +178,13 @@ class Writer:
         if os.getpid() != self._process:
             return
         self.end(time.monotonic() + seconds)
-        self._thread.join(max(0.0, (self._deadline or 0.0) - time.monotonic()) + GRACE_SECONDS)
+        if threading.current_thread() is self._thread:  # garbage is collected in any thread
+            return
+        self._thread.join(max(0.0, (self._deadline or 0.0) + GRACE_SECONDS - time.monotonic()))
         if not self._thread.is_alive():
             process.leave(self)
         elif not self._told:
             self._warn(self.last_step, "the disk is too slow for the end of the run")
-
-    def abandon(self) -> None:
-        """In a forked child: the connection is the parent's. It is not used, and not even closed when Python ends."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._fragment.connection))
 
     # --- the thread ---
 
@@ -169,8 +196,12 @@ class Writer:
             self._publish()
             self._attempt(lambda: self._fragment.close(self._deadline or 0.0))
         finally:
+            unnoted = self.dropped - self._noted
+            if unnoted and self._fragment.path is not None:
+                leave_lost(self._fragment.path, unnoted)
             if self._held is not None:
                 self._held.release()
+            process.leave(self)
 
     def _next_task(self) -> Callable[[], object] | None:
         while self._parts is not None:
@@ -241,7 +272,7 @@ class Writer:
         lost = self.dropped - self._noted
         if lost and not self._refused:
             try:
-                self._fragment.lose(lost, self.last_step, self.trouble or "the disk was slow, full or failed")
+                self._fragment.lose(lost, self.last_step, self.trouble or self._why)
                 self._noted += lost
             except Exception as error:
                 logger.info("attemper: %d samples of the run are lost: %s.", lost, error)
@@ -282,10 +313,18 @@ def open_writer(
         )
     told = {"name": options.name, "tags": list(options.tags), "notes": options.notes}
     facts = {"bits": options.bits, **(about or {}), **{name: fact for name, fact in told.items() if fact}}
-    held = None
     try:
+        return _describe(_open(options, rank, versions), facts)
+    except Exception as error:  # whatever it is, training goes on
+        return _describe(_refuse(options, error, versions), facts)
+
+
+def _open(options: Store, rank: int, versions: Mapping[str, str] | None) -> Writer:
+    """A writer of the run's file. Where that fails, what was opened is closed."""
+    with ExitStack() as opened:
         place = place_of(options, rank)
         held = Lock(place.folder / f"fragment-{rank}.lock")
+        opened.callback(held.release)
         fragment = Fragment(
             place.folder / f"fragment-{rank}.sqlite",
             rank=rank,
@@ -294,17 +333,14 @@ def open_writer(
             versions=versions,
             write_ahead=place.write_ahead,
         )
-    except Exception as error:  # whatever it is, training goes on
-        if held is not None:
-            held.release()
-        return _describe(_refuse(options, error, versions), facts)
-    return _describe(_writer(fragment, held, place, rank), facts)
-
-
-def _writer(fragment: Fragment, held: Lock, place: Place, rank: int) -> Writer:
-    if place.target is not None:
-        return Writer(fragment, held=held, parts=Parts(fragment, place.target, rank))
-    writer = Writer(fragment, held=held)
+        opened.callback(fragment.connection.close)
+        tables = Tables(fragment.connection, fragment.lock)
+        earlier = None if fragment.last_step is None else Earlier.of(tables, fragment.last_step)
+        for beside, samples in lost_beside(held.path):
+            fragment.lose(samples, fragment.last_step, UNNOTED)
+            beside.unlink(missing_ok=True)
+        parts = None if place.target is None else Parts(fragment, place.target, rank)
+        opened.pop_all()
     if place.why is not None:
         logger.warning(
             "attemper: the run is kept in %s: its own folder is on a file system that takes no live file of SQLite, "
@@ -312,6 +348,8 @@ def _writer(fragment: Fragment, held: Lock, place: Place, rank: int) -> Writer:
             fragment.path,
             place.why,
         )
+    writer = Writer(fragment, held=held, parts=parts)
+    writer.earlier = earlier
     return writer
 
 

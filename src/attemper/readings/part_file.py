@@ -1,0 +1,297 @@
+"""Parts as files: sums in safetensors, everything else as JSON in its metadata. docs/reading-file.md has the format.
+
+A file holds no text, no token and no path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attemper.errors import InputError
+from attemper.files import write_whole
+from attemper.readings.part import Part, Segment, Shard, label_list, merge
+from attemper.readings.reading import Skipped
+from attemper.readings.sample import SiteLabel
+from attemper.readings.scan import Scan
+from attemper.readings.schema import load as load_record
+from attemper.readings.sums import SiteTotals, places
+from attemper.text import clean_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT, VERSION = "attemper-reading", 1
+SUFFIX = ".safetensors"
+AGAIN = "Make it again with the command that wrote it"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself, before its sums are read."""
+
+    path: Path
+    fields: Mapping[str, Any]
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return tuple(_shard(one) for segment in self.fields["segments"] for one in segment["shards"])
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it is a shard under way."""
+        return bool(self.fields.get("unfinished"))
+
+
+def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) -> Path:
+    """Writes a part, whole or not at all.
+
+    Args:
+        unfinished: it holds the first blocks of a shard, from which a later scan goes on.
+
+    Raises:
+        InputError: no file can be written there.
+    """
+    from safetensors.numpy import save as to_bytes
+
+    columns = [[name, place.stop - place.start] for name, place in places(int(part.law["fewest_keys"])).items()]
+    arrays, segments = {}, []
+    for number, segment in enumerate(part.segments):
+        sites = []
+        for place, site in enumerate(segment.sites.values()):
+            arrays[f"{number}.{place}"] = site.sums
+            sites.append(
+                {"label": asdict(site.label), "queries": site.queries, "keys": site.keys, "order": list(site.order)}
+            )
+        segments.append({"shards": [asdict(shard) for shard in segment.shards], "sites": sites})
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "unfinished": unfinished,
+        "columns": columns,
+        **{name: getattr(part, name) for name in _PLAIN},
+        "skipped": [asdict(skip) for skip in part.skipped],
+        "dropped": [[*key, why] for key, why in part.dropped.items()],
+        "segments": segments,
+    }
+    text = json.dumps(header, allow_nan=False, ensure_ascii=False)
+    return write_whole(path, to_bytes(arrays, metadata={"attemper": text}), "reading")
+
+
+_PLAIN = (
+    *("model", "model_hash", "law", "limits", "backends", "computed_on"),
+    *("text", "date", "dtype", "revision", "versions"),
+)
+"""Fields of ``Part`` that stand in the header as they are."""
+
+
+def load_scan(path: str | os.PathLike[str]) -> Scan:
+    """A scan from a file of :meth:`Scan.save`, of ``attemper scan --out`` or of ``attemper merge --out``.
+
+    It has every reading, and merges. The JSON of ``attemper scan --json`` loads, too: to read and to compare, not to
+    merge, because its numbers are means. Neither has statistics of rows.
+
+    Raises:
+        InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
+    """
+    path = Path(path)
+    if _is_json(path):
+        return Scan.from_json(path)
+    part = load(path)
+    return Scan(part.reading(), None, part=part)
+
+
+def load(path: Path, *, unfinished: bool = False) -> Part:
+    """The part in a file. ``unfinished``: whether it may be a shard under way.
+
+    Raises:
+        InputError: as :func:`load_scan`; or the file is JSON, which holds no sums.
+    """
+    header = read_header(path)
+    if header.unfinished and not unfinished:
+        raise InputError(
+            f"{_name(path)} is a shard under way, not a whole one. The command that began it goes on from it."
+        )
+    arrays = _arrays(path)
+    try:
+        return _part(header.fields, arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise InputError(f"{_name(path)}: {error}") from error
+        raise InputError(
+            f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}."
+        ) from error
+
+
+def merge_files(paths: Iterable[Path]) -> Part:
+    """One part of all files. They are read one after another in the order of their shards: memory does not grow with
+    their number.
+
+    Raises:
+        InputError: there is none, or as ``load`` and ``merge``; messages name the files.
+    """
+    headers = [(path, read_header(path)) for path in paths]
+    if not headers:
+        raise InputError("there is nothing to merge: no file was named.")
+    owners: dict[str, Path] = {}
+    for path, header in headers:
+        for shard in header.shards:
+            if shard.label in owners:
+                both = f"{_name(owners[shard.label])} and {_name(path)}"
+                raise InputError(
+                    f"shard {clean_name(shard.label)} is there twice, in {both}: its texts would count double. Leave "
+                    "one of them out."
+                )
+            owners[shard.label] = path
+    headers.sort(key=lambda one: one[1].shards[0].order)
+    whole = load(headers[0][0])
+    for path, _ in headers[1:]:
+        try:
+            whole = merge([whole, load(path)])
+        except InputError as error:
+            raise error if str(error).startswith(_name(path)) else InputError(f"{_name(path)}: {error}") from error
+    return whole
+
+
+def part_name(index: int, of: int) -> str:
+    """The name of a shard's file."""
+    return f"part-{index:05d}-of-{of:05d}{SUFFIX}"
+
+
+def part_files(folder: Path) -> list[Path]:
+    """The parts in a folder, by name.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    if not found:
+        raise InputError(
+            f"there is no part in the folder {_name(folder)}: `attemper scan MODEL --texts FILE --out FOLDER` writes "
+            f"them, as {part_name(0, 64)}."
+        )
+    return found
+
+
+def read_header(path: Path) -> Header:
+    """What a file says of itself.
+
+    Raises:
+        InputError: it cannot be read, is cut off, is of a newer version, or is something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if _is_json(path):
+        raise InputError(
+            f"{_name(path)} is the JSON of a scan: its numbers are means, which do not add up. Merge files of "
+            "Scan.save or `attemper scan --out`; attemper.load_scan reads the JSON, and attemper.compare compares it."
+        )
+    try:
+        with safe_open(path, "np") as file:
+            fields = json.loads((file.metadata() or {}).get("attemper", "{}"))
+    except OSError as error:
+        raise InputError(f"{_name(path)} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, SafetensorError) as error:
+        raise InputError(f"{_name(path)} is cut off or no reading ({error}). {AGAIN}.") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise InputError(f"{_name(path)} is a safetensors file, but no reading: Scan.save writes one.")
+    version = fields.get("version")
+    if version != VERSION:
+        raise InputError(
+            f"{_name(path)} is of version {version!r:.20} of the format; this attemper reads version {VERSION}. "
+            "Read it with the attemper that wrote it, or a newer one."
+        )
+    try:
+        header = Header(path, fields)
+        assert header.shards
+    except (AssertionError, KeyError, TypeError, InputError) as error:
+        raise InputError(f"{_name(path)} is damaged: its header names no shards ({error}). {AGAIN}.") from error
+    return header
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{_name(path)} is cut off or no reading ({error}). {AGAIN}.") from error
+
+
+def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
+    order = _column_order(fields["columns"], int(fields["law"]["fewest_keys"]))
+    segments = []
+    for number, segment in enumerate(fields["segments"]):
+        sites = [_site(one, arrays[f"{number}.{place}"], order) for place, one in enumerate(segment["sites"])]
+        segments.append(Segment(tuple(map(_shard, segment["shards"])), {site.key: site for site in sites}))
+    plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
+    plain |= {name: tuple(fields[name]) for name in ("backends", "computed_on")}
+    return Part(
+        **plain,
+        segments=tuple(segments),
+        skipped=tuple(Skipped(str(one["name"]), str(one["reason"])) for one in fields["skipped"]),
+        dropped={(name, kind, mode): why for name, kind, mode, why in fields["dropped"]},
+    )
+
+
+def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[int]:
+    """Where the columns of this version stand among those of a file.
+
+    Raises:
+        InputError: one of them is not in the file.
+    """
+    stands, start = {}, 0
+    for name, width in columns:
+        stands[name] = list(range(start, start + width))
+        start += width
+    found = []
+    for name, place in places(fewest_keys).items():
+        if len(stands.get(name, ())) != place.stop - place.start:
+            raise InputError(
+                f"it has no sums of {name}, which this version shows: read it with the attemper that wrote it."
+            )
+        found += stands[name]
+    return found
+
+
+def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int]) -> SiteTotals:
+    label = load_record(SiteLabel, fields["label"], "label")
+    if sums.dtype != "float64" or sums.ndim != 2 or len(sums) != label.heads:
+        raise ValueError(f"{clean_name(label.name)} has {label.heads} heads and sums of {sums.shape} {sums.dtype}")
+    module, call = map(int, fields["order"])
+    return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums[:, order])
+
+
+def _shard(fields: Mapping[str, Any]) -> Shard:
+    return load_record(Shard, fields, "shard")
+
+
+def _is_json(path: Path) -> bool:
+    """Whether a file is a JSON document. That of safetensors has one as well, behind its length in eight bytes.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{_name(path)} cannot be read: {reason}. Name a file of Scan.save.") from error
+    return start[8:9] != b"{" and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+
+def _name(path: Path) -> str:
+    return clean_name(path.name)
+
+
+def missing_line(part: Part) -> str:
+    """Which shards are not there, in a sentence; empty where none is missing."""
+    missing = part.missing
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{len(missing)} of {part.of} shards {verb} missing: {label_list(missing)}" if missing else ""

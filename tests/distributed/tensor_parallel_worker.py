@@ -1,0 +1,117 @@
+"""One of several processes: runs the named cases and writes what came out as JSON, a traceback where one failed.
+
+Run under torchrun by ``test_tensor_parallel.py``: ``tensor_parallel_worker.py FOLDER CASE ...``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import attemper
+
+TOKENS = 40
+
+
+def llama(folder: Path, *, key_heads: int = 4, split: bool = False) -> Any:
+    """A tiny Llama that stands in ``folder``, whole or with this process's part of every layer."""
+    from transformers import LlamaForCausalLM
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    options: dict[str, Any] = {"distributed_config": DistributedConfig(tp_plan="auto")} if split else {}
+    return LlamaForCausalLM.from_pretrained(folder / f"llama-{key_heads}", attn_implementation="sdpa", **options)
+
+
+def ids() -> Tensor:
+    return torch.randint(0, 99, (3, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+def numbers(scan: Any) -> list[list[Any]]:
+    """Site, number, entropy and largest logit of every head."""
+    return [[site.name, head.head, head.entropy_nats, head.max_logit] for site, head in scan.reading.placed_heads]
+
+
+def scanned(folder: Path, key_heads: int) -> Any:
+    try:
+        model = llama(folder, key_heads=key_heads, split=True).eval()
+        with torch.no_grad():
+            found = numbers(attemper.scan(model, [ids()]))
+    except Exception as error:  # what transformers says of a model that it cannot split
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {"found": found, "whole": numbers(attemper.scan(llama(folder, key_heads=key_heads).eval(), [ids()]))}
+
+
+def trained_and_stored(folder: Path) -> Any:
+    """A run of a model of which each process trains its heads, stored by each, and its alarms."""
+    model = llama(folder, split=True).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    store = folder / "run"
+    with attemper.watch(model, store=store, limits={"logits": -1.0}, fewest_keys=2) as watch:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(ids(), labels=ids()).loss.backward()
+            optimizer.step()
+            watch.step()
+        table = watch.table()
+        alarms = [[alarm.site, alarm.head] for alarm in watch.alarms() if alarm.kind == "logits"]
+    return {"heads": [head.head for head in table.reading.heads], "alarms": alarms}
+
+
+class Parallel(nn.Module):
+    """Attention over queries, keys and values that are DTensors."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def dtensor_heads(folder: Path) -> Any:
+    """Numbers of heads of queries that are DTensors."""
+    del folder
+    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+    torch.manual_seed(3)
+    whole = [torch.randn(2, 6, TOKENS, 8) for _ in range(3)]
+    layer = Parallel()
+    with attemper.watch(layer) as watch:
+        layer(*(distribute_tensor(tensor, mesh, [Shard(1)]) for tensor in whole))
+    return [head.head for head in watch.table().reading.heads]
+
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "tp_plan": lambda folder: scanned(folder, 4),
+    "grouped keys": lambda folder: scanned(folder, 2),
+    "one key head": lambda folder: scanned(folder, 1),
+    "stored": trained_and_stored,
+    "DTensor queries": dtensor_heads,
+}
+
+
+def main(folder: Path, *names: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    found: dict[str, Any] = {}
+    for name in names:
+        torch.manual_seed(0)
+        try:
+            found[name] = CASES[name](folder)
+        except Exception:
+            found[name] = {"traceback": traceback.format_exc()}
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

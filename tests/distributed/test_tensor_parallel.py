@@ -1,0 +1,121 @@
+"""Heads that are split over processes keep their numbers in the whole model: in readings, alarms, and stored runs.
+
+Processes of gloo inside pytest would hang it: cases run in ``tensor_parallel_worker.py`` under torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attemper
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
+WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
+SITES = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+
+
+def saved_llama(folder: Path, key_heads: int) -> None:
+    """Writes a tiny Llama of four query heads, as the worker loads it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": key_heads}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder / f"llama-{key_heads}")
+
+
+def run(folder: Path, *cases: str, processes: int = 2) -> list[dict[str, Any]]:
+    """Of each process: case -> what came out."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    with subprocess.Popen(
+        [*launcher, str(WORKER), str(folder), *cases],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"the processes wait for each other: {process.communicate()[0][-3000:]}")
+    assert process.returncode == 0, output[-3000:]
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    for case in cases:
+        for one in found:
+            assert not (isinstance(one[case], dict) and "traceback" in one[case]), one[case]["traceback"]
+    return found
+
+
+def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Of four heads two processes have two each, with the numbers, in both senses, that they have in one process."""
+    assert [head[1] for head in first["found"]] == [0, 1, 0, 1]
+    assert [head[1] for head in second["found"]] == [2, 3, 2, 3]
+    whole = {(name, head): values for name, head, *values in first["whole"]}
+    for name, head, *values in (*first["found"], *second["found"]):
+        np.testing.assert_allclose(values, whole[name, head], rtol=0, atol=1e-6)
+
+
+def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    saved_llama(tmp_path, 4)
+    first, second = run(tmp_path, "tp_plan")
+    assert_parts_of_the_whole(first["tp_plan"], second["tp_plan"])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("workers")
+    for key_heads in (4, 2, 1):
+        saved_llama(folder, key_heads)
+    return run(folder, "grouped keys", "one key head", "stored", "DTensor queries"), folder
+
+
+@pytest.mark.slow("starts several processes")
+def test_grouped_queries_are_numbered_by_their_projection(results: tuple[list[dict[str, Any]], Path]) -> None:
+    first, second = (one["grouped keys"] for one in results[0])
+    assert_parts_of_the_whole(first, second)
+
+
+@pytest.mark.slow("starts several processes")
+def test_fewer_key_heads_than_ranks_are_refused_by_transformers_itself(
+    results: tuple[list[dict[str, Any]], Path],
+) -> None:
+    for one in results[0]:
+        assert "shape '[3, 40, -1, 8]' is invalid" in one["one key head"]["refused"]
+
+
+@pytest.mark.slow("starts several processes")
+def test_queries_that_are_dtensors_are_numbered_by_their_placement(results: tuple[list[dict[str, Any]], Path]) -> None:
+    assert [one["DTensor queries"] for one in results[0]] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.slow("starts several processes")
+def test_a_stored_run_of_two_ranks_shows_each_site_once_with_all_its_heads(
+    results: tuple[list[dict[str, Any]], Path],
+) -> None:
+    found, folder = results
+    assert [one["stored"]["heads"] for one in found] == [[0, 1, 0, 1], [2, 3, 2, 3]]
+    for one, heads in zip(found, ((0, 1), (2, 3)), strict=True):
+        assert one["stored"]["alarms"] == [[name, head] for name in SITES for head in heads]
+    stored = attemper.open_run(folder / "run")
+    assert [(site.name, site.heads, site.first_head) for site in stored.sites] == [(name, 4, 0) for name in SITES]
+    assert len(list((folder / "run").glob("fragment-*.sqlite"))) == 2
+    entropies = stored.history("entropy").values
+    assert entropies.shape == (3, 2, 4)
+    assert not np.isnan(entropies).any()
+    assert not stored.remarks
+    rung = stored.alarms()
+    assert {(alarm.site, alarm.head) for alarm in rung} >= {(name, head) for name in SITES for head in range(4)}

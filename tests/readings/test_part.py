@@ -1,0 +1,321 @@
+"""Readings that merge: their law, their order, their files, and every file that is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+import attemper
+from attemper.errors import InputError
+from attemper.readings import part_file
+from attemper.readings.part import Part, label_list, merge
+from attemper.readings.sums import places
+from attemper.statistics import SHOWN
+
+SHARDS = 4
+
+
+class Two(nn.Module):
+    """Two attentions; the second runs for batches of more than one sequence only."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x, x, x)[0]
+        return self.layers[1](x, x, x)[0] if len(x) > 1 else x
+
+
+def batches(index: int = 0, of: int = 1) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(1 + n % 3, 36 + n, 16, generator=generator) for n in range(8)][index::of]
+
+
+def scan(index: int, of: int = SHARDS, seed: int = 0, **options: Any) -> attemper.Scan:
+    return attemper.scan(Two(seed).eval(), batches(index, of), shard=(index, of), **options)
+
+
+def scans(**options: Any) -> list[attemper.Scan]:
+    return [scan(index, **options) for index in range(SHARDS)]
+
+
+def part(scan: attemper.Scan) -> Part:
+    assert scan._part is not None
+    return scan._part
+
+
+def equal(one: attemper.Scan, two: attemper.Scan) -> bool:
+    """Whether two scans are the same bits."""
+    pairs = zip(part(one).sites, part(two).sites, strict=True)
+    same = all(a.key == b.key and np.array_equal(a.sums, b.sums) for a, b in pairs)
+    return same and replace(one.reading, date=None) == replace(two.reading, date=None)
+
+
+# --- merging ---
+
+
+def test_merged_shards_are_the_scan_of_everything():
+    whole = attemper.scan(Two().eval(), batches())
+    first, *others = scans()
+    merged = first.merge(*others)
+    assert merged.tokens == whole.tokens
+    assert [site.name for site in merged.sites] == [site.name for site in whole.sites] == ["layers.0", "layers.1"]
+    for mine, theirs in zip(merged.reading.heads, whole.reading.heads, strict=True):
+        assert mine.rows == theirs.rows
+        assert mine.normalized_entropy_histogram == theirs.normalized_entropy_histogram
+        for name in SHOWN:
+            one, two = getattr(mine, name), getattr(theirs, name)
+            assert one is two or one == pytest.approx(two, rel=1e-12, abs=1e-12), name
+    assert merged.shards == ("0/4", "1/4", "2/4", "3/4")
+    assert merged.missing == ()
+    assert merged.notes == whole.notes
+
+
+def test_any_order_and_any_grouping_give_the_same_bits(tmp_path: Path):
+    parts = scans()
+    expected = parts[0].merge(*parts[1:])
+    for order in itertools.permutations(range(SHARDS)):
+        a, b, c, d = (parts[place] for place in order)
+        for merged in (a.merge(b, c, d), a.merge(b).merge(c.merge(d)), a.merge(b.merge(c).merge(d))):
+            assert equal(merged, expected), order
+
+
+def test_a_missing_shard_is_named_and_may_come_later(tmp_path: Path):
+    parts = scans()
+    some = parts[3].merge(parts[0])
+    assert some.missing == ("1/4", "2/4")
+    assert some.notes[-1] == "shards are missing, and their texts count nowhere here: 1/4 to 2/4."
+    assert some.reading.missing_shards == "1/4 to 2/4"
+    later = attemper.load_scan(some.save(tmp_path / "some.safetensors"))
+    assert equal(later.merge(parts[2], parts[1]), parts[0].merge(*parts[1:]))
+
+
+def test_one_shard_alone_says_what_is_missing():
+    assert scan(2).missing == ("0/4", "1/4", "3/4")
+
+
+def test_scans_that_are_no_shards_have_a_digest_and_merge_once():
+    one = attemper.scan(Two().eval(), batches()[:4])
+    two = attemper.scan(Two().eval(), batches()[4:])
+    assert re.fullmatch("#[0-9a-f]{12}", one.shards[0])
+    assert one.shards == attemper.scan(Two().eval(), batches()[:4]).shards
+    assert equal(one.merge(two), two.merge(one))
+    assert one.merge(two).tokens == attemper.scan(Two().eval(), batches()).tokens
+    with pytest.raises(InputError, match=r"shard #[0-9a-f]{12} is there twice"):
+        one.merge(one)
+
+
+def test_a_site_with_another_number_of_heads_elsewhere_is_not_shown():
+    first, second = (part(scan(index)) for index in (0, 1))
+    (segment,) = second.segments
+    key = next(iter(segment.sites))
+    site = segment.sites[key]
+    fewer = replace(site, label=replace(site.label, heads=1), sums=site.sums[:1])
+    changed = replace(second, segments=(replace(segment, sites={**segment.sites, key: fewer}),))
+    third = part(scan(2))
+    for order in itertools.permutations((first, changed, third)):
+        reading = merge(order).reading()
+        assert [site.name for site in reading.sites] == ["layers.1"]
+        assert [(skip.name, skip.reason[:30]) for skip in reading.skipped] == [
+            ("layers.0", "it had 1 heads and then 2: its")
+        ]
+
+
+def test_unlike_machines_are_words():
+    first, second = part(scan(0)), replace(part(scan(1)), computed_on=("another processor",))
+    reading = merge([second, first]).reading()
+    assert "another processor" in (reading.computed_on or "")
+    assert reading.notes[-1].startswith("the parts were computed on unlike machines; the last bits depend on that: ")
+    assert merge([first, part(scan(1))]).reading().computed_on is None
+
+
+# --- what does not merge ---
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            lambda: scan(1, seed=1),
+            r"shards 0/4 and 1/4 are of different models, Two and Two \(same name, other weights\)",
+        ),
+        (lambda: scan(1, fewest_keys=16), "differ in fewest_keys: 32 and 16. Their sums are of other things"),
+        (lambda: scan(1, stats="gini"), "differ in the statistics: "),
+        (lambda: scan(1, of=3), "differ in the number of shards: 4 and 3"),
+        (lambda: attemper.scan(Two().eval(), batches()), "differ in the number of shards: none and 4"),
+        (lambda: scan(0), "shard 0/4 is there twice: its texts would count double"),
+        (
+            lambda: attemper.Scan.from_json(scan(1).to_json()),
+            "loaded from JSON, or is a sample of a watch; means do not add",
+        ),
+        (lambda: "part.safetensors", "takes scans, got str: attemper.load_scan"),
+    ],
+)
+def test_what_is_not_of_one_whole_is_refused(other: Any, message: str):
+    with pytest.raises(InputError, match=message):
+        scan(0).merge(other())
+
+
+def test_another_normalizer_is_refused():
+    first, second = (part(scan(index)) for index in (0, 1))
+    (segment,) = second.segments
+    sites = {
+        key: replace(site, label=replace(site.label, normalizer="sparsemax")) for key, site in segment.sites.items()
+    }
+    with pytest.raises(InputError, match="weights of softmax in one part and of sparsemax in another"):
+        merge([first, replace(second, segments=(replace(segment, sites=sites),))])
+
+
+def test_a_watch_has_no_sums_to_save(tmp_path: Path):
+    model = Two().eval()
+    with attemper.watch(model) as watch:
+        model(batches()[0])
+    assert watch.table().shards == ()
+    with pytest.raises(InputError, match=r"Scan\.save: this scan has means of heads and no sums"):
+        watch.table().save(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("shard", [(4, 4), (-1, 4), (0, 0), 3, "3/4", (1.0, 4), (True, 4), (1, 2, 3)])
+def test_a_shard_is_one_of_so_many(shard: Any):
+    with pytest.raises(
+        InputError, match=r"scan\(shard=\.\.\.\) must be \(I, N\), I of N shards, with I from 0 to N - 1"
+    ):
+        attemper.scan(Two().eval(), batches(), shard=shard)
+
+
+# --- files ---
+
+
+def test_a_file_is_the_scan_again(tmp_path: Path):
+    saved = scan(1, stats=("gini", "score_variance"), fewest_keys=24, limits={"logits": 3.0}, name="a", text="b")
+    path = saved.save(tmp_path / "one.safetensors")
+    loaded = attemper.load_scan(path)
+    assert loaded.reading == saved.reading
+    assert loaded.shards == ("1/4",)
+    assert equal(loaded, saved)
+    with pytest.raises(InputError, match="loaded from JSON or a file, or merged"):
+        loaded.row_statistics("layers.0")
+
+
+def test_a_file_holds_no_path_and_no_number_of_the_texts(tmp_path: Path):
+    path = scan(0).save(tmp_path / "one.safetensors")
+    assert str(tmp_path).encode() not in path.read_bytes()
+    assert str(Path.home()).encode() not in path.read_bytes()
+
+
+def test_a_json_document_loads_to_read_and_to_compare(tmp_path: Path):
+    saved = scan(1)
+    path = tmp_path / "scan.json"
+    path.write_text(saved.to_json())
+    assert attemper.load_scan(path).reading == saved.reading
+    assert attemper.compare(attemper.load_scan(path), saved).heads
+    with pytest.raises(
+        InputError, match=r"scan\.json is the JSON of a scan: its numbers are means, which do not add up"
+    ):
+        part_file.merge_files([path])
+
+
+def edited(path: Path, **fields: Any) -> Path:
+    """The same file with other fields in its header."""
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        header = json.loads(file.metadata()["attemper"])
+    save_file(load_file(path), path, metadata={"attemper": json.dumps(header | fields)})
+    return path
+
+
+def test_a_column_may_stand_elsewhere(tmp_path: Path):
+    saved = scan(0)
+    path = saved.save(tmp_path / "one.safetensors")
+    columns = places(32)
+    order = sorted(columns, reverse=True)
+    shuffled = {
+        name: np.concatenate([sums[:, columns[column]] for column in order] + [sums[:, :1]], 1)
+        for name, sums in load_file(path).items()
+    }
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        header = json.loads(file.metadata()["attemper"])
+    widths = [[name, columns[name].stop - columns[name].start] for name in order]
+    header["columns"] = [*widths, ["a statistic of tomorrow", 1]]
+    save_file(shuffled, path, metadata={"attemper": json.dumps(header)})
+    assert attemper.load_scan(path).reading == saved.reading
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"version": 2}, "of version 2 of the format; this attemper reads version 1. Read it with the attemper that"),
+        ({"format": "other"}, "is a safetensors file, but no reading: Scan.save writes one"),
+        ({"unfinished": True}, "is a shard under way, not a whole one"),
+        ({"segments": []}, "is damaged: its header names no shards"),
+        ({"segments": 3}, "is damaged: its header names no shards"),
+        ({"columns": [["rows", 1]]}, "it has no sums of empty, which this version shows"),
+        ({"columns": None}, "is damaged: its header does not fit its numbers"),
+        ({"law": {}}, "is damaged: its header does not fit its numbers"),
+        ({"skipped": [1]}, "is damaged: its header does not fit its numbers"),
+    ],
+)
+def test_a_file_that_is_no_reading_of_this_version_is_refused(fields: dict[str, Any], message: str, tmp_path: Path):
+    path = edited(scan(0).save(tmp_path / "one.safetensors"), **fields)
+    with pytest.raises(
+        InputError, match=f"^one.safetensors.* {re.escape(message)}|^one.safetensors: {re.escape(message)}"
+    ):
+        attemper.load_scan(path)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 300, -8])
+def test_a_file_that_was_cut_off_is_refused(kept: int, tmp_path: Path):
+    path = scan(0).save(tmp_path / "one.safetensors")
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"one\.safetensors is cut off or no reading .*Make it again"):
+        attemper.load_scan(path)
+
+
+def test_what_cannot_be_read_or_written_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"none\.safetensors cannot be read: No such file"):
+        attemper.load_scan(tmp_path / "none.safetensors")
+    with pytest.raises(InputError, match="the reading cannot be written to"):
+        scan(0).save(tmp_path / "none" / "a.safetensors")
+
+
+def test_files_merge_as_scans_do(tmp_path: Path):
+    parts = scans()
+    paths = [one.save(tmp_path / part_file.part_name(place, SHARDS)) for place, one in enumerate(parts)]
+    assert part_file.part_files(tmp_path) == paths
+    merged = part_file.merge_files(reversed(paths))
+    assert equal(attemper.Scan(merged.reading(), None, part=merged), parts[0].merge(*parts[1:]))
+    with pytest.raises(InputError, match=r"shard 2/4 is there twice, in part-00002-of-00004\.safetensors and copy\."):
+        part_file.merge_files([*paths, parts[2].save(tmp_path / "copy.safetensors")])
+    scan(3, seed=2).save(paths[3])
+    with pytest.raises(
+        InputError, match=r"^part-00003-of-00004\.safetensors: shards 0/4 to 2/4 and 3/4 are of different"
+    ):
+        part_file.merge_files(paths)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["3/64"], "3/64"),
+        (["0/64", "1/64", "2/64", "17/64"], "0/64 to 2/64, 17/64"),
+        (["#ab"], "#ab"),
+        ([f"{2 * n}/99" for n in range(14)], ", ".join(f"{2 * n}/99" for n in range(12)) + " and 2 others"),
+    ],
+)
+def test_shards_are_listed_in_a_line(labels: list[str], told: str):
+    assert label_list(labels) == told
