@@ -40,6 +40,7 @@ def test_a_healthy_training_is_told_no_warning(run: DemoRun, seed: int):
     assert outcome.loss_alarm is None
 
 
+@pytest.mark.slow("takes many seconds")
 def test_without_injection_nothing_rings():
     """The demo's own model at its own rates for 200 steps, by the limits that hold unless told."""
     run = DemoRun()
