@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError, Store
+from attemper.monitor import recorder
 from attemper.monitor.snapshot import Snapshot, Transfer
 from attemper.monitor.watch import Watch
+from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm
 from attemper.store import process
 from tests.sites.own_models import Own
@@ -474,6 +476,24 @@ def test_alarms_of_a_resumed_run_are_those_of_the_run_that_is_left(tmp_path: Pat
         list(train(range(4, 6), watch))
         assert told(watch.alarms()) == told(watch.run.alarms())
     assert told(watch.alarms()) == told(attemper.open_run(tmp_path / "run").alarms())
+
+
+def test_of_a_long_run_the_first_and_the_last_samples_are_judged_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_JUDGED", 6)
+    monkeypatch.setattr(recorder, "FIRST_JUDGED", 2)
+    run(range(10), store=tmp_path / "run")
+    steps: list[int] = []
+    feed = Judge.feed
+
+    def note(judge: Judge, sample: Any, **options: Any) -> Any:
+        steps.append(sample.step)
+        return feed(judge, sample, **options)
+
+    monkeypatch.setattr(Judge, "feed", note)
+    run(range(10, 11), store=tmp_path / "run")
+    assert steps == [0, 1, 6, 7, 8, 9, 10]
 
 
 def test_a_print_of_the_watch_tells_what_was_dropped(tmp_path: Path) -> None:

@@ -65,6 +65,18 @@ def test_values_are_those_of_readings_to_float32_rounding(fewest_keys: int, toke
     assert [site.heads for site in sample.sites] == list(HEADS.values())
 
 
+def test_counts_beyond_float32_are_exact() -> None:
+    found = sites(FEWEST_KEYS, stats="all")
+    for site in found:
+        site._sums *= 14_348_907.0  # type: ignore[operator]
+    sample = sample_of(0, 0.0, found, reading_names("watch", "all"), tokens=0)
+    assert sample.values.dtype == np.float64
+    check(sample, found, FEWEST_KEYS)
+    rows = [head.rows for site in found for head in site.reading().heads]
+    assert min(rows) > 2**24
+    np.testing.assert_array_equal(sample.of("rows"), rows)
+
+
 def test_statistics_by_name_are_quantities_of_a_sample() -> None:
     names = reading_names("watch", ("all", "gini", "mean_distance"))
     found = sites(FEWEST_KEYS, stats=names, backend="blocked")

@@ -482,3 +482,38 @@ def test_evaluation_between_training_steps_changes_nothing_for_the_heads_in_trai
     both = [one for given in training for one in (given, sample(given.step, {"layers.0": {}}, mode="eval"))]
     assert judge(both) == judge(training)
     assert {one.kind for one in judge(both)} == {"logits", "logit_growth"}
+
+
+# --- ranks ---
+
+
+def merged(differences: Iterable[float], ranks: Iterable[int], heads: int = 2) -> Iterator[Sample]:
+    """Samples of one site of several ranks: how far apart they are, and which rank is farthest."""
+    for place, (difference, rank) in enumerate(zip(differences, ranks, strict=True)):
+        own = sample(10 * place, {"layers.0": {"max_logit": [12.0] * heads}})
+        beside = np.broadcast_to(np.array([[difference], [rank]], np.float32), (2, heads))
+        names = (*own.quantities, "rank_difference", "farthest_rank")
+        yield replace(own, quantities=names, values=np.concatenate([own.values, beside]))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_rank_that_differs_in_three_readings_in_a_row_is_one_alarm_of_the_site_that_names_it(heads: int):
+    found = judge(merged([0.3, 0.02, 0.2, 0.3, 0.25, 0.4, 0.01], [1, 2, 5, 5, 5, 5, 0], heads))
+    (alarm,) = [one for one in found if one.kind == "rank_differs"]
+    assert (alarm.head, alarm.since, alarm.ended, alarm.severity) == (None, 40, 60, "warning")
+    assert alarm.message == (
+        "layers.0: normalised entropy on rank 5 is 0.25 from the mean of all ranks, in three readings"
+    )
+
+
+def test_ranks_that_differ_now_and_then_or_have_another_limit_raise_nothing():
+    apart = [0.3, 0.3, 0.01] * 4
+    assert told(judge(merged(apart, [3] * 12)), "rank_differs") == []
+    assert told(judge(merged([0.3] * 5, [3] * 5), {"rank_differs": 0.5}), "rank_differs") == []
+
+
+def test_a_history_of_one_process_says_nothing_of_ranks():
+    one = Judge()
+    for given in series("max_logit", [10.0] * 3):
+        one.feed(given)
+    assert not any("rank" in note for note in one.notes)

@@ -29,6 +29,7 @@ OF_HISTORY = {
     "spread_growth": 20.0,
     "drift": 10.0,
     "dead": 0.999,
+    "rank_differs": 0.1,
 }
 SEVERITIES = {"collapsed": "notice", "diffuse": "notice", "logits": "warning", "first_token": "notice"}
 BELOW = ("collapsed",)

@@ -24,11 +24,11 @@ def test_quantities_are_what_readings_show_then_counts_then_what_alarms_judge():
     assert names[: len(SHOWN)] == list(SHOWN)
     assert names[len(SHOWN) :] == [
         *("rows", "empty_rows", "nonfinite_rows", "queries", "keys", "judged_rows"),
-        *("judged_normalized_entropy", "judged_first_token_mass"),
+        *("judged_normalized_entropy", "judged_first_token_mass", "rank_difference", "farthest_rank"),
     ]
     assert all(name == one.name for name, one in QUANTITIES.items())
     assert [name for name, one in QUANTITIES.items() if one.exact] == [
-        *("rows", "empty_rows", "nonfinite_rows", "queries", "keys", "judged_rows")
+        *("rows", "empty_rows", "nonfinite_rows", "queries", "keys", "judged_rows", "farthest_rank")
     ]
     assert set(SHOWN) <= {field.name for field in fields(HeadReading)}
 

@@ -64,6 +64,7 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
     assert table.column_names == list(frame.columns)
     np.testing.assert_array_equal(table["entropy_nats"].to_numpy(), frame["entropy_nats"])
     assert table["site"].to_pylist() == list(frame["site"])
+    assert table["nonfinite_rows"].to_pylist() == list(frame["nonfinite_rows"])
 
 
 def test_a_copy_of_a_live_run_is_a_run(tmp_path: Path) -> None:

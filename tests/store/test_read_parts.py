@@ -15,6 +15,7 @@ import pytest
 
 import attemper
 from attemper.errors import InputError, MissingExtraError
+from attemper.readings.sample import Sample
 from attemper.store import filesystem
 from attemper.store.folder import delete_run, is_run
 from attemper.store.fragment import Fragment
@@ -22,7 +23,7 @@ from attemper.store.parts import Parts
 from attemper.store.target import FolderTarget
 from attemper.store.writer import open_writer
 from tests.support.runs import written
-from tests.support.samples import sample, samples
+from tests.support.samples import sample, samples, sites
 
 pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra parquet)")
 
@@ -75,6 +76,17 @@ def written_apart(folder: Path, ranks: Iterable[int], times: Iterable[float]) ->
         for step, moment in enumerate(times):
             fragment.append(replace(sample(step), time=moment))
         Parts(fragment, FolderTarget(folder), rank).publish()
+
+
+def test_counts_beyond_float32_are_exact_in_parts(tmp_path: Path) -> None:
+    fragment = Fragment(None)
+    for step in range(3):
+        values = np.array([np.full(6, 0.5), np.arange(6) + 2**24 - 1.0])
+        fragment.append(Sample(step, 1000.0 + step, sites(), ("entropy_nats", "rows"), values))
+    Parts(fragment, FolderTarget(tmp_path), 0).publish()
+    run = attemper.open_run(tmp_path)
+    assert run.statistics == ("entropy_nats", "rows")
+    np.testing.assert_array_equal(run.history("rows").values.reshape(3, 6), [np.arange(6) + 2**24 - 1] * 3)
 
 
 def test_ranks_of_files_and_ranks_of_parts_are_one_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import attemper
 from attemper.readings import history
 from attemper.readings.sample import Sample, SiteKey
+from attemper.store import export
 from attemper.store.columns import columns
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
@@ -297,6 +298,38 @@ def test_a_reader_of_a_busy_writer_sees_whole_samples_only(tmp_path: Path) -> No
         wanted = np.array([expected[step] for step in range(seen)]).reshape(seen, 2, 3)
         np.testing.assert_allclose(found.values, wanted, rtol=1.6e-5)
     writer.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("bits", [15, None])
+def test_counts_beyond_float32_are_exact(tmp_path: Path, ranks: int, bits: int | None) -> None:
+    names = ("normalized_entropy", "rows", "empty_rows", "nonfinite_rows", "judged_rows")
+    counts = [2**24 + 1, 2**24, 3, 2**24 + 3, 123_456_789_123, 0]
+
+    def taken(rank: int) -> Iterator[Sample]:
+        for step in range(300):
+            values = np.array([np.full(6, np.float32(0.7)), *(np.roll(counts, place) for place in range(4))])
+            values = values if step % 3 == 0 else np.minimum(values, 2**24).astype(np.float32)
+            yield Sample(step, 1000.0 + step, sites(4)[2 * rank : 2 * rank + 2], names, values)
+
+    for rank in range(ranks):
+        written(tmp_path / "a", taken(rank), rank=rank, bits=bits)
+    run = open_run(tmp_path / "a")
+    assert run.statistics == names
+    for place, name in enumerate(names[1:]):
+        expected = np.tile(np.roll(counts, place), ranks)
+        found = run.history(name).values.reshape(300, -1)
+        np.testing.assert_array_equal(found[::3], np.tile(expected, (100, 1)))
+        np.testing.assert_array_equal(found[1::3], np.tile(np.minimum(expected, 2**24), (100, 1)))
+    for step, most in ((150, np.inf), (151, 2**24)):
+        heads = [head for site in run.at(step).sites for head in site.heads]
+        assert [head.rows for head in heads] == np.minimum(np.tile(counts, ranks), most).tolist()
+        assert [head.empty_rows for head in heads] == np.minimum(np.tile(np.roll(counts, 1), ranks), most).tolist()
+        assert {head.normalized_entropy for head in heads} == {run.at(1).sites[0].heads[0].normalized_entropy}
+    summed = run.ranks.readers[0]._tables.rows("SELECT nonfinite_rows FROM summary WHERE sample = 3")
+    assert sum(row for (row,) in summed) == sum(counts)
+    frame = export.tables(run.ranks)
+    assert next(frame)["rows"][:3].tolist() == counts[:3]
 
 
 def test_a_history_in_memory_is_read_the_same_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from attemper.readings.sample import Sample
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
 from tests.support.runs import collapsing, written
-from tests.support.samples import samples
+from tests.support.samples import samples, sites
 
 
 @pytest.fixture
@@ -51,6 +52,41 @@ def test_the_limits_that_the_watch_noted_are_those_of_the_run(tmp_path: Path, ta
     fragment.describe({"limits": with_limits.to_dict() | {"of a later version": 3}, "fewest_keys": 8})
     fragment.close()
     assert open_run(tmp_path / "a").alarms() == list(judge(taken, with_limits, 8))
+
+
+def test_at_the_very_limit_a_run_of_15_bits_may_be_judged_otherwise_than_its_watch(tmp_path: Path) -> None:
+    near = [100.0005 if 50 <= step < 60 else 99.9995 for step in range(100)]
+    taken = [replace(one, values=one.values.copy()) for one in collapsing(100)]
+    for one, logit in zip(taken, near, strict=True):
+        one.values[one.quantities.index("max_logit"), 5] = logit
+    raised = [(alarm.kind, alarm.since, alarm.head) for alarm in judge(taken) if alarm.kind == "logits"]
+    assert raised == [("logits", 50, 2)]
+    written(tmp_path / "all bits", taken, bits=None)
+    assert open_run(tmp_path / "all bits").alarms() == list(judge(taken))
+    written(tmp_path / "15 bits", taken)
+    assert "logits" not in {alarm.kind for alarm in open_run(tmp_path / "15 bits").alarms()}
+    again = open_run(tmp_path / "15 bits").alarms({"logits": 99.9})
+    assert [(one.kind, one.since) for one in again] == [(one.kind, one.since) for one in judge(taken, {"logits": 99.9})]
+
+
+def test_a_thinned_run_is_judged_by_what_is_left_of_it_and_says_so(tmp_path: Path) -> None:
+    label = sites(2, 24)
+    names = ("normalized_entropy", "judged_normalized_entropy", "max_logit", "rows", "judged_rows", "empty_rows")
+
+    def taken() -> Iterator[Sample]:
+        for step in range(4000):
+            values = np.random.default_rng(step).uniform(0.4, 0.6, (len(names), 48)).astype(np.float32)
+            values[2:] = 500.0
+            values[2] = 200.0 if step == 101 else 10.0
+            yield Sample(step, 1000.0 + step, label, names, values)
+
+    fed = written(tmp_path / "a", taken(), max_bytes=1 << 20)
+    assert "logits" in {alarm.kind for alarm in judge(fed)}
+    run = open_run(tmp_path / "a")
+    assert "logits" not in {alarm.kind for alarm in run.alarms()}
+    (remark,) = run.remarks
+    assert remark.startswith("thinned: up to step ")
+    assert remark.endswith("is kept; alarms are judged by those")
 
 
 def test_a_live_run_is_judged_as_it_grows(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import attemper
 from attemper import InputError, Store
 from attemper.store import process, schema, writer
+from attemper.store.folder import delete_run
 from attemper.store.fragment import Fragment
 from attemper.store.replay import replay
 from attemper.store.writer import Writer, open_writer
@@ -27,6 +29,14 @@ def steps(run: Writer) -> list[int]:
     found = [row[0] for row in tables.rows("SELECT step FROM sample ORDER BY id")]
     tables.close()
     return found
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_is_left() -> Iterator[None]:
+    """One that a test leaves open when it fails would keep its handler of signals in all that follow."""
+    yield
+    for live in list(process._live):
+        live.close()
 
 
 @pytest.fixture
@@ -84,6 +94,7 @@ def test_a_resumed_run_goes_on_after_its_last_step(tmp_path):
     second.take(sample(41))
     second.close()
     assert steps(second) == [40, 41]
+    assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
 
 
 def test_what_is_known_of_the_run_is_kept(tmp_path):
@@ -296,7 +307,12 @@ def test_a_writer_that_is_closed_in_its_own_thread_ends(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_disk_that_is_full_to_the_end_is_told_though_its_file_cannot_say_so(tmp_path, caplog):
+def test_what_a_disk_that_is_full_to_the_end_took_stands_beside_the_file_until_there_is_room(
+    tmp_path, monkeypatch, caplog
+):
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
     run = open_writer(tmp_path)
     run.take(sample(0))
     run.flush()
@@ -304,11 +320,27 @@ def test_a_disk_that_is_full_to_the_end_is_told_though_its_file_cannot_say_so(tm
     run._fragment.connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     for one in range(1, 40):
         run.take(sample(one))
-    run.close(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Fragment, "lose", refuse)
+        run.close(3)
     assert run.written + run.dropped == 40
-    assert run.dropped
     (record,) = caplog.records
     assert "database or disk is full" in record.message
+    lost = f"fragment-0.lost-{run.dropped}"
+    assert sorted(os.listdir(tmp_path)) == [lost, "fragment-0.sqlite"]
+
+    def told() -> list[tuple[int, str]]:
+        with attemper.open_run(tmp_path) as found:
+            return [(one.samples, one.reason) for one in found.lost]
+
+    before = told()
+    assert before == [(run.dropped, "the disk was full or failed to the end of the process")]
+    open_writer(tmp_path).close()
+    assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
+    assert told() == before
+    (tmp_path / lost).touch()
+    delete_run(tmp_path)
+    assert not tmp_path.exists()
 
 
 def test_signals_are_handled_while_a_writer_lives_and_as_before_afterwards(tmp_path):

@@ -31,9 +31,9 @@ class AttemperCallback(Monitor, Callback):
     """Watches attention while a Lightning Trainer fits, without changing a bit of what it computes.
 
     One optimizer step in ``every`` is sampled: everything that ``training_step`` calls, all accumulated batches
-    together. Validation is read on request, the sanity check never. Only the main process watches (its share of each
-    batch), so no process waits for another. Scalars go to every logger of the Trainer, at the step at which
-    ``self.log`` writes. ::
+    together. Validation is read on request, the sanity check never. Of many ranks all watch, and after each sampled
+    step two collectives make their samples one; the main process reports. Scalars go to every logger of the Trainer, at
+    the step at which ``self.log`` writes. ::
 
         trainer = Trainer(callbacks=[AttemperCallback(every=50)])
         trainer.fit(module, loader)
@@ -57,7 +57,9 @@ class AttemperCallback(Monitor, Callback):
         evaluation: whether what ``validation_step`` calls is read and stored, too, as a sample of mode "eval" at the
             step that it follows. What is read of training does not change.
         on_alarm: called with each ``Alarm`` that begins, if it is a warning or worse. What it raises ends training.
-        options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
+        options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys, and reduce: "data" unless told
+            otherwise, where the data-parallel ranks can be told; with None the main process alone watches its share of
+            each batch. Validation is always its share.
 
     Attributes:
         watch: the running ``Watch``, or the last one; None before training and in processes that do not watch.
@@ -83,9 +85,6 @@ class AttemperCallback(Monitor, Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
         folder = self._find_folder(trainer)  # all processes ask for it together
-        if not trainer.is_global_zero:
-            self.close()
-            return
         steps = _Steps(pl_module, ("training_step", "validation_step") if self._evaluation else ("training_step",))
         opened = self.begin(
             steps,
@@ -93,8 +92,10 @@ class AttemperCallback(Monitor, Callback):
             folder=folder,
             compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
             trackers=trainer.loggers,
+            main=trainer.is_global_zero,
         )
-        steps.put(opened)
+        if self.watch is not None:
+            steps.put(opened)
 
     def _find_folder(self, trainer: Any) -> Path:
         """The folder of the training that is resumed, if it is here; else that of this one, which loggers number."""

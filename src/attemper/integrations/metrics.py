@@ -17,7 +17,7 @@ from typing import Protocol
 
 from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.readings.alarms import KINDS
+from attemper.readings.alarms import ALARMS
 from attemper.readings.scan import Scan
 from attemper.statistics import SHOWN
 
@@ -26,6 +26,8 @@ logger = logging.getLogger("attemper")
 STATISTICS = tuple(SHOWN)
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
+_KINDS = tuple(kind.name for kind in ALARMS if not kind.needs_ranks)
+"""Alarms that are logged also where there are none."""
 
 Keep = Callable[[str], bool]
 
@@ -59,7 +61,7 @@ def scalars(scan: Scan, stats: Iterable[str]) -> dict[str, dict[str, float]]:
             everything += found.values()
         levels["model"] |= _spread(f"attention/{statistic}", everything)
     counts = Counter(alarm.kind for alarm in scan.alarms)
-    levels["model"] |= {f"attention/alarms/{kind}": float(counts[kind]) for kind in (*KINDS, *counts)}
+    levels["model"] |= {f"attention/alarms/{kind}": float(counts[kind]) for kind in (*_KINDS, *counts)}
     return levels
 
 

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
 from attemper.monitor.options import WatchOptions
+from attemper.monitor.reduction import are_here, check_reduce, is_distributed
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.reading import Alarm, Reading
 from attemper.readings.scan import Scan
@@ -28,8 +30,13 @@ from attemper.text import clean
 
 logger = logging.getLogger("attemper")
 
+MEET_SECONDS = 60.0
+"""So long the default waits at the beginning for the callbacks of other ranks, which just have built their model."""
+
 FOLDER = "attemper"
 """Of the history, in the folder of a training."""
+DEFAULT: Any = object()
+"""Of ``reduce``: "data" where its ranks can be told and all of them watch, else the main process alone."""
 DEFAULT_STATS = ("normalized_entropy", "max_logit")
 
 
@@ -125,9 +132,12 @@ class Monitor:
         if not isinstance(store, bool | None):
             WatchOptions(store=store)
         extra = [STATISTIC_OF[name] for name in self._stats if name in SHOWN_BY_NAME]
+        self._reduce = options.pop("reduce", DEFAULT)
+        check_reduce("data" if self._reduce is DEFAULT else self._reduce)
         self._options = {"every": every, "rows": rows, "stats": ["all", *extra], **options}
         watch(nn.Identity(), **self._options).close()  # mistakes are raised here, not when training begins
         self._open = ExitStack()
+        self._main = True
         self._sampled = self._readings = 0
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
         self.watch: TrainingWatch | None = None
@@ -146,6 +156,7 @@ class Monitor:
         folder: Path | None = None,
         compiled: bool = False,
         trackers: Iterable[Any] = (),
+        main: bool = True,
     ) -> ExitStack:
         """Starts watching ``model``; what ran before is closed.
 
@@ -154,30 +165,53 @@ class Monitor:
             folder: of the training; its history goes into ``attemper`` there, if the user named no store. None: memory.
             compiled: whether a compiler runs around or inside the model where its modules do not show it.
             trackers: beside those that the user gave.
+            main: whether this is the main process of training, which reports. Others watch only to be merged with it.
 
         Returns:
             What is undone by ``close``; more may be entered.
         """
         self.close()
-        self._all_trackers = Trackers([*self._trackers, *trackers])
-        running = TrainingWatch(
-            model,
-            compiled=compiled,
-            evaluation=self._evaluation,
-            start=step,
-            store=self._store_in(folder),
-            on_alarm=self._begun.append,
-            **self._options,
-        )
-        self.watch, self.last, self._sampled, self._readings = running, None, 0, 0
+        self._all_trackers = Trackers([*self._trackers, *trackers] if main else [])
+        self._main, self.watch, self.last = main, None, None
         self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
-        self._begun.clear()
-        self._open.callback(running.close)
+        options = {"compiled": compiled, "evaluation": self._evaluation, "start": step, **self._options}
+        self._new_watch = partial(
+            TrainingWatch, model, store=self._store_in(folder), on_alarm=self._begun.append, **options
+        )
+        self._watch_merged()
         # No framework calls every callback when training raises: the hooks go when the callback is garbage-collected.
         forgotten = weakref.finalize(self, self._open.close)
         forgotten.atexit = False
         self._open.callback(forgotten.detach)
         return self._open
+
+    def _watch_merged(self) -> None:
+        """Starts the watch, merged with those of other ranks if there are any and nothing speaks against it."""
+        if self._reduce is not DEFAULT or not is_distributed():
+            self._start(None if self._reduce is DEFAULT else self._reduce)
+        elif not are_here(MEET_SECONDS):
+            self._watch_alone("Not all ranks have the callback.")
+        else:
+            try:
+                self._start("data")
+            except InputError as error:
+                self._watch_alone(str(error))
+
+    def _watch_alone(self, reason: str) -> None:
+        """Goes on, or starts, with the main process alone: nobody has asked for more."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = None
+        if self._main:
+            logger.warning("attemper: %s The main process alone is watched.", clean(reason))
+        self._start(None)
+
+    def _start(self, reduce: Any) -> None:
+        if reduce is None and not self._main:
+            return
+        self.watch, self._sampled, self._readings = self._new_watch(reduce=reduce), 0, 0
+        self._begun.clear()
+        self._open.callback(self.watch.close)
 
     def close(self) -> None:
         """Takes every hook off the model, also after training that raised. What was read stays; trackers stay open."""
@@ -214,9 +248,15 @@ class Monitor:
         """
         if self.watch is None:
             return {}
-        self.watch.step(step)
+        try:
+            self.watch.step(step)
+        except InputError as error:  # the ranks hold different parts of the model
+            if self._reduce is not DEFAULT:
+                raise
+            self._watch_alone(str(error))
+            return {}
         self._report_alarms()
-        if self.watch.sampled == self._sampled:
+        if self.watch.sampled == self._sampled or not self._main:
             return {}
         self._sampled, self._readings = self.watch.sampled, self._readings + 1
         try:

@@ -38,8 +38,8 @@ logger = logging.getLogger("attemper")
 class AttemperCallback(Monitor, TrainerCallback):
     """Watches attention while a transformers Trainer trains, without changing a bit of what it computes.
 
-    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is read on request. Only the
-    main process watches (its share of each batch), so no process waits for another. ::
+    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is read on request. Of many
+    ranks all watch, and after each sampled step two collectives make their samples one; the main process reports. ::
 
         trainer = Trainer(model, args, train_dataset=data)
         trainer.add_callback(AttemperCallback(every=50, trackers=[trainer]))
@@ -69,7 +69,9 @@ class AttemperCallback(Monitor, TrainerCallback):
         evaluation: whether passes of evaluations are read and stored, too, as a sample of mode "eval" at the step that
             they follow. What is read of training does not change.
         on_alarm: called with each ``Alarm`` that begins, if it is a warning or worse. What it raises ends training.
-        options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys.
+        options: of :func:`attemper.watch`: sites, observe, backend, limits, fewest_keys, and reduce: "data" unless told
+            otherwise, where the data-parallel ranks can be told; with None the main process alone watches its share of
+            each batch. Evaluation is always its share.
 
     Attributes:
         watch: the running ``Watch``, or the last one; None before training and in processes that do not watch.
@@ -88,10 +90,8 @@ class AttemperCallback(Monitor, TrainerCallback):
         return [tracker for tracker in trackers if not _is_trainer(tracker)]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
-        self.close()
-        if not state.is_world_process_zero:
-            return
-        if self._silent and args.report_to:
+        main = state.is_world_process_zero
+        if main and self._silent and args.report_to:
             self._silent = False
             logger.warning(
                 f"A callback cannot reach the trackers {', '.join(args.report_to)} of its Trainer. Add it "
@@ -104,6 +104,7 @@ class AttemperCallback(Monitor, TrainerCallback):
             folder=Path(args.output_dir),
             compiled=args.torch_compile,
             trackers=lent,
+            main=main,
         )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -22,7 +22,7 @@ from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
-from attemper.monitor.snapshot import SampleSums, Snapshot
+from attemper.monitor.snapshot import DeviceSample, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
@@ -396,7 +396,7 @@ class Collector:
         sites = tuple(site for site in self.sites.values() if not site.spoiled)
         return Snapshot(sites, self._read, self._tokens, tuple(self._backends), self.tapped.snapshot())
 
-    def join(self, found: Snapshot) -> SampleSums:
+    def join(self, found: DeviceSample) -> SampleSums:
         """Calls and taps of a sample together. Sites in the order of the model's modules, calls of a module in theirs.
 
         Waits for the devices that ``found`` is on.

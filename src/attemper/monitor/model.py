@@ -119,15 +119,16 @@ _SAMPLED = 1024
 """Elements of a tensor that ``hash_of`` reads at most."""
 
 
-def hash_of(model: nn.Module) -> str:
+def hash_of(model: nn.Module, *, buffers: bool = True) -> str:
     """A digest that tells a model from another one, or from itself retrained, in milliseconds.
 
     It is over the name, shape and type of every parameter and buffer, and over at most 1,024 of its elements, evenly
     spaced. A change of a few single weights may go unnoticed. Of a tensor without values here (on the meta device, say
-    offloaded to disk) only name, shape and type count.
+    offloaded to disk) only name, shape and type count. Without ``buffers`` it is over parameters alone, which ranks of
+    data-parallel training share.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in (*model.named_parameters(), *(model.named_buffers() if buffers else ())):
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
         digest.update(_sample(tensor))
     return digest.hexdigest()

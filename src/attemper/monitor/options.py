@@ -47,6 +47,7 @@ class WatchOptions:
     limits: AlarmLimits | Mapping[str, Any] | None = None
     fewest_keys: int = FEWEST_KEYS
     on_alarm: Callable[[Alarm], object] | None = None
+    reduce: Any = None
     alarm_limits: AlarmLimits = field(init=False)
     """``limits``, checked."""
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from attemper.monitor.collector import Collector
+from attemper.monitor.collector import Collector, SampleReadings
 from attemper.monitor.model import configuration, provenance, versions
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
-from attemper.monitor.snapshot import SampleSums, Snapshot, Transfer
+from attemper.monitor.snapshot import DeviceSample, SampleSums, Transfer
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteKey
@@ -41,10 +41,11 @@ KEPT = 128
 """Without a store, so many samples stay as they are; more, or a question, make tables in memory of them."""
 MOST_UNDERWAY = 64
 """Samples that may be on their way from a device before the oldest is waited for."""
-MOST_JUDGED = 4_000_000
-"""Readings (samples times heads) that are judged again where a run goes on or goes back; of a larger run its ends."""
-ENDS = 64
-"""How many of its first samples those are, and of its last: they hold what was normal."""
+MOST_JUDGED = 2_000
+"""Samples that are judged again where a run goes on or goes back, two seconds of 1,024 heads; of a longer run the first
+and the last."""
+FIRST_JUDGED = 64
+"""How many of them are the first: they hold what was normal."""
 ARRIVES_SECONDS = 0.005
 """Between two looks whether a sample has come from its device, at the end of the process."""
 UNSEEN = "no attention of it was seen in a sampled step"
@@ -56,7 +57,7 @@ class _Underway:
 
     step: int
     time: float
-    snapshot: Transfer | Snapshot
+    snapshot: Transfer | DeviceSample
 
 
 class Recorder:
@@ -99,7 +100,9 @@ class Recorder:
 
     def add(self, step: int) -> None:
         """Adds the sample that has ended, at this step. Nothing waits for a device; ``settle`` takes it."""
-        found = self._collector.snapshot()
+        self._put(step, self._collector.snapshot())
+
+    def _put(self, step: int, found: DeviceSample) -> None:
         here = found.on_host and not self._underway
         self._underway.append(_Underway(step, time.time(), found if here else found.to_host()))
 
@@ -206,7 +209,7 @@ class Recorder:
         from attemper.store.writer import open_writer
 
         if self._writer is None:
-            self._writer = open_writer(self._store, rank=_rank(), about=self._about, versions=versions())
+            self._writer = open_writer(self._store, rank=self.number, about=self._about, versions=versions())
             if self._coverage:
                 self._writer.cover(self._coverage)
             if self._writer.last_step is not None:
@@ -235,15 +238,15 @@ class Recorder:
         self.judge = Judge(self.judge.limits, self.judge.fewest_keys)
         with self._earlier() as ranks:
             moments = between(ranks.moments[0], None, step)
-            if len(moments) * sum(label.heads for label in ranks.sites.values()) > MOST_JUDGED:
-                moments = np.concatenate([moments[:ENDS], moments[-ENDS:]])
+            if len(moments) > MOST_JUDGED:
+                moments = np.concatenate([moments[:FIRST_JUDGED], moments[FIRST_JUDGED - MOST_JUDGED :]])
             for sample in ranks.samples([moments], JUDGED):
                 self.judge.feed(sample)
 
     @contextmanager
     def _earlier(self) -> Iterator[Ranks]:
         """What the run has so far. A damaged part of its file is told, and must not end somebody's training run."""
-        ranks = _ranks(self._open_writer())
+        ranks = _ranks(self._open_writer(), self.number)
         try:
             yield ranks
         except Exception as error:
@@ -300,8 +303,18 @@ class Recorder:
         writer = self._open_writer()
         writer.flush()
         if self._run is None:
-            self._run = Run(_ranks(writer))
+            self._run = Run(_ranks(writer, self.number))
         return self._run
+
+    @property
+    def readings(self) -> SampleReadings:
+        """The latest sample. Waits for the devices."""
+        return self._collector.readings()
+
+    @property
+    def number(self) -> int:
+        """Of this process' fragment of the run."""
+        return _rank()
 
     @property
     def last_step(self) -> int | None:
@@ -359,19 +372,19 @@ class RunView:
         return self.run.to_html(path)
 
 
-def _arrives(snapshot: Transfer | Snapshot, until: float) -> bool:
+def _arrives(snapshot: Transfer | DeviceSample, until: float) -> bool:
     """Whether it is there at ``until`` (monotonic) at the latest; waits so long."""
     while not snapshot.done and time.monotonic() < until:
         time.sleep(ARRIVES_SECONDS)
     return snapshot.done
 
 
-def _ranks(writer: Writer) -> Ranks:
+def _ranks(writer: Writer, number: int) -> Ranks:
     """What this process has written, to be read."""
     from attemper.store.ranks import Ranks
     from attemper.store.series import FragmentReader
 
-    return Ranks([FragmentReader(writer.open_reader(), _rank())])
+    return Ranks([FragmentReader(writer.open_reader(), number)])
 
 
 def _rank() -> int:

@@ -5,8 +5,8 @@ The numbers are those of ``SiteSums.reading``, in float32 and without a record f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from attemper.call.normalizer import is_rowwise
 from attemper.call.result import BUCKETS
 from attemper.monitor.head_sums import SiteSums
-from attemper.readings.sample import Sample
+from attemper.monitor.snapshot import RankDifference
+from attemper.readings.sample import FARTHEST_RANK, MOST_EXACT, RANK_DIFFERENCE, Sample, SiteKey
 from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
 from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
 
@@ -46,6 +47,21 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
     return Sample(step, time, tuple(site.label for site in sites), plan.quantities, values, tokens)
 
 
+def with_differences(sample: Sample, differences: Mapping[SiteKey, RankDifference]) -> Sample:
+    """The sample with how far apart its ranks are, the same number for all heads of a site."""
+    import numpy as np
+
+    nothing = np.full((2, sample.values.shape[1]), np.nan, sample.values.dtype)
+    for key, difference in differences.items():
+        if key in sample.places:
+            nothing[:, sample.places[key]] = np.array(difference)[:, None]
+    return replace(
+        sample,
+        quantities=(*sample.quantities, RANK_DIFFERENCE, FARTHEST_RANK),
+        values=np.concatenate([sample.values, nothing]),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Plan:
     """Which columns of the sums the quantities follow from. A sampled step waits for this: few operations, no loop."""
@@ -68,13 +84,14 @@ class _Plan:
     """The first of their buckets whose rows see enough keys."""
 
     def values(self, sums: Tensor, sites: Sequence[SiteSums]) -> np.ndarray:
-        """[quantities, heads] float32, NaN where there is no finite number. ``sums``: of all ``sites``."""
+        """[quantities, heads] as in ``Sample``, NaN where there is no finite number. ``sums``: of all ``sites``."""
         import numpy as np
 
         sum_of, many = sums.numpy(), len(self.means)
-        found = np.empty((len(self.quantities), len(sum_of)), np.float32)
+        taken = sum_of.T[self.columns]
+        large = taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
+        found = np.empty((len(self.quantities), len(sum_of)), np.float64 if large else np.float32)
         with np.errstate(all="ignore"):
-            taken = sum_of.T[self.columns]
             means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
             means[self.roots] = np.sqrt(means[self.roots])
             found[self.means], found[self.others] = means, taken[2 * many : -1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +12,16 @@ from torch import Tensor
 from attemper.call.sums import BACKEND
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.tap_sums import TapSnapshot
+from attemper.readings.sample import SiteKey
+
+
+class RankDifference(NamedTuple):
+    """The rank whose mean normalised entropy of a site is farthest from that of all ranks."""
+
+    value: float
+    """Distance of its mean, of log n; 1 where none of its rows is finite."""
+    rank: int
+    """Its number among all processes."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +35,50 @@ class SampleSums:
     backends: tuple[str, ...]
     reasons: Mapping[str, str]
     """Name -> why a tap is not shown."""
+    differences: Mapping[SiteKey, RankDifference] | None = None
+    """How far apart the ranks are that the sample is of; None for one process."""
+
+
+class DeviceSample:
+    """A sample as it lies on its devices."""
+
+    done = True
+    """Whether ``wait`` would not wait."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that has to come to the host."""
+        raise NotImplementedError
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
+        """The same sample with other ``tensors`` of the same shapes."""
+        raise NotImplementedError
+
+    def join(self) -> SampleSums:
+        """What it holds. Waits for the devices."""
+        raise NotImplementedError
+
+    def wait(self) -> Self:
+        """The sample itself: as a :class:`Transfer`, which waits."""
+        return self
+
+    @property
+    def on_host(self) -> bool:
+        """Whether nothing has to be copied."""
+        return all(tensor.device.type == "cpu" for tensor in self.tensors)
+
+    def to_host(self) -> Transfer:
+        """Begins to copy the sample to the host, behind all that its devices have to do; nothing waits."""
+        tensors = self.tensors
+        copied = {
+            device: _Copy.of([t for t in tensors if t.device == device]) for device in {t.device for t in tensors}
+        }
+        return Transfer(self, tensors, copied)
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A sample as it lies on its devices: calls that were seen, and what taps have summed."""
+class Snapshot(DeviceSample):
+    """What one process has seen: its calls, and what its taps have summed."""
 
     sites: tuple[SiteSums, ...]
     period: int
@@ -36,13 +86,6 @@ class Snapshot:
     tokens: Tensor | int
     backends: tuple[str, ...]
     taps: TapSnapshot
-
-    done = True
-    """Whether ``wait`` would not wait."""
-
-    def wait(self) -> Snapshot:
-        """The snapshot itself: as a :class:`Transfer`, which waits."""
-        return self
 
     def join(self) -> SampleSums:
         """Calls and taps together. Waits for the devices."""
@@ -59,22 +102,14 @@ class Snapshot:
         return SampleSums(tuple(sites.values()), max(period, self.period), tokens, backends, reasons)
 
     @property
-    def on_host(self) -> bool:
-        """Whether nothing has to be copied."""
-        return all(tensor.device.type == "cpu" for tensor in self._tensors)
-
-    @property
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         own = [self.tokens] if isinstance(self.tokens, Tensor) else []
         return [*(site.sums for site in self.sites), *own, *self.taps.tensors]
 
-    def to_host(self) -> Transfer:
-        """Begins to copy the sample to the host, behind all that its devices have to do; nothing waits."""
-        tensors = self._tensors
-        copied = {
-            device: _Copy.of([t for t in tensors if t.device == device]) for device in {t.device for t in tensors}
-        }
-        return Transfer(self, tensors, copied)
+    def with_tensors(self, tensors: Iterator[Tensor]) -> Snapshot:
+        sites = tuple(site.with_sums(next(tensors)) for site in self.sites)
+        tokens = next(tensors) if isinstance(self.tokens, Tensor) else self.tokens
+        return replace(self, sites=sites, tokens=tokens, taps=self.taps.with_tensors(tensors))
 
 
 @dataclass(frozen=True)
@@ -99,9 +134,9 @@ class _Copy:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A snapshot on its way to the host."""
+    """A sample on its way to the host."""
 
-    _snapshot: Snapshot
+    _sample: DeviceSample
     _tensors: list[Tensor]
     _copies: Mapping[torch.device, _Copy]
 
@@ -110,16 +145,12 @@ class Transfer:
         """Whether ``wait`` would not wait."""
         return all(copy.arrived is None or copy.arrived.query() for copy in self._copies.values())
 
-    def wait(self) -> Snapshot:
-        """The snapshot on the host."""
+    def wait(self) -> DeviceSample:
+        """The sample on the host."""
         parts = {}
         for device, copy in self._copies.items():
             if copy.arrived is not None:
                 copy.arrived.synchronize()
             own = [tensor for tensor in self._tensors if tensor.device == device]
             parts[device] = iter(copy.numbers.split([tensor.numel() for tensor in own]))
-        here = iter([next(parts[tensor.device]).view(tensor.shape) for tensor in self._tensors])
-        sites = tuple(site.with_sums(next(here)) for site in self._snapshot.sites)
-        tokens = next(here) if isinstance(self._snapshot.tokens, Tensor) else self._snapshot.tokens
-        taps = self._snapshot.taps.with_tensors(here)
-        return replace(self._snapshot, sites=sites, tokens=tokens, taps=taps)
+        return self._sample.with_tensors(next(parts[one.device]).view(one.shape) for one in self._tensors)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attemper.backends.sums import join
+from attemper.backends.sums import empty_sums, join
 from attemper.call.sums import BACKEND
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
@@ -113,6 +113,19 @@ class TapSnapshot:
             for buffer, sample in self._samples.items()
         }
         return TapSnapshot(self._scope, samples, {device: next(tensors) for device in self._padded})
+
+    def of_step(self, period: int) -> tuple[list[SiteSums], Tensor, list[Tensor]]:
+        """The sites of the step of this number, with sums of no rows where nothing ran in it; its tokens; and for each
+        device whether a batch of it was padded. Nothing waits.
+        """
+        sites, tokens = [], torch.zeros((), dtype=torch.float64)
+        for buffer, sample in self._samples.items():
+            nothing = empty_sums(sample.sums.shape[0], sample.sums.device)
+            sums = torch.where(sample.period == period, sample.sums, nothing)
+            if not sites:
+                tokens = sums[0, :3].sum() * max(1.0, buffer.queries / (self._scope.rows or buffer.queries))
+            sites.append(_site(buffer, replace(sample, sums=sums), self._scope.fewest_keys))
+        return sites, tokens, [last == period for last in self._padded.values()]
 
     def latest(self) -> tuple[int, list[SiteSums], int, dict[str, str]]:
         """The number of the latest step, its sites, its tokens, and what is not shown of it. Waits for the devices."""

@@ -20,9 +20,11 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
+from attemper.monitor.merged_recorder import MergedRecorder
 from attemper.monitor.model import check_model, date_of, device_of, provenance, unseen_normalizers
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder, RunView, about
+from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.limits import AlarmLimits
@@ -44,6 +46,9 @@ from attemper.store.options import Store
 from attemper.text import clean
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
     from attemper.store.run import Run
 
 
@@ -60,6 +65,7 @@ def watch(
     limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
     on_alarm: Callable[[Alarm], object] | None = None,
+    reduce: str | ProcessGroup | DeviceMesh | None = None,
 ) -> Watch:
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
 
@@ -99,9 +105,13 @@ def watch(
         fewest_keys: as in :func:`attemper.scan`.
         on_alarm: called in the training thread with each alarm that begins, if it is a warning or worse. Such alarms
             also go to ``logging``, as warnings of the logger "attemper".
+        reduce: in training on many ranks, "data" makes the samples of data-parallel ranks one, by two collectives after
+            each sampled step; a process group or a DeviceMesh says which ranks these are, where nothing else does. All
+            of them watch with the same options, and end every step by ``.step()``. The first rank of each group writes
+            and judges. None reads this rank alone. See docs/tasks/many-ranks.md.
 
     Raises:
-        InputError: an argument has no meaning here.
+        InputError: an argument has no meaning here, or the data-parallel ranks cannot be told.
         BackendError: the named backend is missing.
     """
     return Watch(
@@ -116,6 +126,7 @@ def watch(
         limits=limits,
         fewest_keys=fewest_keys,
         on_alarm=on_alarm,
+        reduce=reduce,
     )
 
 
@@ -145,14 +156,15 @@ class Watch(TapReceiver, RunView):
         self.passes = self.steps = self.sampled = 0
         self._due = False
         """Whether a sample has ended that is not recorded yet."""
-        self._stepping = self._fresh = False
+        self._stepping, self._fresh = options.reduce is not None, False
         self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
         self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
-        self._recorder = Recorder(self._collector, options, about=about(model, options), start=start)
+        self._reduction = reduction_of(model, options.reduce, options.fewest_keys)
+        self._recorder = self._new_recorder(options, start)
         self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
         self._sampled_number = self._schedule.number
         """Of the step that was sampled last."""
@@ -167,6 +179,12 @@ class Watch(TapReceiver, RunView):
         self._open = ExitStack()
         self._recorder.at_end(self._hand_over)
         self._attach()
+
+    def _new_recorder(self, options: WatchOptions, start: int | None) -> Recorder:
+        known = about(self.model, options)
+        if self._reduction is None:
+            return Recorder(self._collector, options, known, start)
+        return MergedRecorder(self._collector, options, known, start, self._reduction)
 
     def _attach(self) -> None:
         """Hooks on the model itself only: what a sampled pass needs is put in place when it begins."""
@@ -209,11 +227,16 @@ class Watch(TapReceiver, RunView):
                 goes on from a checkpoint, call it once before the loop with the number of the checkpoint's last step.
 
         Raises:
-            InputError: ``step`` is not a whole number.
+            InputError: ``step`` is not a whole number; or after the first sampled step: the ranks that ``reduce=`` is
+                to merge do not hold the same part of the model.
         """
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise InputError(f"watch.step(step) must be an int, the loop's own number of a step, got {step!r}.")
+        period = self._collector.period
         self._end_step(step)
+        if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
+            self._recorder.add_merged(self._schedule.number - 1, period, self.failures, self.note_failure)
+            self._record()
 
     @quietly
     def _end_step(self, step: int | None) -> None:
@@ -315,7 +338,7 @@ class Watch(TapReceiver, RunView):
     def _add_due(self) -> None:
         """A signal that ends the process in between adds it once more, which changes nothing."""
         try:
-            if self._due and self._schedule.kept:
+            if self._due and self._schedule.kept and self._reduction is None:  # else by ``step``, on all ranks
                 self._recorder.add(self._sampled_number)
         finally:
             self._due = False
@@ -424,7 +447,7 @@ class Watch(TapReceiver, RunView):
         self._drop_interrupted()
         tap_buffers.deliver()
         self._collector.commit()
-        found = self._collector.readings()
+        found = self._recorder.readings
         if self._compiled:
             found = replace(found, skipped=(*found.skipped, *unseen_normalizers(self.model, found.sites)))
         if not found.sites:

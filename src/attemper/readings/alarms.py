@@ -12,7 +12,7 @@ from typing import Literal
 
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
-from attemper.readings.sample import JUDGED
+from attemper.readings.sample import JUDGED, RANK_DIFFERENCE
 from attemper.text import clean
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
@@ -62,7 +62,11 @@ class AlarmKind:
     trained: bool = False
     """Whether it is held back while the model looks untrained."""
     whole: bool = False
-    """Whether it is of a site all of whose heads are beyond the limit, at least two."""
+    """Whether it is of a site all of whose heads are beyond the limit."""
+    beside: str = ""
+    """A quantity that the message has as ``before``; empty: the baseline."""
+    least_heads: int = 2
+    """A whole site with fewer is not judged."""
     part_of: str = ""
     """The kind that takes its place while all heads of its site are alarming."""
 
@@ -79,9 +83,14 @@ class AlarmKind:
         return self.law not in OF_ONE_SAMPLE
 
     @property
+    def needs_ranks(self) -> bool:
+        """Whether it compares the ranks of a merged history: no other has such an alarm."""
+        return self.statistic == RANK_DIFFERENCE
+
+    @property
     def has_statistic(self) -> bool:
         """Whether the value of its alarms is the statistic itself, and not something measured over time."""
-        return self.law not in ("doubling_time", "rate", "drift")
+        return self.law not in ("doubling_time", "rate", "drift", "lasting_level")
 
     @property
     def quantity(self) -> str:
@@ -325,6 +334,26 @@ ALARMS = (
         title="dead",
         advice="The head averages its keys, whatever they are. Look for query or key weights near 0 (weight decay, a "
         "gradient that does not arrive) and for a temperature that is too high; a dead head can be pruned.",
+    ),
+    AlarmKind(
+        name="rank_differs",
+        statistic="rank_difference",
+        law="lasting_level",
+        side="above",
+        limit=0.1,
+        unit="of log n",
+        release=0.5,
+        judged=False,
+        whole=True,
+        least_heads=1,
+        beside="farthest_rank",
+        severity="warning",
+        message="normalised entropy on rank {before:.0f} is {value:.2g} from the mean of all ranks, in three readings",
+        clause=("site differs on one rank", "sites differ on one rank"),
+        title="a rank differs",
+        advice="Data-parallel ranks hold the same weights, so their means differ by their examples alone. Look at the "
+        "device of that rank (memory errors, heat, clocks), at its part of the data, and whether its weights still "
+        "equal those of the others.",
     ),
 )
 KINDS = {kind.name: kind for kind in ALARMS}

@@ -35,7 +35,7 @@ class History:
     steps: Array
     """[steps] whole numbers, ascending."""
     values: Array
-    """float32."""
+    """float32; of counts above 2^24 float64."""
     sites: tuple[SiteLabel, ...]
     """The sites of ``values``, in their order; one where a site was asked for."""
     site: str | None = None

@@ -14,7 +14,7 @@ from attemper.readings.laws import LAWS, MARKS, SPAN, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm
-from attemper.readings.sample import Sample
+from attemper.readings.sample import RANK_DIFFERENCE, Sample
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
@@ -23,6 +23,8 @@ WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
 MOST_ENDED = 10_000
 """Of the alarms that have ended, the latest so many are kept."""
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
+BESIDE = tuple(kind.beside for kind in ALARMS if kind.beside)
+"""Quantities that messages name and nothing judges."""
 
 
 class Figures(NamedTuple):
@@ -103,8 +105,8 @@ class Judge:
             self._keep()
         if self._columns.find(sample.sites):
             self._grow()
-        found = {name: self._columns.spread(sample, name) for name in (*self._memories, *COUNTS)}
-        self._missing = tuple(name for name in self._memories if name not in sample.quantities)
+        found = {name: self._columns.spread(sample, name) for name in (*self._memories, *COUNTS, *BESIDE)}
+        self._missing = tuple(name for name in self._memories if name not in (*sample.quantities, RANK_DIFFERENCE))
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
         with np.errstate(all="ignore"):  # a reading may be infinite
@@ -245,7 +247,7 @@ class Judge:
         if kind.floor is None:
             measure = law.measure(window)
             measure = np.where(few, np.nan, measure) if few.any() else measure
-            return self._of_sites(measure, np.fmax.reduceat) if kind.whole else measure
+            return self._of_sites(measure, np.fmax.reduceat, kind.least_heads) if kind.whole else measure
         possible = (on | self._beyond_floor(kind)) & ~np.isnan(window.recent[-law.depth]) & ~few
         if not possible.any():
             return None
@@ -269,20 +271,23 @@ class Judge:
     def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Figures:
         window = self._memories[kind.quantity].window
         now, before = window.recent[-1], window.centre if "centre" in LAWS[kind.law].looks_at else window.baseline
+        before = found.get(kind.beside, before)
         total = found["rows"] + found["empty_rows"] + found["nonfinite_rows"]
         if kind.whole:
             known = (~np.isnan(now) & ~np.isnan(before)).astype(float)
-            total = self._of_sites(known, np.add.reduceat)
-            sums = (self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat) for values in (now, before))
+            total, *sums = (
+                self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat, kind.least_heads)
+                for values in (known, now, before)
+            )
             now, before = (one / np.maximum(total, 1.0) for one in sums)
         return Figures(measure, now, before, total, np.full(len(now), float(step)))
 
-    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array]) -> Array:
-        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than two heads have a value."""
+    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array], least: int = 2) -> Array:
+        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than ``least`` heads have one."""
         found = np.full(len(values), np.nan)
         if len(values):
             starts = self._columns.starts
-            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= 2
+            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= least
             found[starts] = np.where(several, reduction(values, starts), np.nan)
         return found
 

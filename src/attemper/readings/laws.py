@@ -17,6 +17,8 @@ Array = npt.NDArray[np.float64]
 
 RECENT = 20
 """Readings in a row that a head must be uniform in to be called dead."""
+LASTING = 3
+"""Readings in a row that a difference between ranks must last."""
 FIRST = 5
 """Healthy readings whose median is the baseline of a fall."""
 MARKS = 16
@@ -106,6 +108,11 @@ def dead(recent: Array) -> Array:
     return recent.min(0)
 
 
+def lasting_level(recent: Array) -> Array:
+    """The least of the last three readings."""
+    return recent[-LASTING:].min(0)
+
+
 def settle(stretch: Array) -> tuple[Array, Array]:
     """Centre and spread of a stretch of readings; NaN where it moved on from its first half to its second.
 
@@ -128,6 +135,7 @@ LAWS: dict[str, Law] = {
         lambda w: fall_from_baseline(w.recent[-1], w.baseline), side="below", looks_at=("baseline",)
     ),
     "drift": Law(lambda w: drift(w.marks[-1], w.centre, w.spread), side="above", depth=3, looks_at=("marks", "centre")),
+    "lasting_level": Law(lambda window: lasting_level(window.recent), side="above", depth=LASTING),
     "dead": Law(lambda w: dead(w.recent), side="above", depth=RECENT),
 }
 """Name -> law. ``docs/alarms.md`` has the formulas."""

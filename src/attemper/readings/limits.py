@@ -141,7 +141,9 @@ def alarms(
 def _of_head(site: SiteReading, head: HeadReading, limits: Limits, fewest_keys: int) -> Iterator[Alarm]:
     total = head.rows + head.empty_rows + head.nonfinite_rows
     for kind in ALARMS:
+        if kind.needs_history:
+            continue
         value, limit = kind.value(head, fewest_keys), limits.get(kind.name, kind.limit)
         never = limit is None and kind.limit is not None
-        if not (kind.needs_history or never or value is None) and kind.rings(value, limit):
+        if not (never or value is None) and kind.rings(value, limit):
             yield kind.alarm(site.name, head.head, value, limit, figures={"total": total})

@@ -19,6 +19,9 @@ MODES = ("train", "eval")
 ATTENTIONS = ("full", "window", "cross", "mla", "sparse", "sink")
 """Types of attention that a label names."""
 
+MOST_EXACT = 2**24
+"""Whole numbers up to this one are exact in float32."""
+
 SiteKey = tuple[str, str, str]
 """(name, kind, mode): what tells a site from all others of a run."""
 
@@ -73,10 +76,17 @@ _COUNTS = {
 JUDGED = ("normalized_entropy", "first_token_mass")
 """Statistics that alarms judge over the rows that see at least ``fewest_keys`` keys, ``judged_rows`` of them."""
 
+RANK_DIFFERENCE, FARTHEST_RANK = "rank_difference", "farthest_rank"
+"""Of a site, in the merged history of several ranks: the largest distance of a rank's mean normalised entropy from the
+mean of all ranks, and the number of that rank. The same for all heads.
+"""
+
 QUANTITIES: dict[str, Quantity] = {
     **{name: Quantity(name, shown.unit) for name, shown in SHOWN.items()},
     **{name: Quantity(name, unit, exact=True) for name, unit in _COUNTS.items()},
     **{f"judged_{name}": Quantity(f"judged_{name}", SHOWN[name].unit) for name in JUDGED},
+    RANK_DIFFERENCE: Quantity(RANK_DIFFERENCE, "of log n"),
+    FARTHEST_RANK: Quantity(FARTHEST_RANK, "rank", exact=True),
 }
 """Name -> quantity: the fields of ``HeadReading`` that show statistics, counts, and what alarms judge."""
 
@@ -112,7 +122,9 @@ class Sample:
     quantities: tuple[str, ...]
     """Names of ``QUANTITIES``, one for each row of ``values``."""
     values: np.ndarray
-    """[quantities, heads of all sites one after another] float32, NaN where a number is missing."""
+    """[quantities, heads of all sites one after another] float32, NaN where a number is missing; float64 where a count
+    is above ``MOST_EXACT``.
+    """
     tokens: int = 0
     """Real tokens read: padding left out."""
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 
 from attemper.errors import InputError
+from attemper.readings.sample import QUANTITIES, Sample
 from attemper.store.options import MANTISSA
 
+COUNTS = frozenset(name for name, one in QUANTITIES.items() if one.exact)
 _HEADER = struct.Struct("<BHI")
 """Version, samples, numbers of one sample."""
 _VERSION = 1
@@ -39,6 +42,33 @@ def round_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
         return near
     cut = (whole >> drop << drop).view("<f4")
     return np.where(finite, np.where(np.isfinite(near), near, cut), values).astype("<f4")
+
+
+REST = "_rest"
+"""Of the name under which what float32 lacks of a count is kept."""
+
+
+def split_counts(sample: Sample) -> Sample:
+    """A sample in float32: a count that float32 cannot hold becomes the nearest one it can, and what is missing."""
+    if sample.values.dtype == np.float32:
+        return sample
+    near = sample.values.astype(np.float32)
+    rests = np.where(np.isfinite(near), sample.values - near, 0.0).astype(np.float32)
+    split = [row for row, name in enumerate(sample.quantities) if name in COUNTS and rests[row].any()]
+    names = (*sample.quantities, *(f"{sample.quantities[row]}{REST}" for row in split))
+    return replace(sample, quantities=names, values=np.concatenate([near, rests[split]]))
+
+
+def join_counts(quantities: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """[quantities, heads] without the rests of counts, which go back to their counts, in float64."""
+    rests = [name for name in quantities if name.endswith(REST)]
+    if not rests:
+        return quantities, values
+    names = tuple(name for name in quantities if name not in rests)
+    joined = values[[quantities.index(name) for name in names]].astype(np.float64)
+    for name in rests:
+        joined[names.index(name.removesuffix(REST))] += np.nan_to_num(values[quantities.index(name)])
+    return names, joined
 
 
 def pack(values: np.ndarray) -> bytes:

@@ -14,7 +14,8 @@ import numpy as np
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.files import check_target, replacement
-from attemper.readings.sample import QUANTITIES, SiteLabel
+from attemper.readings.sample import SiteLabel
+from attemper.store.chunk import COUNTS
 from attemper.store.ranks import Ranks
 from attemper.text import clean_name
 
@@ -122,21 +123,21 @@ def _wide(values: Array, heads: int) -> Array:
 
 def _with_types(table: dict[str, Array], pandas: Any) -> dict[str, Any]:
     """With whole numbers where layers and counts are, also where some are missing."""
-    whole = [name for name in table if name == "layer" or (name in QUANTITIES and QUANTITIES[name].exact)]
+    whole = [name for name in table if name == "layer" or name in COUNTS]
     return table | {name: pandas.array(table[name], dtype="Int64") for name in whole}
 
 
 def _schema(ranks: Ranks, pyarrow: Any) -> Any:
     words, numbers = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), pyarrow.int64()
     kinds = {name: numbers if name in ("step", "layer", "head") else words for name in PLACE}
-    return pyarrow.schema([*kinds.items(), *((name, pyarrow.float32()) for name in ranks.statistics)])
+    of = {name: numbers if name in COUNTS else pyarrow.float32() for name in ranks.statistics}
+    return pyarrow.schema([*kinds.items(), *of.items()])
 
 
 def _texts(name: str, column: Array) -> list[str]:
     if name in PLACE:
         return ["" if value is None else str(value) for value in column.tolist()]
-    exact = name in QUANTITIES and QUANTITIES[name].exact
-    return ["" if value != value else str(int(value)) if exact else str(value) for value in column]
+    return ["" if value != value else str(int(value)) if name in COUNTS else str(value) for value in column]
 
 
 @contextmanager

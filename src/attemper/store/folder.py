@@ -25,7 +25,7 @@ from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")
-OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token)|-\d+-\d+\.parquet)")
+OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.parquet)")
 """Files of a run's folder that attemper wrote."""
 DEEPEST = 4
 """How many folders below a given one runs are looked for."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
-from attemper.store.chunk import pack, round_bits, unpack
+from attemper.store.chunk import COUNTS, pack, round_bits, unpack
 from attemper.store.schema import Row
 
 CHUNK = 128
@@ -34,7 +34,7 @@ class Layout:
     sites: dict[int, slice]
     """Site -> its heads among all."""
 
-    @property
+    @cached_property
     def heads(self) -> int:
         return max((places.stop for places in self.sites.values()), default=0)
 
@@ -167,7 +167,8 @@ def summary(sample: Sample, numbers: np.ndarray) -> list[list[float]]:
     def of(name: str, reduction: np.ufunc) -> np.ndarray:
         if name not in sample.quantities:
             return missing
-        return reduction.reduceat(numbers[sample.quantities.index(name)].astype(np.float64), starts)
+        row = sample.quantities.index(name)
+        return reduction.reduceat((sample.values if name in COUNTS else numbers)[row].astype(np.float64), starts)
 
     entropy = of("normalized_entropy", np.fmin)
     return [

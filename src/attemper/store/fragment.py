@@ -24,7 +24,7 @@ import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
 from attemper.store.about import WORDS, sentence, to_json
-from attemper.store.chunk import round_bits
+from attemper.store.chunk import REST, round_bits, split_counts
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
@@ -88,6 +88,7 @@ class Fragment:
         """
         if self.path is not None and _identity(self.path) != self._file:
             raise FileNotFoundError(f"{self.path.name} is gone: it was moved or deleted while it was written to")
+        whole, sample = sample, split_counts(sample)
         numbers = self._round_bits(sample)
         with self.transaction() as connection:
             segment = self._segment_of(sample)
@@ -97,7 +98,7 @@ class Fragment:
                 (self._next, segment, sample.step, sample.time, sample.tokens, layout),
             )
             connection.execute("INSERT INTO hot VALUES (?, ?)", (self._next, numbers.tobytes()))
-            numbers_of = [[self._next] * len(sites), sites, *summary(sample, numbers)]
+            numbers_of = [[self._next] * len(sites), sites, *summary(whole, numbers)]
             connection.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?)", zip(*numbers_of, strict=True))
         self._segment, self._segment_step, self.last_step = segment, sample.step, sample.step
         self._next += 1
@@ -312,7 +313,7 @@ class Fragment:
 
 
 def _quantity(name: str) -> Quantity:
-    return QUANTITIES.get(name) or Quantity(name, "")
+    return QUANTITIES.get(name) or Quantity(name, "", exact=name.endswith(REST))
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

@@ -61,7 +61,7 @@ def _head(label: SiteLabel, place: int, columns: Mapping[str, list[Any]]) -> Hea
 
 def _numbers(name: str, row: np.ndarray) -> list[Any]:
     """Counts as whole numbers, others in the fewest digits that tell them from their neighbours; None for NaN."""
-    to = int if QUANTITIES[name].exact else (lambda value: float(str(value)))
+    to = int if QUANTITIES[name].exact else (lambda value: float(str(np.float32(value))))
     return [to(value) if np.isfinite(value) else None for value in row]
 
 

@@ -18,6 +18,10 @@ PARQUET = "pyarrow"
 """The package that parts need."""
 
 
+UNNOTED = "the disk was full or failed to the end of the process"
+"""Why samples are lost that a fragment itself could not note."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where one process writes."""
@@ -75,3 +79,15 @@ def _scratch(token: str) -> Path:
     folder = base / token
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def leave_lost(fragment: Path, samples: int) -> None:
+    """Leaves a number of lost samples as the name of an empty file beside the fragment, which takes no room."""
+    with suppress(OSError):
+        fragment.with_name(f"{fragment.stem}.lost-{samples}").touch()
+
+
+def lost_beside(fragment: Path) -> list[tuple[Path, int]]:
+    """Files beside a fragment, or its lock, that say of lost samples, and how many each."""
+    found = ((path, path.suffix.removeprefix(".lost-")) for path in fragment.parent.glob(f"{fragment.stem}.lost-*"))
+    return [(path, int(number)) for path, number in found if number.isdecimal()]

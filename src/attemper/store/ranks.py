@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
+from attemper.store.chunk import REST
 from attemper.store.series import FragmentReader, Lost, Segment, between
 
 Array = np.ndarray
@@ -78,7 +79,8 @@ class Ranks:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for reader in self.readers for name in reader.statistics))
+        names = dict.fromkeys(name for reader in self.readers for name in reader.statistics)
+        return tuple(name for name in names if not name.endswith(REST))
 
     @property
     def segments(self) -> list[Segment]:
@@ -113,7 +115,7 @@ class Ranks:
         return np.unique(np.concatenate([between(reader.moments, start, stop)["step"] for reader in self.readers]))
 
     def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
-        """Of each site [steps, heads] float32, NaN where no rank has a number. ``steps`` ascend."""
+        """Of each site [steps, heads] as of ``FragmentReader.values``, NaN where no rank has a number."""
         if len(self.readers) == 1:
             yield from self.readers[0].values(statistic, keys, steps)
         else:
@@ -132,6 +134,7 @@ class Ranks:
                 if first + values.shape[1] > found.shape[1]:  # it had more heads once
                     more = ((0, 0), (0, first + values.shape[1] - found.shape[1]))
                     found = np.pad(found, more, constant_values=np.nan)
+                found = found.astype(np.result_type(found, values), copy=False)
                 found[missing, first : first + values.shape[1]] = values
         return found
 

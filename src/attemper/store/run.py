@@ -157,7 +157,7 @@ class Run:
             yield f"{count(lost.samples, 'sample is', 'samples are')} lost: {lost.reason}"
         if thinned := self.about.get("thinned"):
             step, spacing = thinned["until_step"], thinned["largest_spacing"]
-            yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept"
+            yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept; alarms are judged by those"
         if shared := self.ranks.shared_sites:
             what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
             yield f"{what} written by several ranks, {one} for one: the numbers are the first rank's"
@@ -231,8 +231,10 @@ class Run:
     # --- alarms ---
 
     def alarms(self, limits: AlarmLimits | Mapping[str, Any] | None = None) -> list[Alarm]:
-        """Every alarm of the run, in the order in which they began, as a watch raises them; ``ended`` is None for one
-        that still stands.
+        """Every alarm of the run, in the order in which they began; ``ended`` is None for one that still stands.
+
+        They follow from the numbers that are stored, with the bits that are stored. docs/alarms.md says in which cases
+        they can differ from what the watch raised.
 
         Args:
             limits: other limits than those of the watch that wrote the run: :class:`attemper.AlarmLimits`, or a
@@ -384,7 +386,7 @@ def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
     heads = max((heads, *(values.shape[1] for values in series)))
     if all(values.shape[1] == heads for values in series) and series:
         return np.stack(series, 1)
-    found = np.full((steps, len(series), heads), np.nan, np.float32)
+    found = np.full((steps, len(series), heads), np.nan, np.result_type(np.float32, *series))
     for place, values in enumerate(series):
         found[:, place, : values.shape[1]] = values
     return found

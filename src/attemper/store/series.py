@@ -14,9 +14,10 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
-from attemper.store.chunk import unpack
+from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
+from attemper.store.place import UNNOTED, lost_beside
 from attemper.store.schema import Tables
 
 Array = np.ndarray
@@ -156,7 +157,9 @@ class FragmentReader:
 
     @property
     def lost(self) -> list[Lost]:
-        return [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        noted = [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        beside = [] if self._lock is None else lost_beside(self._lock)
+        return [*noted, *(Lost(samples, UNNOTED, path.stat().st_mtime) for path, samples in beside)]
 
     @property
     def moments(self) -> Array:
@@ -192,29 +195,40 @@ class FragmentReader:
     # --- numbers ---
 
     def values(self, statistic: str, keys: Sequence[SiteKey], steps: Array) -> Iterator[Array]:
-        """Of each site [steps, heads] float32; NaN where a step, of those ascending, has no number."""
+        """Of each site [steps, heads]; NaN where a step, of those ascending, has no number.
+
+        float32, and float64 of counts that need it.
+        """
         moments = self.moments
         moments = moments[np.isin(moments["step"], steps)]
+        split = f"{statistic}{REST}" in self.statistics
         span, rows = self._span(moments), np.searchsorted(steps, moments["step"])
         for key in keys:
             series = [self.series(pair, span) for pair in self.pairs(statistic, key)]
-            yield _align(moments["id"], rows, len(steps), series)
+            found = _align(moments["id"], rows, len(steps), series)
+            if split:
+                rests = [self.series(pair, span) for pair in self.pairs(f"{statistic}{REST}", key)]
+                rest = _align(moments["id"], rows, len(steps), rests)
+                found = found + np.nan_to_num(rest.astype(np.float64)) if rest.size else found
+            yield found
 
     def samples(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
         """Of each of ``moments`` the statistics of these names that it holds."""
-        known = {number: name for name, number in self.statistics.items() if name in names}
+        known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
         labels = {site: label for label, site in self._places}
         for start in range(0, len(moments), BLOCK):
             block = moments[start : start + BLOCK]
             numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
             for one in block:
                 layout = self._layouts[int(one["layout"])]
+                held = tuple(known[number] for number in layout.statistics if number in known)
+                quantities, values = join_counts(held, next(numbers[int(one["layout"])]))
                 yield Sample(
                     step=int(one["step"]),
                     time=float(one["time"]),
                     sites=tuple(labels[site] for site in layout.sites),
-                    quantities=tuple(known[number] for number in layout.statistics if number in known),
-                    values=next(numbers[int(one["layout"])]),
+                    quantities=quantities,
+                    values=values,
                     tokens=int(one["tokens"]),
                 )
 
@@ -267,11 +281,11 @@ class FragmentReader:
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
             raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
-        for sample, layout, values in self._hot(span):
-            if pair in layout.pairs:
-                row, heads = layout.pairs[pair]
-                samples = np.append(samples, sample)
-                parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        hot = [one for one in self._hot(span) if pair in one[1].pairs]
+        for _, layout, values in hot:
+            row, heads = layout.pairs[pair]
+            parts.append(values.reshape(-1, layout.heads)[row, heads][None])
+        samples = np.concatenate([samples, np.array([sample for sample, _, _ in hot], samples.dtype)])
         return samples, np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     def pyramid_rows(self, pair: Pair, level: int) -> dict[int, Array]:

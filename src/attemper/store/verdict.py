@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS
-from attemper.readings.judge import COUNTS, Judge
+from attemper.readings.judge import BESIDE, COUNTS, Judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.store.ranks import Ranks
 from attemper.store.series import between
 
-JUDGED = frozenset((*(kind.quantity for kind in ALARMS), *COUNTS))
+JUDGED = frozenset((*(kind.quantity for kind in ALARMS), *COUNTS, *BESIDE))
 """Statistics that alarms look at."""
 
 

@@ -26,7 +26,7 @@ from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock, LockHeldError
 from attemper.store.options import Store
 from attemper.store.parts import Parts
-from attemper.store.place import place_of
+from attemper.store.place import UNNOTED, leave_lost, lost_beside, place_of
 from attemper.store.schema import FORKED, Tables
 from attemper.text import clean_name
 
@@ -196,6 +196,9 @@ class Writer:
             self._publish()
             self._attempt(lambda: self._fragment.close(self._deadline or 0.0))
         finally:
+            unnoted = self.dropped - self._noted
+            if unnoted and self._fragment.path is not None:
+                leave_lost(self._fragment.path, unnoted)
             if self._held is not None:
                 self._held.release()
             process.leave(self)
@@ -331,7 +334,11 @@ def _open(options: Store, rank: int, versions: Mapping[str, str] | None) -> Writ
             write_ahead=place.write_ahead,
         )
         opened.callback(fragment.connection.close)
-        earlier = None if fragment.last_step is None else Earlier.of(fragment.tables(), fragment.last_step)
+        tables = Tables(fragment.connection, fragment.lock)
+        earlier = None if fragment.last_step is None else Earlier.of(tables, fragment.last_step)
+        for beside, samples in lost_beside(held.path):
+            fragment.lose(samples, fragment.last_step, UNNOTED)
+            beside.unlink(missing_ok=True)
         parts = None if place.target is None else Parts(fragment, place.target, rank)
         opened.pop_all()
     if place.why is not None:

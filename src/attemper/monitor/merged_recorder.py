@@ -1,0 +1,134 @@
+"""The memory of a watch on many ranks: their samples are made one. The first rank of a group keeps and judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attemper import __version__
+from attemper.errors import InputError
+from attemper.monitor.collector import Collector, SampleReadings
+from attemper.monitor.options import WatchOptions
+from attemper.monitor.recorder import Recorder
+from attemper.monitor.reduction import Fail, Reduction
+from attemper.monitor.sample import with_differences
+from attemper.monitor.snapshot import SampleSums
+from attemper.readings.sample import Sample
+from attemper.text import count
+
+if TYPE_CHECKING:
+    from attemper.store.run import Run
+
+
+class MergedRecorder(Recorder):
+    """Takes the samples of a watch, each merged with those of the other ranks of ``reduction``."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        options: WatchOptions,
+        about: Mapping[str, Any],
+        start: int | None,
+        reduction: Reduction,
+    ) -> None:
+        self._reduction = reduction
+        self.merged: SampleSums | None = None
+        """The latest sample of all ranks."""
+        own = options if reduction.is_first else replace(options, store=None)
+        self.first_step = self._last_step = None
+        try:
+            super().__init__(collector, own, {**about, **reduction.about}, start)
+        finally:  # the others wait for this rank, also where its store cannot be opened
+            steps = reduction.begin(_shared(options), self.first_step, super().last_step)
+        self.first_step, self._last_step = steps
+
+    @property
+    def number(self) -> int:
+        return self._reduction.coordinate.number
+
+    @property
+    def last_step(self) -> int | None:
+        return self._last_step
+
+    def add_merged(self, step: int, period: int, failures: int, fail: Fail) -> None:
+        """Merges the sample that has ended with those of the other ranks, and adds it. See ``Reduction.merge``.
+
+        Raises:
+            InputError: the ranks do not hold the same part of the model.
+        """
+        try:
+            found = self._reduction.merge(self._collector, period, failures, fail)
+            if found is not None:
+                self._put(step, found)
+        except InputError:
+            raise
+        except Exception as error:  # a rank is gone, say: what training makes of that is its own affair
+            fail("ranks", error)
+
+    def add(self, step: int) -> None:
+        """Adds a sample of this rank alone, of an evaluation: the ranks may have different parts of it, or none."""
+        if self._reduction.is_first:
+            super().add(step)
+
+    def judge_now(self, step: int) -> None:
+        """Takes what is on its way. A sample is judged when its step ends, and has all its rows then."""
+        self.settle(wait=True)
+
+    @property
+    def readings(self) -> SampleReadings:
+        self.settle(wait=True)
+        found = self.merged
+        if found is None:
+            return super().readings
+        sites = tuple(site.reading() for site in found.sites)
+        return SampleReadings(sites, self._collector.skips(sites), found.tokens, ", ".join(found.backends), {})
+
+    @property
+    def run(self) -> Run:
+        if not self._reduction.is_first:
+            raise InputError(
+                f"This is rank {self._reduction.rank}: rank {self._reduction.ranks[0]} has the history of its group. "
+                "watch.table() is the latest sample on every rank."
+            )
+        return super().run
+
+    def summary(self, sampled: int) -> str:
+        if self._reduction.is_first:
+            return f"{super().summary(sampled)}, {self._reduction}"
+        return f"{count(sampled, 'sample')}, {self._reduction}, kept by rank {self._reduction.ranks[0]}"
+
+    def _keep_first(self) -> Iterator[tuple[Sample, SampleSums]]:
+        if self._reduction.is_first:
+            yield from super()._keep_first()
+            return
+        found = self._collector.join(self._underway.popleft().snapshot.wait())
+        self._collector.skipped |= found.reasons
+        self.merged = found
+
+    def _sample(self, step: int, when: float, found: SampleSums) -> Sample:
+        sample = super()._sample(step, when, found)
+        if found.differences is None:
+            return sample
+        self.merged = found
+        return with_differences(sample, found.differences) if len(self._reduction.ranks) > 1 else sample
+
+    def _describe(self, sample: Sample, found: SampleSums) -> None:
+        known = self._about | self._reduction.about
+        if known != self._about and self._writer is not None:
+            self._writer.describe(self._reduction.about)
+        self._about = known
+        super()._describe(sample, found)
+
+
+def _shared(options: WatchOptions) -> dict[str, Any]:
+    """What must be the same on all ranks, so that they join on the same steps with tensors of the same size."""
+    scope = options.scope
+    return {
+        "attemper": __version__,
+        "every": options.every,
+        "rows": options.rows,
+        "stats": scope.stats,
+        "sites": scope.sites,
+        "fewest_keys": options.fewest_keys,
+    }
