@@ -71,7 +71,7 @@ def batch(step: int) -> Tensor:
 
 
 def split_heads(built: Model, mesh: Any) -> Model:
-    plan = {name: ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")} | {"o_proj": RowwiseParallel()}
+    plan: Any = {name: ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")} | {"o_proj": RowwiseParallel()}
     for layer in built.layers:
         parallelize_module(layer, mesh, plan)
     return built
@@ -80,7 +80,8 @@ def split_heads(built: Model, mesh: Any) -> Model:
 def sharded(built: Model, mesh: Any) -> Model:
     for layer in built.layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(built, mesh=mesh)
+    fully_shard(built, mesh=mesh)
+    return built
 
 
 class Spread(NamedTuple):

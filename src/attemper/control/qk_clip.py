@@ -16,8 +16,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from attemper.checks import positive_number
 from attemper.control.query_key_weights import Projections, projections_of
-from attemper.control.weight_ranks import check_reduce, weight_ranks
+from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
+from attemper.monitor.reduction import check_reduce, device_of_group
 from attemper.monitor.watch import watch
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
 
@@ -80,7 +81,8 @@ class QKClip:
         self._refuse_normalised()
         title = class_name(unwrap(model))
         self._modules = {own or title: module for module, own in names_of(model).items()}
-        self._reduce = check_reduce("QKClip", reduce)
+        check_reduce(reduce, "QKClip")
+        self._reduce = reduce
         self._projections: dict[str, Projections] = {}
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
@@ -100,8 +102,9 @@ class QKClip:
         self._watch.close()
 
     def step(self) -> dict[str, Tensor]:
-        """Clips what the forward passes since the last step have shown. Call it after ``optimizer.step()``, on all
-        ranks.
+        """Clips what the forward passes since the last step have shown.
+
+        Call it after ``optimizer.step()``, on all ranks.
 
         Returns:
             The factors gamma [heads] of each module in which a head was clipped, of all its heads on every rank.
@@ -149,8 +152,9 @@ class QKClip:
             own, failure = {}, error
         parts = [own.get(name, torch.full((many,), -math.inf)) for name, many in heads.items()]
         packed = torch.cat([*parts, torch.tensor([float(failure is not None)])])
-        packed = packed.to(next(self.model.parameters(), packed).device)
+        home = next(self.model.parameters(), packed).device
         for group in groups:
+            packed = packed.to(device_of_group(group, home))
             dist.all_reduce(packed, dist.ReduceOp.MAX, group)
         *largest, failed = packed.cpu().split([*heads.values(), 1])
         if bool(failed):

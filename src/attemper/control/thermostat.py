@@ -16,8 +16,9 @@ from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.temper import Tempered
-from attemper.control.weight_ranks import check_reduce, weight_ranks
+from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
+from attemper.monitor.reduction import check_reduce
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.act import normalizer_of
 from attemper.sites.find import Site, chosen_sites
@@ -140,7 +141,8 @@ class Thermostat:
         one_of("Thermostat(per=...)", per, ("head", "layer"))
         one_of("Thermostat(unit=...)", unit, ("nats", "normalized"))
         self.per, self.unit, self.target, self.total_steps = per, unit, target_entropy, total_steps
-        self.model, self._reduce = model, check_reduce("Thermostat", reduce)
+        check_reduce(reduce, "Thermostat")
+        self.model, self._reduce = model, reduce
         self.rate = positive_number("Thermostat(rate=...)", rate, "It is the share of Newton's step, up to 1.")
         self.max_step = positive_number("Thermostat(max_step=...)", max_step, "It bounds the change of log T.")
         floor, ceiling = (

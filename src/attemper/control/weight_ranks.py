@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
 
-from attemper.errors import InputError
 from attemper.monitor.reduction import data_parallel_group, group_of_mesh, is_distributed
 from attemper.sites.sharded import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-def check_reduce(where: str, reduce: Any) -> Any:
-    """``reduce`` if it is "data", None, a process group or a DeviceMesh.
-
-    Raises:
-        InputError: it is none of them.
-    """
-    package: Any = sys.modules.get("torch.distributed")
-    mesh: Any = sys.modules.get("torch.distributed.device_mesh")
-    known = tuple(kind for kind in (getattr(package, "ProcessGroup", None), getattr(mesh, "DeviceMesh", None)) if kind)
-    if reduce in ("data", None) or isinstance(reduce, known):
-        return reduce
-    raise InputError(
-        f'{where}(reduce=...) must be "data", None, a process group of torch.distributed or a DeviceMesh, got '
-        f"{reduce!r:.60}."
-    )
 
 
 def weight_ranks(model: nn.Module, modules: Iterable[nn.Module], reduce: Any) -> list[ProcessGroup]:
@@ -52,8 +33,8 @@ def weight_ranks(model: nn.Module, modules: Iterable[nn.Module], reduce: Any) ->
     if reduce is None or not is_distributed():
         return []
     data = data_parallel_group(model) if reduce == "data" else reduce
-    weights: Iterable[Any] = (weight for module in modules for weight in module.parameters() if is_dtensor(weight))
-    meshes = dict.fromkeys(weight.device_mesh for weight in weights)
+    weights: list[Any] = [weight for module in modules for weight in module.parameters()]
+    meshes = dict.fromkeys(weight.device_mesh for weight in weights if is_dtensor(weight))
     found = [data if isinstance(data, dist.ProcessGroup) else group_of_mesh(data)] if data is not None else []
     found += [group_of_mesh(mesh) for mesh in meshes]
     groups = {frozenset(dist.get_process_group_ranks(group)): group for group in found}
