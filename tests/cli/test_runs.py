@@ -190,17 +190,17 @@ def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Comm
 
 
 def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path: Path) -> None:
-    label = replace(sites(1)[0], name="evil\x1b[2J\u202e")
+    label = replace(sites(1)[0], name="evil\x1b[2J\u202e\x9b2J")
     fragment = Fragment(tmp_path / "fragment-0.sqlite")
     fragment.describe({"name": "n\x1b[31m", "model": "[red]m", "tags": ["t\x07"], "notes": "x\u202ey"})
     fragment.cover({("s\x1b", "self", "train"): "r\x1b"})
     for step in range(30):
         fragment.append(sample(step, (label,)))
     fragment.close()
-    for verb in ("show", "runs"):
+    for verb in ("show", "runs", "watch"):
         _, out, err = command(verb, tmp_path)
-        assert not set("\x1b\x07\u202e") & set(out + err)
-        assert "[red]m" in out
+        assert not set("\x1b\x07\u202e\x9b") & set(out + err)
+        assert verb == "watch" or "[red]m" in out
 
 
 def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ PAGES = ROOT / "docs" / "tasks"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = (
     "my-loss-spikes", "long-context-is-diffuse", "sharpen-a-retrieval-head", "calibrate-after-extending-context",
-    "hold-entropy-while-training",
+    "hold-entropy-while-training", "past-one-machine",
 )  # fmt: skip
 ADVICE = "recommended-temperatures"
 
@@ -50,6 +50,13 @@ def test_my_loss_spikes(run: Any) -> None:
     assert set(names["saved"]) == {"steps", "log_temperatures"}
     assert "normalise" in names["refused"]
     assert {group["lr"] for group in names["optimizer"].param_groups} == {1e-3 / 3}
+
+
+def test_past_one_machine(run: Any) -> None:
+    names = run("past-one-machine")
+    assert names["whole"].shards == ("0/3", "1/3", "2/3")
+    assert names["whole"].missing == ()
+    assert names["whole"].tokens == 6 * 2 * 40
 
 
 @pytest.mark.slow("takes many seconds")

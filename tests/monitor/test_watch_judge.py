@@ -23,6 +23,16 @@ def test_the_defaults_of_a_watch_are_these() -> None:
     }  # fmt: skip
 
 
+def test_the_table_of_a_watch_says_which_alarms_have_nothing_to_judge_yet() -> None:
+    model, x = Own().train(), torch.randn(2, 64, 32)
+    with attemper.watch(model) as watch:
+        model(x)
+        watch.step()
+        table = watch.table()
+    assert table.not_judged == ("not judged yet: drift of 4 of 4 heads, not settled.",)
+    assert table.not_judged[0] in str(table)
+
+
 class Fresh(nn.Module):
     """Many heads as they are before training: near uniform."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,16 +114,7 @@ def windows(
     Raises:
         InputError: the text is empty, or a number is out of range.
     """
-    longest = pretrained.longest
-    if max_length is not None:
-        if not max_length >= 1:
-            raise InputError(f"max_length must be at least 1, got {max_length}.")
-        if max_length > longest and longest < _LONGEST:
-            raise InputError(
-                f"max_length is {max_length} but the model reads at most {longest} tokens. "
-                f"{_how_to_read(max_length, pretrained)}"
-            )
-        longest = min(longest, max_length)
+    longest = window_length(pretrained, max_length)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     if not text.strip():
@@ -130,15 +122,51 @@ def windows(
             "the text is empty: there is nothing to scan. Pass a file with text, or leave --text out for the one "
             "that ships."
         )
-    rows = _rows(pretrained.tokenizer, text, longest)
+    rows, special = _rows(pretrained.tokenizer, [text], longest)
+    if not any(len(row) > special for row in rows):
+        raise InputError("the tokenizer made no token of the text: there is nothing to scan.")
+    return list(_batches(pretrained, rows, batch_size))
+
+
+def text_batches(
+    pretrained: PretrainedModel, texts: Sequence[str], *, longest: int, batch_size: int
+) -> Iterator[dict[str, Tensor]]:
+    """Several texts as batches of windows of at most ``longest`` tokens, in the order of the texts. A text of which
+    the tokenizer makes no token is left out.
+    """
+    rows, special = _rows(pretrained.tokenizer, list(texts), longest)
+    return _batches(pretrained, [row for row in rows if len(row) > special], batch_size)
+
+
+def window_length(pretrained: PretrainedModel, max_length: int | None) -> int:
+    """How many tokens a window has.
+
+    Raises:
+        InputError: the model reads no window of ``max_length`` tokens.
+    """
+    longest = pretrained.longest
+    if max_length is None:
+        return longest
+    if not max_length >= 1:
+        raise InputError(f"max_length must be at least 1, got {max_length}.")
+    if max_length > longest and longest < _LONGEST:
+        raise InputError(
+            f"max_length is {max_length} but the model reads at most {longest} tokens. "
+            f"{_how_to_read(max_length, pretrained)}"
+        )
+    return min(longest, max_length)
+
+
+def _batches(pretrained: PretrainedModel, rows: list[list[int]], batch_size: int) -> Iterator[dict[str, Tensor]]:
     device = next(pretrained.model.parameters()).device
     pad = _pad_token(pretrained.tokenizer)
     left = getattr(pretrained.tokenizer, "padding_side", "right") == "left"
-    batches = [_batch(rows[start : start + batch_size], pad, left, device) for start in range(0, len(rows), batch_size)]
-    if getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False):
-        for batch in batches:
+    both_sides = getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False)
+    for start in range(0, len(rows), batch_size):
+        batch = _batch(rows[start : start + batch_size], pad, left, device)
+        if both_sides:
             batch["decoder_input_ids"], batch["decoder_attention_mask"] = batch["input_ids"], batch["attention_mask"]
-    return batches
+        yield batch
 
 
 def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
@@ -205,23 +233,21 @@ def _no_tokenizer(source: str, reason: str) -> str:
     )
 
 
-def _rows(tokenizer: Any, text: str, longest: int) -> list[list[int]]:
-    """Token ids of consecutive windows, each with the special tokens that the model expects around a sequence."""
+def _rows(tokenizer: Any, texts: list[str], longest: int) -> tuple[list[list[int]], int]:
+    """Token ids of consecutive windows, each with the special tokens that the model expects around a sequence, and how
+    many those are in each of them.
+    """
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if longest <= special:
         raise InputError(
             f"max_length is {longest}, but {special} tokens of each window are special ones: nothing is left for text."
         )
     if tokenizer.is_fast:
-        encoded = tokenizer(text, truncation=True, max_length=longest, return_overflowing_tokens=True, verbose=False)
-        rows = encoded["input_ids"]
-    else:
-        # Tokenizers written in Python cannot be asked for windows: these go without the special tokens.
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        rows = [ids[start : start + longest] for start in range(0, len(ids), longest)]
-    if not any(len(row) > special for row in rows):
-        raise InputError("the tokenizer made no token of the text: there is nothing to scan.")
-    return rows
+        encoded = tokenizer(texts, truncation=True, max_length=longest, return_overflowing_tokens=True, verbose=False)
+        return encoded["input_ids"], special
+    # Tokenizers written in Python cannot be asked for windows: these go without the special tokens.
+    known = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts]
+    return [ids[start : start + longest] for ids in known for start in range(0, len(ids), longest)], 0
 
 
 def _pad_token(tokenizer: Any) -> int:

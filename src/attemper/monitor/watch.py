@@ -32,13 +32,7 @@ from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading
 from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
-from attemper.sites.names import (
-    class_name,
-    compiled_parts,
-    is_compiled,
-    names_of,
-    unwrap,
-)
+from attemper.sites.names import class_name, compiled_parts, is_compiled, names_of, unwrap
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
@@ -216,7 +210,7 @@ class Watch(TapReceiver, RunView):
 
     def __del__(self) -> None:
         if hasattr(self, "_recorder"):
-            self._recorder.forget(int(self._due and self._schedule.kept))
+            self._recorder.forget(int(self._due and self._keeps))
 
     def step(self, step: int | None = None) -> None:
         """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.
@@ -322,23 +316,24 @@ class Watch(TapReceiver, RunView):
         self._collector.commit()
         tap_buffers.deliver()
         self._begin_step(self._schedule.number - 1)
-        due, self._due = self._due, False
-        if due:
-            self._recorder.add(self._sampled_number)
-            self._recorder.settle()
+        self._add_due(kept=True)
+        self._recorder.settle()
 
     @quietly
     def _record(self) -> None:
-        """Takes the sample that has ended into the history. Where passes are the steps that is when the next one
-        begins: a step may have several, as the first ``step()`` tells.
-        """
-        self._add_due()
+        """Takes the sample that has ended. A pass is taken when the next one begins: both may be of one step."""
+        self._add_due(kept=self._keeps)
         self._recorder.settle()
 
-    def _add_due(self) -> None:
+    @property
+    def _keeps(self) -> bool:
+        """Whether what has ended is kept: what ranks merge is kept by ``step``, on all of them."""
+        return self._schedule.kept and self._reduction is None
+
+    def _add_due(self, *, kept: bool) -> None:
         """A signal that ends the process in between adds it once more, which changes nothing."""
         try:
-            if self._due and self._schedule.kept and self._reduction is None:  # else by ``step``, on all ranks
+            if self._due and kept:
                 self._recorder.add(self._sampled_number)
         finally:
             self._due = False
@@ -346,7 +341,7 @@ class Watch(TapReceiver, RunView):
     @quietly
     def _hand_over(self, until: float) -> None:
         """Before the process ends: keeps what has ended and is not recorded, until ``until`` (monotonic)."""
-        self._add_due()
+        self._add_due(kept=self._keeps)
         self._recorder.hand_over(until)
 
     @quietly
@@ -423,10 +418,7 @@ class Watch(TapReceiver, RunView):
         stack, self._pass, self._call, self._nested = self._pass, None, None, 0
         try:
             stack.close()
-            if commit:
-                self._collector.commit()
-            else:
-                self._collector.begin()
+            (self._collector.commit if commit else self._collector.begin)()
         finally:
             self._collector.context.reset()
 
@@ -438,8 +430,7 @@ class Watch(TapReceiver, RunView):
             warnings.warn(clean(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
 
     def table(self) -> Scan:
-        """The latest sample: prints as a table; ``.sites``, ``.skipped``, ``.alarms``,
-        ``.to_json()``, ``.to_pandas()``.
+        """The latest sample, as a table: ``.sites``, ``.skipped``, ``.alarms``, ``.to_json()``, ``.to_pandas()``.
 
         Raises:
             InputError: nothing was sampled, or no attention was seen.

@@ -48,7 +48,7 @@ class Earlier:
 
     def warning(self, folder: str, model: str, sites: Sequence[SiteLabel], step: int) -> str:
         """What to say where it was a run of another model."""
-        before, now = _described(self.model, self.heads.values()), _described(model, [one.heads for one in sites])
+        before, now = _description(self.model, self.heads.values()), _description(model, [one.heads for one in sites])
         return (
             f"attemper: {clean_name(folder)} holds a run of another model: {before}, up to step {self.last_step}. This "
             f"one is of {now}. Both are kept in its file, but of the earlier one only steps below {step} are shown. "
@@ -61,5 +61,5 @@ def _module(site: str) -> str:
     return site.partition("#")[0]
 
 
-def _described(model: str, heads: Collection[int]) -> str:
+def _description(model: str, heads: Collection[int]) -> str:
     return f"{clean_name(model) or 'a model'} with {count(len(heads), 'site')} and {count(sum(heads), 'head')}"
