@@ -142,7 +142,7 @@ def _data_group(model: nn.Module, mesh: DeviceMesh) -> ProcessGroup | None:
                 raise _unknown(model, f"its mesh {tuple(mesh.shape)} has no names for its dimensions")
             return group_of_mesh(mesh)
         names = ("tp",) * mesh.ndim
-    kinds = {name: _kind(name) for place, name in enumerate(names) if mesh.size(place) > 1}
+    kinds = {name: _kind_in(mesh, name) for place, name in enumerate(names) if mesh.size(place) > 1}
     if unknown := [name for name, kind in kinds.items() if kind is None]:
         raise _unknown(model, f"the name of mesh dimension {unknown[0]!r} does not say whether it is data parallel")
     data = tuple(name for name, kind in kinds.items() if kind == "data")
@@ -162,6 +162,19 @@ def _kind(name: str) -> str | None:
     parts = name.lower().split("_")
     data, other = (any(map(pattern.match, parts)) for pattern in (_DATA, _OTHER))
     return None if data == other else "data" if data else "other"
+
+
+def _kind_in(mesh: DeviceMesh, name: str) -> str | None:
+    """The same of a dimension that may be several of the mesh's root as one: ``dp_shard_cp`` is data parallel where
+    nothing is context parallel.
+    """
+    kind, whole = _kind(name), mesh._get_root_mesh()
+    own = whole.mesh_dim_names or ()
+    if kind is not None or name in own or whole.size() < dist.get_world_size():
+        return kind
+    others = {one for one in own if _kind(one) == "other" and whole[one].size() > 1}
+    parts = name.lower().split("_")
+    return "data" if any(map(_DATA.match, parts)) and others.isdisjoint(parts) else None
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
