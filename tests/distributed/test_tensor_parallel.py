@@ -1,15 +1,7 @@
-"""Heads that are split over processes keep their numbers in the whole model: in readings, alarms, and stored runs.
-
-Processes of gloo inside pytest would hang it: cases run in ``tensor_parallel_worker.py`` under torchrun.
-"""
+"""Heads that are split over processes keep their numbers in the whole model: in readings, alarms, and stored runs."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +10,7 @@ import pytest
 import torch
 
 import attemper
+from tests.support.ranks import torchrun
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
@@ -34,30 +27,6 @@ def saved_llama(folder: Path, key_heads: int) -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder / f"llama-{key_heads}")
 
 
-def run(folder: Path, *cases: str, processes: int = 2) -> list[dict[str, Any]]:
-    """Of each process: case -> what came out."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    with subprocess.Popen(
-        [*launcher, str(WORKER), str(folder), *cases],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=300)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"the processes wait for each other: {process.communicate()[0][-3000:]}")
-    assert process.returncode == 0, output[-3000:]
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
-    for case in cases:
-        for one in found:
-            assert not (isinstance(one[case], dict) and "traceback" in one[case]), one[case]["traceback"]
-    return found
-
-
 def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Of four heads two processes have two each, with the numbers, in both senses, that they have in one process."""
     assert [head[1] for head in first["found"]] == [0, 1, 0, 1]
@@ -70,7 +39,7 @@ def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> 
 def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     saved_llama(tmp_path, 4)
-    first, second = run(tmp_path, "tp_plan")
+    first, second = torchrun(WORKER, tmp_path, "tp_plan")
     assert_parts_of_the_whole(first["tp_plan"], second["tp_plan"])
 
 
@@ -80,7 +49,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, An
     folder = tmp_path_factory.mktemp("workers")
     for key_heads in (4, 2, 1):
         saved_llama(folder, key_heads)
-    return run(folder, "grouped keys", "one key head", "stored", "DTensor queries"), folder
+    return torchrun(WORKER, folder, "grouped keys", "one key head", "stored", "DTensor queries"), folder
 
 
 @pytest.mark.slow("starts several processes")

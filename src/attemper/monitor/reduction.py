@@ -229,7 +229,7 @@ class Reduction:
         self.rank = dist.get_rank()
         self.ranks = (self.rank,) if group is None else tuple(sorted(dist.get_process_group_ranks(group)))
         self.coordinate = Coordinate.of(self.ranks)
-        self._device = device if group is None else _device_of(group, device)
+        self._device = device if group is None else device_of_group(group, device)
         self._slots: Slots | None = None
         self.collectives = self._failures = 0
 
@@ -296,12 +296,14 @@ class Reduction:
         """
         found = _attempt(collector.snapshot, fail)
         if self._slots is None:
-            self._slots = self._agree(self._table(found, period, failures, collector.skipped))
+            table = _attempt(lambda: self._table(found, period, failures, collector.skipped), fail)
+            self._slots = self._agree(table or _Table((), frozenset(), failed=True, parameters=""))
         if self._slots is None:
             return None
-        new, self._failures, slots = failures - self._failures, failures, self._slots
+        new, slots = failures - self._failures, self._slots
         packed = None if found is None else _attempt(lambda: slots.pack(found, period, new, self._device), fail)
-        added, largest = packed or slots.nothing(max(new, 1), self._device)
+        self._failures = failures + (packed is None)
+        added, largest = packed or slots.nothing(new + 1, self._device)
         own = added.clone()
         self._all_reduce(added, dist.ReduceOp.SUM)
         slots.put_distances(largest, own, added, self.rank)
@@ -394,7 +396,7 @@ def reduction_of(model: nn.Module, reduce: Any, fewest_keys: int) -> Reduction |
     return Reduction(group if dist.get_world_size(group) > 1 else None, model, fewest_keys, assumed=False)
 
 
-def check_reduce(reduce: Any) -> None:
+def check_reduce(reduce: Any, where: str = "watch") -> None:
     """Raises InputError for what ``reduce=`` does not take."""
     package: Any = sys.modules.get("torch.distributed.device_mesh")
     groups = (dist.ProcessGroup,) if dist.is_available() else ()
@@ -404,8 +406,8 @@ def check_reduce(reduce: Any) -> None:
         return
     outside = " That is the group of another rank: each rank names its own." if reduce == -100 else ""
     raise InputError(
-        'watch(reduce=...) must be "data", a process group of torch.distributed, a DeviceMesh or None, '
-        f"got {reduce!r}.{outside}"
+        f'{where}(reduce=...) must be "data", a process group of torch.distributed, a DeviceMesh or None, got '
+        f"{reduce!r:.60}.{outside}"
     )
 
 
@@ -417,7 +419,7 @@ def _attempt(action: Callable[[], Result], fail: Fail) -> Result | None:
         return None
 
 
-def _device_of(group: ProcessGroup, device: torch.device) -> torch.device:
+def device_of_group(group: ProcessGroup, device: torch.device) -> torch.device:
     """Where a group takes its tensors: on the model's device if it can."""
     kinds = [kind.type for kind in group._device_types]
     if device.type in kinds or not kinds:
