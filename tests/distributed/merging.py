@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 import attemper
 from attemper.integrations import training
 from attemper.monitor.collector import Collector
-from attemper.monitor.reduction import data_parallel_group
+from attemper.monitor.data_parallel import data_parallel_group
 from attemper.monitor.slots import Slots
 from tests.distributed.worker import HEADS, SIZE, TOKENS, main
 
@@ -345,7 +345,7 @@ def groups() -> Any:
         "fsdp x tp": found(lambda one: sharded(tensor_parallel(one, both["tp"]), both["dp"])),
         "tp of all": found(lambda one: tensor_parallel(one, DeviceMesh("cpu", list(range(4))))),
         "pp x fsdp": found(lambda one: sharded(one, mesh("pp", "dp_shard")["dp_shard"])),
-        "flat with cp": found(lambda one: sharded(one, flat(mesh("dp_shard", "cp"), "dp_shard_cp"))),
+        "flat with cp": found(lambda one: sharded(one, flat(mesh("dp_shard", "cp"), "dp_cp"))),
         "flat without cp": found(lambda one: sharded(one, flat(mesh("dp_replicate", "dp_shard"), "dp_shard_cp"))),
         "no name for it": found(lambda one: sharded(one, mesh("x", "y")["y"])),
     }

@@ -240,7 +240,7 @@ def test_data_parallel_ranks_are_told_by_wrappers_and_by_names_of_meshes(of_four
         assert found["tp of dp x tp"] == found["fsdp x tp"] == ([0, 2] if rank % 2 == 0 else [1, 3])
         assert found["pp x fsdp"] == ([0, 1] if rank < 2 else [2, 3])
         assert found["tp of all"] is None
-        for case, name in (("flat with cp", "dp_shard_cp"), ("no name for it", "y")):
+        for case, name in (("flat with cp", "dp_cp"), ("no name for it", "y")):
             told = f"{unknown}the name of mesh dimension '{name}' does not say whether it is data parallel. Name the"
             assert found[case].startswith(told)
 
