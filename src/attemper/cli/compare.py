@@ -16,7 +16,8 @@ from attemper.errors import InputError
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
-    from attemper.readings.reading import Reading
+    from attemper.integrations.checkpoint import PLACES
+from attemper.readings.reading import Reading
 
 SIDE = (
     "What `attemper scan --json` printed into a file; a run, as it was at its last sample, or RUN@STEP; or a model: a "
@@ -82,7 +83,7 @@ def compare(
 
 def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
-        check_backend(backend, device)
+        check_backend(backend, None if device in PLACES else device)
     if sort is not None:
         from attemper.readings.comparison import STATISTICS
 
