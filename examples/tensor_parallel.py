@@ -22,8 +22,10 @@ folder = [sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()]
 dist.broadcast_object_list(folder)
 if rank == 0 and len(sys.argv) == 1:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=256, num_attention_heads=4, **sizes)).save_pretrained(folder[0])
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    LlamaForCausalLM(config).save_pretrained(folder[0])
 dist.barrier()
 model = AutoModelForCausalLM.from_pretrained(folder[0], distributed_config=DistributedConfig(tp_plan="auto"))
 ids = torch.arange(400).view(2, 200) % 250

@@ -13,11 +13,11 @@ from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, M
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import scan_of
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import PLACES
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
-    from attemper.integrations.checkpoint import PLACES
-from attemper.readings.reading import Reading
+    from attemper.readings.reading import Reading
 
 SIDE = (
     "What `attemper scan --json` printed into a file; a run, as it was at its last sample, or RUN@STEP; or a model: a "

@@ -296,12 +296,14 @@ class Reduction:
         """
         found = _attempt(collector.snapshot, fail)
         if self._slots is None:
-            self._slots = self._agree(self._table(found, period, failures, collector.skipped))
+            table = _attempt(lambda: self._table(found, period, failures, collector.skipped), fail)
+            self._slots = self._agree(table or _Table((), frozenset(), failed=True, parameters=""))
         if self._slots is None:
             return None
-        new, self._failures, slots = failures - self._failures, failures, self._slots
+        new, slots = failures - self._failures, self._slots
         packed = None if found is None else _attempt(lambda: slots.pack(found, period, new, self._device), fail)
-        added, largest = packed or slots.nothing(max(new, 1), self._device)
+        self._failures = failures + (packed is None)
+        added, largest = packed or slots.nothing(new + 1, self._device)
         own = added.clone()
         self._all_reduce(added, dist.ReduceOp.SUM)
         slots.put_distances(largest, own, added, self.rank)
