@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from attemper.readings.reading import Reading
 
 SIDE = (
-    "What `attemper scan --json` printed into a file; a run, as it was at its last sample, or RUN@STEP; or a model: a "
-    "folder or a hub id."
+    "What `attemper scan --json` or `attemper merge --out` wrote; a run, as it was at its last sample, or RUN@STEP; "
+    "or a model: a folder or a hub id."
 )
 
 
@@ -123,6 +123,10 @@ def _is_file(side: str) -> bool:
     """Whether a side is a stored scan. A name that ends in .json can only mean one."""
     path = Path(side)
     is_file = len(side) < 4096 and path.is_file() and path.suffix.lower() not in (".gguf", ".safetensors", ".bin")
+    if path.suffix.lower() == ".safetensors" and len(side) < 4096 and path.is_file():
+        from attemper.readings.part_file import is_reading
+
+        return is_reading(path)
     if not is_file and path.suffix.lower() == ".json":
         raise InputError(
             f"there is no file {clean_name(side)}. One is written by `attemper scan MODEL --json > FILE.json`."
@@ -131,8 +135,11 @@ def _is_file(side: str) -> bool:
 
 
 def _of_file(path: str) -> Reading:
+    from attemper.readings.part_file import load_scan
     from attemper.readings.reading import Reading
 
+    if path.lower().endswith(".safetensors"):
+        return load_scan(path).reading
     try:
         return Reading.from_json(Path(path))
     except InputError as error:
