@@ -51,7 +51,8 @@ def scanned(folder: Path, key_heads: int) -> Any:
             found = numbers(attemper.scan(model, [ids()]))
     except Exception as error:  # what transformers says of a model that it cannot split
         return {"refused": f"{type(error).__name__}: {error}"}
-    return {"found": found, "whole": numbers(attemper.scan(llama(folder, key_heads=key_heads).eval(), [ids()]))}
+    whole = numbers(attemper.scan(llama(folder, key_heads=key_heads).eval(), [ids()]))
+    return {"found": found, "whole": whole, "ids": ids().tolist()}
 
 
 def trained_and_stored(folder: Path) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import attemper
+from tests.support.exact_entropies import exact_entropies
 from tests.support.ranks import torchrun
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
@@ -36,11 +37,15 @@ def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> 
         np.testing.assert_allclose(values, whole[name, head], rtol=0, atol=1e-6)
 
 
-def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path) -> None:
+def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path, seen: Any) -> None:
     pytest.importorskip("transformers")
     saved_llama(tmp_path, 4)
-    first, second = torchrun(WORKER, tmp_path, "tp_plan")
-    assert_parts_of_the_whole(first["tp_plan"], second["tp_plan"])
+    first, second = (one["tp_plan"] for one in torchrun(WORKER, tmp_path, "tp_plan"))
+    assert_parts_of_the_whole(first, second)
+    exact = exact_entropies(tmp_path / "llama-4", torch.tensor(first["ids"]))
+    errors = [abs(entropy - exact[site, head]) for site, head, entropy, _ in (*first["found"], *second["found"])]
+    assert max(errors) < 1e-6
+    seen("transformers", 'Llama, tp_plan="auto" on two ranks', "registry, sdpa", error_nats=max(errors))
 
 
 @pytest.fixture(scope="module")

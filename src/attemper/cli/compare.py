@@ -13,6 +13,7 @@ from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, M
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import scan_of
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import PLACES
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def compare(
 
 def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
-        check_backend(backend, device)
+        check_backend(backend, None if device in PLACES else device)
     if sort is not None:
         from attemper.readings.comparison import STATISTICS
 
