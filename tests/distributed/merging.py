@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 import attemper
 from attemper.integrations import training
 from attemper.monitor.collector import Collector
+from attemper.monitor.data_parallel import data_parallel_group
 from attemper.monitor.slots import Slots
 from tests.distributed.worker import HEADS, SIZE, TOKENS, main
 
@@ -189,7 +190,7 @@ def data_and_tensor_parallel() -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     spread = model()
     colwise, rowwise = ColwiseParallel(), RowwiseParallel()
-    plan = {f"{name}_proj": rowwise if name == "o" else colwise for name in "qkvo"}
+    plan: dict[str, Any] = {f"{name}_proj": rowwise if name == "o" else colwise for name in "qkvo"}
     for layer in spread.layers.values():
         parallelize_module(layer, mesh["tp"], plan)
     data = partial(part, parts=2, number=mesh.get_local_rank("dp"))
@@ -208,7 +209,7 @@ def pipeline(ranks: int) -> Any:
     groups = [dist.new_group([first * ranks + place for place in range(ranks)]) for first in range(2)]
     own, name = model(2 * stage, 2 * stage + 2), f"pipeline {ranks}"
     wrapped = DistributedDataParallel(own, process_group=groups[stage]) if ranks > 1 else own
-    reduce = "data" if ranks > 1 else groups[stage]
+    reduce: Any = "data" if ranks > 1 else groups[stage]
     calls: list[tuple[str, int]] = []
     with attemper.watch(wrapped, every=EVERY, reduce=reduce, store=store(name)) as watch:
         for step in range(STEPS):
@@ -308,6 +309,48 @@ def resumed() -> Any:
     return {"sampled": watch.sampled, "failures": watch.failures}
 
 
+def groups() -> Any:
+    """The data-parallel ranks of models that are spread in every way."""
+
+    def found(build: Callable[[Any], Any]) -> Any:
+        try:
+            group = data_parallel_group(build(model()))
+        except attemper.InputError as error:
+            return str(error)
+        return None if group is None else dist.get_process_group_ranks(group)
+
+    def mesh(*names: str, shape: tuple[int, ...] = (2, 2)) -> DeviceMesh:
+        return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+    def flat(whole: DeviceMesh, name: str) -> DeviceMesh:
+        return whole._flatten(name)
+
+    def tensor_parallel(module: Any, own: DeviceMesh) -> Any:
+        parallelize_module(module.layers["0"], own, {"q_proj": ColwiseParallel()})
+        return module
+
+    both = mesh("dp", "tp")
+    return {
+        "plain": found(lambda one: one),
+        "ddp": found(DistributedDataParallel),
+        "inside": found(lambda one: nn.Sequential(DistributedDataParallel(one))),
+        "fsdp2 without names": found(fsdp2),
+        "hsdp": found(hsdp),
+        "hsdp x tp of 1": found(
+            lambda one: sharded(
+                one, mesh("dp_replicate", "dp_shard", "tp", shape=(2, 2, 1))["dp_replicate", "dp_shard"]
+            )
+        ),
+        "tp of dp x tp": found(lambda one: tensor_parallel(one, both["tp"])),
+        "fsdp x tp": found(lambda one: sharded(tensor_parallel(one, both["tp"]), both["dp"])),
+        "tp of all": found(lambda one: tensor_parallel(one, DeviceMesh("cpu", list(range(4))))),
+        "pp x fsdp": found(lambda one: sharded(one, mesh("pp", "dp_shard")["dp_shard"])),
+        "flat with cp": found(lambda one: sharded(one, flat(mesh("dp_shard", "cp"), "dp_cp"))),
+        "flat without cp": found(lambda one: sharded(one, flat(mesh("dp_replicate", "dp_shard"), "dp_shard_cp"))),
+        "no name for it": found(lambda one: sharded(one, mesh("x", "y")["y"])),
+    }
+
+
 def a_bad_device() -> Any:
     """Rank 2 reads what the others read, but its queries come out too large."""
     whole = model()
@@ -386,6 +429,7 @@ OF_FOUR: dict[str, Callable[[], Any]] = {
     "dp x tp": data_and_tensor_parallel,
     "pipeline of ddp": lambda: pipeline(2),
     "bad device": a_bad_device,
+    "groups": groups,
 }
 CASES = OF_TWO | OF_FOUR | {"dies": a_rank_that_dies}
 

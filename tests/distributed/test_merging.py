@@ -232,6 +232,20 @@ def test_a_pipeline_of_data_parallel_ranks_writes_a_fragment_a_stage(
 
 
 @SLOW
+def test_data_parallel_ranks_are_told_by_wrappers_and_by_names_of_meshes(of_four: list[dict[str, Any]]) -> None:
+    everybody, unknown = [0, 1, 2, 3], "The data-parallel ranks of Model cannot be told: "
+    for rank, found in enumerate(of(of_four, "groups")):
+        for case in ("plain", "ddp", "inside", "fsdp2 without names", "hsdp", "hsdp x tp of 1", "flat without cp"):
+            assert found[case] == everybody, case
+        assert found["tp of dp x tp"] == found["fsdp x tp"] == ([0, 2] if rank % 2 == 0 else [1, 3])
+        assert found["pp x fsdp"] == ([0, 1] if rank < 2 else [2, 3])
+        assert found["tp of all"] is None
+        for case, name in (("flat with cp", "dp_cp"), ("no name for it", "y")):
+            told = f"{unknown}the name of mesh dimension '{name}' does not say whether it is data parallel. Name the"
+            assert found[case].startswith(told)
+
+
+@SLOW
 def test_a_device_that_computes_otherwise_rings_and_is_named(of_four: list[dict[str, Any]]) -> None:
     first, *others = of(of_four, "bad device")
     assert others == [[]] * 3

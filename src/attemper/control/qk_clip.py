@@ -18,7 +18,7 @@ from attemper.checks import positive_number
 from attemper.control.query_key_weights import Projections, projections_of
 from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
-from attemper.monitor.reduction import check_reduce, device_of_group
+from attemper.monitor.data_parallel import check_reduce, device_of_group
 from attemper.monitor.watch import watch
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
 

@@ -18,7 +18,7 @@ from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.temper import Tempered
 from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
-from attemper.monitor.reduction import check_reduce
+from attemper.monitor.data_parallel import check_reduce
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.act import normalizer_of
 from attemper.sites.find import Site, chosen_sites

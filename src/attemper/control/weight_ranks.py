@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from attemper.monitor.reduction import data_parallel_group, group_of_mesh, is_distributed
+from attemper.monitor.data_parallel import data_parallel_group, group_of_mesh, is_distributed
 from attemper.sites.sharded import is_dtensor
 
 if TYPE_CHECKING:
