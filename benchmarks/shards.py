@@ -83,6 +83,16 @@ def by_workers(folder: Path, many: int, workers: list[int]) -> dict[str, Any]:
     return rows
 
 
+def by_shards(folder: Path, many: int, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """The same texts by one process, cut into more and more shards; each shard reads all texts once."""
+    texts, rows = folder / f"{many}.txt", {}
+    for shards in numbers:
+        out = folder / f"shards-{shards}"
+        rows[str(shards)] = command("scan", "--texts", texts, "--out", out, "--shards", shards, *MODEL)
+        rows[str(shards)]["merge_seconds"] = command("merge", out)["seconds"]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=100_000)
@@ -95,11 +105,13 @@ def main() -> None:
         found: dict[str, Any] = {"one shard, by texts": growth(folder, arguments.texts)}
         fewer = arguments.texts // 10
         found[f"64 shards of {fewer} texts, by workers"] = by_workers(folder, fewer, arguments.workers)
+        found[f"{fewer} texts by one process, by shards"] = by_shards(folder, fewer, (1, 16, 64, 156))
         parts = folder / f"workers-{arguments.workers[0]}"
         found["merge of 64 parts"] = command("merge", parts)
         texts = folder / f"{fewer}.txt"
         found["a shard that is there"] = command("scan", "--texts", texts, "--shard", "3/64", "--out", parts, *MODEL)
         found["bytes of a part"] = part_files(parts)[0].stat().st_size
+        found["computed on"] = ", ".join(load(part_files(parts)[0]).computed_on)
     print(json.dumps(found, indent=1))
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

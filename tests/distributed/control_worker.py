@@ -6,6 +6,7 @@ Run under torchrun: ``control_worker.py FOLDER CASE ...``. Rank 0 does the same 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -21,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 import attemper
+from attemper.control.query_key_weights import HeadRows
 
 HEADS, KEY_HEADS, SIZE, STEPS = 4, 2, 8, 3
 
@@ -115,6 +117,11 @@ def fsdp_of_split_heads(built: Model) -> Spread:
     return Spread(sharded(split_heads(built, mesh["tp"]), mesh["dp"]), mesh.get_local_rank("dp"), 2)
 
 
+def fsdp_with_copies(built: Model) -> Spread:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    return Spread(sharded(built, mesh), dist.get_rank(), dist.get_world_size())
+
+
 def copies_of_split_heads(built: Model) -> Spread:
     """Nothing but ``reduce`` says which ranks have copies."""
     heads, copies = (init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))[name] for name in "ba")
@@ -127,6 +134,7 @@ SPREAD: dict[str, Callable[[Model], Spread]] = {
     "tp": tensor_parallel,
     "fsdp x tp": fsdp_of_split_heads,
     "copies x tp": copies_of_split_heads,
+    "fsdp with copies": fsdp_with_copies,
 }
 
 
@@ -180,6 +188,23 @@ def held(name: str, per: str) -> Any:
             trained(spread, thermostat.step)
             found.append({site: value.tolist() for site, value in thermostat.temperatures.items()})
     return dict(zip(("found", "expected"), found, strict=True))
+
+
+def scaled_rows() -> Any:
+    """Rows of weights whose parts are uneven, or along the other dimension, or empty on some ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    index, factors, found = torch.arange(10).view(5, 2), torch.arange(1.0, 6.0), []
+    for dim, shape in ((0, (10, 3)), (0, (10,)), (1, (3, 10)), (1, (10, 10)), (0, (2, 3))):
+        for placement in (Shard(0), Shard(len(shape) - 1), Replicate()):
+            holder = nn.Module()
+            whole = torch.arange(1.0, 1.0 + math.prod(shape)).view(shape)
+            holder.weight = nn.Parameter(distribute_tensor(whole.clone(), mesh, [placement]))
+            places = index[: shape[min(dim, len(shape) - 1)] // 2]
+            HeadRows(holder, "weight", None, dim if len(shape) > 1 else 0, places).scale_(factors[: len(places)])
+            each = factors[: len(places)].repeat_interleave(2)
+            expected = whole * (each[:, None] if dim == 0 and len(shape) == 2 else each)
+            found.append(torch.equal(holder.weight.full_tensor(), expected))  # type: ignore[operator]
+    return found
 
 
 class Parallel(nn.Module):
@@ -241,6 +266,7 @@ CASES: dict[str, Callable[[], Any]] = {
         f"held {name} {per}": lambda name=name, per=per: held(name, per) for name in SPREAD for per in ("head", "layer")
     },
     "held DTensors": held_dtensors,
+    "scaled rows": scaled_rows,
     "lone failure": lone_failure,
     "flat": flat,
 }

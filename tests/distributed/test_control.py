@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 WORKER = Path(__file__).with_name("control_worker.py")
-TWO, FOUR = ("ddp", "fsdp", "tp"), ("fsdp x tp", "copies x tp")
+TWO, FOUR = ("ddp", "fsdp", "tp"), ("fsdp x tp", "copies x tp", "fsdp with copies")
 Results = list[dict[str, Any]]
 
 
@@ -33,7 +33,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return torchrun(WORKER, tmp_path_factory.mktemp("four"), *cases(*FOUR), processes=4)
+    return torchrun(WORKER, tmp_path_factory.mktemp("four"), *cases(*FOUR), "scaled rows", processes=4)
 
 
 def assert_clipped_as_in_one_process(results: Results, spread: str) -> None:
@@ -55,7 +55,7 @@ def assert_held_as_in_one_process(results: Results, spread: str, per: str) -> No
         found, expected = rank[f"held {spread} {per}"]["found"], rank[f"held {spread} {per}"]["expected"]
         for site, whole in expected.items():
             assert (len(set(whole)) == 1) == (per == "layer")
-            first = place % 2 * 2 if "tp" in spread else 0
+            first = place % 2 * 2 if spread.endswith("tp") else 0
             np.testing.assert_allclose(found[site], whole[first:][: len(found[site])], rtol=0, atol=1e-6)
             heads.setdefault(site, {}).update(enumerate(found[site], first))
     assert [(site, sorted(seen)) for site, seen in heads.items()] == [
@@ -94,6 +94,11 @@ def test_queries_that_are_dtensors_are_divided_by_the_temperatures_of_their_head
         here = slice(2 * place, 2 * place + 2)
         np.testing.assert_allclose(found["temperatures"], expected["temperatures"][here], rtol=0, atol=1e-6)
         np.testing.assert_allclose(found["output"], expected["output"], rtol=0, atol=1e-6)
+
+
+def test_parts_of_weights_may_be_uneven_empty_or_along_the_other_dimension(four: Results) -> None:
+    for rank in four:
+        assert rank["scaled rows"] == [True] * 15
 
 
 def test_where_one_rank_fails_none_waits_and_no_weight_moves(two: Results) -> None:

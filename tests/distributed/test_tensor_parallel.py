@@ -37,6 +37,14 @@ def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> 
         np.testing.assert_allclose(values, whole[name, head], rtol=0, atol=1e-6)
 
 
+def test_plain_queries_of_split_projections_are_numbered_as_in_the_whole_model(tmp_path: Path) -> None:
+    first, second = (one["colwise"] for one in torchrun(WORKER, tmp_path, "colwise"))
+    assert [head[1] for head in (*first["found"], *second["found"])] == [0, 1, 2, 3, 4, 5]
+    found = [head[2:] for head in (*first["found"], *second["found"])]
+    np.testing.assert_allclose(found, [head[2:] for head in first["whole"]], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow("starts several processes")
 def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path, seen: Any) -> None:
     pytest.importorskip("transformers")
     saved_llama(tmp_path, 4)
