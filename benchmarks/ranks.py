@@ -1,6 +1,6 @@
 """What merging the samples of several ranks costs a training step, and how many bytes it sends.
 
-    python benchmarks/ranks.py [--model bytes] [--ranks 2] [--pairs 60] [--json FILE]
+    python benchmarks/ranks.py [--model bytes] [--ranks 2] [--pairs 60] [--cpu-time] [--json FILE]
 
 Processes of gloo with one thread each train copies of one model under DistributedDataParallel in turns, one step of
 each a round, all ranks together: not watched; sampled alone and sampled merged, at every step; merged, between two
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -91,12 +91,12 @@ def check(kind: str) -> None:
         sys.exit(f"{kind}: losses differ: {found}. No timing of a wrong result.")
 
 
-def measure(rank: int, ranks: int, kind: str, pairs: int, folder: str) -> None:
+def measure(rank: int, ranks: int, kind: str, pairs: int, cpu_time: bool, folder: str) -> None:
     """On one rank: times of every way, of the slowest rank of each round; the first rank writes them."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     check(kind)
-    store = f"{folder}/run"
+    store, clock = f"{folder}/run", time.process_time if cpu_time else time.perf_counter
     ways = {
         "plain": Training(kind),
         "sampled alone": Training(kind, every=1),
@@ -108,9 +108,9 @@ def measure(rank: int, ranks: int, kind: str, pairs: int, folder: str) -> None:
         for turn in range(len(ways)):
             way = (number + turn) % len(ways)
             dist.barrier()
-            start = time.perf_counter()
+            start = clock()
             list(ways.values())[way]()
-            times[way, number] = time.perf_counter() - start
+            times[way, number] = clock() - start
     dist.all_reduce(times, dist.ReduceOp.MAX)
     merged = ways["sampled"].watch
     assert merged is not None
@@ -121,6 +121,7 @@ def measure(rank: int, ranks: int, kind: str, pairs: int, folder: str) -> None:
     if rank == 0:
         found = dict(zip(ways, times[:, WARM:].tolist(), strict=True)) | {"bytes": sent}
         Path(folder, "times.json").write_text(json.dumps(found))
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -131,6 +132,9 @@ def summary(times: dict[str, Any]) -> dict[str, Any]:
     sampled, between = ratio("sampled", "plain"), ratio("between", "plain")
     return {
         "step_ms": 1e3 * median(times["plain"]),
+        "quartiles of every=1, merged and stored": quantiles(
+            [a / b for a, b in zip(times["sampled"], times["plain"], strict=True)], n=4
+        )[::2],
         "every=1, this rank alone": ratio("sampled alone", "plain"),
         "every=1, merged and stored": sampled,
         "between two samples": between,
@@ -153,11 +157,14 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="bytes")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--cpu-time", action="store_true", help="process time, for a busy machine: no waiting counts")
     parser.add_argument("--json", type=Path, help="where the results go")
     options = parser.parse_args()
-    found: dict[str, Any] = {"machine": vars(machine()), "rows": ROWS, "ranks": options.ranks, "pairs": options.pairs}
+    clock = "process time, of all threads" if options.cpu_time else "wall"
+    counts = {"clock": clock, "rows": ROWS, "ranks": options.ranks, "pairs": options.pairs}
+    found: dict[str, Any] = {"machine": vars(machine()), **counts}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (options.ranks, options.model, options.pairs, folder)
+        arguments = (options.ranks, options.model, options.pairs, options.cpu_time, folder)
         processes.spawn(measure, arguments, nprocs=options.ranks)  # type: ignore[attr-defined]
         found[options.model] = summary(json.loads(Path(folder, "times.json").read_text()))
     found["bytes a sampled step and rank, computed"] = {name: bytes_of(*size) for name, size in SIZES.items()}

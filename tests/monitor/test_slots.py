@@ -98,6 +98,7 @@ def test_a_site_that_has_changed_since_the_slots_were_agreed_on_is_left_out():
     slots = slots_of([one])
     one.sites[0].normalizer = "sparsemax"
     assert [site.name for site in reduced([one], slots).sites] == ["a.attn"]
+    assert slots.lacking(one) == ["b.attn"]
 
 
 def test_the_rank_that_is_farthest_from_the_mean_comes_with_its_distance():

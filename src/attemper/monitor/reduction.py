@@ -42,6 +42,7 @@ Fail = Callable[[str, Exception], None]
 """Takes note of a failure of ours: of what, and the error."""
 MOST_TOLD = 3
 """Differences between ranks that a message has."""
+NO_SLOT = "it was not there, or was another, in the first sampled step, whose sites all ranks agreed on"
 _NONE = -(1 << 62)
 """No step."""
 
@@ -150,7 +151,7 @@ class Reduction:
         if self._slots is None:
             return None
         new, slots = failures - self._failures, self._slots
-        packed = None if found is None else _attempt(lambda: slots.pack(found, period, new, self._device), fail)
+        packed = None if found is None else _attempt(lambda: self._pack(slots, found, collector, period, new), fail)
         self._failures = failures + (packed is None)
         added, largest = packed or slots.nothing(new + 1, self._device)
         own = added.clone()
@@ -159,6 +160,12 @@ class Reduction:
         self._all_reduce(largest, dist.ReduceOp.MAX)
         backends = () if found is None else found.backends
         return MergedSample(slots, period, backends, len(self.ranks), added, largest)
+
+    def _pack(
+        self, slots: Slots, found: Snapshot, collector: Collector, period: int, failures: int
+    ) -> tuple[Tensor, Tensor]:
+        collector.skipped |= dict.fromkeys(slots.lacking(found), NO_SLOT)
+        return slots.pack(found, period, failures, self._device)
 
     # --- what the ranks agree on ---
 

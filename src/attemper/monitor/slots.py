@@ -95,6 +95,10 @@ class Slots:
             added[PADDED_BATCHES] += was_padded.to(device)
         return added, largest
 
+    def lacking(self, snapshot: Snapshot) -> list[str]:
+        """Names of sites that this rank has seen and that have no slot."""
+        return [site.name for site in snapshot.sites if identity(site.label) not in self._numbers]
+
     def nothing(self, failures: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The same of a rank that has seen no row."""
         added = torch.zeros(self.added_size, dtype=torch.float64, device=device)

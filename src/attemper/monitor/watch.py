@@ -100,9 +100,8 @@ def watch(
         on_alarm: called in the training thread with each alarm that begins, if it is a warning or worse. Such alarms
             also go to ``logging``, as warnings of the logger "attemper".
         reduce: in training on many ranks, "data" makes the samples of data-parallel ranks one, by two collectives after
-            each sampled step; a process group or a DeviceMesh says which ranks these are, where nothing else does. All
-            of them watch with the same options, and end every step by ``.step()``. The first rank of each group writes
-            and judges. None reads this rank alone. See docs/tasks/many-ranks.md.
+            each sampled step; a process group or a DeviceMesh names these ranks. All of them watch with the same
+            options and call ``.step()``; the first one writes and judges. None reads this rank alone.
 
     Raises:
         InputError: an argument has no meaning here, or the data-parallel ranks cannot be told.
