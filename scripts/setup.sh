@@ -112,6 +112,13 @@ install_trl() {
     install_apart trl/site-packages "TRL, for the test of its SFTTrainer," trl datasets dill multiprocess pyarrow xxhash
 }
 
+# 250 MB.
+install_ray() {
+    install_apart ray "Ray, for the tests of its engine," \
+        ray jsonschema jsonschema-specifications referencing rpds-py msgpack requests charset-normalizer urllib3 certifi \
+        aiohappyeyeballs aiosignal frozenlist multidict propcache yarl
+}
+
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
 install_chromium() {
     if command -v chromium >/dev/null; then

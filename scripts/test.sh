@@ -25,6 +25,7 @@ if [[ $all ]]; then
     install_vision
     install_keras
     install_trl
+    install_ray
 fi
 
 say "ruff check"

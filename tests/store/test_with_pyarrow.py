@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "trl" / "site-packages"
 """Where pyarrow is installed for datasets, which TRL needs."""
-FILES = ("test_parts.py", "test_read_parts.py", "test_export.py", "test_place.py")
+FILES = (
+    *(f"store/test_{name}.py" for name in ("parts", "read_parts", "export", "place")),
+    "integrations/test_texts.py",
+)
 
 
 @pytest.mark.slow("needs what scripts/test.sh installs with --all")
@@ -24,7 +27,7 @@ def test_parts_and_exports_beside_pyarrow() -> None:
     paths = os.pathsep.join((str(ROOT / "src"), str(PACKAGES)))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--all", "-q", "-p", "no:cacheprovider"]
-        + [str(ROOT / "tests" / "store" / name) for name in FILES],
+        + [str(ROOT / "tests" / name) for name in FILES],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -18,6 +18,7 @@ from attemper.cli.demo import demo
 from attemper.cli.doctor import doctor
 from attemper.cli.export import export, report
 from attemper.cli.lab import lab
+from attemper.cli.merge import merge
 from attemper.cli.output import Verbs, exit_code
 from attemper.cli.runs import runs
 from attemper.cli.scan import scan
@@ -33,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("scan")(scan)
+app.command("merge")(merge)
 app.command("compare")(compare)
 app.command("runs")(runs)
 app.command("show")(show)

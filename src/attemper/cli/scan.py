@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,9 @@ from attemper.cli.options import (
     title_of,
 )
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
+from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import PLACES
 from attemper.readings.alarms import LIMITS
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
@@ -46,6 +49,35 @@ def scan(
         ),
     ] = None,
     text: Text = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Many texts: a line each (.txt), a record each (.jsonl, .parquet), or a folder of such files.",
+        ),
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field of a record that holds its text: text.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Scan part I of N of --texts, I from 0 to N-1, into --out. A SLURM array and torchrun set it.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where parts go, for `attemper merge`; a retry goes on there.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Scan all shards by so many processes, with a thread each.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=99_999, help=f"How many shards the workers share: {SHARDS}.")
+    ] = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="What runs the workers: processes of this machine, or a Ray cluster.")
+    ] = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 8,
     device: Device = "cpu",
@@ -85,14 +117,30 @@ def scan(
     """Exact entropy and logit size of every head of MODEL, as a table, a page, CSV or JSON."""
     limits = _limits(limit or [])
     with usage_of("--backend"):
-        check_backend(backend, device)
+        check_backend(backend, None if device in PLACES else device)
     with usage_of("--sort"):
         order = check_order(sort, top)
     _check_outputs(as_json, csv, order is not None)
-    words = read_text(text)
-    check_files(html, csv)
     given = Input(text, max_length, batch_size, device, dtype)
-    result = scan_of(model, words, given, backend=backend, limits=limits, fewest_keys=fewest_keys)
+    options = {"backend": backend, "limits": limits, "fewest_keys": fewest_keys}
+    if texts is None:
+        _refuse_without_texts(field=field, shard=shard, out=out, workers=workers, shards=shards, engine=engine)
+        words = read_text(text)
+        check_files(html, csv)
+        result = scan_of(model, words, given, **options)
+    else:
+        if text is not None:
+            raise typer.BadParameter("is many texts, and --text one: give one of them.", param_hint="--texts")
+        check_files(html, csv)
+        cut = Cut(texts, field, shard, out, workers, shards, engine)
+        one = cut.one_shard(os.environ)
+        if one is not None:
+            _refuse_of_a_shard(
+                html=html, csv=csv, json=as_json or None, sort=order, fail_on_alarm=fail_on_alarm or None
+            )
+            scan_one(model, given, cut, one, **options)
+            return
+        result = scan_all(model, given, cut, **options)
     if html is not None:
         result.to_html(html)
     if csv is not None:
@@ -105,6 +153,21 @@ def scan(
         Console().print(result if order is None else HeadTable(result.reading, order))
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in result.alarms):
         raise typer.Exit(3)
+
+
+def _refuse_without_texts(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter("is of no use without --texts, which names many texts.", param_hint=f"--{name}")
+
+
+def _refuse_of_a_shard(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(
+                "is of the whole, and this process scans one shard: `attemper merge FOLDER` shows all of them.",
+                param_hint=f"--{name.replace('_', '-')}",
+            )
 
 
 def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:

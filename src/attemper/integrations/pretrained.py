@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from attemper.control.saved_model import FIELD, FILE
 from attemper.control.temper import Tempered
 from attemper.control.temperature_file import FILE as TENSORS
 from attemper.errors import InputError, MissingExtraError
-from attemper.integrations.checkpoint import check_folder
+from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.folder import restore
 from attemper.integrations.hub import first_line, quiet, refusal
 
@@ -49,24 +51,30 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
     """The model and tokenizer in a folder or of a hub id, by transformers' auto classes.
 
     Args:
+        device: one of torch; "auto" for GPUs first, then memory, then disk, as far as each has room; or "disk" for all
+            weights on disk, each read from the checkpoint when the forward pass comes to it. Both need accelerate.
         predicts: load it with its head as a causal language model, which gives logits of the next token.
 
     Raises:
         InputError: there is no model, its weights are pickled, damaged or incomplete, it needs code of its own, it
-            reads no text, it has no tokenizer, or it is no causal language model where one is asked for.
+            reads no text, it has no tokenizer, it is no causal language model where one is asked for, or accelerate is
+            not installed where it is to place the weights.
         MissingExtraError: transformers is not installed.
     """
     one_of("dtype", dtype, DTYPES)
     check_folder(source)
+    if device in PLACES and find_spec("accelerate") is None:
+        raise InputError(f"device {device!r} needs accelerate, which places the weights: pip install accelerate")
     try:
         import transformers
     except ImportError as error:
         raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with quiet(transformers):
-        model = _model(transformers, source, getattr(torch, dtype), predicts)
+        model = _model(transformers, source, getattr(torch, dtype), predicts, PLACES.get(device))
         tempered = _restore(transformers, model, source)
         tokenizer = _tokenizer(transformers, source)
-    return PretrainedModel(to_device(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
+    model = model if device in PLACES else to_device(model, device)
+    return PretrainedModel(model.eval(), tokenizer, _longest(model, tokenizer), tempered)
 
 
 def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
@@ -96,6 +104,8 @@ def to_device(model: nn.Module, device: str) -> nn.Module:
     Raises:
         InputError: there is no such device, or it cannot be used.
     """
+    if device in PLACES:
+        raise InputError(f"device {device!r} is for pretrained models; this one takes cpu, cuda, cuda:1 or mps.")
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -113,16 +123,7 @@ def windows(
     Raises:
         InputError: the text is empty, or a number is out of range.
     """
-    longest = pretrained.longest
-    if max_length is not None:
-        if not max_length >= 1:
-            raise InputError(f"max_length must be at least 1, got {max_length}.")
-        if max_length > longest and longest < _LONGEST:
-            raise InputError(
-                f"max_length is {max_length} but the model reads at most {longest} tokens. "
-                f"{_how_to_read(max_length, pretrained)}"
-            )
-        longest = min(longest, max_length)
+    longest = window_length(pretrained, max_length)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     if not text.strip():
@@ -130,18 +131,54 @@ def windows(
             "the text is empty: there is nothing to scan. Pass a file with text, or leave --text out for the one "
             "that ships."
         )
-    rows = _rows(pretrained.tokenizer, text, longest)
-    device = next(pretrained.model.parameters()).device
+    rows, special = _rows(pretrained.tokenizer, [text], longest)
+    if not any(len(row) > special for row in rows):
+        raise InputError("the tokenizer made no token of the text: there is nothing to scan.")
+    return list(_batches(pretrained, rows, batch_size))
+
+
+def text_batches(
+    pretrained: PretrainedModel, texts: Sequence[str], *, longest: int, batch_size: int
+) -> Iterator[dict[str, Tensor]]:
+    """Several texts as batches of windows of at most ``longest`` tokens, in the order of the texts. A text of which
+    the tokenizer makes no token is left out.
+    """
+    rows, special = _rows(pretrained.tokenizer, list(texts), longest)
+    return _batches(pretrained, [row for row in rows if len(row) > special], batch_size)
+
+
+def window_length(pretrained: PretrainedModel, max_length: int | None) -> int:
+    """How many tokens a window has.
+
+    Raises:
+        InputError: the model reads no window of ``max_length`` tokens.
+    """
+    longest = pretrained.longest
+    if max_length is None:
+        return longest
+    if not max_length >= 1:
+        raise InputError(f"max_length must be at least 1, got {max_length}.")
+    if max_length > longest and longest < _LONGEST:
+        raise InputError(
+            f"max_length is {max_length} but the model reads at most {longest} tokens. "
+            f"{_how_to_read(max_length, pretrained)}"
+        )
+    return min(longest, max_length)
+
+
+def _batches(pretrained: PretrainedModel, rows: list[list[int]], batch_size: int) -> Iterator[dict[str, Tensor]]:
+    device = _input_device(pretrained.model)
     pad = _pad_token(pretrained.tokenizer)
     left = getattr(pretrained.tokenizer, "padding_side", "right") == "left"
-    batches = [_batch(rows[start : start + batch_size], pad, left, device) for start in range(0, len(rows), batch_size)]
-    if getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False):
-        for batch in batches:
+    both_sides = getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False)
+    for start in range(0, len(rows), batch_size):
+        batch = _batch(rows[start : start + batch_size], pad, left, device)
+        if both_sides:
             batch["decoder_input_ids"], batch["decoder_attention_mask"] = batch["input_ids"], batch["attention_mask"]
-    return batches
+        yield batch
 
 
-def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
+def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, device_map: Any) -> Any:
     local = os.path.isdir(source)
     auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
     try:
@@ -154,6 +191,7 @@ def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -
             attn_implementation="eager",
             local_files_only=local,
             output_loading_info=True,
+            **({} if device_map is None else {"device_map": device_map}),
         )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
         raise InputError(refusal(source, error)) from error
@@ -205,23 +243,21 @@ def _no_tokenizer(source: str, reason: str) -> str:
     )
 
 
-def _rows(tokenizer: Any, text: str, longest: int) -> list[list[int]]:
-    """Token ids of consecutive windows, each with the special tokens that the model expects around a sequence."""
+def _rows(tokenizer: Any, texts: list[str], longest: int) -> tuple[list[list[int]], int]:
+    """Token ids of consecutive windows, each with the special tokens that the model expects around a sequence, and how
+    many those are in each of them.
+    """
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if longest <= special:
         raise InputError(
             f"max_length is {longest}, but {special} tokens of each window are special ones: nothing is left for text."
         )
     if tokenizer.is_fast:
-        encoded = tokenizer(text, truncation=True, max_length=longest, return_overflowing_tokens=True, verbose=False)
-        rows = encoded["input_ids"]
-    else:
-        # Tokenizers written in Python cannot be asked for windows: these go without the special tokens.
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        rows = [ids[start : start + longest] for start in range(0, len(ids), longest)]
-    if not any(len(row) > special for row in rows):
-        raise InputError("the tokenizer made no token of the text: there is nothing to scan.")
-    return rows
+        encoded = tokenizer(texts, truncation=True, max_length=longest, return_overflowing_tokens=True, verbose=False)
+        return encoded["input_ids"], special
+    # Tokenizers written in Python cannot be asked for windows: these go without the special tokens.
+    known = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts]
+    return [ids[start : start + longest] for ids in known for start in range(0, len(ids), longest)], 0
 
 
 def _pad_token(tokenizer: Any) -> int:
@@ -239,6 +275,12 @@ def _batch(rows: list[list[int]], pad: int, left: bool, device: torch.device) ->
         place = slice(width - len(row), width) if left else slice(0, len(row))
         ids[number, place], mask[number, place] = torch.tensor(row), 1
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Where token ids go. To a layer whose weights are on disk accelerate moves them itself."""
+    devices = (parameter.device for parameter in model.parameters())
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
 def _longest(model: Any, tokenizer: Any) -> int:

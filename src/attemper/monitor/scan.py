@@ -137,6 +137,7 @@ class BlockScan:
         self.batches = 0
         self.last: Mapping[str, Any] = {}
         self._model, self._options, self._collector, self._switch = model, options, collector, switch
+        self._hash = hash_of(unwrap(model))
         self._sites: Totals = {}
         self._dropped: dict[SiteKey, str] = {}
         self._backends: dict[str, None] = {}
@@ -194,11 +195,12 @@ class BlockScan:
         options, device = self._options, device_of(self._model)
         sites = {key: site for key, site in self._sites.items() if key not in self._dropped}
         label = digest_label(sites) if index is None else f"{index}/{law['shards']}"
-        shard = Shard(label, index, self._tokens, *((self._texts, self._blocks) if self._texts else (None, None)))
+        cut = (self._texts, self._blocks) if "block" in law else (None, None)
+        shard = Shard(label, index, self._tokens, *cut)
         assert isinstance(options.limits, AlarmLimits)
         return Part(
             options.name or title(self._model),
-            hash_of(unwrap(self._model)),
+            self._hash,
             {"stats": list(options.names), "fewest_keys": options.fewest_keys, **law},
             options.limits.to_dict(),
             (Segment((shard,), sites),),

@@ -1,0 +1,53 @@
+"""``attemper merge``: parts of a scan as one reading. Loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attemper.cli.output import check_files, print_json, say
+from attemper.errors import InputError
+from attemper.text import clean_name
+
+
+def merge(
+    parts: Annotated[
+        list[Path],
+        typer.Argument(metavar="PARTS...", help="Folders that `attemper scan --out` wrote to, or files of Scan.save."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the merged reading: a file that merges again.")
+    ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Merge what is there, though some shards are missing.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    """Parts of a scan as one reading: the numbers of one process, whoever scanned them and in whatever order."""
+    from attemper.files import check_target
+    from attemper.readings.part_file import merge_files, missing_line, part_files, save
+    from attemper.readings.scan import Scan
+
+    check_files(html, None)
+    if out is not None:
+        check_target(out, "reading")
+    files = [file for path in parts for file in (part_files(path) if path.is_dir() else [path])]
+    part = merge_files(file for file in files if out is None or file.resolve() != out.resolve())
+    if part.missing and not allow_missing:
+        raise InputError(f"{missing_line(part)}. Scan them with --shard, or merge what is there with --allow-missing.")
+    result = Scan(part.reading(), None, part=part)
+    if out is not None:
+        say(f"wrote {clean_name(save(part, out))}")
+    if html is not None:
+        result.to_html(html)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        from rich.console import Console
+
+        Console().print(result)

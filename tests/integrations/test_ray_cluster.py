@@ -1,0 +1,115 @@
+"""Shards by real Ray, in a process of its own: its packages are in build/ray, where nothing else finds them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attemper.errors import InputError, MissingExtraError
+from attemper.integrations import ray_cluster
+from attemper.integrations.shards import scan_shard
+from attemper.readings import part_file
+from tests.integrations.test_shards import bits, kills
+from tests.support.killed_workers import load, task, text_file
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ROOT / "build" / "ray"
+needs_ray = pytest.mark.skipif(
+    not (PACKAGES / "ray").is_dir(),
+    reason="Ray is not in build/ray: `bash scripts/test.sh --all` installs it there",
+)
+
+SCAN = """
+import sys
+from pathlib import Path
+from attemper.integrations import ray_cluster
+from tests.support.killed_workers import task
+
+texts, out, kills = map(Path, sys.argv[1:])
+work, progress = task(texts, out, 4, kills), []
+ray_cluster.run(work, range(4), 2, progress.append)
+assert sum(progress) == work.survey.texts, progress
+"""
+
+
+def by_ray(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT), str(PACKAGES)))
+    # Ray writes a token into the home folder.
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=kept | {"PYTHONPATH": paths, "HOME": str(folder), **environment},
+    )
+
+
+@pytest.mark.slow("starts Ray")
+@needs_ray
+def test_actors_have_the_same_bits_though_one_is_killed(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 600)
+    alone, loaded = task(texts, tmp_path / "one", 4), load()
+    for index in range(4):
+        scan_shard(alone, loaded, index)
+    killed = kills(tmp_path / "kills", 1)
+    (tmp_path / "two").mkdir()
+    done = by_ray(tmp_path, "-c", SCAN, str(texts), str(tmp_path / "two"), str(killed))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert not list(killed.iterdir())
+    one, two = (part_file.merge_files(part_file.part_files(tmp_path / name)) for name in ("one", "two"))
+    assert bits(one) == bits(two)
+
+
+@pytest.mark.slow("starts Ray")
+@needs_ray
+def test_the_command_line_takes_ray(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 200)
+    command = ("scan", "--texts", texts.name, "--out", "parts", "--shards", "3", "--max-length", "32", "--json")
+    done = by_ray(tmp_path, "-m", "attemper", *command, "--engine", "ray", "--workers", "2")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.startswith('{"schema": 2')
+    assert len(part_file.part_files(tmp_path / "parts")) == 3
+
+
+@needs_ray
+@pytest.mark.slow("loads Ray")
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    texts = text_file(tmp_path / "texts.txt", 20)
+    command = ("-m", "attemper", "scan", "--texts", str(texts), "--engine", "ray")
+    done = by_ray(tmp_path, *command, RAY_ADDRESS=address)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"attemper: Ray at {address} cannot be reached: [Errno 111] Connection refused. Start a"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow("starts Ray")
+@needs_ray
+def test_the_example_merges_what_its_actors_scanned(tmp_path: Path):
+    done = by_ray(tmp_path, str(ROOT / "examples" / "ray_scan.py"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "TransformerEncoder  2 sites, 8 heads, 2560 tokens" in done.stdout
+    assert "shards are missing" not in done.stdout
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(InputError, match="RAY_ADDRESS is 'my-cluster', not HOST:PORT"):
+        ray_cluster._check_reachable("my-cluster")
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    work = task(text_file(tmp_path / "texts.txt", 20), tmp_path / "parts", 1)
+    with pytest.raises(MissingExtraError, match=r"--engine ray needs the package ray.*attemper\[ray\]"):
+        ray_cluster.run(work, range(1), 1, lambda texts: None)

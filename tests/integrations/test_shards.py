@@ -1,0 +1,190 @@
+"""Shards of many texts: the same bits whoever scans them, in whatever order, and however often he is killed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attemper.errors import InputError
+from attemper.integrations import processes, shards
+from attemper.integrations.shards import ShardTask, scan_shard, scan_texts
+from attemper.readings import part_file
+from attemper.readings.part import Part
+from attemper.statistics import SHOWN
+from tests.support.killed_workers import load, task, text_file
+
+
+def merged(task: ShardTask) -> Part:
+    return part_file.merge_files(task.path(index) for index in range(task.shards))
+
+
+def bits(part: Part) -> list[tuple[Any, ...]]:
+    return [(site.key, site.queries, site.keys, site.sums.tobytes()) for site in part.sites]
+
+
+def scanned(task: ShardTask, order: list[int] | None = None) -> Part:
+    """All shards by this process."""
+    loaded = task.load()
+    for index in order if order is not None else range(task.shards):
+        scan_shard(task, loaded, index)
+    return merged(task)
+
+
+def test_shards_in_any_order_have_the_same_bits_and_are_the_whole(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 330)
+    one = scanned(task(texts, tmp_path / "one", 5))
+    order = list(range(5))
+    random.Random(3).shuffle(order)
+    two = scanned(task(texts, tmp_path / "two", 5), order)
+    assert bits(one) == bits(two)
+    assert not one.missing
+    whole = scan_texts(task(texts, tmp_path / "none", 1), load(), lambda texts: None)
+    assert sum(shard.texts or 0 for shard in one.shards) == sum(shard.texts or 0 for shard in whole.shards) == 330
+    assert sum(shard.tokens for shard in one.shards) == whole.shards[0].tokens
+    for mine, theirs in zip(one.reading().heads, whole.reading().heads, strict=True):
+        assert mine.normalized_entropy_histogram == theirs.normalized_entropy_histogram
+        for name in SHOWN:
+            one_value, other = getattr(mine, name), getattr(theirs, name)
+            assert one_value is other or one_value == pytest.approx(other, rel=1e-12, abs=1e-12), name
+
+
+def test_more_shards_than_blocks_are_whole_all_the_same(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 70)
+    found = scanned(task(texts, tmp_path / "parts", 4))
+    assert [(shard.texts, shard.blocks) for shard in found.shards] == [(64, 1), (6, 1), (0, 0), (0, 0)]
+    assert found.reading().sites
+
+
+def test_a_shard_that_was_stopped_goes_on_at_its_last_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "SAVE_SECONDS", -1.0)
+    texts = text_file(tmp_path / "texts.txt", 600)
+    expected = bits(scanned(task(texts, tmp_path / "one", 2)))
+    stopped, loaded, read = task(texts, tmp_path / "two", 2), load(), []
+
+    def batches(texts: Any) -> Any:
+        read.append(len(texts))
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        return loaded.batches(texts)
+
+    with pytest.raises(KeyboardInterrupt):
+        scan_shard(stopped, replace(loaded, batches=batches), 0)
+    begun = stopped.path(0).with_name(f"{stopped.path(0).name}.partial")
+    assert begun.exists()
+    with pytest.raises(InputError, match="is a shard under way, not a whole one"):
+        part_file.load(begun)
+    progress: list[int] = []
+    assert scan_shard(stopped, replace(loaded, batches=batches), 0, progress.append)
+    assert read == [64] * 6  # three blocks before, the fourth twice, the fifth
+    assert sum(progress) == stopped.survey.texts_of(0, 2) == 320
+    assert not begun.exists()
+    scan_shard(stopped, loaded, 1)
+    assert bits(merged(stopped)) == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"no file of ours"])
+def test_a_damaged_beginning_is_begun_again(content: bytes, tmp_path: Path):
+    work = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 1)
+    begun = work.path(0).with_name(f"{work.path(0).name}.partial")
+    begun.write_bytes(content)
+    assert scan_shard(work, work.load(), 0)
+    assert not begun.exists()
+    assert merged(work).shards[0].texts == 70
+
+
+def test_a_shard_that_is_there_is_done_already(tmp_path: Path):
+    work = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 1)
+    loaded, progress = work.load(), []
+    assert scan_shard(work, loaded, 0)
+    before = work.path(0).read_bytes()
+    assert not scan_shard(work, loaded, 0, progress.append)
+    assert sum(progress) == 70
+    assert work.path(0).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda work, path: replace(work, options=replace(work.options, fewest_keys=8)), "of another fewest_keys (32)"),
+        (lambda work, path: task(text_file(path / "others.txt", 71), path / "parts", 2), "of another input ("),
+    ],
+)
+def test_a_shard_of_something_else_stands_in_the_way(change: Callable[..., ShardTask], message: str, tmp_path: Path):
+    work = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 2)
+    scan_shard(work, work.load(), 0)
+    with pytest.raises(InputError, match="is there already, of another") as caught:
+        scan_shard(change(work, tmp_path), work.load(), 0)
+    assert message in str(caught.value)
+    assert "Name another folder with --out, or remove it." in str(caught.value)
+
+
+def test_a_shard_of_another_model_stands_in_the_way(tmp_path: Path):
+    work, loaded = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 2), load()
+    scan_shard(work, loaded, 0)
+    next(loaded.model.parameters()).data += 1
+    with pytest.raises(InputError, match=r"is there already, of another model \(a model\)"):
+        scan_shard(work, loaded, 0)
+
+
+# --- processes ---
+
+
+def kills(folder: Path, many: int) -> Path:
+    folder.mkdir()
+    for number in range(many):
+        (folder / str(number)).touch()
+    return folder
+
+
+def by_processes(texts: Path, out: Path, shards: int, workers: int, killed: Path | None = None) -> Part:
+    work, progress = task(texts, out, shards, killed), []
+    processes.run(work, range(shards), workers, progress.append)
+    assert sum(progress) == work.survey.texts, "texts of a try that was lost do not count"
+    return merged(work)
+
+
+def test_workers_have_the_same_bits_though_one_is_killed(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 500)
+    expected = scanned(task(texts, tmp_path / "one", 3))
+    killed = kills(tmp_path / "kills", 1)
+    found = by_processes(texts, tmp_path / "two", 3, 2, killed)
+    assert not list(killed.iterdir())
+    assert bits(found) == bits(expected)
+    assert all("1 thread," in machine for machine in found.computed_on)
+
+
+@pytest.mark.slow("64 shards by 1, 2 and 4 processes")
+def test_64_shards_by_any_number_of_workers_with_five_killed_are_the_same_bits(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 64 * 64 + 17)
+    expected = bits(by_processes(texts, tmp_path / "one", 64, 1))
+    assert bits(by_processes(texts, tmp_path / "two", 64, 2)) == expected
+    killed = kills(tmp_path / "kills", 5)
+    assert bits(by_processes(texts, tmp_path / "four", 64, 4, killed)) == expected
+    assert not list(killed.iterdir())
+    whole = scan_texts(task(texts, tmp_path / "none", 1), load(), lambda texts: None)
+    for (key, _, _, sums), site in zip(expected, whole.sites, strict=True):
+        assert key == site.key
+        np.testing.assert_allclose(np.frombuffer(sums).reshape(site.sums.shape), site.sums, rtol=1e-12)
+
+
+@pytest.mark.slow("processes that are killed again and again")
+def test_a_shard_whose_workers_die_three_times_is_named(tmp_path: Path):
+    work = task(text_file(tmp_path / "texts.txt", 500), tmp_path / "parts", 2, kills(tmp_path / "kills", 100))
+    with pytest.raises(
+        ChildProcessError, match=r"the process of shard 0/2, 1/2 ended 3 times without a word \(SIGKILL\)"
+    ):
+        processes.run(work, range(2), 2, lambda texts: None)
+
+
+@pytest.mark.slow("starts processes")
+def test_an_error_of_a_worker_is_raised_here(tmp_path: Path):
+    work = task(text_file(tmp_path / "texts.txt", 500), tmp_path / "parts", 2)
+    (tmp_path / "texts.txt").write_text("another text\n" * 500)
+    with pytest.raises(InputError, match=r"the texts of texts\.txt changed while they were read"):
+        processes.run(work, range(2), 2, lambda texts: None)
