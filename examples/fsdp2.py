@@ -1,9 +1,8 @@
-"""A model that FSDP2 shards over two processes, watched in the first of them.
+"""A model that FSDP2 shards over two processes. Its samples are one of all ranks, and the first rank stores them.
 
-Run: ``torchrun --standalone --nproc-per-node 2 examples/fsdp2.py``
+Run: ``torchrun --standalone --nproc-per-node 2 examples/fsdp2.py``; then ``attemper show runs/fsdp2``
 """
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -26,15 +25,16 @@ fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 batches = windows(encode(Path(__file__).read_text(encoding="utf-8") * 8), 64).split(8 * world)[:-1]
 
-# A watch sends nothing to other processes: whether one of them watches, all do or none, they never wait for it.
-with attemper.watch(model, every=5, rows=16) if rank == 0 else nullcontext() as watch:
+# On sampled steps, and on no others, two collectives make the samples of all ranks one. Every rank watches.
+with attemper.watch(model, every=5, rows=16, store="runs/fsdp2", reduce="data") as watch:
     for batch in batches:
         part = batch[rank::world]
         optimizer.zero_grad()
         F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()).backward()
         optimizer.step()
-        if watch:
-            watch.step()
-if watch:
+        watch.step()
+if rank == 0:
     print(watch.table())
+    with attemper.open_run("runs/fsdp2") as run:
+        print(run)
 dist.destroy_process_group()

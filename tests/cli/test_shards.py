@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from attemper.cli.shards import shard_of
 from attemper.errors import InputError
 from tests.support.killed_workers import text_file
 
+ROOT = Path(__file__).parents[2]
 SMALL = ("--max-length", 48, "--batch-size", 16)
 
 
@@ -208,3 +210,62 @@ def test_what_cannot_be_merged_is_one_line(arguments: tuple[str, ...], message: 
     assert ended.err.startswith("attemper: ")
     assert ended.err.count("\n") == 1
     assert message in ended.err
+
+
+SBATCH = """#!/usr/bin/env bash
+# A SLURM of one machine: runs each task of an array, one after another, and prints the job's number.
+array=0-0 command=
+for argument in "$@"; do
+    [[ $argument == --array=* ]] && array=${argument#--array=}
+done
+while (($#)); do [[ $1 == --wrap ]] && command=$2; shift; done
+first=${array%-*} last=${array#*-}
+last=$((last < 2 ? last : 2)) # three tasks will do
+many=$((last - first + 1))
+[[ $many == 1 ]] || export SLURM_ARRAY_TASK_MIN=$first SLURM_ARRAY_TASK_MAX=$last SLURM_ARRAY_TASK_COUNT=$many
+for ((task = first; task <= last; task++)); do
+    [[ $array == 0-0 ]] || export SLURM_ARRAY_TASK_ID=$task
+    bash -c "${command//--device cuda/}" >&2 || exit
+done
+echo 7
+"""
+
+
+ATTEMPER = """#!/usr/bin/env bash
+# The command, of the model that ships.
+arguments=()
+for argument in "$@"; do [[ $argument == {model} ]] || arguments+=("$argument"); done
+exec {python} -m attemper "${{arguments[@]}}"
+"""
+
+
+@pytest.mark.slow("starts processes")
+def test_the_slurm_script_submits_an_array_and_its_merge(texts: Path, tmp_path: Path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    model = tmp_path / "model"
+    for name, content in (
+        ("sbatch", SBATCH),
+        ("attemper", ATTEMPER.format(model=model, python=sys.executable)),
+    ):
+        (tools / name).write_text(content)
+        (tools / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples" / "slurm_scan.sh"), str(model), str(texts), str(tmp_path / "job")],
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "job" / "page.html").exists()
+    assert attemper.load_scan(tmp_path / "job" / "whole.safetensors").shards == ("0/3", "1/3", "2/3")
+
+
+def test_compare_takes_merged_readings(run: Run, texts: Path, tmp_path: Path):
+    run("scan", "--texts", texts, "--shards", 2, "--out", tmp_path, *SMALL)
+    one, whole = tmp_path / "part-00000-of-00002.safetensors", tmp_path / "whole.safetensors"
+    run("merge", tmp_path, "--out", whole)
+    ended = run("compare", one, whole, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["heads"]

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
@@ -51,7 +52,8 @@ def scanned(folder: Path, key_heads: int) -> Any:
             found = numbers(attemper.scan(model, [ids()]))
     except Exception as error:  # what transformers says of a model that it cannot split
         return {"refused": f"{type(error).__name__}: {error}"}
-    return {"found": found, "whole": numbers(attemper.scan(llama(folder, key_heads=key_heads).eval(), [ids()]))}
+    whole = numbers(attemper.scan(llama(folder, key_heads=key_heads).eval(), [ids()]))
+    return {"found": found, "whole": whole, "ids": ids().tolist()}
 
 
 def trained_and_stored(folder: Path) -> Any:
@@ -78,6 +80,32 @@ class Parallel(nn.Module):
             return nn.functional.scaled_dot_product_attention(query, key, value)
 
 
+class Attention(nn.Module):
+    """Attention with grouped queries, on the heads that its projections make here. It names no number of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv = nn.Linear(32, 48), nn.Linear(32, 16), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part(x).unflatten(-1, (-1, 8)).transpose(1, 2) for part in (self.wq, self.wk, self.wv))
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def colwise_projections(folder: Path) -> Any:
+    """Heads of queries that split projections have made."""
+    del folder
+    torch.manual_seed(0)
+    layer = Attention()
+    x = torch.randn(2, TOKENS, 32)
+    whole = numbers(attemper.scan(layer.eval(), [x]))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    plan: Any = {name: ColwiseParallel() for name in ("wq", "wk", "wv")}
+    parallelize_module(layer, mesh, plan)
+    with torch.no_grad():
+        return {"found": numbers(attemper.scan(layer, [x])), "whole": whole}
+
+
 def dtensor_heads(folder: Path) -> Any:
     """Numbers of heads of queries that are DTensors."""
     del folder
@@ -91,6 +119,7 @@ def dtensor_heads(folder: Path) -> Any:
 
 
 CASES: dict[str, Callable[[Path], Any]] = {
+    "colwise": colwise_projections,
     "tp_plan": lambda folder: scanned(folder, 4),
     "grouped keys": lambda folder: scanned(folder, 2),
     "one key head": lambda folder: scanned(folder, 1),

@@ -1,15 +1,7 @@
-"""Heads that are split over processes keep their numbers in the whole model: in readings, alarms, and stored runs.
-
-Processes of gloo inside pytest would hang it: cases run in ``tensor_parallel_worker.py`` under torchrun.
-"""
+"""Heads that are split over processes keep their numbers in the whole model: in readings, alarms, and stored runs."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +10,8 @@ import pytest
 import torch
 
 import attemper
+from tests.support.exact_entropies import exact_entropies
+from tests.support.ranks import torchrun
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
@@ -34,30 +28,6 @@ def saved_llama(folder: Path, key_heads: int) -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder / f"llama-{key_heads}")
 
 
-def run(folder: Path, *cases: str, processes: int = 2) -> list[dict[str, Any]]:
-    """Of each process: case -> what came out."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    with subprocess.Popen(
-        [*launcher, str(WORKER), str(folder), *cases],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=300)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"the processes wait for each other: {process.communicate()[0][-3000:]}")
-    assert process.returncode == 0, output[-3000:]
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
-    for case in cases:
-        for one in found:
-            assert not (isinstance(one[case], dict) and "traceback" in one[case]), one[case]["traceback"]
-    return found
-
-
 def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Of four heads two processes have two each, with the numbers, in both senses, that they have in one process."""
     assert [head[1] for head in first["found"]] == [0, 1, 0, 1]
@@ -67,11 +37,23 @@ def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> 
         np.testing.assert_allclose(values, whole[name, head], rtol=0, atol=1e-6)
 
 
-def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path) -> None:
+def test_plain_queries_of_split_projections_are_numbered_as_in_the_whole_model(tmp_path: Path) -> None:
+    first, second = (one["colwise"] for one in torchrun(WORKER, tmp_path, "colwise"))
+    assert [head[1] for head in (*first["found"], *second["found"])] == [0, 1, 2, 3, 4, 5]
+    found = [head[2:] for head in (*first["found"], *second["found"])]
+    np.testing.assert_allclose(found, [head[2:] for head in first["whole"]], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow("starts several processes")
+def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path, seen: Any) -> None:
     pytest.importorskip("transformers")
     saved_llama(tmp_path, 4)
-    first, second = run(tmp_path, "tp_plan")
-    assert_parts_of_the_whole(first["tp_plan"], second["tp_plan"])
+    first, second = (one["tp_plan"] for one in torchrun(WORKER, tmp_path, "tp_plan"))
+    assert_parts_of_the_whole(first, second)
+    exact = exact_entropies(tmp_path / "llama-4", torch.tensor(first["ids"]))
+    errors = [abs(entropy - exact[site, head]) for site, head, entropy, _ in (*first["found"], *second["found"])]
+    assert max(errors) < 1e-6
+    seen("transformers", 'Llama, tp_plan="auto" on two ranks', "registry, sdpa", error_nats=max(errors))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, An
     folder = tmp_path_factory.mktemp("workers")
     for key_heads in (4, 2, 1):
         saved_llama(folder, key_heads)
-    return run(folder, "grouped keys", "one key head", "stored", "DTensor queries"), folder
+    return torchrun(WORKER, folder, "grouped keys", "one key head", "stored", "DTensor queries"), folder
 
 
 @pytest.mark.slow("starts several processes")

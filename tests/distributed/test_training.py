@@ -128,14 +128,14 @@ def test_parts_of_sequences_under_context_parallelism_are_skipped_with_the_reaso
         assert one["sites_afterwards"] == 1
 
 
-def test_the_trainer_watches_in_the_main_process_only_and_trains_the_same(results: Results) -> None:
+def test_the_trainer_reads_all_ranks_reports_in_the_main_process_and_trains_the_same(results: Results) -> None:
     first, second = of(results, "trainer")
     names = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-    assert first == {"equal": True, "names": names, "tokens": 40}
+    assert first == {"equal": True, "names": names, "tokens": 80}
     assert second == {"equal": True, "names": None, "tokens": None}
 
 
-def test_lightning_watches_in_the_main_process_only(results: Results) -> None:
+def test_lightning_reads_all_ranks_and_reports_in_the_main_process(results: Results) -> None:
     first, second = of(results, "lightning")
     assert first == {"steps": [0, 2], "names": ["net.layers.0", "net.layers.1"], "hooks": 0}
     assert second == {"steps": [], "names": None, "hooks": 0}

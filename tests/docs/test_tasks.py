@@ -14,7 +14,7 @@ PAGES = ROOT / "docs" / "tasks"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = (
     "my-loss-spikes", "long-context-is-diffuse", "sharpen-a-retrieval-head", "calibrate-after-extending-context",
-    "hold-entropy-while-training", "past-one-machine",
+    "hold-entropy-while-training", "many-ranks", "past-one-machine", "scan-a-model-that-does-not-fit",
 )  # fmt: skip
 ADVICE = "recommended-temperatures"
 
@@ -57,6 +57,21 @@ def test_past_one_machine(run: Any) -> None:
     assert names["whole"].shards == ("0/3", "1/3", "2/3")
     assert names["whole"].missing == ()
     assert names["whole"].tokens == 6 * 2 * 40
+
+
+def test_scan_a_model_that_does_not_fit(run: Any) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    names = run("scan-a-model-that-does-not-fit")
+    assert {parameter.device.type for parameter in names["model"].parameters()} == {"cpu", "meta"}
+    whole = names["LlamaForCausalLM"].from_pretrained(names["folder"]).eval()
+    assert names["scan"].reading.sites == names["attemper"].scan(whole, names["batches"]).reading.sites
+
+
+def test_many_ranks(run: Any) -> None:
+    names = run("many-ranks")
+    assert names["watch"].run.steps.tolist() == [0, 4, 8]
+    assert torch.allclose(names["ring"], names["whole"].stats.entropy, atol=1e-5)
 
 
 @pytest.mark.slow("takes many seconds")

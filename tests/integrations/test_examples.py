@@ -35,6 +35,7 @@ TRL = ROOT / "build" / "trl" / "site-packages"
         ("trainer", (), ("transformers", "accelerate")),
         ("lightning_loop", (), ("lightning",)),
         ("fsdp2", TORCHRUN, ()),
+        ("tensor_parallel", TORCHRUN, ("transformers", "accelerate")),
     ],
 )
 def test_an_example_prints_the_table_of_what_it_watched(

@@ -94,6 +94,15 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow("starts Ray")
+@needs_ray
+def test_the_example_merges_what_its_actors_scanned(tmp_path: Path):
+    done = by_ray(tmp_path, str(ROOT / "examples" / "ray_scan.py"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "TransformerEncoder  2 sites, 8 heads, 2560 tokens" in done.stdout
+    assert "shards are missing" not in done.stdout
+
+
 def test_an_address_that_is_none_is_refused():
     with pytest.raises(InputError, match="RAY_ADDRESS is 'my-cluster', not HOST:PORT"):
         ray_cluster._check_reachable("my-cluster")

@@ -161,7 +161,7 @@ def test_workers_have_the_same_bits_though_one_is_killed(tmp_path: Path):
 
 @pytest.mark.slow("64 shards by 1, 2 and 4 processes")
 def test_64_shards_by_any_number_of_workers_with_five_killed_are_the_same_bits(tmp_path: Path):
-    texts = text_file(tmp_path / "texts.txt", 64 * 64 * 2 + 17)
+    texts = text_file(tmp_path / "texts.txt", 64 * 64 + 17)
     expected = bits(by_processes(texts, tmp_path / "one", 64, 1))
     assert bits(by_processes(texts, tmp_path / "two", 64, 2)) == expected
     killed = kills(tmp_path / "kills", 5)

@@ -15,7 +15,7 @@ from torch import nn
 import attemper
 from attemper import cli
 from attemper.errors import InputError
-from attemper.monitor.model import provenance, title
+from attemper.monitor.model import hash_of, provenance, title
 from attemper.readings.reading import Reading
 from tests.report import readings
 from tests.sites import own_models
@@ -123,3 +123,50 @@ def test_the_command_line_names_the_text_without_its_folder(
     assert json.loads(printed)["text"] == ("the text that ships" if text is None else "poems.txt")
     assert str(tmp_path) not in printed
     assert "summer's day" not in printed
+
+
+# --- the hash of a model ---
+
+
+def layers(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(40, 60), nn.MultiheadAttention(32, 4), nn.BatchNorm1d(4))
+
+
+def test_a_model_has_one_hash_and_its_copy_has_it_too() -> None:
+    model = layers()
+    assert re.fullmatch("[0-9a-f]{32}", hash_of(model))
+    assert hash_of(model) == hash_of(layers()) == hash_of(model.eval())
+
+
+def change_all(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data *= 1.0001
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_all,
+        lambda model: model[0].weight.data.mul_(1.0001),
+        lambda model: model[2].running_mean.add_(1),
+        lambda model: model.double(),
+        lambda model: model.bfloat16(),
+        lambda model: model.append(nn.Linear(1, 1)),
+        lambda model: model.to("meta"),
+        lambda model: attemper.temper(model, temperature=0.5, sites=["1"]),
+    ],
+    ids=["weights", "a weight", "a buffer", "float64", "bfloat16", "a layer", "nothing here", "temperature"],
+)
+def test_another_model_has_another_hash(change: Any) -> None:
+    model = layers()
+    change(model)
+    assert hash_of(model) != hash_of(layers())
+
+
+def test_two_normalizers_have_two_hashes() -> None:
+    hashes = set()
+    for normalizer in ("softmax", attemper.nn.Entmax(1.3), attemper.nn.Entmax(1.6)):
+        torch.manual_seed(0)
+        hashes.add(hash_of(attemper.nn.MultiheadAttention(32, 4, normalizer=normalizer)))
+    assert len(hashes) == 3

@@ -19,7 +19,7 @@ def test_the_defaults_of_a_watch_are_these() -> None:
     defaults = {name: p.default for name, p in inspect.signature(attemper.watch).parameters.items() if name != "model"}
     assert defaults == {
         "every": 1, "rows": None, "stats": "all", "sites": None, "store": None, "observe": "beside", "backend": "auto",
-        "limits": None, "fewest_keys": 32, "on_alarm": None,
+        "limits": None, "fewest_keys": 32, "on_alarm": None, "reduce": None,
     }  # fmt: skip
 
 

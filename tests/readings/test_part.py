@@ -178,6 +178,14 @@ def test_another_normalizer_is_refused():
         merge([first, replace(second, segments=(replace(segment, sites=sites),))])
 
 
+def test_heads_of_another_rank_are_refused():
+    first, second = (part(scan(index)) for index in (0, 1))
+    (segment,) = second.segments
+    sites = {key: replace(site, label=replace(site.label, first_head=2)) for key, site in segment.sites.items()}
+    with pytest.raises(InputError, match="begins with head 0 in one part and with head 2 in another"):
+        merge([first, replace(second, segments=(replace(segment, sites=sites),))])
+
+
 def test_a_watch_has_no_sums_to_save(tmp_path: Path):
     model = Two().eval()
     with attemper.watch(model) as watch:

@@ -210,7 +210,12 @@ def _pretrained_windows(
     import torch
 
     from attemper.integrations import pretrained
+    from attemper.integrations.checkpoint import PLACES
 
+    if device in PLACES:
+        raise InputError(
+            f"--device {device}: calibrating computes gradients, for which all weights must be on one device."
+        )
     known = pretrained.load(source, device=device, dtype=dtype, predicts=True)
     batches = pretrained.windows(known, words, max_length=max_length or min(_WINDOW, known.longest), batch_size=1)
     width = max(batch["input_ids"].shape[1] for batch in batches)

@@ -13,14 +13,15 @@ from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, M
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import scan_of
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import PLACES
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
     from attemper.readings.reading import Reading
 
 SIDE = (
-    "What `attemper scan --json` printed into a file; a run, as it was at its last sample, or RUN@STEP; or a model: a "
-    "folder or a hub id."
+    "What `attemper scan --json` or `attemper merge --out` wrote; a run, as it was at its last sample, or RUN@STEP; "
+    "or a model: a folder or a hub id."
 )
 
 
@@ -82,7 +83,7 @@ def compare(
 
 def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
-        check_backend(backend, device)
+        check_backend(backend, None if device in PLACES else device)
     if sort is not None:
         from attemper.readings.comparison import STATISTICS
 
@@ -122,6 +123,10 @@ def _is_file(side: str) -> bool:
     """Whether a side is a stored scan. A name that ends in .json can only mean one."""
     path = Path(side)
     is_file = len(side) < 4096 and path.is_file() and path.suffix.lower() not in (".gguf", ".safetensors", ".bin")
+    if path.suffix.lower() == ".safetensors" and len(side) < 4096 and path.is_file():
+        from attemper.readings.part_file import is_reading
+
+        return is_reading(path)
     if not is_file and path.suffix.lower() == ".json":
         raise InputError(
             f"there is no file {clean_name(side)}. One is written by `attemper scan MODEL --json > FILE.json`."
@@ -130,8 +135,11 @@ def _is_file(side: str) -> bool:
 
 
 def _of_file(path: str) -> Reading:
+    from attemper.readings.part_file import load_scan
     from attemper.readings.reading import Reading
 
+    if path.lower().endswith(".safetensors"):
+        return load_scan(path).reading
     try:
         return Reading.from_json(Path(path))
     except InputError as error:

@@ -34,7 +34,10 @@ MaxLength = Annotated[
     int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
-Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
+Device = Annotated[
+    str,
+    typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; auto: GPUs, memory, disk, as far as each has room; disk."),
+]
 Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
 BackendName = Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")]
 

@@ -28,6 +28,7 @@ from attemper.cli.options import (
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
 from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import PLACES
 from attemper.readings.alarms import LIMITS
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
@@ -116,7 +117,7 @@ def scan(
     """Exact entropy and logit size of every head of MODEL, as a table, a page, CSV or JSON."""
     limits = _limits(limit or [])
     with usage_of("--backend"):
-        check_backend(backend, device)
+        check_backend(backend, None if device in PLACES else device)
     with usage_of("--sort"):
         order = check_order(sort, top)
     _check_outputs(as_json, csv, order is not None)

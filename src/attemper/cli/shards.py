@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -175,7 +174,7 @@ def _scan_shards(task: ShardTask, cut: Cut) -> Scan:
     shards = range(task.shards)
     with _bar(task.survey.texts) as advance:
         if cut.drives:
-            _engine(cut.engine or Engine.processes)(task, shards, cut.workers or os.cpu_count() or 1, advance)
+            _engine(cut.engine or Engine.processes)(task, shards, cut.workers, advance)
         else:
             loaded = task.load()
             for index in shards:

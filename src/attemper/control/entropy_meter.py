@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from attemper.call.sampling import pick, sample
 from attemper.errors import InputError
 from attemper.functional.temperature import covariance
 from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
+from attemper.sites.sharded import first_head, is_dtensor, local
 from attemper.sites.tap import LIBRARY, in_backward, token
 
 LIBRARY.define(
@@ -56,6 +57,7 @@ class EntropyMeter:
     """Measures one module's attention; a ``Listener``.
 
     Args:
+        module: the one that attends.
         where: the caller, for messages.
         rows: query rows of each sequence that are measured; None for all.
         unit: "nats", or "normalized" for H / log n.
@@ -64,9 +66,12 @@ class EntropyMeter:
     stats: tuple[str, ...] = ()
     replaces = False
 
-    def __init__(self, where: str, rows: int | None, unit: str) -> None:
+    def __init__(self, module: nn.Module, where: str, rows: int | None, unit: str) -> None:
         self.where, self.rows, self.unit = where, rows, unit
+        self._module = ref(module)  # which holds this meter
         self.sums: Sums | None = None
+        self.first_head: int | None = None
+        """The number of the first head here in the whole model; None before the first call."""
         self.generator = torch.Generator().manual_seed(0)
         self.key = next(_keys)
         _meters[self.key] = self
@@ -77,6 +82,9 @@ class EntropyMeter:
     def receive(self, module: nn.Module, call: AttentionCall, stats: AttentionStats | None, output: Tensor) -> Tensor:
         if not normalization(self.where, call.options.normalizer).plain:
             raise InputError(refusal(self.where, module))
+        if is_dtensor(call.query):
+            self.first_head = first_head(module, call)
+            call = local(module, call)
         if call.packing is not None:
             if not in_backward():
                 self.measure(call)
@@ -86,6 +94,9 @@ class EntropyMeter:
 
     @torch.no_grad()
     def measure(self, call: AttentionCall) -> None:
+        module = self._module()
+        if self.first_head is None and module is not None:
+            self.first_head = first_head(module, call)
         options = replace(call.options, stats=("entropy", "logit_variance", "visible_keys"))
         mask = None if call.mask is None else as_visible(call.mask.detach())
         request = request_of(self.where, call.query.detach(), call.key.detach(), None, mask, options, call.packing)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from attemper.checks import positive_number
 from attemper.control.query_key_weights import Projections, projections_of
+from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
+from attemper.monitor.data_parallel import check_reduce, device_of_group
 from attemper.monitor.watch import watch
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
-from attemper.sites.sharded import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 _ADVICE = "MuonClip uses 100."
 
@@ -44,6 +52,9 @@ class QKClip:
         threshold: t, in logits after the scale.
         sites: names of modules whose attention to clip, with all below them; None for all.
         rows: measure only this many query rows of each sequence: cheaper, but the largest logit may be missed.
+        reduce: "data" for the largest logits over the data-parallel ranks, which are told by how the model is wrapped
+            or sharded at the first step; or these ranks as a process group or a DeviceMesh; None for each rank alone,
+            which lets copies of a weight drift apart.
 
     Raises:
         InputError: the threshold is not above 0; or an attention of the model normalises its queries or keys
@@ -62,6 +73,7 @@ class QKClip:
         *,
         sites: Iterable[str] | None = None,
         rows: int | None = None,
+        reduce: str | ProcessGroup | DeviceMesh | None = "data",
     ) -> None:
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
@@ -69,6 +81,8 @@ class QKClip:
         self._refuse_normalised()
         title = class_name(unwrap(model))
         self._modules = {own or title: module for module, own in names_of(model).items()}
+        check_reduce(reduce, "QKClip")
+        self._reduce = reduce
         self._projections: dict[str, Projections] = {}
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
@@ -88,19 +102,18 @@ class QKClip:
         self._watch.close()
 
     def step(self) -> dict[str, Tensor]:
-        """Clips what the forward passes since the last step have shown. Call it after ``optimizer.step()``.
+        """Clips what the forward passes since the last step have shown.
+
+        Call it after ``optimizer.step()``, on all ranks.
 
         Returns:
-            The factors gamma [heads] of each module in which a head was clipped.
+            The factors gamma [heads] of each module in which a head was clipped, of all its heads on every rank.
 
         Raises:
-            InputError: the layout of a module that must be clipped is not known, or its weights are split over
-                processes; nothing was changed then.
+            InputError: the layout of a module that must be clipped is not known, or the data-parallel ranks cannot
+                be told; nothing was changed then, on no rank.
         """
-        largest = self._largest()
-        found = {name: self._factors(logits) for name, logits in largest.items()}
-        clipped = {name: gamma for name, gamma in found.items() if bool((gamma < 1).any())}
-        parts = {name: self._projections_of(name, len(gamma)) for name, gamma in clipped.items()}
+        clipped, parts = self._over_ranks()
         for name, gamma in clipped.items():
             _scale(parts[name], gamma)
         self.steps += 1
@@ -125,14 +138,61 @@ class QKClip:
         self.threshold = positive_number("QKClip's threshold in the checkpoint", state["threshold"], _ADVICE)
         self.steps, self.clipped = int(state["steps"]), int(state["clipped"])
 
-    def _largest(self) -> dict[str, Tensor]:
-        """The largest logit of each head [heads] by module; calls of one module are joined."""
+    def _over_ranks(self) -> tuple[dict[str, Tensor], dict[str, Projections]]:
+        """Factors of the modules that must be clipped, and their projections, the same on all ranks."""
+        groups, known = self._ranks
+        if not groups:
+            return self._must_clip(self._largest({}))
+        heads = {name: found.query.heads for name, found in known.items()}
+        own, failure = {}, None
+        try:
+            own = self._largest(known)
+            self._must_clip({name: logits for name, logits in own.items() if len(logits) != heads.get(name)})
+        except InputError as error:  # raised when all ranks have met: none may wait for this one
+            own, failure = {}, error
+        parts = [own.get(name, torch.full((many,), -math.inf)) for name, many in heads.items()]
+        packed = torch.cat([*parts, torch.tensor([float(failure is not None)])])
+        home = next(self.model.parameters(), packed).device
+        for group in groups:
+            packed = packed.to(device_of_group(group, home))
+            dist.all_reduce(packed, dist.ReduceOp.MAX, group)
+        *largest, failed = packed.cpu().split([*heads.values(), 1])
+        if bool(failed):
+            raise failure or InputError("QKClip: another rank could not clip its heads, see its error.")
+        return self._must_clip(dict(zip(heads, largest, strict=True)))
+
+    @cached_property
+    def _ranks(self) -> tuple[list[ProcessGroup], dict[str, Projections]]:
+        """The groups over which the largest logits are found, and the modules that may be clipped, in one order."""
+        known = {}
+        for name, module in self._modules.items():
+            if is_wanted(name, self._wanted):
+                with suppress(InputError):
+                    known[name] = projections_of(module)
+        return weight_ranks(self.model, [self._modules[name] for name in known], self._reduce), known
+
+    def _largest(self, known: Mapping[str, Projections]) -> dict[str, Tensor]:
+        """The largest logit of each head [heads] by module; calls of one module are joined.
+
+        Args:
+            known: modules of which the heads here may be some of those of the whole model: these get all of them,
+                -inf where a head is on another rank.
+        """
         joined: dict[str, Tensor] = {}
         for site in self._watch.table().sites:
             name = self._watch.module_of(site.name).partition("#")[0]
             logits = torch.tensor([-math.inf if head.max_logit is None else head.max_logit for head in site.heads])
+            numbers = [head.head for head in site.heads]
+            if name in known and known[name].query.is_split and max(numbers) < known[name].query.heads:
+                here, logits = logits, torch.full((known[name].query.heads,), -math.inf)
+                logits[numbers] = here
             joined[name] = torch.maximum(joined[name], logits) if name in joined else logits
         return joined
+
+    def _must_clip(self, largest: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Projections]]:
+        found = {name: self._factors(logits) for name, logits in largest.items()}
+        clipped = {name: gamma for name, gamma in found.items() if bool((gamma < 1).any())}
+        return clipped, {name: self._projections_of(name, len(gamma)) for name, gamma in clipped.items()}
 
     def _factors(self, logits: Tensor) -> Tensor:
         return torch.where(logits > self.threshold, self.threshold / logits, 1.0)
@@ -154,10 +214,6 @@ class QKClip:
                     raise InputError(
                         f"QKClip: the weights of {name} are parametrised (sigma_reparam_ does so) and computed anew at "
                         "each pass, so that scaling them would do nothing. Use one of the two."
-                    )
-                if is_dtensor(getattr(part.module, part.weight)):
-                    raise InputError(
-                        f"QKClip: the weights of {name} are split over processes (DTensor), which is not supported."
                     )
             self._projections[name] = found
         return self._projections[name]

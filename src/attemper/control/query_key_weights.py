@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.sites.names import class_name, names_of
+from attemper.sites.sharded import is_dtensor, local_places
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,26 @@ class HeadRows:
     def heads(self) -> int:
         return self.index.shape[0]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether this rank has a part of the weight."""
+        return is_dtensor(getattr(self.module, self.weight))
+
     def scale_(self, factors: Tensor) -> None:
-        """Multiplies the features of each head by its factor [heads], in place and off the graph."""
+        """Multiplies the features of each head by its factor [heads], in place and off the graph.
+
+        Of a weight that is split over ranks, each multiplies what it has: all must be given the same factors.
+        """
         weight = getattr(self.module, self.weight)
         # Half-precision weights are multiplied by the exact factor and rounded once, not by a rounded one.
         wide = torch.promote_types(weight.dtype, torch.float32)
         each = torch.ones(weight.shape[self.dim], dtype=wide, device=weight.device)
         places = self.index.to(weight.device)
         each[places.flatten()] = factors.to(weight.device, wide).repeat_interleave(places.shape[1])
-        with torch.no_grad():
-            weight.copy_(weight * (each[:, None] if self.dim == 0 else each))
-            bias = None if self.bias is None else getattr(self.module, self.bias)
-            if bias is not None:
-                bias.copy_(bias * each)
+        _multiply_(weight, each, self.dim)
+        bias = None if self.bias is None else getattr(self.module, self.bias)
+        if bias is not None:
+            _multiply_(bias, each, 0)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,15 @@ def projections_of(module: nn.Module) -> Projections:
         f"nn.MultiheadAttention, separate projections ({', '.join(f'{q}/{k}' for q, k in _SEPARATE)}), packed ones "
         f"({', '.join((*_THIRDS, *_BY_HEAD))}) and DeepSeek's latent attention."
     )
+
+
+@torch.no_grad()
+def _multiply_(tensor: Any, factors: Tensor, dim: int) -> None:
+    """Multiplies a weight or bias by a factor for each of its places along ``dim``."""
+    if is_dtensor(tensor):
+        factors = factors[local_places(tensor, dim).to(factors.device)]
+        tensor = tensor.to_local()
+    tensor.copy_(tensor * (factors[:, None] if dim == 0 and tensor.dim() == 2 else factors))
 
 
 def _torch(module: nn.Module) -> Projections | None:
@@ -198,7 +216,12 @@ def _features(projection: nn.Module) -> tuple[int, int]:
     weight = projection.weight
     assert isinstance(weight, Tensor)
     # transformers' Conv1D, which GPT-2 has, keeps its weight as [in, out].
-    dim = 1 if type(projection).__name__ == "Conv1D" else 0
+    dim = 1 if class_name(projection) == "Conv1D" else 0
+    if weight.dim() < 2:
+        raise InputError(
+            f"{type(projection).__name__}: its weight is kept as flat pieces (FullyShardedDataParallel, DeepSpeed "
+            "ZeRO-3), which have no heads. Use fully_shard (FSDP2), whose weights keep their shape."
+        )
     return dim, weight.shape[dim]
 
 

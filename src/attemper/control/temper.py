@@ -246,7 +246,8 @@ class Tempered:
         free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
         # Another one may have been removed before: the first name that is free.
         child = next(name for name in free if not hasattr(site.module, name))
-        weight = next(chain(site.module.parameters(), self.model.parameters()), None)
+        weights = chain(site.module.parameters(), self.model.parameters())
+        weight = next((one for one in weights if not one.is_meta), None)  # of a model whose layers are on disk
         if weight is not None:
             part.to(weight.device, torch.float64 if weight.dtype == torch.float64 else torch.float32)
         site.module.add_module(child, part)

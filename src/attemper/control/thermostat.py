@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,19 @@ from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.temper import Tempered
+from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
+from attemper.monitor.data_parallel import check_reduce
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.act import normalizer_of
 from attemper.sites.find import Site, chosen_sites
+from attemper.sites.sharded import heads_like, is_dtensor
 from attemper.sites.ways import OWN
 from attemper.sites.wrap import listen, unlisten
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 Target = float | tuple[float, float] | Callable[[int, int], float]
 _FLAT = 1e-3
@@ -41,6 +49,8 @@ class HeldTemperature(Temperature):
     def forward(
         self, query: Tensor, *, hidden: Tensor | None = None, visible_keys: Tensor | int | None = None
     ) -> Tensor:
+        if is_dtensor(query):
+            return heads_like(query, wide(self.log_temperature).exp()[None, :, None])
         fits("Thermostat", self.log_temperature, query)
         return wide(self.log_temperature).exp()[None, :, None]
 
@@ -102,6 +112,10 @@ class Thermostat:
         floor, ceiling: bounds of T.
         sites: names of modules, with all below them; None for all.
         total_steps: of the training, for a schedule.
+        reduce: "data" for entropies over the data-parallel ranks, which are told by how the model is wrapped or
+            sharded at the first step; or these ranks as a process group or a DeviceMesh; None for each rank alone,
+            which lets temperatures of a head drift apart. Under tensor parallelism each rank holds the temperatures
+            of its own heads, and ``per="layer"`` is over those of all.
 
     Raises:
         InputError: an argument has no meaning; a module attends by another normalizer than softmax; or
@@ -122,10 +136,13 @@ class Thermostat:
         ceiling: float = CEILING,
         sites: Iterable[str] | None = None,
         total_steps: int | None = None,
+        reduce: str | ProcessGroup | DeviceMesh | None = "data",
     ) -> None:
         one_of("Thermostat(per=...)", per, ("head", "layer"))
         one_of("Thermostat(unit=...)", unit, ("nats", "normalized"))
         self.per, self.unit, self.target, self.total_steps = per, unit, target_entropy, total_steps
+        check_reduce(reduce, "Thermostat")
+        self.model, self._reduce = model, reduce
         self.rate = positive_number("Thermostat(rate=...)", rate, "It is the share of Newton's step, up to 1.")
         self.max_step = positive_number("Thermostat(max_step=...)", max_step, "It bounds the change of log T.")
         floor, ceiling = (
@@ -143,7 +160,7 @@ class Thermostat:
         _refuse_other_normalizers(found)
         self._temperatures = {site.name: HeldTemperature() for site in found}
         self._tempered = Tempered(model, found, self._temperatures)
-        self._meters = {site.name: EntropyMeter(f"Thermostat ({site.name})", rows, unit) for site in found}
+        self._meters = {site.name: EntropyMeter(site.module, f"Thermostat ({site.name})", rows, unit) for site in found}
         self._sites = found
         for site in found:
             listen(site, self._meters[site.name])
@@ -163,7 +180,7 @@ class Thermostat:
     def step(self) -> dict[str, Reading]:
         """Goes on by one optimizer step: moves the temperatures by what the forward passes since the last one showed.
 
-        Under torch.distributed every process must call it; they move alike.
+        Under torch.distributed every rank must call it; temperatures of one head move alike on all of them.
 
         Returns:
             What was found and done, by site; sites that did not run are left out.
@@ -173,8 +190,13 @@ class Thermostat:
         for meter in self._meters.values():
             meter.sums = None
         self.readings = {}
-        for name, sums in _sum_over_processes(measured).items():
-            self.readings[name] = self._move(self._temperatures[name], sums, low, high)
+        joined = self._over_ranks(measured)
+        for name, parts in ((name, joined[name]) for name in self._meters if name in joined):
+            first = self._meters[name].first_head
+            own = parts.get(first) if first is not None else next(iter(parts.values())) if len(parts) == 1 else None
+            if own is not None:  # heads of a layer that ran on other ranks only are theirs
+                layer = torch.stack([sums.total.cpu().sum(1) for sums in parts.values()]).sum(0)
+                self.readings[name] = self._move(self._temperatures[name], own, layer, low, high)
         self.steps += 1
         return self.readings
 
@@ -238,10 +260,25 @@ class Thermostat:
             )
         return float(band[0]), float(band[1])
 
-    def _move(self, part: HeldTemperature, sums: Sums, low: float, high: float) -> Reading:
+    @cached_property
+    def _groups(self) -> list[ProcessGroup]:
+        return weight_ranks(self.model, [site.module for site in self._sites], self._reduce)
+
+    def _over_ranks(self, measured: dict[str, Sums]) -> dict[str, dict[int | None, Sums]]:
+        """Site -> first head of a part of its heads -> their sums over all ranks that have them.
+
+        Ranks that have the same heads move their temperatures alike.
+        """
+        found = {name: {self._meters[name].first_head: sums} for name, sums in measured.items()}
+        for group in self._groups:
+            found = _sum_over(group, found)
+        return found
+
+    def _move(self, part: HeldTemperature, sums: Sums, layer: Tensor, low: float, high: float) -> Reading:
+        """``layer``: the sums [3] over all heads of the layer."""
         total = sums.total.cpu()
         rows = total[2]
-        pooled = total if self.per == "head" else total.sum(1, keepdim=True).expand_as(total)
+        pooled = total if self.per == "head" else layer[:, None].expand_as(total)
         entropy, slope = pooled[0] / pooled[2], pooled[1] / pooled[2]
         wrong = (low - entropy).clamp(min=0) - (entropy - high).clamp(min=0)
         step = self.rate * wrong / torch.where(slope.abs() > _FLAT, slope, 1.0)
@@ -265,19 +302,21 @@ def _refuse_other_normalizers(sites: list[Site]) -> None:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))
 
 
-def _sum_over_processes(measured: dict[str, Sums]) -> dict[str, Sums]:
-    """The sums over all processes, so that all of them move alike."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return measured
-    gathered: list[Any] = [None] * distributed.get_world_size()
-    mine = {name: (sums.total.cpu(), sums.monotone) for name, sums in measured.items()}
-    distributed.all_gather_object(gathered, mine)
-    joined: dict[str, Sums] = {}
+def _sum_over(group: ProcessGroup, mine: dict[str, dict[int | None, Sums]]) -> dict[str, dict[int | None, Sums]]:
+    """The sums of all ranks of a group; those of the same heads added up."""
+    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(
+        gathered,
+        {
+            name: {first: (sums.total.cpu(), sums.monotone) for first, sums in parts.items()}
+            for name, parts in mine.items()
+        },
+        group,
+    )
+    joined: dict[str, dict[int | None, Sums]] = {}
     for found in gathered:
-        for name, (total, monotone) in found.items():
-            if name in joined:
-                joined[name].add(Sums(total, monotone))
-            else:
-                joined[name] = Sums(total, monotone)
+        for name, parts in found.items():
+            for first, (total, monotone) in parts.items():
+                before = joined.setdefault(name, {}).setdefault(first, Sums(torch.zeros_like(total), monotone))
+                before.add(Sums(total, monotone))
     return joined

@@ -11,6 +11,8 @@ from attemper.errors import InputError
 from attemper.integrations.hub import near_folder, on_hub
 from attemper.text import clean_name
 
+PLACES: dict[str, Any] = {"auto": "auto", "disk": {"": "disk"}}
+"""Devices that are none of torch: where accelerate puts the parts of a model, as transformers' ``device_map``."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 

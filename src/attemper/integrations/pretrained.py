@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from attemper.control.saved_model import FIELD, FILE
 from attemper.control.temper import Tempered
 from attemper.control.temperature_file import FILE as TENSORS
 from attemper.errors import InputError, MissingExtraError
-from attemper.integrations.checkpoint import check_folder
+from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.folder import restore
 from attemper.integrations.hub import first_line, quiet, refusal
 
@@ -50,24 +51,30 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
     """The model and tokenizer in a folder or of a hub id, by transformers' auto classes.
 
     Args:
+        device: one of torch; "auto" for GPUs first, then memory, then disk, as far as each has room; or "disk" for all
+            weights on disk, each read from the checkpoint when the forward pass comes to it. Both need accelerate.
         predicts: load it with its head as a causal language model, which gives logits of the next token.
 
     Raises:
         InputError: there is no model, its weights are pickled, damaged or incomplete, it needs code of its own, it
-            reads no text, it has no tokenizer, or it is no causal language model where one is asked for.
+            reads no text, it has no tokenizer, it is no causal language model where one is asked for, or accelerate is
+            not installed where it is to place the weights.
         MissingExtraError: transformers is not installed.
     """
     one_of("dtype", dtype, DTYPES)
     check_folder(source)
+    if device in PLACES and find_spec("accelerate") is None:
+        raise InputError(f"device {device!r} needs accelerate, which places the weights: pip install accelerate")
     try:
         import transformers
     except ImportError as error:
         raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with quiet(transformers):
-        model = _model(transformers, source, getattr(torch, dtype), predicts)
+        model = _model(transformers, source, getattr(torch, dtype), predicts, PLACES.get(device))
         tempered = _restore(transformers, model, source)
         tokenizer = _tokenizer(transformers, source)
-    return PretrainedModel(to_device(model, device).eval(), tokenizer, _longest(model, tokenizer), tempered)
+    model = model if device in PLACES else to_device(model, device)
+    return PretrainedModel(model.eval(), tokenizer, _longest(model, tokenizer), tempered)
 
 
 def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
@@ -97,6 +104,8 @@ def to_device(model: nn.Module, device: str) -> nn.Module:
     Raises:
         InputError: there is no such device, or it cannot be used.
     """
+    if device in PLACES:
+        raise InputError(f"device {device!r} is for pretrained models; this one takes cpu, cuda, cuda:1 or mps.")
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -158,7 +167,7 @@ def window_length(pretrained: PretrainedModel, max_length: int | None) -> int:
 
 
 def _batches(pretrained: PretrainedModel, rows: list[list[int]], batch_size: int) -> Iterator[dict[str, Tensor]]:
-    device = next(pretrained.model.parameters()).device
+    device = _input_device(pretrained.model)
     pad = _pad_token(pretrained.tokenizer)
     left = getattr(pretrained.tokenizer, "padding_side", "right") == "left"
     both_sides = getattr(getattr(pretrained.model, "config", None), "is_encoder_decoder", False)
@@ -169,7 +178,7 @@ def _batches(pretrained: PretrainedModel, rows: list[list[int]], batch_size: int
         yield batch
 
 
-def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -> Any:
+def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, device_map: Any) -> Any:
     local = os.path.isdir(source)
     auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
     try:
@@ -182,6 +191,7 @@ def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool) -
             attn_implementation="eager",
             local_files_only=local,
             output_loading_info=True,
+            **({} if device_map is None else {"device_map": device_map}),
         )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
         raise InputError(refusal(source, error)) from error
@@ -265,6 +275,12 @@ def _batch(rows: list[list[int]], pad: int, left: bool, device: torch.device) ->
         place = slice(width - len(row), width) if left else slice(0, len(row))
         ids[number, place], mask[number, place] = torch.tensor(row), 1
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Where token ids go. To a layer whose weights are on disk accelerate moves them itself."""
+    devices = (parameter.device for parameter in model.parameters())
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
 def _longest(model: Any, tokenizer: Any) -> int:

@@ -17,22 +17,24 @@ from attemper.integrations.shards import TRIES, ShardTask, check_lost, error_of,
 _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run(task: ShardTask, shards: Sequence[int], workers: int, progress: Callable[[int], object]) -> None:
+def run(task: ShardTask, shards: Sequence[int], workers: int | None, progress: Callable[[int], object]) -> None:
     """Writes the files of ``shards``.
 
     Args:
+        workers: processes; None for one on each processor.
         progress: called with the number of texts that were done since the last call; negative where a try was lost.
 
     Raises:
         InputError, BackendError: as ``scan_shard``, of whichever shard fails first.
         ChildProcessError: the processes of some shards were killed, three times each. The other shards are done.
     """
+    workers = min(workers or os.cpu_count() or 1, len(shards))
     pending, tries, last = deque(shards), Counter[int](), {}
     team: list[_Worker] = []
     try:
         with _environment():
             while pending or any(worker.shard is not None for worker in team):
-                while pending and len(team) < min(workers, len(shards)):
+                while pending and len(team) < workers:
                     team.append(_Worker(task))
                 for worker in team:
                     if worker.shard is None and pending:

@@ -19,10 +19,11 @@ CONNECT_SECONDS = 10.0
 """How long a cluster may take to answer."""
 
 
-def run(task: ShardTask, shards: Sequence[int], workers: int, progress: Callable[[int], object]) -> None:
+def run(task: ShardTask, shards: Sequence[int], workers: int | None, progress: Callable[[int], object]) -> None:
     """Writes the files of ``shards``. The texts and the folder are where every node of the cluster finds them.
 
     Args:
+        workers: actors; None for one on each processor of the cluster (on each GPU, if they need one).
         progress: called with the number of texts of each shard that is done.
 
     Raises:
@@ -36,11 +37,14 @@ def run(task: ShardTask, shards: Sequence[int], workers: int, progress: Callable
     except ImportError as error:
         raise MissingExtraError("--engine ray", "ray", "ray") from error
     task = replace(task, out=task.out.absolute(), texts=replace(task.texts, path=task.texts.path.absolute()))
+    needs_gpu = task.device.startswith("cuda")
     with _cluster(ray, workers):
-        kind = ray.remote(num_cpus=1, num_gpus=1 if task.device.startswith("cuda") else 0)(_Scanner)
+        kind = ray.remote(num_cpus=1, num_gpus=1 if needs_gpu else 0)(_Scanner)
+        room = _room(ray.cluster_resources(), needs_gpu)
+        many = min(workers or room, len(shards))
         given = ray.put(task)
         pending, tries, last = deque(shards), Counter[int](), {}
-        idle = [kind.remote(given) for _ in range(min(workers, len(shards)))]
+        idle = [kind.remote(given) for _ in range(many)]
         running: dict[Any, tuple[Any, int]] = {}
         while pending or running:
             while idle and pending:
@@ -85,7 +89,7 @@ class _Scanner:
 
 
 @contextmanager
-def _cluster(ray: Any, workers: int) -> Iterator[None]:
+def _cluster(ray: Any, workers: int | None) -> Iterator[None]:
     """Ray is there inside: the cluster that this process is part of, that of RAY_ADDRESS, or one of its own."""
     if ray.is_initialized():
         yield
@@ -111,6 +115,18 @@ def _cluster(ray: Any, workers: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _room(resources: dict[str, float], needs_gpu: bool) -> int:
+    """How many actors a cluster has room for.
+
+    Raises:
+        BackendError: it has none, and they would wait for ever.
+    """
+    what = "GPU" if needs_gpu else "CPU"
+    if (room := int(resources.get(what, 0))) < 1:
+        raise BackendError(f"this Ray cluster has no {what} for an actor: add a node that has one, or change --device.")
+    return room
 
 
 def _check_reachable(address: str) -> None:

@@ -18,8 +18,8 @@ from torch import nn
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
+from attemper.monitor.data_parallel import are_here, check_reduce, is_distributed
 from attemper.monitor.options import WatchOptions
-from attemper.monitor.reduction import are_here, check_reduce, is_distributed
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.reading import Alarm, Reading
 from attemper.readings.scan import Scan

@@ -128,20 +128,37 @@ def hash_of(model: nn.Module, *, buffers: bool = True) -> str:
     data-parallel training share.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in (*model.named_parameters(), *(model.named_buffers() if buffers else ())):
+    samples = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(_sample(tensor))
+        # Of a DTensor, the values of this process.
+        local = getattr(tensor, "_local_tensor", tensor)
+        if not local.is_meta and local.numel():
+            samples.append(_sample(local))
+    for name, part in model.named_modules():
+        if type(part).__module__.startswith("attemper.nn."):
+            digest.update(f"{name} {part!r};".encode())
+    for sample in _to_host(samples):
+        digest.update(bytes(sample.numpy()))
     return digest.hexdigest()
 
 
-@torch.no_grad()
-def _sample(tensor: Tensor) -> bytes:
-    """Some elements of a tensor; of a DTensor those of this process."""
-    tensor = getattr(tensor, "_local_tensor", tensor).detach()
-    if tensor.is_meta or not tensor.numel():
-        return b""
-    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()[:_SAMPLED]
-    return bytes(flat[:: -(-flat.numel() // _SAMPLED)].cpu().contiguous().view(torch.uint8).numpy())
+def _to_host(samples: list[Tensor]) -> list[Tensor]:
+    """The bytes of each, by one copy for each type on each device."""
+    kinds = [(sample.device, sample.dtype) for sample in samples]
+    alike = {kind: [sample for sample, own in zip(samples, kinds, strict=True) if own == kind] for kind in set(kinds)}
+    copies = {}
+    for kind, several in alike.items():
+        together = torch.cat(several).cpu().view(torch.uint8)
+        copies[kind] = iter(together.split([sample.numel() * sample.element_size() for sample in several]))
+    return [next(copies[kind]) for kind in kinds]
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """At most ``_SAMPLED`` elements of a tensor, evenly spaced."""
+    flat = tensor.detach()
+    flat = flat.view(-1) if flat.is_contiguous() else flat.flatten()
+    return flat if len(flat) <= _SAMPLED else flat[:: -(-len(flat) // _SAMPLED)]
 
 
 def configuration(model: nn.Module) -> dict[str, Any] | None:

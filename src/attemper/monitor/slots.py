@@ -21,6 +21,7 @@ from attemper.monitor.snapshot import DeviceSample, RankDifference, SampleSums, 
 from attemper.monitor.tap_sums import PADDED
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import LARGEST, places, width
+from attemper.text import count
 
 TOKENS, FAILURES, PADDED_BATCHES = -3, -2, -1
 """Places in ``added``."""
@@ -93,6 +94,10 @@ class Slots:
         for was_padded in padded:
             added[PADDED_BATCHES] += was_padded.to(device)
         return added, largest
+
+    def lacking(self, snapshot: Snapshot) -> list[str]:
+        """Names of sites that this rank has seen and that have no slot."""
+        return [site.name for site in snapshot.sites if identity(site.label) not in self._numbers]
 
     def nothing(self, failures: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The same of a rank that has seen no row."""
@@ -173,10 +178,8 @@ class MergedSample(DeviceSample):
     def _reasons(self, added: Tensor) -> dict[str, str]:
         reasons = {}
         if failures := int(added[FAILURES]):
-            reasons["ranks"] = (
-                f"of {self.ranks} ranks some failed to measure a part of this sample, {failures} failures in all: it "
-                "holds the rows of the others"
-            )
+            told = count(failures, "failure")
+            reasons["ranks"] = f"{told} of ours on {self.ranks} ranks: this sample has what else they measured"
         if added[PADDED_BATCHES]:
             reasons |= {label.name: PADDED for label in self.slots.labels}
         return reasons

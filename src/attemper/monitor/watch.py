@@ -20,10 +20,10 @@ from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.merged_recorder import MergedRecorder
+from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
 from attemper.monitor.model import check_model, date_of, device_of, provenance, unseen_normalizers
 from attemper.monitor.options import WatchOptions
-from attemper.monitor.recorder import Recorder, RunView, about
+from attemper.monitor.recorder import RunView, about
 from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.tap_receiver import TapReceiver
@@ -100,28 +100,14 @@ def watch(
         on_alarm: called in the training thread with each alarm that begins, if it is a warning or worse. Such alarms
             also go to ``logging``, as warnings of the logger "attemper".
         reduce: in training on many ranks, "data" makes the samples of data-parallel ranks one, by two collectives after
-            each sampled step; a process group or a DeviceMesh says which ranks these are, where nothing else does. All
-            of them watch with the same options, and end every step by ``.step()``. The first rank of each group writes
-            and judges. None reads this rank alone. See docs/tasks/many-ranks.md.
+            each sampled step; a process group or a DeviceMesh names these ranks. All of them watch with the same
+            options and call ``.step()``; the first one writes and judges. None reads this rank alone.
 
     Raises:
         InputError: an argument has no meaning here, or the data-parallel ranks cannot be told.
         BackendError: the named backend is missing.
     """
-    return Watch(
-        model,
-        every=every,
-        rows=rows,
-        stats=stats,
-        sites=sites,
-        store=store,
-        observe=observe,
-        backend=backend,
-        limits=limits,
-        fewest_keys=fewest_keys,
-        on_alarm=on_alarm,
-        reduce=reduce,
-    )
+    return Watch(**locals())
 
 
 NOT_RUN = (
@@ -158,7 +144,7 @@ class Watch(TapReceiver, RunView):
         self._context = CallContext()
         self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
         self._reduction = reduction_of(model, options.reduce, options.fewest_keys)
-        self._recorder = self._new_recorder(options, start)
+        self._recorder = new_recorder(self._collector, options, about(model, options), start, self._reduction)
         self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
         self._sampled_number = self._schedule.number
         """Of the step that was sampled last."""
@@ -173,12 +159,6 @@ class Watch(TapReceiver, RunView):
         self._open = ExitStack()
         self._recorder.at_end(self._hand_over)
         self._attach()
-
-    def _new_recorder(self, options: WatchOptions, start: int | None) -> Recorder:
-        known = about(self.model, options)
-        if self._reduction is None:
-            return Recorder(self._collector, options, known, start)
-        return MergedRecorder(self._collector, options, known, start, self._reduction)
 
     def _attach(self) -> None:
         """Hooks on the model itself only: what a sampled pass needs is put in place when it begins."""

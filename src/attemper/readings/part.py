@@ -16,7 +16,7 @@ from typing import Any
 from attemper.errors import InputError
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Reading, Skipped
-from attemper.readings.sample import SiteKey
+from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import SiteTotals
 from attemper.text import clean, clean_name, count
 
@@ -196,7 +196,7 @@ def merge(parts: Sequence[Part]) -> Part:
         _check_alike(first, other)
     _check_overlap(parts)
     segments = sorted((one for part in parts for one in part.segments), key=lambda one: one.shards[0].order)
-    _check_normalizers(segments)
+    _check_sites(segments)
     dropped = {key: why for part in parts for key, why in part.dropped.items()}
     dropped |= conflicts(segment.sites for segment in segments)
     joined = [segments[0]]
@@ -277,15 +277,21 @@ def _check_overlap(parts: Sequence[Part]) -> None:
             seen.add(shard.label)
 
 
-def _check_normalizers(segments: Sequence[Segment]) -> None:
-    normalizers: dict[SiteKey, str] = {}
+def _check_sites(segments: Sequence[Segment]) -> None:
+    """Raises InputError if a site has another normalizer, or other heads of one model on many ranks, in some part."""
+    labels: dict[SiteKey, SiteLabel] = {}
     for segment in segments:
         for key, site in segment.sites.items():
-            before = normalizers.setdefault(key, site.label.normalizer)
-            if before != site.label.normalizer:
+            before, label, name = labels.setdefault(key, site.label), site.label, clean_name(key[0])
+            if before.normalizer != label.normalizer:
                 raise InputError(
-                    f"site {clean_name(key[0])} has weights of {before} in one part and of {site.label.normalizer} in "
-                    "another: their means do not add up."
+                    f"site {name} has weights of {before.normalizer} in one part and of {label.normalizer} in another: "
+                    "their means do not add up."
+                )
+            if before.first_head != label.first_head:
+                raise InputError(
+                    f"site {name} begins with head {before.first_head} in one part and with head {label.first_head} in "
+                    "another: they are parts of a model that was split by heads, not of the texts."
                 )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from attemper.errors import InputError
-from attemper.sites.names import Names, check_sites, class_name, compiled_parts, is_wanted, names_of, unwrap
+from attemper.sites.names import Names, check_sites, class_name, compiled_parts, is_wanted, names_of, own_class, unwrap
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.ways import FUNCTIONS, LAYERS, SDPA, WAYS, Way
 
@@ -106,12 +106,13 @@ def refuse_wrapped(where: str, model: nn.Module) -> None:
 
 def way_of(module: nn.Module) -> Way | None:
     """How this module's own code attends; None if it does not, or in a way that no code shows."""
-    for kind in type(module).__mro__:
+    own = own_class(module)
+    for kind in own.__mro__:
         if kind in LAYERS:
             return LAYERS[kind]
-    if type(module).__module__.startswith("torch."):
+    if own.__module__.startswith("torch."):
         return None
-    found = _of_class(type(module))
+    found = _of_class(own)
     if found is None:
         for helper in _callable_parts(module):
             found = found or _of_class(helper)

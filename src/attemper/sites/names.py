@@ -57,12 +57,17 @@ def names_of(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of the user's own class: ``fully_shard`` makes a subclass of it."""
+    """The name of the user's own class."""
+    return own_class(module).__name__
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """The user's own class: ``fully_shard`` makes a subclass of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = type(module)
     if fsdp is not None and isinstance(module, fsdp.FSDPModule) and len(kind.__bases__) == 2:
         kind = kind.__bases__[1]
-    return kind.__name__
+    return kind
 
 
 def _wrapped_name(module: nn.Module) -> str | None:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.sites.names import is_script
+from attemper.sites.names import is_script, own_class
 
 CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments whose presence makes a module's attention cross attention."""
@@ -287,7 +287,7 @@ def _enter_model(context: CallContext, names: list[str]) -> Any:
         unclear = own is not None and _may_mean_either(module, _argument(names, args, kwargs, "attention_mask"))
         if own is not None and unclear:
             own = own | ~own.any()  # no batch is all padding
-        for name in _PADDING.get(type(module), ()):
+        for name in _PADDING.get(own_class(module), ()):
             padding = _argument(names, args, kwargs, name)
             own = ~hides(padding) if _token_mask(padding) is not None else own
         past = _past(next((_argument(names, args, kwargs, name) for name in _CACHES if name in names), None))

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, stated_heads
@@ -75,6 +76,36 @@ def part_of(tensor: Any, dimension: int) -> tuple[int, int]:
             size = tensor.device_mesh.size(place)
             part, parts = part * size + tensor.device_mesh.get_local_rank(place), parts * size
     return part, parts
+
+
+def heads_like(query: Any, values: Tensor) -> Tensor:
+    """Values [1, H or 1, 1] of the heads here as a DTensor that can be computed with ``query``."""
+    package: Any = sys.modules["torch.distributed.tensor"]
+    shard, whole = package.Shard(HEADS), package.Replicate()
+    placements = [shard if one and values.shape[HEADS] > 1 else whole for one in map(_splits_heads, query.placements)]
+    return package.DTensor.from_local(values, query.device_mesh, placements, run_check=False)
+
+
+def _splits_heads(placement: Any) -> bool:
+    return placement.is_shard() and placement.dim == HEADS
+
+
+def local_places(tensor: Any, dimension: int) -> Tensor:
+    """The places along a dimension that the part of a DTensor on this rank has, ascending."""
+    package: Any = sys.modules["torch.distributed.tensor"]
+    alike = [_along(placement, dimension - tensor.dim(), dimension) for placement in tensor.placements]
+    whole = torch.arange(tensor.shape[dimension])
+    return package.distribute_tensor(whole, tensor.device_mesh, alike, src_data_rank=None).to_local()
+
+
+def _along(placement: Any, *dimensions: int) -> Any:
+    """The placement of a list of places along a dimension, of a tensor that is placed so."""
+    package: Any = sys.modules["torch.distributed.tensor"]
+    if getattr(placement, "dim", None) not in dimensions:
+        return package.Replicate()
+    if placement.is_shard():
+        return package.Shard(0)
+    return type(placement)(0, split_factor=placement.split_factor)  # FSDP2 of weights that are split already
 
 
 def is_dtensor(tensor: Any) -> bool:
