@@ -40,7 +40,7 @@ class MergedRecorder(Recorder):
         try:
             super().__init__(collector, own, {**about, **reduction.about}, start)
         finally:  # the others wait for this rank, also where its store cannot be opened
-            steps = reduction.begin(_shared(options), self.first_step, super().last_step)
+            steps = reduction.begin(_options_of_ranks(options), self.first_step, super().last_step)
         self.first_step, self._last_step = steps
 
     @property
@@ -134,7 +134,7 @@ def new_recorder(
     return MergedRecorder(collector, options, about, start, reduction)
 
 
-def _shared(options: WatchOptions) -> dict[str, Any]:
+def _options_of_ranks(options: WatchOptions) -> dict[str, Any]:
     """What must be the same on all ranks, so that they join on the same steps with tensors of the same size."""
     scope = options.scope
     return {
