@@ -84,7 +84,8 @@ def test_runs_lists_what_is_below_a_folder_and_says_what_cannot_be_read(command:
     lines = out.splitlines()
     assert lines[0].split() == ["run", "model", "steps", "samples", "size", "last", "written"]
     assert lines[1].split()[:7] == ["a", "(warm-up)", "tiny", "0", "to", "599", "600"]
-    assert "fragment-0.sqlite is not a file of an attemper run" in " ".join(out.split())
+    assert lines[2].split()[:5] == ["c", "cannot", "be", "read", "7.0"]
+    assert lines[4].startswith("c: fragment-0.sqlite is not a file of an attemper run")
     code, out, _ = command("runs", folder, "--json")
     document = json.loads(out)
     assert [row["path"] for row in document["runs"]] == ["a", "c", "deep/b"]
@@ -116,6 +117,33 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert layers[1].split()[3][-1] == "█"
     changes = out[out.index("largest changes of normalized_entropy") :].splitlines()
     assert changes[2].split()[:5] == ["layers.1.attn", "1", "0.788", "0.572", "-0.4"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(
+    command: Command, tmp_path: Path, columns: int
+) -> None:
+    def course() -> Iterator[Sample]:
+        both = sites(2)
+        for step in range(400):
+            labels = both if step < 50 else both[:1]  # the second site was seen at first only
+            heads = sum(label.heads for label in labels)
+            values = [np.full(heads, 0.9 - step / 500), np.full(heads, 1000.0 - step)]
+            yield Sample(step, 1000.0, labels, ("normalized_entropy", "max_logit"), np.array(values, np.float32))
+
+    written(tmp_path / "a", course())
+    _, out, _ = command("show", tmp_path / "a", columns=columns)
+    layers = [line.split() for line in out.splitlines() if line.strip().startswith(("0 ", "1 "))]
+    assert [(row[2], row[4]) for row in layers] == [("0.10", "601.0"), ("0.80", "951.0")]
+    _, out, _ = command("watch", tmp_path / "a")
+    assert "least entropy of a layer 0.102, largest logit 951" in out
+
+
+def test_a_trend_of_too_few_samples_has_no_interval_yet(command: Command, tmp_path: Path) -> None:
+    written(tmp_path / "a", sharpening(4))
+    out = command("show", tmp_path / "a")[1]
+    assert "not known yet" in out
+    assert "inf" not in out.replace("interval", "")
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,6 +30,7 @@ from attemper.monitor.watch import Watch
 from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm
 from attemper.store import process
+from attemper.store.fragment import Fragment
 from tests.sites.own_models import Own
 
 STATISTICS = ("entropy", "max_logit", "first_token_mass", "rows")
@@ -501,6 +503,20 @@ def test_a_print_of_the_watch_tells_what_was_dropped(tmp_path: Path) -> None:
     assert "2 samples in a, 0 dropped" in repr(run(range(2), store=tmp_path / "a"))
 
 
+def test_a_print_of_the_watch_tells_what_waits_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Fragment, "append", fail)
+    with attemper.watch(Stack().train(), store=tmp_path / "a") as watch:
+        list(train(range(3), watch))
+        until = time.monotonic() + 5
+        while "waiting" not in repr(watch) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert "3 samples in a, 0 dropped, 3 waiting for the disk" in repr(watch)
+    assert "3 samples in a, 3 dropped, " in repr(watch)
+
+
 def test_a_path_that_is_a_file_is_refused_when_the_watch_opens(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=r"file is a file\. A run is stored in a folder"):
@@ -517,7 +533,7 @@ def test_a_second_writer_of_a_run_trains_on_and_counts_what_is_dropped(
     first.close()
     (told,) = (record.getMessage() for record in caplog.records if "stor" in record.getMessage())
     assert "another watch is writing to it" in told
-    assert "3 dropped" in repr(second)
+    assert "3 samples in run, 3 dropped" in repr(second)
 
 
 def test_samples_that_come_from_a_device_later_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,23 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> No
     with pytest.raises(InputError, match="cannot be written"):
         export.to_csv(open_run(tmp_path / "a").ranks, tmp_path / "missing" / "a.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("write", [export.to_csv, export.to_sqlite])
+def test_no_export_takes_the_place_of_the_file_of_a_run(tmp_path: Path, write: Callable[..., int]) -> None:
+    written(tmp_path / "a", samples(3))
+    written(tmp_path / "b", samples(5))
+    run = open_run(tmp_path / "a")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "a" / "fragment-0.sqlite")
+    for target in (tmp_path / "a" / "fragment-0.sqlite", tmp_path / "b" / "fragment-0.sqlite", tmp_path / "link.csv"):
+        with pytest.raises(InputError, match=r"is a file of a run, and would be lost\. Name another"):
+            write(run.ranks, target)
+    assert (len(open_run(tmp_path / "a")), len(open_run(tmp_path / "b"))) == (3, 5)
+    write(run.ranks, tmp_path / "a" / "copy.sqlite")
+
+
+def test_a_copy_of_several_ranks_does_not_take_the_place_of_its_own_run(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        written(tmp_path / "a", samples(3, labels=sites(4)[rank : rank + 1]), rank=rank)
+    with pytest.raises(InputError, match="is a file of a run"):
+        export.to_sqlite(open_run(tmp_path / "a").ranks, tmp_path / "a")

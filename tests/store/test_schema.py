@@ -83,8 +83,22 @@ def test_a_truncated_file_is_told_when_it_is_read(tmp_path, kept):
     path = stored(tmp_path / "fragment-0.sqlite", 300)
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data))])
-    with pytest.raises(InputError, match=r"cannot be read: .*malformed|not a file of an attemper run"):
+    with pytest.raises(InputError, match=r"cannot be read: .*malformed|but damaged or cut off"):
         [schema.open_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
+
+
+def test_a_file_of_ours_that_was_cut_off_is_not_called_another_programs(tmp_path):
+    path = stored(tmp_path / "fragment-0.sqlite", 300)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(InputError, match=r"is a file of an attemper run, but damaged or cut off\. \(.*malformed"):
+        schema.open_to_read(path)
+
+
+def test_a_closed_run_says_how_to_go_on(run):
+    tables = schema.open_to_read(run)
+    tables.close()
+    with pytest.raises(InputError, match=r"the run was closed: open it again with attemper\.open_run"):
+        tables.rows("SELECT 1")
 
 
 def test_a_file_of_the_first_version_is_read_as_it_is_and_brought_up_to_date_by_its_next_writer(tmp_path):

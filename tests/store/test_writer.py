@@ -227,8 +227,9 @@ def test_while_the_disk_fails_the_trouble_is_told_and_flush_does_not_wait_for_ev
     run.take(sample(0))
     assert not run.flush(0.1)
     assert "No space left on device" in str(run.trouble)
+    assert (run.waiting, run.dropped) == (1, 0)
     run.close()
-    assert (run.written, run.dropped) == (0, 1)
+    assert (run.written, run.waiting, run.dropped) == (0, 0, 1)
 
 
 def test_an_error_of_ours_costs_one_sample_and_not_the_thread(tmp_path, monkeypatch, caplog):

@@ -40,8 +40,13 @@ def runs(
         say(f"there is no run below {folder.absolute()}. One is written by attemper.watch(model, store='runs/a').")
     else:
         from rich.console import Console
+        from rich.text import Text
 
-        Console().print(_table(found, alarms))
+        console = Console()
+        console.print(_table(found, alarms))
+        for row in found:
+            if row["error"] is not None:
+                console.print(Text(clean(f"{row['path']}: {row['error']}"), style="yellow"))
 
 
 def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def _table(rows: list[dict[str, Any]], alarms: bool) -> Table:
             row["path"] if row["name"] in (None, Path(row["path"]).name) else f"{row['path']} ({row['name']})"
         )
         if row["error"] is not None:
-            cells = [Text(clean(row["error"]), style="yellow"), *[""] * (3 if alarms else 2)]
+            cells = [Text("cannot be read", style="yellow"), *[""] * (3 if alarms else 2)]
         else:
             steps = f"{row['first_step']:,} to {row['last_step']:,}" if row["samples"] else "-"
             cells = [Text(clean(row["model"])), steps, f"{row['samples']:,}", *([str(row["alarms"])] if alarms else [])]

@@ -131,8 +131,7 @@ def _line(found: Overview) -> str:
     """What is new, for a pipe."""
     if not found.samples:
         return "no sample yet"
-    entropies = [one.normalized_entropy[-1] for one in found.courses if one.normalized_entropy]
-    logits = [one.max_logit[-1] for one in found.courses if one.max_logit]
+    entropies, logits = zip(*((one.last_normalized_entropy, one.last_max_logit) for one in found.courses), strict=True)
     entropy = min((value for value in entropies if value is not None), default=None)
     logit = max((value for value in logits if value is not None), default=None)
     standing = sum(alarm.ended is None for alarm in found.alarms)

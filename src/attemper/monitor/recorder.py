@@ -330,6 +330,8 @@ class Recorder:
         """What became of so many samples, for people."""
         where = "in memory" if self._store is None else f"in {clean_name(self._store.last_name)}"
         dropped = f", {self.dropped} dropped" if self._store is not None else ""
+        if self._writer is not None and self._writer.waiting:
+            dropped += f", {self._writer.waiting} waiting for the disk"
         return f"{count(sampled, 'sample')} {where}{dropped}, {count(len(self.judge.standing), 'alarm')}"
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from attemper.errors import InputError, MissingExtraError
 from attemper.files import check_target, replacement
 from attemper.readings.sample import SiteLabel
 from attemper.store.chunk import COUNTS
+from attemper.store.place import OURS
 from attemper.store.ranks import Ranks
 from attemper.text import clean_name
 
@@ -145,9 +146,11 @@ def _whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to, whose file takes the place of ``path`` when it is whole.
 
     Raises:
-        InputError: no file can be written there, or the disk is full.
+        InputError: no file can be written there, the file of a run is there, or the disk is full.
     """
     target = check_target(path, "table")
+    if target.exists() and OURS.fullmatch(target.name):
+        raise InputError(f"{clean_name(path)} is a file of a run, and would be lost. Name another file or folder.")
     try:
         with replacement(target) as part:
             yield part

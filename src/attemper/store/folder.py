@@ -17,6 +17,7 @@ from attemper.errors import InputError, MissingExtraError
 from attemper.store.lock import is_held
 from attemper.store.parts import NAME as PART
 from attemper.store.parts import PART_SECONDS, live_until, parts, restore
+from attemper.store.place import OURS
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.schema import open_to_read
@@ -25,8 +26,6 @@ from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")
-OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.parquet)")
-"""Files of a run's folder that attemper wrote."""
 DEEPEST = 4
 """How many folders below a given one runs are looked for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,6 +27,9 @@ ENDS = 10
 takes a short part of the run.
 """
 
+LATEST = 8
+"""So many samples are looked at first for the last numbers of a site; sites of evaluation may be in none of them."""
+
 
 @dataclass(frozen=True)
 class Course:
@@ -37,9 +40,14 @@ class Course:
     """Mean over heads and samples."""
     max_logit: tuple[float | None, ...]
     """Largest over heads and samples."""
+    last_normalized_entropy: float | None = None
+    """Of the last sample of the site alone: mean over heads."""
+    last_max_logit: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self.site), SHARPNESS: list(self.normalized_entropy), SIZE: list(self.max_logit)}
+        courses = {SHARPNESS: list(self.normalized_entropy), SIZE: list(self.max_logit)}
+        last = {f"last_{SHARPNESS}": self.last_normalized_entropy, f"last_{SIZE}": self.last_max_logit}
+        return {**asdict(self.site), **courses, **last}
 
 
 @dataclass(frozen=True)
@@ -148,11 +156,25 @@ def _course(run: Run, label: SiteLabel, bars: int) -> Course:
     sharpness, size = (
         columns(run.ranks, name, label.key, bars) if name in run.statistics else None for name in (SHARPNESS, SIZE)
     )
+    entropies = _numbers(mean(sharpness.mean.T)) if sharpness else ()
+    logits = _numbers(np.fmax.reduce(size.largest, 1, initial=np.nan)) if size else ()
     return Course(
         label,
-        _numbers(mean(sharpness.mean.T)) if sharpness else (),
-        _numbers(np.fmax.reduce(size.largest, 1, initial=np.nan)) if size else (),
+        entropies,
+        logits,
+        _last(run, SHARPNESS, label, lambda values: mean(values.T)) if sharpness else None,
+        _last(run, SIZE, label, lambda values: np.fmax.reduce(values, 1, initial=np.nan)) if size else None,
     )
+
+
+def _last(run: Run, name: str, label: SiteLabel, over_heads: Callable[[np.ndarray], np.ndarray]) -> float | None:
+    """A statistic of a site in the last of the run's samples that has a number of it."""
+    steps = run.steps
+    for latest in (steps[-LATEST:], steps):
+        values = over_heads(next(run.ranks.values(name, [label.key], latest)))
+        if np.isfinite(values).any():
+            return float(values[np.isfinite(values)][-1])
+    return None
 
 
 def _changes(found: History, top: int) -> Iterator[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 from contextlib import suppress
@@ -16,7 +17,8 @@ from attemper.store.target import Target, open_target
 
 PARQUET = "pyarrow"
 """The package that parts need."""
-
+OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.parquet)")
+"""Files of a run's folder that attemper wrote."""
 
 UNNOTED = "the disk was full or failed to the end of the process"
 """Why samples are lost that a fragment itself could not note."""

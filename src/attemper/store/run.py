@@ -96,6 +96,11 @@ class Run:
         return str(self.about.get("name") or (self.path.name if self.path else "this run"))
 
     @property
+    def _called(self) -> str:
+        """What messages call it: a history in memory has no name of its own."""
+        return "this run" if self.name == "this run" else f"the run {clean_name(self.name)}"
+
+    @property
     def tags(self) -> tuple[str, ...]:
         return tuple(self.about.get("tags") or ())
 
@@ -332,7 +337,8 @@ class Run:
         steps = self.steps
         where = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no sample yet"
         heads = sum(label.heads for label in self.sites)
-        return f"Run({self.name!r}: {count(len(steps), 'sample')}, {where}, {len(self.sites)} sites, {heads} heads)"
+        sites = f"{count(len(self.sites), 'site')}, {count(heads, 'head')}"
+        return f"Run({self.name!r}: {count(len(steps), 'sample')}, {where}, {sites})"
 
     # --- what is asked for ---
 
@@ -342,8 +348,7 @@ class Run:
             raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
         if name not in known:
             raise InputError(
-                f"statistic {asked!r} is not in the run {clean_name(self.name)}. It has {', '.join(known)}."
-                f"{did_you_mean(name, known)}"
+                f"statistic {asked!r} is not in {self._called}. It has {', '.join(known)}.{did_you_mean(name, known)}"
             )
         return name
 
@@ -365,9 +370,7 @@ class Run:
             raise InputError(f"site {site!r} was seen in several ways: {ways}. Name one of these, or say mode='train'.")
         names = tuple(dict.fromkeys(label.name for label in known.values()))
         listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        raise InputError(
-            f"site {site!r} is not in the run {clean_name(self.name)}. It has {listed}.{did_you_mean(site, names)}"
-        )
+        raise InputError(f"site {site!r} is not in {self._called}. It has {listed}.{did_you_mean(site, names)}")
 
     def _place(self, head: int, labels: Sequence[SiteLabel]) -> int:
         """Where a head stands among those of these sites."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -91,13 +92,13 @@ def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool) -> I
         entropy, logit = course.normalized_entropy, course.max_logit
         lines = sparkline(entropy, bars, low=0.0, high=1.0), sparkline(logit, bars, low=0.0, high=largest)
         drawn = [line.translate(_PLAIN) if plain else line for line in lines]
-        grid.add_row(clean(label), drawn[0], _last(entropy, ".2f"), f" {drawn[1]}", _last(logit, ".1f"))
+        now = _now(course.last_normalized_entropy, ".2f"), _now(course.last_max_logit, ".1f")
+        grid.add_row(clean(label), drawn[0], now[0], f" {drawn[1]}", now[1])
     yield grid
 
 
-def _last(values: Sequence[float | None], digits: str) -> str:
-    known = [value for value in values if value is not None]
-    return f"{known[-1]:{digits}}" if known else "-"
+def _now(value: float | None, digits: str) -> str:
+    return "-" if value is None else f"{value:{digits}}"
 
 
 def _changes(overview: Overview, width: int) -> Iterator[RenderableType]:
@@ -123,7 +124,8 @@ def _cells(one: Change) -> tuple[str, ...]:
     first, last, slope, low, high = (
         number(value, 3) for value in (one.first, one.last, one.per_1000_steps, one.low, one.high)
     )
-    return str(one.head), first, last, slope, f"{low} to {high}"
+    known = math.isfinite(one.low) and math.isfinite(one.high)
+    return str(one.head), first, last, slope, f"{low} to {high}" if known else "not known yet"
 
 
 def _fit(name: str, room: int) -> str:

@@ -104,6 +104,8 @@ class Tables:
         try:
             with self._lock:
                 return self._connection.execute(question, parameters).fetchall()
+        except sqlite3.ProgrammingError as error:
+            raise InputError(f"the run was closed: open it again with attemper.open_run. ({error})") from error
         except sqlite3.Error as error:
             raise InputError(f"the run cannot be read: {error}.") from error
 
@@ -183,7 +185,18 @@ def open_to_read(path: Path) -> Tables:
     try:
         return Tables(_connect_to_read(path))
     except sqlite3.Error as error:
-        raise NotARunError(f"{not_a_run(path)} ({error})") from error
+        damaged = f"{clean_name(path.name)} is a file of an attemper run, but damaged or cut off."
+        raise NotARunError(f"{damaged if _is_ours(path) else not_a_run(path)} ({error})") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the first bytes of a file are those of a fragment, whatever became of the others."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(72)
+    except OSError:
+        return False
+    return head.startswith(b"SQLite format 3\0") and int.from_bytes(head[68:72], "big") == APPLICATION
 
 
 def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:

@@ -98,8 +98,15 @@ class Writer:
     @property
     def dropped(self) -> int:
         """Samples that are not in the store: the queue was full, the disk refused them, or the run was over."""
+        if self._refused:
+            return self._overflowed + self._handed
         late = self._deadline is not None and time.monotonic() > self._deadline
         return self._overflowed + self._failed + (self._handed - self._settled if late else 0)
+
+    @property
+    def waiting(self) -> int:
+        """Samples that the disk does not take now; they are tried again."""
+        return self._handed - self._settled if self.trouble and not self._refused and self.live else 0
 
     @property
     def thinned(self) -> bool:
@@ -364,6 +371,8 @@ def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
 
 def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
     reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, sqlite3.DatabaseError) and "malformed" in reason:
+        reason = f"its file is damaged or cut off ({reason})"
     if isinstance(error, LockHeldError):
         reason = "another watch is writing to it. Give each run a folder of its own"
     logger.warning(
