@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+if not os.environ.get("RAY_ADDRESS"):
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # a Ray of this machine listens on 127.0.0.1 alone
 
 import ray
 import torch
@@ -43,7 +45,7 @@ def main() -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init()
     else:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:  # on a cluster: a folder that every node sees
         pool = ray.util.ActorPool([Scanner.remote() for _ in range(2)])
         paths = list(pool.map_unordered(lambda actor, shard: actor.scan.remote(shard, folder), range(SHARDS)))

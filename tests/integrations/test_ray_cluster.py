@@ -32,7 +32,20 @@ from tests.support.killed_workers import task
 
 texts, out, kills = map(Path, sys.argv[1:])
 work, progress = task(texts, out, 4, kills), []
-ray_cluster.run(work, range(4), 2, progress.append)
+def listening():
+    # Addresses on which something listens, as Linux writes them.
+    lines = (line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").read().splitlines()[1:])
+    return {line[1] for line in lines if line[3] == "0A"}
+
+
+def progress_and_look(texts):
+    found.update(listening() - before)
+    progress.append(texts)
+
+
+found, before = set(), listening()
+ray_cluster.run(work, range(4), 2, progress_and_look)
+assert found and all(address.split(":")[0].endswith("0100007F") for address in found), found
 assert sum(progress) == work.survey.texts, progress
 """
 
@@ -65,6 +78,29 @@ def test_actors_have_the_same_bits_though_one_is_killed(tmp_path: Path):
     assert not list(killed.iterdir())
     one, two = (part_file.merge_files(part_file.part_files(tmp_path / name)) for name in ("one", "two"))
     assert bits(one) == bits(two)
+
+
+JOIN = """
+import os, subprocess, sys
+import ray
+context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+environment = os.environ | {"RAY_ADDRESS": context.address_info["gcs_address"]}
+command = "scan --texts texts.txt --out parts --shards 3 --max-length 32 --engine ray --json".split()
+done = subprocess.run([sys.executable, "-m", "attemper", *command], env=environment)
+ray.shutdown()
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.slow("starts Ray")
+@needs_ray
+def test_a_cluster_that_is_there_is_joined(tmp_path: Path):
+    text_file(tmp_path / "texts.txt", 200)
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    done = by_ray(tmp_path, "-c", JOIN, **quiet)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.startswith('{"schema": 2')
+    assert len(part_file.part_files(tmp_path / "parts")) == 3
 
 
 @pytest.mark.slow("starts Ray")

@@ -32,6 +32,9 @@ def run(task: ShardTask, shards: Sequence[int], workers: int | None, progress: C
         MissingExtraError: Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not os.environ.get("RAY_ADDRESS"):
+        # Without it Ray listens on all addresses of the machine, whatever address it is given.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError as error:
@@ -101,7 +104,7 @@ def _cluster(ray: Any, workers: int | None) -> Iterator[None]:
             _check_reachable(address)
             ray.init(address=address, **quiet)
         else:
-            ray.init(num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            ray.init(num_cpus=workers, include_dashboard=False, **quiet)
     except InputError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
