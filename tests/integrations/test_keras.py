@@ -1,7 +1,6 @@
 """The Keras layer on each backend, in a process of its own: the same numbers everywhere, and those of attemper's own.
 
-``scripts/test.sh --all`` installs Keras and jax into build/keras; where that is, a default run takes torch as backend.
-Tensorflow is tested where it is installed.
+``scripts/test.sh --all`` installs Keras and jax into build/keras; tensorflow is tested where it is installed.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tests.integrations import keras_numbers as case
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "keras"
 pytestmark = [
-    pytest.mark.quick("torch"),
+    pytest.mark.slow("needs what scripts/test.sh installs with --all"),
     pytest.mark.skipif(
         not (PACKAGES / "keras").is_dir() and find_spec("keras") is None,
-        reason="Keras is not in build/keras: `bash scripts/test.sh --all` installs it there (600 MB)",
+        reason="Keras is not in build/keras: `bash scripts/test.sh --all` installs it there",
     ),
 ]
 BACKENDS = ["torch", "jax", *(["tensorflow"] if find_spec("tensorflow") else [])]
@@ -154,7 +153,6 @@ def test_fit_and_evaluate_log_the_entropy_and_the_term(found: dict[str, Any]):
     assert fitted["weights"] == [8, 8]
 
 
-@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_saved_model_loads_in_a_fresh_process_that_imports_the_integration(backend: str, tmp_path: Path):
     build = (

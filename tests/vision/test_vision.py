@@ -1,8 +1,7 @@
 """Image models of timm and diffusers, which know nothing of transformers' registry: seen exactly, or skipped by name.
 
 They run in a process of their own (tests/vision/zoo.py): timm needs torchvision, whose build for another torch breaks
-whoever imports it beside a CPU torch. ``scripts/test.sh --all`` installs what they need into build/vision: where that
-is, a default run reads one model of each library.
+whoever imports it beside a CPU torch. ``scripts/test.sh --all`` installs what they need into build/vision.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from tests.support.identical_training import STEPS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "vision"
-pytestmark = pytest.mark.skipif(
-    not (PACKAGES / "timm").is_dir() or not (PACKAGES / "diffusers").is_dir(),
-    reason="timm and diffusers are not in build/vision: `bash scripts/test.sh --all` installs them there (130 MB)",
-)
-SLOW = pytest.mark.slow("takes many seconds")
+pytestmark = [
+    pytest.mark.slow("needs what scripts/test.sh installs with --all"),
+    pytest.mark.skipif(
+        not (PACKAGES / "timm").is_dir() or not (PACKAGES / "diffusers").is_dir(),
+        reason="timm and diffusers are not in build/vision: `bash scripts/test.sh --all` installs them there",
+    ),
+]
 HAND, SDPA = "softmax by hand", "F.scaled_dot_product_attention"
 ROWS = {
     "timm": {
@@ -62,33 +63,21 @@ def ran(what: str, names: list[str]) -> dict[str, Any]:
     return found
 
 
-def examined(names: list[str]) -> dict[str, Any]:
-    """What the zoo says of these models, each of whose sites is read exactly."""
-    found = ran("examine", names)
-    for name, result in found.items():
+@pytest.mark.parametrize("library", ROWS)
+def test_every_site_is_read_exactly(library: str, seen: Callable[..., None]) -> None:
+    rows = ROWS[library]
+    found = ran("examine", list(rows))
+    for name, (model, way) in rows.items():
+        result = found[name]
         print(f"{name}: {result['sites']} sites, worst error {result['error_nats']:.1e} nats")
         assert (result["missing"], result["unexpected"], result["failures"]) == ([], [], 0), name
         assert sorted(result["skipped"]) == result["not_tokens"], name
         assert result["identical_outputs"], name
         assert result["spread_nats"] > 0.01, name
         assert result["error_nats"] < 2e-5, name
-    return found
+        seen(library, model, way, error_nats=result["error_nats"])
 
 
-def test_a_model_of_each_library_is_read_exactly() -> None:
-    assert set(examined(["ViT", "DiT"])) == {"ViT", "DiT"}
-
-
-@SLOW
-@pytest.mark.parametrize("library", ROWS)
-def test_every_site_is_read_exactly(library: str, seen: Callable[..., None]) -> None:
-    rows = ROWS[library]
-    found = examined(list(rows))
-    for name, (model, way) in rows.items():
-        seen(library, model, way, error_nats=found[name]["error_nats"])
-
-
-@SLOW
 def test_a_softmax_over_channels_or_without_queries_is_skipped_by_name(seen: Callable[..., None]) -> None:
     found = ran("examine", list(NOT_TOKENS))
     for name, (model, reason) in NOT_TOKENS.items():
@@ -99,7 +88,6 @@ def test_a_softmax_over_channels_or_without_queries_is_skipped_by_name(seen: Cal
         seen("timm", model, HAND, skipped=reason)
 
 
-@SLOW
 @pytest.mark.parametrize("library", ROWS)
 def test_training_is_bit_identical_over_fifty_steps(library: str, seen: Callable[..., None]) -> None:
     rows = ROWS[library]
