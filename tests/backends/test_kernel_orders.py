@@ -149,6 +149,7 @@ assert not accumulates(Some(problem=problem, names=one.names))
 """
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
 def test_a_new_statistic_of_one_pass_leaves_the_others_what_they_are():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

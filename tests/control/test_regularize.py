@@ -109,7 +109,7 @@ def test_gradients_are_those_of_dense_weights_with_and_without_checkpointing(nam
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("reentrant", [None, False])
 @pytest.mark.parametrize("observe", ["replace", "beside"])
-@pytest.mark.quick("replace-False")
+@pytest.mark.slow("takes many seconds")
 def test_compiled_it_is_the_same(observe: str, reentrant: bool | None):
     model, batch = llama()
     _, wanted = expected(model, batch, "target")

@@ -206,7 +206,7 @@ def test_checkpointing_changes_nothing(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["none", "non-reentrant"])
-@pytest.mark.quick("none")
+@pytest.mark.slow("takes many seconds")
 def test_compiled_it_is_one_graph_with_the_same_steps(kind: str):
     one = partial(_one_pass, steps=3)
     plain = one(made())

@@ -37,6 +37,7 @@ def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> 
         np.testing.assert_allclose(values, whole[name, head], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow("trains in a process of its own")
 def test_plain_queries_of_split_projections_are_numbered_as_in_the_whole_model(tmp_path: Path) -> None:
     first, second = (one["colwise"] for one in torchrun(WORKER, tmp_path, "colwise"))
     assert [head[1] for head in (*first["found"], *second["found"])] == [0, 1, 2, 3, 4, 5]

@@ -238,6 +238,7 @@ os._exit(0)  # gloo's threads may outlive the session
 """
 
 
+@pytest.mark.slow("trains in a process of its own")
 def test_under_ddp_with_find_unused_parameters_the_gradient_is_the_same():
     # In a process of its own: the threads of a process group have been seen to keep pytest from ending.
     command = [sys.executable, "-c", DDP, *PRESENT]

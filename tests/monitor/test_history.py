@@ -196,6 +196,7 @@ def loop(folder: Path, begin: int = 0, killed: int = -1) -> int:
     return subprocess.run(command, env=environment, check=False, timeout=120).returncode
 
 
+@pytest.mark.slow("trains in a process of its own")
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
 def test_a_loop_that_was_killed_and_resumed_stores_the_history_of_one_that_was_not(tmp_path: Path) -> None:
     assert loop(tmp_path / "whole") == 0
@@ -374,6 +375,7 @@ if sys.argv[2] == "SIGTERM":
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
 @pytest.mark.parametrize("end", ["SIGTERM", "exit"])
+@pytest.mark.quick("SIGTERM")
 def test_the_last_pass_is_kept_when_the_process_ends_without_close(tmp_path: Path, end: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", ENDING, str(tmp_path / "run"), end]

@@ -143,6 +143,7 @@ def test_another_statistic_redraws_the_map_its_legend_and_the_rank(open_page: Op
     assert page.text_content("#scale-name") == "Effective tokens, logarithmic"
 
 
+@pytest.mark.slow("takes many seconds")
 def test_every_statistic_can_be_drawn_stretched_or_not(open_page: Open) -> None:
     page = open_page(readings.encoder_decoder())
     for place in range(page.locator("#quantity option").count()):

@@ -128,6 +128,7 @@ def test_the_graph_has_the_operator_without_the_tag() -> None:
     assert torch.Tag.cudagraph_unsafe in torch.ops.attemper.tap.default.tags
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_inductor_keeps_the_taps_and_the_buffer_stays_where_it_is(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
