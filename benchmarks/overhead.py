@@ -65,18 +65,15 @@ MODELS = {"bytes": bytes_model, "small": small_model, "minilm": minilm_model}
 
 
 class Training:
-    """One copy of the model, its optimizer and its watch."""
+    """A loss of a model, its optimizer and its watch: each call is a step."""
 
-    def __init__(self, kind: str, every: int | None = None, store: Path | None = None) -> None:
-        self.model, self._loss = MODELS[kind]()
-        self.model.train()
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
-        torch.manual_seed(1)  # of dropout
-        self.watch = None if every is None else attemper.watch(self.model, every=every, rows=ROWS, store=store)
+    def __init__(self, model: nn.Module, loss: Callable[[], torch.Tensor], watch: Any) -> None:
+        self._loss, self.watch = loss, watch
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def __call__(self) -> torch.Tensor:
         self._optimizer.zero_grad()
-        loss = self._loss(self.model)
+        loss = self._loss()
         loss.backward()
         self._optimizer.step()
         if self.watch is not None:
@@ -89,14 +86,23 @@ class Training:
             assert not self.watch.failures, "a watch failed"
 
 
+def training(kind: str, every: int | None = None, store: Path | None = None) -> Training:
+    """Of one copy of the model."""
+    model, loss = MODELS[kind]()
+    model.train()
+    torch.manual_seed(1)  # of dropout
+    watch = None if every is None else attemper.watch(model, every=every, rows=ROWS, store=store)
+    return Training(model, lambda: loss(model), watch)
+
+
 def check(kind: str, folder: Path) -> None:
     """Losses of three steps are the same bits, watched or not."""
-    ways = {"plain": Training(kind), "stored": Training(kind, 1, folder / "check"), "memory": Training(kind, 1)}
+    ways = {"plain": training(kind), "stored": training(kind, 1, folder / "check"), "memory": training(kind, 1)}
     losses = {}
-    for name, training in ways.items():
+    for name, step in ways.items():
         torch.manual_seed(2)
-        losses[name] = torch.stack([training() for _ in range(3)])
-        training.close()
+        losses[name] = torch.stack([step() for _ in range(3)])
+        step.close()
     if not all(torch.equal(losses["plain"], other) for other in losses.values()):
         sys.exit(f"{kind}: losses differ: {losses}. No timing of a wrong result.")
 
@@ -105,11 +111,11 @@ def measure(kind: str, pairs: int, clock: Callable[[], float], folder: Path) -> 
     """Milliseconds of a step without a watch, and ratios."""
     check(kind, folder)
     ways = {
-        "plain": Training(kind),
-        "every=1": Training(kind, 1),
-        "every=1, store": Training(kind, 1, folder / "sampled"),
-        "between": Training(kind, NEVER),
-        "between, store": Training(kind, NEVER, folder / "between"),
+        "plain": training(kind),
+        "every=1": training(kind, 1),
+        "every=1, store": training(kind, 1, folder / "sampled"),
+        "between": training(kind, NEVER),
+        "between, store": training(kind, NEVER, folder / "between"),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(pairs + WARM):
@@ -119,8 +125,8 @@ def measure(kind: str, pairs: int, clock: Callable[[], float], folder: Path) -> 
             ways[name]()
             if number >= WARM:
                 times[name].append(clock() - start)
-    for training in ways.values():
-        training.close()
+    for step in ways.values():
+        step.close()
 
     def ratio(one: str, other: str) -> float:
         return median(a / b for a, b in zip(times[one], times[other], strict=True))
@@ -143,18 +149,17 @@ def measure(kind: str, pairs: int, clock: Callable[[], float], folder: Path) -> 
 
 def growth(steps: int, folder: Path) -> dict[str, float]:
     """Resident memory of a sampled training with a store."""
-    training, early = Training("small", 1, folder / "memory"), 200
+    step, early = training("small", 1, folder / "memory"), 200
     for _ in range(early):
-        training()
+        step()
     gc.collect()
     before = resident_bytes("VmRSS")
     for _ in range(steps - early):
-        training()
+        step()
     gc.collect()
     after = resident_bytes("VmRSS")
-    assert training.watch is not None
-    stored = len(training.watch.run)
-    training.close()
+    stored = len(step.watch.run)
+    step.close()
     assert stored == steps, "a sample was lost"
     return {
         "steps": steps,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from overhead import MODELS, NEVER, ROWS, WARM
+from overhead import MODELS, NEVER, ROWS, WARM, Training
 from torch.nn.parallel import DistributedDataParallel
 
 import attemper
@@ -44,28 +44,10 @@ SIZES = {
 """Name -> layers and heads of one rank."""
 
 
-class Training:
-    """One copy of the model on this rank, its optimizer and its watch."""
-
-    def __init__(self, kind: str, **watched: Any) -> None:
-        self.model, self._loss = MODELS[kind]()
-        self.wrapped = DistributedDataParallel(_Loss(self.model, self._loss))
-        self._optimizer = torch.optim.AdamW(self.wrapped.parameters(), lr=1e-5)
-        self.watch = attemper.watch(self.wrapped, rows=ROWS, **watched) if watched else None
-
-    def __call__(self) -> torch.Tensor:
-        self._optimizer.zero_grad()
-        loss = self.wrapped()
-        loss.backward()
-        self._optimizer.step()
-        if self.watch is not None:
-            self.watch.step()
-        return loss.detach()
-
-    def close(self) -> None:
-        if self.watch is not None:
-            self.watch.close()
-            assert not self.watch.failures, "a watch failed"
+def training(kind: str, **watched: Any) -> Training:
+    """Of one copy of the model on this rank."""
+    wrapped = DistributedDataParallel(_Loss(*MODELS[kind]()))
+    return Training(wrapped, wrapped, attemper.watch(wrapped, rows=ROWS, **watched) if watched else None)
 
 
 class _Loss(torch.nn.Module):
@@ -83,10 +65,10 @@ def check(kind: str) -> None:
     """Losses of three steps are the same bits, watched or not."""
     found = []
     for watched in ({}, {"every": 1, "reduce": "data"}):
-        training = Training(kind, **watched)
+        step = training(kind, **watched)
         torch.manual_seed(2)
-        found.append(torch.stack([training() for _ in range(3)]))
-        training.close()
+        found.append(torch.stack([step() for _ in range(3)]))
+        step.close()
     if not torch.equal(*found):
         sys.exit(f"{kind}: losses differ: {found}. No timing of a wrong result.")
 
@@ -98,10 +80,10 @@ def measure(rank: int, ranks: int, kind: str, pairs: int, cpu_time: bool, folder
     check(kind)
     store, clock = f"{folder}/run", time.process_time if cpu_time else time.perf_counter
     ways = {
-        "plain": Training(kind),
-        "sampled alone": Training(kind, every=1),
-        "sampled": Training(kind, every=1, reduce="data", store=store),
-        "between": Training(kind, every=NEVER, reduce="data"),
+        "plain": training(kind),
+        "sampled alone": training(kind, every=1),
+        "sampled": training(kind, every=1, reduce="data", store=store),
+        "between": training(kind, every=NEVER, reduce="data"),
     }
     times = torch.zeros(len(ways), pairs + WARM, dtype=torch.float64)
     for number in range(pairs + WARM):
@@ -116,8 +98,8 @@ def measure(rank: int, ranks: int, kind: str, pairs: int, cpu_time: bool, folder
     assert merged is not None
     reduction: Any = merged._reduction
     sent = reduction.bytes_per_sample
-    for training in ways.values():
-        training.close()
+    for step in ways.values():
+        step.close()
     if rank == 0:
         found = dict(zip(ways, times[:, WARM:].tolist(), strict=True)) | {"bytes": sent}
         Path(folder, "times.json").write_text(json.dumps(found))
