@@ -5,16 +5,13 @@ All cases run in one launch of ``worker.py`` under torchrun; each test asks what
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.support.ranks import torchrun
 
 pytestmark = [
     pytest.mark.slow("takes many seconds"),
@@ -31,20 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     pytest.importorskip("lightning")
-    folder = tmp_path_factory.mktemp("workers")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with subprocess.Popen(
-        [*launcher, str(WORKER), str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=400)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"the processes wait for each other: {process.communicate()[0][-3000:]}")
-    assert process.returncode == 0, output[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return torchrun(WORKER, tmp_path_factory.mktemp("workers"), seconds=400)
 
 
 def of(results: Results, case: str) -> list[Any]:

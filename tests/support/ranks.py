@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 
-def torchrun(worker: Path, folder: Path, *cases: str, processes: int = 2) -> list[dict[str, Any]]:
-    """Runs cases of a worker, which writes what came out as ``RANK.json`` into the folder: case -> that, by rank.
+def torchrun(worker: Path, folder: Path, *cases: str, processes: int = 2, seconds: float = 300) -> list[dict[str, Any]]:
+    """Runs cases of a worker, all of them where none is named. It writes what came out as ``RANK.json`` into the
+    folder: case -> that, by rank.
 
-    A case that ended in a traceback fails the test with it.
+    A named case that ended in a traceback fails the test with it.
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     with subprocess.Popen(
@@ -28,7 +29,7 @@ def torchrun(worker: Path, folder: Path, *cases: str, processes: int = 2) -> lis
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as process:
         try:
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             pytest.fail(f"the processes wait for each other: {process.communicate()[0][-3000:]}")
