@@ -5,32 +5,21 @@ from __future__ import annotations
 import json
 import re
 from statistics import median
-from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attemper import cli
 from attemper.bench.attention import AttentionRow, Shape
 from attemper.bench.timing import quotients, row_fields
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
+from tests.support.command import Ended, run_command
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def ended(*arguments: object) -> Ended:
-        monkeypatch.setattr("sys.argv", ["attemper", "bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Ended(int(stop.value.code or 0), out, err)
+        return run_command(monkeypatch, capsys, "bench", *arguments)
 
     before = torch.get_num_threads()
     yield ended

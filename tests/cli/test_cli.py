@@ -9,25 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attemper import cli
 from attemper.cli.options import TEXT
 from tests.support import encoder
+from tests.support.command import Ended, run_command
 
 tf = pytest.importorskip("transformers")
-
-
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 Run = Callable[..., Ended]
@@ -36,15 +28,11 @@ Run = Callable[..., Ended]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def command(*arguments: object, stdin: str | bytes = "") -> Ended:
-        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
         monkeypatch.setattr(
             "sys.stdin", io.TextIOWrapper(io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode()))
         )
         capsys.readouterr()  # what the fixtures printed
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Ended(int(stop.value.code or 0), out, err)
+        return run_command(monkeypatch, capsys, *arguments)
 
     return command
 

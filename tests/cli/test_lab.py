@@ -10,27 +10,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attemper import cli, lab
+from attemper import lab
 from attemper.cli.lab import _print_rows, cell_text
 from attemper.lab import EXPERIMENTS, TRAINED
 from attemper.lab.experiment import Column, Experiment, Table
+from tests.support.command import Ended, run_command
 from tests.support.experiments import Run
-
-
-class Ended:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def ended(*arguments: object, columns: int = 80) -> Ended:
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr("sys.argv", ["attemper", "lab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Ended(int(stop.value.code or 0), out, err)
+        return run_command(monkeypatch, capsys, "lab", *arguments)
 
     return ended
 

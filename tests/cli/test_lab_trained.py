@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from attemper import cli, lab
+from attemper import lab
 from attemper.lab.experiment import Column, Experiment, Table
+from tests.support.command import Ended, run_command
 
 RESULT = Experiment(
     name="length", question="is this a test?", seed=0, charts=(),
@@ -21,20 +22,11 @@ RESULT = Experiment(
 )  # fmt: skip
 
 
-class Ended:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def ended(*arguments: object) -> Ended:
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr("sys.argv", ["attemper", "lab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Ended(int(stop.value.code or 0), out, err)
+        return run_command(monkeypatch, capsys, "lab", *arguments)
 
     return ended
 

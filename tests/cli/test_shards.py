@@ -8,24 +8,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import attemper
-from attemper import cli
 from attemper.cli.shards import shard_of
 from attemper.errors import InputError
+from tests.support.command import Ended, run_command
 from tests.support.killed_workers import text_file
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--max-length", 48, "--batch-size", 16)
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 Run = Callable[..., Ended]
@@ -39,13 +33,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def command(*arguments: object, **environment: object) -> Ended:
         for name, value in environment.items():
             monkeypatch.setenv(name, str(value))
-        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
+        found = run_command(monkeypatch, capsys, *arguments)
         for name in environment:
             monkeypatch.delenv(name)
-        out, err = capsys.readouterr()
-        return Ended(int(stop.value.code or 0), out, err)
+        return found
 
     return command
 
