@@ -284,6 +284,7 @@ def measurements(device: Any, options: argparse.Namespace, report: dict[str, Any
     report["limits"] = {"missing": why} if limit is None else limit
     report["shapes"] = []
     for numbers in ((1, 2, 1, 16, 4, True),) if dry else SHAPES:
+        torch._dynamo.reset()  # FlexAttention is compiled anew for each shape, and only so often before it gives up
         shape = gpu_peers.Shape(*numbers)
         leaves = shape.tensors(dtype, device)
         above = torch.randn_like(leaves[0])

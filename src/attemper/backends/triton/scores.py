@@ -116,6 +116,18 @@ that is specialised for what divides a length is compiled anew in the midst of d
 
 
 @triton.jit
+def row_zeros(ROWS: tl.constexpr, TYPE: tl.constexpr):
+    """Zeros, one a row. A field of a call inside of a list is no constant to Triton 3.6: as an argument it is."""
+    return tl.zeros([ROWS], TYPE)
+
+
+@triton.jit
+def tile_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, TYPE: tl.constexpr):
+    """Zeros of a whole block."""
+    return tl.zeros([ROWS, COLUMNS], TYPE)
+
+
+@triton.jit
 def document_of(row, starts, documents, steps):
     """The document that each row stands in, [M]: the number of documents that end at or before it."""
     low = tl.zeros_like(row)

@@ -13,7 +13,7 @@ import triton.language as tl
 from attemper.backends.triton.rowwise.gradient import row_facts, score_gradients
 from attemper.backends.triton.rowwise.normalizers import number_of
 from attemper.backends.triton.rowwise.tiles import scores_at
-from attemper.backends.triton.scores import LENGTHS, Call, Structure, rows_of, tile_of
+from attemper.backends.triton.scores import LENGTHS, Call, Structure, rows_of, tile_of, tile_zeros
 from attemper.backends.triton.softmax.backward_bias import bias_block, store_bias, term_of_bias
 
 
@@ -30,7 +30,7 @@ def rowwise_bias_kernel(
     per_rows = tl.cdiv(structure.rows, CALL.BLOCK_M)
     own = bias_block(structure, bias_heads, bias_rows, CALL, ALL_ROWS)
     place = own[3] * CALL.BLOCK_N + tl.arange(0, CALL.BLOCK_N)
-    total = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_N], tl.float32)
+    total = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_N, tl.float32)
     for step in range(over_batches * over_heads * over_rows):
         batch, head, row_block = term_of_bias(step, own, over_heads, over_rows)
         mark = ((batch.to(tl.int64) * heads + head) * per_rows + row_block) * places + own[3]

@@ -15,7 +15,7 @@ import triton.language as tl
 from attemper.backends.triton.rowwise.gradient import row_facts, score_gradients
 from attemper.backends.triton.rowwise.normalizers import number_of
 from attemper.backends.triton.rowwise.tiles import scores_of
-from attemper.backends.triton.scores import LENGTHS, Call, Structure, product, rows_of, tile_of
+from attemper.backends.triton.scores import LENGTHS, Call, Structure, product, rows_of, tile_of, tile_zeros
 from attemper.backends.triton.softmax.backward_key import row_blocks, store_key_gradients
 
 
@@ -41,8 +41,8 @@ def rowwise_key_kernel(
     values = k
     if CALL.E > 0:
         values = rows_of(value, batch, group, place, CALL.E, CALL, True, structure.keys)
-    dk = tl.zeros([CALL.BLOCK_N, CALL.BLOCK_D], tl.float32)
-    dv = tl.zeros([CALL.BLOCK_N, CALL.BLOCK_E], tl.float32)
+    dk = tile_zeros(CALL.BLOCK_N, CALL.BLOCK_D, tl.float32)
+    dv = tile_zeros(CALL.BLOCK_N, CALL.BLOCK_E, tl.float32)
     start, _, _, _, count = row_blocks(block * CALL.BLOCK_N, structure, halvings, CALL, True)
     for step in range(count * repeats):
         head = group * repeats + step // count

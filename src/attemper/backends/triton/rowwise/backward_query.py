@@ -38,14 +38,24 @@ from attemper.backends.triton.rowwise.normalizers import (
 from attemper.backends.triton.rowwise.search import first_without
 from attemper.backends.triton.rowwise.state import SMALLEST, V, W, load
 from attemper.backends.triton.rowwise.tiles import below, scores_at, span_of, values_at
-from attemper.backends.triton.scores import LENGTHS, Call, Structure, any_of, product, rows_of, tile_of
+from attemper.backends.triton.scores import (
+    LENGTHS,
+    Call,
+    Structure,
+    any_of,
+    product,
+    row_zeros,
+    rows_of,
+    tile_of,
+    tile_zeros,
+)
 from attemper.backends.triton.softmax.state import add, log_of
 
 
 @triton.jit
 def _cut_ties(tile, call, m, n, x, number, start, count, listed, CALL: tl.constexpr):
     """The first key whose tie with x does not count, of rows in which more than k keys have d >= x; EVERY elsewhere."""
-    over, tied = tl.zeros([CALL.BLOCK_M], tl.int32), tl.zeros([CALL.BLOCK_M], tl.int32)
+    over, tied = row_zeros(CALL.BLOCK_M, tl.int32), row_zeros(CALL.BLOCK_M, tl.int32)
     left = 0
     for block in range(count):
         at = start + block * CALL.BLOCK_N
@@ -59,7 +69,7 @@ def _cut_ties(tile, call, m, n, x, number, start, count, listed, CALL: tl.conste
     tl.debug_barrier()
     k = tl.minimum(n, number).to(tl.int32)
     room = tl.where(over + tied > k, k - over, EVERY)
-    limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
+    limit = row_zeros(CALL.BLOCK_M, tl.int32) + EVERY
     if tl.max((room < EVERY).to(tl.int32), 0) > 0:
         limit = first_without(tile, call, m, x, room, listed, left, CALL)
     tl.debug_barrier()
@@ -69,9 +79,9 @@ def _cut_ties(tile, call, m, n, x, number, start, count, listed, CALL: tl.conste
 @triton.jit
 def _totals(tile, call, m, first, second, number, start, count, listed, marks, CALL: tl.constexpr):
     """``(Omega as a pair, sum omega d, winner, how many blocks have support)``; they are ``listed`` and marked."""
-    z, zl = tl.zeros([CALL.BLOCK_M], tl.float32), tl.zeros([CALL.BLOCK_M], tl.float32)
+    z, zl = row_zeros(CALL.BLOCK_M, tl.float32), row_zeros(CALL.BLOCK_M, tl.float32)
     a, top = z, z - float("inf")
-    winner = tl.zeros([CALL.BLOCK_M], tl.int32)
+    winner = row_zeros(CALL.BLOCK_M, tl.int32)
     left = 0
     for block in range(count):
         at = start + block * CALL.BLOCK_N
@@ -97,8 +107,8 @@ def _row_sums(tile, call, above, facts, count, listed, CALL: tl.constexpr, PER_H
     """``(along, sum p b, the row's part of what is given per head, the place of the largest r)``; of entmax, along is
     the gradient there and the second the mean of all relative to it.
     """
-    zero = tl.zeros([CALL.BLOCK_M], tl.float32)
-    base, most, steepest = zero, zero, tl.zeros([CALL.BLOCK_M], tl.int32)
+    zero = row_zeros(CALL.BLOCK_M, tl.float32)
+    base, most, steepest = zero, zero, row_zeros(CALL.BLOCK_M, tl.int32)
     r_sum, rg_sum, b_sum, e_sum, g_sum, gb_sum, gy_sum = zero, zero, zero, zero, zero, zero, zero
     for block in range(count):
         at = tl.load(listed + block)
@@ -184,7 +194,7 @@ def rowwise_query_kernel(
     listed += program.to(tl.int64) * places
     marks += ((batch.to(tl.int64) * heads + head) * per + block) * places
     start, count = span_of(tile, CALL)
-    limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
+    limit = row_zeros(CALL.BLOCK_M, tl.int32) + EVERY
     if CALL.NORMALIZER == TOPK:
         limit = _cut_ties(tile, call, m, n, x, number, start, count, listed, CALL)
     one, two = parameters(tl.where(n > 0, x, 1.0), m, limit, number, CALL, CALL.RELATIVE)
@@ -222,7 +232,7 @@ def rowwise_query_kernel(
     if PER_HEAD:
         tl.store(per_head_rows + at_rows, tl.where(n > 0, part, 0.0), mask=exists)
     if QUERY | MULTIPLIER:
-        dq = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_D], tl.float32)
+        dq = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_D, tl.float32)
         for number_of_block in range(count):
             at = tl.load(listed + number_of_block)
             s, visible, place, k, bend = scores_at(tile, call, at, CALL)

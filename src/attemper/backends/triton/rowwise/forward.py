@@ -20,7 +20,7 @@ from attemper.backends.triton.rowwise.normalizers import EVERY, SIGMOID, number_
 from attemper.backends.triton.rowwise.search import bounds_of_nothing, find, survey, widen
 from attemper.backends.triton.rowwise.state import H, finish, gather, no_sums, store
 from attemper.backends.triton.rowwise.tiles import below, scores_at, span_of, values_at
-from attemper.backends.triton.scores import LENGTHS, Call, Structure, any_of, product, tile_of
+from attemper.backends.triton.scores import LENGTHS, Call, Structure, any_of, product, row_zeros, tile_of, tile_zeros
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "places"])
@@ -47,7 +47,7 @@ def rowwise_forward_kernel(
     listed += program.to(tl.int64) * places
     start, count = span_of(tile, CALL)
     bounds = bounds_of_nothing(CALL.BLOCK_M)
-    x, limit = tl.zeros([CALL.BLOCK_M], tl.float32), tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
+    x, limit = row_zeros(CALL.BLOCK_M, tl.float32), row_zeros(CALL.BLOCK_M, tl.int32) + EVERY
     SURVEY: tl.constexpr = (CALL.NORMALIZER != SIGMOID) | CALL.RELATIVE
     if SURVEY:
         bounds, count = survey(tile, call, start, count, listed, CALL)
@@ -55,7 +55,7 @@ def rowwise_forward_kernel(
         x, limit, count = find(tile, call, bounds, number, listed, count, CALL)
     one, two = parameters(x, bounds[0], limit, number, CALL, CALL.RELATIVE)
     sums = no_sums(CALL.BLOCK_M)
-    out = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_E], tl.float32)
+    out = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_E, tl.float32)
     for block in range(count):
         at = start + block * CALL.BLOCK_N
         if SURVEY:

@@ -23,7 +23,7 @@ import triton.language as tl
 from attemper.backends.triton.rowwise.normalizers import ENTMAX, SIGMOID, gradient_weights, parameters, shares, sigmoid
 from attemper.backends.triton.rowwise.state import A, C, F, H, P, T, V, load
 from attemper.backends.triton.rowwise.tiles import below
-from attemper.backends.triton.scores import distance_of, first_of, product
+from attemper.backends.triton.scores import distance_of, first_of, product, tile_zeros
 
 NUMBERS, PLACES = 5, 3
 """Planes of float32 and of int32 that the kernel of queries leaves for the others."""
@@ -117,7 +117,7 @@ def statistics_gradient(p, d, logs, place, tile, call, facts, CALL: tl.constexpr
 @triton.jit
 def weight_gradient(upstream, values, CALL: tl.constexpr):
     """dP [M, N]; 0 without values."""
-    total = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_N], tl.float32)
+    total = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_N, tl.float32)
     if CALL.E > 0:
         total = product(upstream, tl.trans(values), total)
     return total

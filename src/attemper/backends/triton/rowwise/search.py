@@ -28,7 +28,7 @@ from attemper.backends.triton.rowwise.normalizers import (
     shares,
 )
 from attemper.backends.triton.rowwise.tiles import below, scores_at
-from attemper.backends.triton.scores import any_of
+from attemper.backends.triton.scores import any_of, row_zeros
 from attemper.backends.triton.softmax.state import add, exponential
 
 CLOSE = tl.constexpr(1e-6)
@@ -83,7 +83,7 @@ def find(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
     """``(x, limit, count)``: what the normalizer finds on each row, the first key whose tie does not count (top-k), and
     how many blocks are still listed."""
     m, _, n, bad = bounds
-    limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
+    limit = row_zeros(CALL.BLOCK_M, tl.int32) + EVERY
     if CALL.NORMALIZER == TOPK:
         x, room = _kth(tile, call, bounds, number, listed, count, CALL)
         if tl.max((room < EVERY).to(tl.int32), 0) > 0:
@@ -98,8 +98,8 @@ def find(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
 @triton.jit
 def _largest_weight(tile, call, m, n, bad, number, listed, count, CALL: tl.constexpr):
     """pi of each row, and how many blocks are left in the list."""
-    none = tl.zeros([CALL.BLOCK_M], tl.int32)
-    pi = tl.zeros([CALL.BLOCK_M], tl.float32) + 1.0
+    none = row_zeros(CALL.BLOCK_M, tl.int32)
+    pi = row_zeros(CALL.BLOCK_M, tl.float32) + 1.0
     low, high = 1.0 / tl.maximum(n, 1).to(tl.float32), pi
     short, over = -pi, pi * LARGEST
     done = (n < 2) | (bad > 0)
@@ -146,7 +146,7 @@ def _largest_weight(tile, call, m, n, bad, number, listed, count, CALL: tl.const
 @triton.jit
 def _least(tile, call, m, min_weight, listed, count, CALL: tl.constexpr):
     """The least exp(d) that stays on each row: min_weight Z, and never more than the largest."""
-    total, low = tl.zeros([CALL.BLOCK_M], tl.float32), tl.zeros([CALL.BLOCK_M], tl.float32)
+    total, low = row_zeros(CALL.BLOCK_M, tl.float32), row_zeros(CALL.BLOCK_M, tl.float32)
     left = 0
     for block in range(count):
         at = tl.load(listed + block)
@@ -201,7 +201,7 @@ def _kth(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
     m, lowest, n, bad = bounds
     k = tl.minimum(n, tl.minimum(number, 1e9).to(tl.int32))
     seen = (n > 0) & (m - lowest < float("inf"))
-    low = tl.zeros([CALL.BLOCK_M], tl.int32) - 1
+    low = row_zeros(CALL.BLOCK_M, tl.int32) - 1
     # A key may be so far below that the distance is cut there, in ``below``, too.
     high = tl.where(seen, _bits(tl.maximum(tl.where(seen, lowest - m, 0.0), -1e18)), _bits(0.0 * m + 1e18))
     high = tl.where(n > 0, high, 0)
@@ -227,8 +227,8 @@ def _kth(tile, call, bounds, number, listed, count, CALL: tl.constexpr):
 @triton.jit
 def first_without(tile, call, m, x, room, listed, count, CALL: tl.constexpr):
     """Of each row the key from which on ties of x do not count, where only the first ``room`` do; listed blocks ascend."""
-    met = tl.zeros([CALL.BLOCK_M], tl.int32)
-    limit = tl.zeros([CALL.BLOCK_M], tl.int32) + EVERY
+    met = row_zeros(CALL.BLOCK_M, tl.int32)
+    limit = row_zeros(CALL.BLOCK_M, tl.int32) + EVERY
     for block in range(count):
         at = tl.load(listed + block)
         s, visible, place, _, _ = scores_at(tile, call, at, CALL)

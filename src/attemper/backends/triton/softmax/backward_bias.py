@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.scores import Call, Tile, intervals, rows_of, scale_of
+from attemper.backends.triton.scores import Call, Tile, intervals, rows_of, scale_of, tile_zeros
 from attemper.backends.triton.softmax.gradient import row_facts, score_gradients
 
 
@@ -61,7 +61,7 @@ def bias_gradient_kernel(
     call = Call(query, key, value, upstream, multiplier, mask, first, structure, heads, repeats, first_tokens, softcap)
     own = bias_block(structure, bias_heads, bias_rows, CALL, ALL_ROWS)
     place = own[3] * CALL.BLOCK_N + tl.arange(0, CALL.BLOCK_N)
-    total = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_N], tl.float32)
+    total = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_N, tl.float32)
     for number in range(over_batches * over_heads * over_rows):
         batch, head, row_block = term_of_bias(number, own, over_heads, over_rows)
         places = row_block * CALL.BLOCK_M + tl.arange(0, CALL.BLOCK_M)

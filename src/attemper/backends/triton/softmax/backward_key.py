@@ -24,6 +24,7 @@ from attemper.backends.triton.scores import (
     product,
     rows_of,
     scale_of,
+    tile_zeros,
 )
 from attemper.backends.triton.softmax.gradient import row_facts, score_gradients
 
@@ -162,8 +163,8 @@ def key_gradient_kernel(
     values = block
     if CALL.E > 0:
         values = rows_of(value, batch, group, place, CALL.E, CALL, True, structure.keys)
-    dk = tl.zeros([CALL.BLOCK_N, CALL.BLOCK_D], tl.float32)
-    dv = tl.zeros([CALL.BLOCK_N, CALL.BLOCK_E], tl.float32)
+    dk = tile_zeros(CALL.BLOCK_N, CALL.BLOCK_D, tl.float32)
+    dv = tile_zeros(CALL.BLOCK_N, CALL.BLOCK_E, tl.float32)
     start, before, inside_from, inside_to, edges = row_blocks(from_key, structure, halvings, CALL, CALL.MASK != VISIBLE)
     for number in range(edges * repeats):
         head = group * repeats + number // edges

@@ -21,6 +21,7 @@ from attemper.backends.triton.scores import (
     product,
     rows_of,
     tile_of,
+    tile_zeros,
 )
 from attemper.backends.triton.softmax.gradient import row_facts, score_gradients, without_noise
 
@@ -62,7 +63,7 @@ def query_gradient_kernel(
         settled, terms = without_noise(terms, CALL)
         read = tl.where(settled, structure.rows, row)  # what is past the end reads as 0
         above = rows_of(upstream, batch, head, read, CALL.E, CALL, True, structure.rows)
-    dq = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_D], tl.float32)
+    dq = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_D, tl.float32)
     start, before, inside_from, inside_to, edges = blocks(tile.low, tile.high, CALL.MASK != VISIBLE, CALL.BLOCK_N)
     for number in range(edges):
         at = edge_start(number, start, before, inside_to, CALL.BLOCK_N)

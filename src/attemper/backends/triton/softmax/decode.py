@@ -20,7 +20,9 @@ from attemper.backends.triton.scores import (
     View,
     blocks,
     intervals,
+    row_zeros,
     scale_of,
+    tile_zeros,
 )
 from attemper.backends.triton.softmax import state as softmax
 from attemper.backends.triton.softmax.forward import join_block
@@ -62,8 +64,8 @@ def split_kernel(
     scale = scale_of(call, batch, head, row)
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head[:, None], group)
     rows = softmax.nothing(CALL.BLOCK_M)
-    best = tl.zeros([CALL.BLOCK_M], tl.int32)
-    out = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_E], tl.float32)
+    best = row_zeros(CALL.BLOCK_M, tl.int32)
+    out = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_E, tl.float32)
     start, _, inside_from, inside_to, edges = blocks(low, high, CALL.MASK != VISIBLE, CALL.BLOCK_N)
     number = edges + (inside_to - inside_from) // CALL.BLOCK_N
     each = tl.cdiv(number, splits)
@@ -103,7 +105,7 @@ def join_kernel(
     column = tl.arange(0, CALL.BLOCK_E)
     written = exists[:, None] & (column < CALL.E)[None, :]
     rows = softmax.nothing(ROWS)
-    out = tl.zeros([ROWS, CALL.BLOCK_E], tl.float32)
+    out = tile_zeros(ROWS, CALL.BLOCK_E, tl.float32)
     for split in range(splits):
         at = tl.cast(split, tl.int64) * plane
         other = _carry(parts + CARRIED * at + place, plane, exists)

@@ -35,8 +35,10 @@ from attemper.backends.triton.scores import (
     first_of,
     intervals,
     product,
+    row_zeros,
     scale_of,
     scores,
+    tile_zeros,
     visibility,
 )
 from attemper.backends.triton.softmax import state as softmax
@@ -106,8 +108,8 @@ def forward_kernel(
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head, head // repeats)
     first_limit = tl.max(origin, 0) + first_tokens
     rows = softmax.nothing(CALL.BLOCK_M)
-    best = tl.zeros([CALL.BLOCK_M], tl.int32)
-    out = tl.zeros([CALL.BLOCK_M, CALL.BLOCK_E], tl.float32)
+    best = row_zeros(CALL.BLOCK_M, tl.int32)
+    out = tile_zeros(CALL.BLOCK_M, CALL.BLOCK_E, tl.float32)
     start, before, inside_from, inside_to, edges = blocks(low, high, CALL.MASK != VISIBLE, CALL.BLOCK_N)
     # Few blocks, where nothing is hidden but by the structure: their loads are not worth a pipeline.
     for number in tl.range(0, edges, num_stages=EDGE_STAGES):
