@@ -109,7 +109,17 @@ def tap(inputs: Inputs, capture: Capture) -> bool:
         multiplier = torch.full((1, 1, 1), query.shape[3] ** -0.5, device=device)
         sums = empty_sums(heads, device)
         add(Problem(query, inputs.key, None, None, multiplier, right=0, backend="triton"), sums, buffer.flag)
-        return unchanged and bool(added[:, 0].sum() == query[..., 0].numel()) and torch.equal(added, sums)
+        if not unchanged:
+            raise RuntimeError("with the flag down a replay changed the sums")
+        counted, rows = int(added[:, 0].sum()), query[..., 0].numel()
+        if counted != rows:
+            raise RuntimeError(f"a replay counted {counted} rows, and there are {rows}")
+        if not torch.equal(added, sums):
+            apart = ((added - sums).abs() / sums.abs().clamp_min(1e-30)).max(0).values.tolist()
+            raise RuntimeError(
+                f"sums of a replay differ from those of an eager call, by column as parts of them: {apart}"
+            )
+        return True
 
 
 CHECKS: dict[str, Callable[[Inputs, Capture], bool]] = {

@@ -26,30 +26,34 @@ import gpu
 CANDIDATES = {
     # kernel: (rows, keys, warps, stages)
     "statistics": (
-        (128, 64, 8, 3), (128, 64, 8, 2), (128, 64, 8, 4), (128, 32, 8, 4), (64, 64, 4, 3), (64, 32, 4, 3),
-        (64, 32, 4, 4), (128, 128, 8, 2), (128, 64, 4, 3), (64, 64, 8, 3), (256, 32, 8, 3), (64, 128, 8, 2),
+        (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 1), (64, 64, 4, 3), (64, 64, 4, 2),
+        (64, 128, 4, 2), (64, 128, 4, 3), (128, 64, 4, 3), (128, 128, 4, 2), (128, 256, 8, 2), (64, 32, 4, 3),
+    ),
+    "sampled": (
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (64, 128, 4, 3), (32, 64, 4, 3), (32, 128, 4, 2),
+        (32, 64, 2, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 256, 4, 2), (16, 128, 4, 3),
     ),
     "forward": (
-        (128, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 2), (128, 32, 8, 4), (64, 32, 4, 3), (64, 64, 4, 2),
-        (64, 64, 8, 3), (128, 128, 8, 2), (64, 32, 4, 2), (256, 32, 8, 2),
+        (128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 4),
+        (64, 128, 4, 2), (64, 32, 4, 3),
     ),
     "plain": (
-        (128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 32, 8, 4), (64, 64, 4, 3), (64, 64, 4, 2),
-        (64, 32, 4, 3), (128, 64, 4, 3), (64, 128, 4, 2), (256, 64, 16, 2),
+        (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2),
+        (64, 128, 4, 2), (64, 64, 4, 4),
     ),
     "key_gradient": (
-        (64, 64, 8, 2), (64, 64, 4, 2), (32, 64, 8, 3), (32, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2),
-        (64, 32, 4, 2), (128, 64, 8, 1), (64, 64, 8, 1), (32, 32, 4, 2),
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 3), (128, 64, 8, 1), (64, 128, 8, 2),
+        (64, 128, 8, 1), (64, 32, 4, 2), (128, 128, 8, 1), (128, 64, 8, 2), (64, 128, 4, 1), (32, 128, 4, 2),
     ),
     "query_gradient": (
-        (64, 64, 4, 2), (64, 64, 8, 2), (128, 64, 8, 2), (64, 32, 4, 2), (64, 32, 4, 3), (128, 32, 8, 3),
-        (128, 64, 8, 1), (64, 32, 8, 2), (64, 128, 8, 1),
+        (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (64, 32, 4, 2), (64, 32, 4, 3), (64, 32, 4, 4),
+        (128, 32, 8, 3), (128, 64, 8, 1), (128, 128, 8, 1), (64, 128, 4, 1),
     ),
     "decode": ((16, 64, 4, 3), (16, 128, 4, 2), (16, 64, 8, 3), (16, 32, 4, 4), (16, 64, 4, 2), (16, 32, 2, 3)),
 }  # fmt: skip
 """Beside the shipped one. Those that do not fit the machine are told as such."""
 
-TABLES = {"statistics": "_STATISTICS", "forward": "_FORWARD", "plain": "_PLAIN", "decode": "_DECODE",
+TABLES = {"statistics": "_STATISTICS", "sampled": "_SAMPLED", "forward": "_FORWARD", "plain": "_PLAIN", "decode": "_DECODE",
           "query_gradient": "_QUERY_GRADIENT", "key_gradient": "_KEY_GRADIENT"}  # fmt: skip
 
 WITHIN = 2.0**-6
@@ -148,11 +152,12 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
     )
     every = SOFTMAX_BASE if kernel in ("plain", "query_gradient", "key_gradient") else state_columns(ONE_PASS)
     problem = Problem(
-        query, key, None if kernel == "statistics" else value, None,
+        query, key, None if kernel in ("statistics", "sampled") else value, None,
         torch.full((1, 1, 1), size**-0.5, device=device), right=0, bottom_right=True, columns=every,
+        rows=torch.arange(7, tokens, 16, dtype=torch.int32, device=device) if kernel == "sampled" else None,
     )  # fmt: skip
     tuning = _configs()
-    if kernel in ("statistics", "forward", "plain", "decode"):
+    if kernel in ("statistics", "sampled", "forward", "plain", "decode"):
         option = "decode" if kernel == "decode" else "forward"
         return Task(kernel, size, dtype, lambda: kernels.forward(problem)[:2], option, getattr(tuning, option)(problem))
     output, state, _ = kernels.forward(problem)

@@ -102,12 +102,12 @@ def _multiplier(problem: Problem) -> View:
 
 
 def constants(
-    problem: Problem, config: Config, bits: int, upstream: Upstream | None = None, **more: Any
+    problem: Problem, config: Config, bits: int, upstream: Upstream | None = None, fused: bool = False, **more: Any
 ) -> dict[str, Any]:
     """CALL, what a kernel is specialised for, and how the compiler is to treat it. ``more``: other fields of CALL.
 
-    Products and sums stay apart unless a kernel joins them itself: s - m with s recomputed inside would not be 0 at
-    the maximum, and the least entropy would be negative.
+    fused: whether the compiler may join a product and a sum into one instruction, which rounds once. Where it may not,
+    s - m with s recomputed inside would not be 0 at the maximum.
     """
     mask, size = problem.mask, problem.query.shape[3]
     biased = mask is not None and mask.dtype != torch.bool
@@ -136,7 +136,7 @@ def constants(
         "CALL": Constants(**fields | more),
         "num_warps": config.warps,
         "num_stages": config.stages,
-        "enable_fp_fusion": False,
+        "enable_fp_fusion": fused,
     }
 
 

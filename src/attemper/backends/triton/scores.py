@@ -281,8 +281,10 @@ def first_of(tile, place, call, CALL: tl.constexpr):
     if CALL.FIRST:
         source = call.first.pointer + tile.batch.to(tl.int64) * call.first.batch
         marked = tl.load(source + place.to(tl.int64) * call.first.column, mask=place < call.structure.keys, other=0)
-        return (marked != 0)[None, :]
-    return place[None, :] - tile.origin[:, None] < call.first_tokens
+        found = (marked != 0)[None, :]
+    else:
+        found = place[None, :] - tile.origin[:, None] < call.first_tokens
+    return found  # at one place: compiled, a function has one type of result
 
 
 @triton.jit
@@ -309,6 +311,36 @@ def product(a, b, total):
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def upright(q, scale):
+    """Queries and scales with the sign of the scale moved to the query: ``raw_scores`` rise as scores do."""
+    return tl.where((scale < 0)[:, None], -q, q), tl.abs(scale)
+
+
+@triton.jit
+def raw_scores(tile, block, call, CALL: tl.constexpr):
+    """Scores [M, N] before what multiplies a whole row, which is ``raw_unit``; without bias and masks."""
+    x = product(tile.query, tl.trans(block), tl.zeros([tile.query.shape[0], block.shape[0]], tl.float32))
+    if CALL.SOFTCAP:
+        x = tanh(x * tile.scale[:, None] / call.softcap)
+        if CALL.MASK == BIAS:
+            x = x * call.softcap
+    elif CALL.MASK == BIAS:
+        x = x * tile.scale[:, None]
+    return x
+
+
+@triton.jit
+def raw_unit(tile, call, CALL: tl.constexpr):
+    """What a raw score of 1 is in nats, [M]: 1 where a bias is added to it, else the softcap, else scale / T."""
+    unit = tile.scale
+    if CALL.MASK == BIAS:
+        unit = tile.scale * 0.0 + 1.0
+    elif CALL.SOFTCAP:
+        unit = tile.scale * 0.0 + call.softcap
+    return unit
 
 
 @triton.jit

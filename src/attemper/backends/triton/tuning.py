@@ -58,6 +58,12 @@ _STATISTICS = {
     "amd": {128: Config(128, 64, 8, 1), 256: Config(64, 32, 8, 1)},
 }
 """Statistics without output."""
+_SAMPLED = {
+    "nvidia": _STATISTICS["nvidia"],
+    "hopper": {128: Config(64, 64, 4, 3), 256: Config(64, 32, 4, 2)},
+    "amd": _STATISTICS["amd"],
+}
+"""The same of a few rows of the query: smaller blocks, so that there are programs for all processors."""
 
 # Of the backward pass: one accumulator of [rows or keys, head size], or two, beside scores and their gradients.
 # Masks and softcap take registers of their own, and smaller blocks leave them.
@@ -118,6 +124,8 @@ def forward(problem: Problem) -> Config:
         config = IN_THE_INTERPRETER
     else:
         table = _STATISTICS if problem.value is None else _FORWARD if len(problem.columns) > 3 else _PLAIN
+        if problem.rows is not None:
+            table = _SAMPLED
         width = 0 if problem.value is None else problem.value.shape[3]
         config = choose(table[machine()], max(problem.query.shape[3], width), problem)
     return _test_config(config, problem)

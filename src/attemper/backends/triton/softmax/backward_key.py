@@ -18,6 +18,7 @@ from attemper.backends.triton.scores import (
     Call,
     Structure,
     Tile,
+    block_of,
     document_of,
     edge_start,
     intervals,
@@ -112,10 +113,10 @@ def _block(
         # A row past the end sees nothing. It and empty rows are read as 0: 0 times an inf of theirs would be NaN.
         high = tl.where(exists, high, 0)
         read = tl.where(exists & (terms[0][2] > 0), row, structure.rows)
-    q = rows_of(call.query, batch, head, read, CALL.D, CALL, EDGE, structure.rows)
+    q = block_of(call.query, batch, head, begin, read - begin, CALL.D, CALL, EDGE, structure.rows)
     above = q
     if CALL.E > 0:
-        above = rows_of(call.upstream, batch, head, read, CALL.E, CALL, EDGE, structure.rows)
+        above = block_of(call.upstream, batch, head, begin, read - begin, CALL.E, CALL, EDGE, structure.rows)
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head, head)
     ds, applied, bend = score_gradients(tile, block, above, values, terms, place, call, CALL, EDGE)
     if VALUE:

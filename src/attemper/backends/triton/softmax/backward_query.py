@@ -16,6 +16,7 @@ from attemper.backends.triton.scores import (
     VISIBLE,
     Call,
     Structure,
+    block_of,
     blocks,
     edge_start,
     product,
@@ -29,11 +30,12 @@ from attemper.backends.triton.softmax.gradient import row_facts, score_gradients
 @triton.jit
 def _block(dq, tile, upstream, terms, start, call, CALL: tl.constexpr, EDGE: tl.constexpr):
     """``dq`` after the keys from ``start`` on."""
-    place = start + tl.arange(0, CALL.BLOCK_N)
-    block = rows_of(call.key, tile.batch, tile.group, place, CALL.D, CALL, EDGE, call.structure.keys)
+    local, count = tl.arange(0, CALL.BLOCK_N), call.structure.keys
+    place = start + local
+    block = block_of(call.key, tile.batch, tile.group, start, local, CALL.D, CALL, EDGE, count)
     values = block
     if CALL.E > 0:
-        values = rows_of(call.value, tile.batch, tile.group, place, CALL.E, CALL, EDGE, call.structure.keys)
+        values = block_of(call.value, tile.batch, tile.group, start, local, CALL.E, CALL, EDGE, count)
     ds, _, bend = score_gradients(tile, block, upstream, values, terms, place, call, CALL, EDGE)
     return product((ds * bend).to(block.dtype), block, dq)
 

@@ -20,14 +20,16 @@ from attemper.backends.triton.scores import (
     View,
     blocks,
     intervals,
+    raw_unit,
     row_zeros,
     scale_of,
     tile_zeros,
+    upright,
 )
 from attemper.backends.triton.softmax import state as softmax
 from attemper.backends.triton.softmax.forward import join_block
 
-CARRIED = tl.constexpr(13)
+CARRIED = tl.constexpr(12)
 """Numbers that a row carries from one kernel to the other."""
 
 
@@ -61,7 +63,7 @@ def split_kernel(
     base += row.to(tl.int64) * query.row
     pointers = base[:, None] + column[None, :].to(tl.int64) * query.column
     q = tl.load(pointers, mask=(column < CALL.D)[None, :], other=0.0)
-    scale = scale_of(call, batch, head, row)
+    q, scale = upright(q, scale_of(call, batch, head, row))
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head[:, None], group)
     rows = softmax.nothing(CALL.BLOCK_M)
     best = row_zeros(CALL.BLOCK_M, tl.int32)
@@ -73,6 +75,7 @@ def split_kernel(
     for step in range(split * each, tl.minimum((split + 1) * each, number)):
         at = start + step * CALL.BLOCK_N
         rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, True, False)
+    rows = softmax.in_nats(rows, raw_unit(tile, call, CALL))
     exists = place < count
     at = (batch.to(tl.int64) * groups + group) * count + place
     plane = tl.num_programs(0).to(tl.int64) // splits * count
@@ -112,8 +115,8 @@ def join_kernel(
         if CALL.E > 0:
             more = tl.load(outputs + (at + place)[:, None] * CALL.E + column[None, :], mask=written, other=0.0)
             new = tl.maximum(rows[0], other[0])
-            _, _, shrink = softmax.step(rows[0], new)
-            _, _, fade = softmax.step(other[0], new)
+            _, _, shrink = softmax.step(rows[0], new, softmax.LOG2E)
+            _, _, fade = softmax.step(other[0], new, softmax.LOG2E)
             out = out * shrink[:, None] + more * fade[:, None]
         rows = softmax.join(rows, other, CALL.STATE)
     left, total = softmax.finish(rows, CALL.STATE)

@@ -3,7 +3,7 @@ kernel: QK^T only, which can stand beside anybody's attention.
 
 A program takes M query rows of one head and sweeps the blocks of N keys that they can see::
 
-    s = scores(q, k)    rows, e, r = absorbed(rows, s)    O = r O + e V    ...    O mass / Z, state
+    s = raw_scores(q, k)    rows, e, r = absorb(rows, s)    O = r O + e V    ...    O mass / Z, state
 
 first the blocks at the edges of what the rows see, with masks, then those inside, without. Registers: query tile
 [M, D], O [M, E], scores [M, N], a few numbers per row. Shared memory: tiles of keys and values, in several stages.
@@ -35,10 +35,12 @@ from attemper.backends.triton.scores import (
     first_of,
     intervals,
     product,
+    raw_scores,
+    raw_unit,
     row_zeros,
     scale_of,
-    scores,
     tile_zeros,
+    upright,
     visibility,
 )
 from attemper.backends.triton.softmax import state as softmax
@@ -53,7 +55,7 @@ def join_block(
     structure, local = call.structure, tl.arange(0, CALL.BLOCK_N)
     place = start + local
     block = block_of(call.key, tile.batch, tile.group, start, local, CALL.D, CALL, EDGE, structure.keys)
-    s, _ = scores(tile, block, call, CALL)
+    s = raw_scores(tile, block, call, CALL)
     more = CALL.BLOCK_N
     if EDGE:
         visible, bias = visibility(tile, place, call, CALL)
@@ -64,7 +66,7 @@ def join_block(
         at += start
         # Edge blocks come first: the lowest key wins a tie wherever it was met.
         best = tl.where((top > rows[0]) | ((top == rows[0]) & (at < best)), at, best)
-    rows, e, shrink = softmax.absorb(rows, s, more, CALL.STATE, EDGE)
+    rows, e, shrink = softmax.absorb(rows, s, raw_unit(tile, call, CALL) * softmax.LOG2E, more, CALL.STATE, EDGE)
     if F & CALL.STATE:
         if CALL.FIRST or start < first_limit:
             rows = softmax.with_first(rows, e, first_of(tile, place, call, CALL))
@@ -104,7 +106,7 @@ def forward_kernel(
         q = block_of(query, batch, head, 0, row.to(tl.int64), CALL.D, CALL, False, 0)
     else:
         q = block_of(query, batch, head, begin, local, CALL.D, CALL, False, 0)
-    scale = scale_of(call, batch, head, row)
+    q, scale = upright(q, scale_of(call, batch, head, row))
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head, head // repeats)
     first_limit = tl.max(origin, 0) + first_tokens
     rows = softmax.nothing(CALL.BLOCK_M)
@@ -124,7 +126,7 @@ def forward_kernel(
     if CALL.MASK == VISIBLE:
         for at in range(inside_from, inside_to, CALL.BLOCK_N):
             rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, False, WINNER)
-    left, total = softmax.finish(rows, CALL.STATE)
+    left, total = softmax.finish(softmax.in_nats(rows, raw_unit(tile, call, CALL)), CALL.STATE)
     places = begin + tl.arange(0, CALL.BLOCK_M)
     exists = places < structure.rows
     at_rows = (batch.to(tl.int64) * heads + head) * structure.rows + places

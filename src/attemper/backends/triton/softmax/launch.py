@@ -70,8 +70,9 @@ def sweep(
         WINNER=winner is not None,
         FLAG=flag is not None,
         GATHER=problem.rows is not None,
-        EDGE_STAGES=1 if problem.mask is None else config.stages,
-        **launch.constants(problem, config, bits(problem.columns), **({} if winner is None else nothing)),
+        # Rows far apart see most of their blocks in part.
+        EDGE_STAGES=1 if problem.mask is None and problem.rows is None else config.stages,
+        **launch.constants(problem, config, bits(problem.columns), fused=True, **({} if winner is None else nothing)),
     )
 
 
@@ -86,7 +87,7 @@ def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, spl
     parts = query.new_empty((splits, CARRIED.value, total), dtype=torch.float32)
     outputs = query.new_empty((splits, total, width), dtype=torch.float32)
     *tensors, mask, first = launch.inputs(problem)
-    constants = launch.constants(problem, config, bits(problem.columns))
+    constants = launch.constants(problem, config, bits(problem.columns), fused=True)
     split_kernel[(batch * key.shape[1] * splits,)](
         *tensors,
         mask._replace(batch=0, head=0, row=0),
@@ -173,7 +174,8 @@ def _row_numbers(problem: Problem, output: Tensor, state: Tensor, upstream: Upst
 
 
 def _constants(problem: Problem, upstream: Upstream, config: Config) -> dict[str, Any]:
-    return launch.constants(problem, config, bits(problem.columns), upstream)
+    # Where weights are rounded to sixteen bits before a product, what a multiply-add rounds less is not seen.
+    return launch.constants(problem, config, bits(problem.columns), upstream, fused=problem.query.dtype.itemsize == 2)
 
 
 def _query_gradient(

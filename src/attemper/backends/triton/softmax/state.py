@@ -1,10 +1,15 @@
 r"""All that belongs to softmax: what a row carries, how a block of scores joins it, what it leaves, and gradients.
 
-Another normalizer is another file with these functions. A row carries, relative to its maximum m, with d = s - m::
+Another normalizer is another file with these functions. A row carries, relative to its maximum m, with d = s - m in
+bits, for the hardware's exponential is 2^d::
 
-    Z = sum e^d    A = sum e^d d    B = sum e^d (d - A/Z)^2    C = sum e^2d    F, T: e^d on first tokens, times distance
+    Z = sum 2^d    A = sum 2^d d    B = sum 2^d (d - A/Z)^2    C = sum 4^d    F, T: 2^d on first tokens, times distance
 
-Joining a block whose maximum raises m by t = m' - m and shrinks by r = e^-t, where 1 is the row and 2 the block::
+Scores come as they leave the product, and m is kept so: d = (s - m) unit, where unit [M] is what one of them is in bits.
+At the maximum d is 0 whatever is rounded, and no score is multiplied but to find its distance. ``in_nats`` and ``finish``
+turn m, A and B into nats.
+
+Joining a block whose maximum raises m by t = m' - m and shrinks by r = 2^-t, where 1 is the row and 2 the block::
 
     Z = r Z1 + Z2      A = r (A1 - t Z1) + A2      C = r^2 C1 + C2
     B = r B1 + B2 + r Z1 Z2 / (r Z1 + Z2) (A1/Z1 - t - A2/Z2)^2
@@ -22,13 +27,14 @@ from collections.abc import Iterable
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.scores import VANISHED
+from attemper.backends.triton.scores import INTERPRETED, VANISHED
 from attemper.statistics import Column
 
 A, V, C, F, T = (tl.constexpr(bit) for bit in (1, 2, 4, 8, 16))
 """Bits of STATE: the state columns a, v, c, f, t (docs/design/0002) beyond m, z and n that the call needs."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 LN2_HIGH, LN2_LOW = tl.constexpr(0.693145751953125), tl.constexpr(1.42860682030941723212e-6)
 """log 2 in two parts; the first has so few digits that a whole number times it is exact."""
 
@@ -51,11 +57,11 @@ def bits(columns: Iterable[Column]) -> int:
 def nothing(BLOCK_M: tl.constexpr):
     """Rows that have seen no key: the identity of joining.
 
-    ``(m, z, z_low, a, a_low, b, b_low, c, c_low, f, t, lowest, n)``; ``lowest``: the smallest d where no A is carried.
+    ``(m, z, z_low, a, a_low, b, b_low, c, c_low, f, t, n)``.
     """
     zero = tl.zeros([BLOCK_M], tl.float32)
     count = tl.zeros([BLOCK_M], tl.int32)
-    return zero - float("inf"), zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, count
+    return zero - float("inf"), zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, count
 
 
 @triton.jit
@@ -72,12 +78,12 @@ def exponential(d):
 
 
 @triton.jit
-def step(old, new):
-    """From one maximum to a higher one: (finite base of the new one, old - new, its exponential). Empty rows give 0."""
+def step(old, new, unit):
+    """From one maximum to a higher one: (finite base of the new one, old - new in bits, 2 to that). Empty rows give 0."""
     base = tl.where(new == -float("inf"), 0.0, new)
     # An empty row's maximum is -inf: its sums are 0, and a finite step keeps 0 times it at 0.
-    down = tl.where(old == -float("inf"), VANISHED, tl.maximum(old - base, VANISHED))
-    return base, down, exponential(down)
+    down = tl.where(old == -float("inf"), VANISHED, tl.maximum((old - base) * unit, VANISHED))
+    return base, down, tl.exp2(down)
 
 
 @triton.jit
@@ -92,7 +98,7 @@ def spread(z, a, b, block_z, block_a, block_b):
 @triton.jit
 def lower(rows, down, shrink, STATE: tl.constexpr):
     """The sums of rows moved to a maximum that is ``-down`` higher."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
+    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
     if A & STATE:
         a, al = add(a, al, down * z)
         a, al = a * shrink, (al + down * zl) * shrink
@@ -104,7 +110,7 @@ def lower(rows, down, shrink, STATE: tl.constexpr):
         f = f * shrink
     if T & STATE:
         t = t * shrink
-    return m, z * shrink, zl * shrink, a, al, b, bl, c, cl, f, t, lowest, n
+    return m, z * shrink, zl * shrink, a, al, b, bl, c, cl, f, t, n
 
 
 @triton.jit
@@ -115,21 +121,21 @@ def hide(s, visible):
 
 
 @triton.jit
-def absorb(rows, s, more, STATE: tl.constexpr, MASKED: tl.constexpr):
+def absorb(rows, s, unit, more, STATE: tl.constexpr, MASKED: tl.constexpr):
     """``rows`` after a block of scores [M, N], its weights relative to the maximum, and how far sums before it shrank.
 
-    ``more``: visible keys of each row in the block. MASKED: the block has hidden keys, and comes from ``hide``.
+    ``unit`` [M]: what a score of 1 is in bits, at least 0. ``more``: visible keys of each row in the block. MASKED: the
+    block has hidden keys, and comes from ``hide``.
     """
     new = tl.maximum(rows[0], tl.max(s, 1))
-    base, down, shrink = step(rows[0], new)
-    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lower(rows, down, shrink, STATE)
-    d = s - base[:, None]
+    base, down, shrink = step(rows[0], new, unit)
+    _, z, zl, a, al, b, bl, c, cl, f, t, n = lower(rows, down, shrink, STATE)
+    d = (s - base[:, None]) * unit[:, None]
     if MASKED:
         d = tl.where(s == -float("inf"), VANISHED, d)
-    if (A & STATE) == 0:
-        lowest = tl.minimum(lowest, tl.min(d, 1))
-    e = exponential(d)
-    block_z = tl.sum(e, 1)
+    e = tl.exp2(d)
+    # A score of -inf has a weight of 0 like a hidden key, but its row is not valid: 0 times it is NaN. With A, A is.
+    block_z = tl.sum(e if A & STATE else d * 0.0 + e, 1)
     if A & STATE:
         weighted = e * d
         block_a = tl.sum(weighted, 1)
@@ -144,31 +150,39 @@ def absorb(rows, s, more, STATE: tl.constexpr, MASKED: tl.constexpr):
     if C & STATE:
         c, cl = add(c, cl, tl.sum(e * e, 1))
     z, zl = add(z, zl, block_z)
-    return (new, z, zl, a, al, b, bl, c, cl, f, t, lowest, n + more), e, shrink
+    return (new, z, zl, a, al, b, bl, c, cl, f, t, n + more), e, shrink
 
 
 @triton.jit
 def with_first(rows, e, first):
     """Adds a block's weight on first tokens. ``first`` [M or 1, N] bool."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
-    return m, z, zl, a, al, b, bl, c, cl, f + tl.sum(tl.where(first, e, 0.0), 1), t, lowest, n
+    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    return m, z, zl, a, al, b, bl, c, cl, f + tl.sum(tl.where(first, e, 0.0), 1), t, n
 
 
 @triton.jit
 def with_distance(rows, e, distance):
     """Adds a block's weight times its distance [M, N]."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
-    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance, 1), lowest, n
+    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance, 1), n
+
+
+@triton.jit
+def in_nats(rows, nats):
+    """``rows`` with the maximum in nats; ``nats`` [M]: what a score of 1 is."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    # -inf times 0, which an endless temperature gives, would be NaN.
+    return tl.where(m == -float("inf"), m, m * nats), z, zl, a, al, b, bl, c, cl, f, t, n
 
 
 @triton.jit
 def join(rows, other, STATE: tl.constexpr):
-    """The rows over the keys of both: the same law, for two parts that were computed apart."""
+    """The rows over the keys of both, their maxima in nats: the same law, for two parts that were computed apart."""
     new = tl.maximum(rows[0], other[0])
-    _, down, shrink = step(rows[0], new)
-    _, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = lower(rows, down, shrink, STATE)
-    _, down, shrink = step(other[0], new)
-    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, lowest2, n2 = lower(other, down, shrink, STATE)
+    _, down, shrink = step(rows[0], new, LOG2E)
+    _, z, zl, a, al, b, bl, c, cl, f, t, n = lower(rows, down, shrink, STATE)
+    _, down, shrink = step(other[0], new, LOG2E)
+    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, n2 = lower(other, down, shrink, STATE)
     if V & STATE:
         b, bl = add(b, bl + bl2, spread(z, a, b, z2, a2, b2))
         b, bl = add(b, bl, b2)
@@ -177,17 +191,23 @@ def join(rows, other, STATE: tl.constexpr):
     if C & STATE:
         c, cl = add(c, cl + cl2, c2)
     z, zl = add(z, zl + zl2, z2)
-    return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, tl.minimum(lowest, lowest2), n + n2
+    return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, n + n2
 
 
 @triton.jit
-def _product(x, y):
-    """x y as a pair: by halves of 12 bits, whose products are exact. (Interpreted, no multiply-add is fused.)"""
-    total = x * y
-    wide_x, wide_y = x * 4097.0, y * 4097.0
-    top_x, top_y = wide_x - (wide_x - x), wide_y - (wide_y - y)
-    rest_x, rest_y = x - top_x, y - top_y
-    return total, ((top_x * top_y - total) + top_x * rest_y + rest_x * top_y) + rest_x * rest_y
+def _remainder(total, x, y):
+    """total - x y, which is near 0, to the last digit: by one multiply-add, or by halves of 12 bits whose products are
+    exact, for the interpreter rounds twice."""
+    if INTERPRETED:
+        wide_x, wide_y = x * 4097.0, y * 4097.0
+        top_x, top_y = wide_x - (wide_x - x), wide_y - (wide_y - y)
+        rest_x, rest_y = x - top_x, y - top_y
+        product = x * y
+        rounding = ((top_x * top_y - product) + top_x * rest_y + rest_x * top_y) + rest_x * rest_y
+        left = (total - product) - rounding
+    else:
+        left = tl.fma(-x, y, total)
+    return left
 
 
 @triton.jit
@@ -203,10 +223,9 @@ def log_of(high, low):
     below = 2.0 + x
     lost = x - (below - 2.0)
     u = x / below
-    back, rounding = _product(u, below)
     small = low * ((127 - k) << 23).to(tl.float32, bitcast=True)
     # The low part stands above the line and below it.
-    u_low = (((x - back) - rounding) - u * (lost + small) + small) / below
+    u_low = (_remainder(x, u, below) - u * (lost + small) + small) / below
     w = u * u
     series = u * w * (2.0 / 3 + w * (2.0 / 5 + w * (2.0 / 7 + w * (2.0 / 9 + w * (2.0 / 11 + w * (2.0 / 13))))))
     whole = k.to(tl.float32)
@@ -216,10 +235,10 @@ def log_of(high, low):
 
 @triton.jit
 def finish(rows, STATE: tl.constexpr):
-    """The state that rows leave: ``(m, z, n, a, v, c, f, t)``, 0 where STATE has none; NaN but for n where a visible
-    score is not finite. And Z, to divide the output by (1 on an empty row)."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, lowest, n = rows
-    bad = (z != z) | (m == float("inf")) | (lowest == -float("inf"))
+    """The state that rows leave, their maximum being in nats: ``(m, z, n, a, v, c, f, t)``, 0 where STATE has none; NaN but
+    for n where a visible score is not finite. And Z, to divide the output by (1 on an empty row)."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    bad = (z != z) | (m == float("inf"))
     if A & STATE:
         bad = bad | (a != a)
     bad = bad & (n > 0)
@@ -232,11 +251,11 @@ def finish(rows, STATE: tl.constexpr):
     zero = tl.zeros_like(z)
     mean, variance, square, on_first, distance = zero, zero, zero, zero, zero
     if A & STATE:
-        mean = -(a + al) / z + not_a_number
+        mean = -(a + al) / z * LN2 + not_a_number
         # -0.0 is no number to show.
         mean = tl.where(mean == 0, 0.0, mean)
     if V & STATE:
-        variance = (b + bl) / z + not_a_number
+        variance = (b + bl) / z * (LN2 * LN2) + not_a_number
     if C & STATE:
         square = (c + cl) / z / z + not_a_number
     if F & STATE:
