@@ -12,10 +12,9 @@ import pytest
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations import ray_cluster
-from attemper.integrations.shards import scan_shard
 from attemper.readings import part_file
-from tests.integrations.test_shards import bits, kills
-from tests.support.killed_workers import load, task, text_file
+from tests.integrations.test_shards import bits, by_processes, kills
+from tests.support.killed_workers import task, text_file
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "ray"
@@ -32,8 +31,9 @@ from pathlib import Path
 from attemper.integrations import ray_cluster
 from tests.support.killed_workers import task
 
-texts, out, kills = map(Path, sys.argv[1:])
-work, progress = task(texts, out, 4, kills), []
+texts, out, kills = map(Path, sys.argv[1:4])
+shards, workers = map(int, sys.argv[4:])
+work, progress = task(texts, out, shards, kills), []
 
 
 def sockets():
@@ -60,7 +60,7 @@ def progress_and_look(texts):
 
 
 found = set()
-ray_cluster.run(work, range(4), 2, progress_and_look)
+ray_cluster.run(work, range(shards), workers, progress_and_look)
 assert found and all(address.split(":")[0].endswith("0100007F") for address in found), found
 assert sum(progress) == work.survey.texts, progress
 """
@@ -82,18 +82,16 @@ def by_ray(folder: Path, *command: str, **environment: str) -> subprocess.Comple
 
 @pytest.mark.slow("starts Ray")
 @needs_ray
-def test_actors_have_the_same_bits_though_one_is_killed(tmp_path: Path):
-    texts = text_file(tmp_path / "texts.txt", 600)
-    alone, loaded = task(texts, tmp_path / "one", 4), load()
-    for index in range(4):
-        scan_shard(alone, loaded, index)
-    killed = kills(tmp_path / "kills", 1)
-    (tmp_path / "two").mkdir()
-    done = by_ray(tmp_path, "-c", SCAN, str(texts), str(tmp_path / "two"), str(killed))
+def test_64_shards_by_actors_of_which_five_are_killed_have_the_bits_of_processes(tmp_path: Path):
+    texts = text_file(tmp_path / "texts.txt", 64 * 64 + 17)
+    expected = by_processes(texts, tmp_path / "processes", 64, 1)
+    killed = kills(tmp_path / "kills", 5)
+    out = tmp_path / "actors"
+    out.mkdir()
+    done = by_ray(tmp_path, "-c", SCAN, *map(str, (texts, out, killed, 64, 2)))
     assert done.returncode == 0, done.stderr[-4000:]
     assert not list(killed.iterdir())
-    one, two = (part_file.merge_files(part_file.part_files(tmp_path / name)) for name in ("one", "two"))
-    assert bits(one) == bits(two)
+    assert bits(part_file.merge_files(part_file.part_files(out))) == bits(expected)
 
 
 JOIN = """
