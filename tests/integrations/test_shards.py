@@ -132,6 +132,17 @@ def test_a_shard_of_another_model_stands_in_the_way(tmp_path: Path):
         scan_shard(work, loaded, 0)
 
 
+def test_another_tokenizer_gives_other_readings_and_is_refused(tmp_path: Path):
+    work, loaded = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 2), load()
+    scan_shard(work, loaded, 0)
+    other = replace(loaded, tokenizer="another")
+    with pytest.raises(InputError, match=r"part-00000-of-00002.safetensors is there already, of another tokenizer"):
+        scan_shard(work, other, 0)
+    scan_shard(work, other, 1)
+    with pytest.raises(InputError, match=r"0/2 and 1/2 differ in the tokenizer .*: bytes and another\. Their sums are"):
+        merged(work)
+
+
 # --- processes ---
 
 

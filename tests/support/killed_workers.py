@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def load(kills: Path | None = None) -> TextModel:
     loaded = load_model(None, Input(None, 64, 16, "cpu", Dtype.float32))
     if kills is None:
         return loaded
-    return TextModel(loaded.model, partial(_batches, kills, loaded, []), loaded.max_length, loaded.batch_size)
+    return replace(loaded, batches=partial(_batches, kills, loaded, []))
 
 
 def _batches(kills: Path, loaded: TextModel, seen: list[int], texts: Sequence[str]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ Weights come from safetensors only; ``trust_remote_code`` stays off; a folder is
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -32,6 +33,8 @@ _LONGEST = 1 << 20
 """Tokenizers without a limit of their own say 1e30."""
 _TABLES = ("wpe", "embed_positions", "position_embeddings")
 """Names of modules that hold a learned vector for each position."""
+_SAMPLE = "Naïve don't, CamelCase  and 3.14\n\tover-long: zürich Straße 東京 🙂 <s> [CLS] self.head(x)[0]"
+"""What tokenizers cut in different ways: case, accents, spaces, digits, words that few of them have."""
 _HEADS_OF_THEIR_OWN = ("pooler", "lm_head", "classifier", "cls.", "qa_outputs", "score")
 """Parameters that a checkpoint may leave out because no attention depends on them."""
 
@@ -140,11 +143,18 @@ def windows(
 def text_batches(
     pretrained: PretrainedModel, texts: Sequence[str], *, longest: int, batch_size: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Several texts as batches of windows of at most ``longest`` tokens, in the order of the texts. A text of which
-    the tokenizer makes no token is left out.
+    """Several texts as batches of windows of at most ``longest`` tokens, short ones first, so that few are padded. A
+    text of which the tokenizer makes no token is left out.
     """
     rows, special = _rows(pretrained.tokenizer, list(texts), longest)
-    return _batches(pretrained, [row for row in rows if len(row) > special], batch_size)
+    return _batches(pretrained, sorted((row for row in rows if len(row) > special), key=len), batch_size)
+
+
+def digest_of(tokenizer: Any) -> str:
+    """Tells a tokenizer from others: over its vocabulary, the side on which it pads, and what it makes of a sample."""
+    made = _rows(tokenizer, [_SAMPLE], _LONGEST)
+    known = (sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "padding_side", None), made)
+    return hashlib.blake2b(repr(known).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def window_length(pretrained: PretrainedModel, max_length: int | None) -> int:

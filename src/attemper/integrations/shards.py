@@ -36,6 +36,8 @@ class TextModel:
     max_length: int
     """Tokens in a window."""
     batch_size: int
+    tokenizer: str
+    """Tells what makes tokens of texts from others."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def _part(task: ShardTask, loaded: TextModel, reader: BlockScan, index: int) -> 
         "input": task.survey.digest,
         "max_length": loaded.max_length,
         "batch_size": loaded.batch_size,
+        "tokenizer": loaded.tokenizer,
     }
     return reader.part(law, index)
 

@@ -262,6 +262,7 @@ _LAWS = {
     "input": "the texts that were cut into shards (digests of the whole input)",
     "shards": "the number of shards",
     "stats": "the statistics",
+    "tokenizer": "the tokenizer (digests of its vocabulary and of what it makes of a sample)",
 }
 """How a difference of a law is told, where its name says too little."""
 
