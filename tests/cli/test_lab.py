@@ -140,3 +140,19 @@ def test_what_keeps_a_picture_from_being_drawn_is_told_before_the_experiment_run
     assert (ended.code, ended.out) == (1, "")
     assert "pip install 'attemper[plot]'" in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_a_page_is_written_where_the_curves_are_formulas(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lab, "run", lambda name, seed: Experiment(name, "?", seed, (), ()))
+    ended = command("scaling", "--html", tmp_path / "page.html")
+    assert ended.code == 0
+    assert f"page: {tmp_path / 'page.html'}" in ended.err
+    assert "Why are scores divided by" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_page_of_what_is_measured_is_bad_usage(command, tmp_path: Path):
+    ended = command("representation", "--html", tmp_path / "page.html")
+    assert ended.code == 2
+    assert "representation has no page: its curves are measured" in " ".join(ended.err.split())
+    assert not (tmp_path / "page.html").exists()
+    assert command("--html", tmp_path / "page.html").code == 2

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from attemper import Comparison, report
+from attemper.files import write_whole
 from attemper.readings.reading import Reading
 
 if TYPE_CHECKING:
@@ -60,9 +61,12 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         troubles.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def opening(reading: Reading | Comparison, *, width: int = 1440, **options: Any) -> Page:
+    def opening(shown: Reading | Comparison | str, *, width: int = 1440, **options: Any) -> Page:
         place = tmp_path / "page.html"
-        file = reading.to_html(place) if isinstance(reading, Comparison) else report.write(reading, place)
+        if isinstance(shown, str):
+            file = write_whole(place, shown)
+        else:
+            file = shown.to_html(place) if isinstance(shown, Comparison) else report.write(shown, place)
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         context.add_init_script(_WATCH)
         page = context.new_page()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.checks import did_you_mean
-from attemper.cli.output import INTERRUPTED, failure, print_json, say
+from attemper.cli.output import INTERRUPTED, check_files, failure, print_json, say
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ def lab(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn at random: the same seed, the same numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with sliders, whose curves it computes itself, offline."),
+    ] = None,
     png: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw its charts into a .png file (needs matplotlib).")
     ] = None,
@@ -58,6 +62,8 @@ def lab(
     if experiment is None:
         if png is not None:
             raise typer.BadParameter("a picture needs the name of an experiment.", param_hint="--png")
+        if html is not None:
+            raise typer.BadParameter("a page needs the name of an experiment.", param_hint="--html")
         _list(EXPERIMENTS | TRAINED, as_json)
         return
     training = {"out": out, "workers": workers, "steps": steps, "seeds": seeds, "quick": quick or None}
@@ -66,6 +72,8 @@ def lab(
         names = ", ".join(EXPERIMENTS | TRAINED)
         nearest = did_you_mean(experiment, EXPERIMENTS | TRAINED)
         raise typer.BadParameter(f"{experiment!r} is none of: {names}.{nearest}", param_hint="experiment")
+    check_files(html, None)
+    _write_page(experiment, html, seed)
     if png is not None:
         from attemper.lab.draw import check_picture
 
@@ -83,6 +91,21 @@ def lab(
         print_json(result.to_json(indent=2))
     else:
         _print(result)
+
+
+def _write_page(experiment: str, html: Path | None, seed: int) -> None:
+    """The page of an experiment, where one is asked for; bad usage if it has none."""
+    if html is None:
+        return
+    from attemper.lab import pages
+
+    if experiment not in pages.PAGES:
+        raise typer.BadParameter(
+            f"{experiment} has no page: its curves are measured, not computed by a formula. "
+            f"These have one: {', '.join(pages.PAGES)}.",
+            param_hint="--html",
+        )
+    say(f"page: {clean_name(pages.write(experiment, html, seed=seed))}")
 
 
 def _announce(experiment: str, training: dict[str, Any], results: Path | None) -> None:

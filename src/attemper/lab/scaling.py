@@ -16,7 +16,7 @@ from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table
 
 SIZES = (2, 4, 16, 64, 512, 1024)
 DIVISORS = ("1", "sqrt(d)", "d", "d^2")
-_EXPONENTS = (0.0, 0.5, 1.0, 2.0)
+EXPONENTS = (0.0, 0.5, 1.0, 2.0)
 SAMPLES = 20_000
 """Dot products drawn for each head size."""
 HEAD_SIZE = 64
@@ -62,7 +62,7 @@ def _products(size: int, count: int, generator: torch.Generator) -> Tensor:
 def _variances(drawn: dict[int, tuple[float, float]]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for size, (variance, error) in drawn.items():
-        for divisor, exponent in zip(DIVISORS, _EXPONENTS, strict=True):
+        for divisor, exponent in zip(DIVISORS, EXPONENTS, strict=True):
             factor = float(size) ** (-2 * exponent)
             rows.append((size, divisor, exact_variance(size, exponent), variance * factor, error * factor))
     return Table(
@@ -87,7 +87,7 @@ def _two_sigma() -> Table:
 
 def _three_sigma() -> Table:
     rows = []
-    for divisor, exponent in zip(DIVISORS, _EXPONENTS, strict=True):
+    for divisor, exponent in zip(DIVISORS, EXPONENTS, strict=True):
         variance = exact_variance(HEAD_SIZE, exponent)
         rows.append((divisor, variance, 3 * math.sqrt(variance)))
     factors = {divisor: math.exp(2 * range_) for divisor, _, range_ in rows}
@@ -106,7 +106,7 @@ def _three_sigma() -> Table:
 def _weights() -> Table:
     scores = torch.tensor(SCORES, dtype=torch.float64)
     rows = []
-    for divisor, exponent in zip(DIVISORS, _EXPONENTS, strict=True):
+    for divisor, exponent in zip(DIVISORS, EXPONENTS, strict=True):
         scaled = scores / SCORES_SIZE**exponent
         rows.append((divisor, *scaled.tolist(), *softmax(scaled).tolist()))
     most = {row[0]: max(row[4:]) for row in rows}
@@ -125,7 +125,7 @@ def _weights() -> Table:
 def _chart(drawn: dict[int, tuple[float, float]]) -> Chart:
     sizes = tuple(float(size) for size in SIZES)
     series = []
-    for divisor, exponent in zip(DIVISORS, _EXPONENTS, strict=True):
+    for divisor, exponent in zip(DIVISORS, EXPONENTS, strict=True):
         factors = [size ** (-2 * exponent) for size in sizes]
         series.append(
             Series(
