@@ -62,6 +62,23 @@ def test_below_the_threshold_no_weight_moves_to_the_bit():
     assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
 
 
+def test_a_step_without_a_pass_clips_nothing_again():
+    model, batch = built("llama")
+    site, before = next(iter(largest(model, batch).items()))
+    with QKClip(model, float(before.min())) as clip:
+        with pytest.raises(InputError, match="watch has sampled nothing yet"):
+            clip.step()
+        model(**batch)
+        assert clip.step()
+        weights = copy.deepcopy(model.state_dict())
+        assert clip.step() == {}
+        assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
+        model(**batch)
+        after = clip._watch.table().sites[0]
+    assert after.name == site
+    assert max(head.max_logit or 0.0 for head in after.heads) <= float(before.min()) * (1 + 2e-4)
+
+
 def test_heads_that_share_a_key_keep_their_logits_by_their_queries():
     model, batch = built("llama")
     site = next(iter(largest(model, batch)))

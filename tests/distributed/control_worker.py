@@ -11,10 +11,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -235,17 +236,36 @@ def held_dtensors() -> Any:
 
 
 def lone_failure() -> Any:
-    """Rank 1 has seen no pass, and fails: nobody waits, and nobody's weights move."""
+    """Rank 1 fails: nobody waits, and nobody's weights move."""
     spread = ddp(model())
     before, errors = weights(spread.model), []
     with attemper.QKClip(spread.model, 2.0) as clip:
-        if dist.get_rank() == 0:
-            spread.model(batch(0))
-        try:
-            clip.step()
-        except attemper.InputError as error:
-            errors.append(str(error))
+        spread.model(batch(0))
+        failing = mock.patch.object(clip, "_largest", side_effect=attemper.InputError("no layout"))
+        with failing if dist.get_rank() == 1 else nullcontext():
+            try:
+                clip.step()
+            except attemper.InputError as error:
+                errors.append(str(error))
     return {"errors": errors, "moved": weights(spread.model) != before}
+
+
+def without_a_batch() -> Any:
+    """Nobody has a batch in the first step, rank 0 alone in the second, and nobody in the third."""
+    found, errors = [], []
+    for build in (ddp, alone):
+        spread = build(model())
+        with attemper.QKClip(spread.model, 2.0, reduce=spread.reduce) as clip:
+            try:
+                clip.step()
+            except attemper.InputError as error:
+                errors.append(str(error))
+            if dist.get_rank() == 0 or build is alone:
+                spread.model(batch(0))
+            clip.step()
+            clip.step()
+        found.append({"weights": weights(spread.model), "clipped": clip.clipped})
+    return {**dict(zip(("found", "expected"), found, strict=True)), "errors": errors}
 
 
 def flat() -> Any:
@@ -268,6 +288,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "held DTensors": held_dtensors,
     "scaled rows": scaled_rows,
     "lone failure": lone_failure,
+    "without a batch": without_a_batch,
     "flat": flat,
 }
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
+from attemper.sites import tap_buffers
 
 TOKENS = 40
 
@@ -106,6 +108,31 @@ def colwise_projections(folder: Path) -> Any:
         return {"found": numbers(attemper.scan(layer, [x])), "whole": whole}
 
 
+class Tapped(Attention):
+    """The same with a tap beside the attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (part(x).unflatten(-1, (-1, 8)).transpose(1, 2) for part in (self.wq, self.wk))
+        attemper.tap(query, key, is_causal=True, enable_gqa=True, name="tapped")
+        return super().forward(x)
+
+
+def taps_in_graphs(folder: Path) -> Any:
+    """Numbers of heads that taps in compiled code on a device of CUDA graphs sum; the CPU stands in for one."""
+    del folder
+    os.environ["TRITON_INTERPRET"] = "1"
+    layer, mesh = Tapped(), init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    plan: Any = {name: ColwiseParallel() for name in ("wq", "wk", "wv")}
+    parallelize_module(layer, mesh, plan)
+    compiled: Any = torch.compile(layer, backend="eager")
+    with mock.patch.object(tap_buffers, "has_graphs", return_value=True), torch.no_grad():
+        with attemper.watch(compiled) as watch:
+            compiled(torch.randn(1, 8, 32))
+            watch.step()
+        found = watch.table()
+    return {"backend": found.backend, "heads": [head.head for head in found.reading.heads]}
+
+
 def dtensor_heads(folder: Path) -> Any:
     """Numbers of heads of queries that are DTensors."""
     del folder
@@ -125,6 +152,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "one key head": lambda folder: scanned(folder, 1),
     "stored": trained_and_stored,
     "DTensor queries": dtensor_heads,
+    "taps in graphs": taps_in_graphs,
 }
 
 

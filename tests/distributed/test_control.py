@@ -28,7 +28,7 @@ def cases(*spread: str) -> list[str]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("two")
-    return torchrun(WORKER, folder, *cases(*TWO), "held DTensors", "lone failure", "flat")
+    return torchrun(WORKER, folder, *cases(*TWO), "held DTensors", "lone failure", "without a batch", "flat")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,15 @@ def test_where_one_rank_fails_none_waits_and_no_weight_moves(two: Results) -> No
     assert not first["moved"]
     assert not second["moved"]
     assert first["errors"] == ["QKClip: another rank could not clip its heads, see its error."]
-    assert "watch has sampled nothing yet" in second["errors"][0]
+    assert second["errors"] == ["no layout"]
+
+
+def test_a_rank_without_a_batch_clips_what_the_others_have_seen(two: Results) -> None:
+    for rank in two:
+        found = rank["without a batch"]
+        assert found["found"] == found["expected"]
+        assert found["found"]["clipped"] > 0
+        assert ["watch has sampled nothing yet" in error for error in found["errors"]] == [True, True]
 
 
 def test_flat_pieces_of_weights_are_refused_with_the_reason(two: Results) -> None:

@@ -57,6 +57,13 @@ def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_
     seen("transformers", 'Llama, tp_plan="auto" on two ranks', "registry, sdpa", error_nats=max(errors))
 
 
+@pytest.mark.slow("starts several processes")
+def test_taps_that_cuda_graphs_replay_number_their_heads_as_the_whole_model_does(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    found = [one["taps in graphs"] for one in torchrun(WORKER, tmp_path, "taps in graphs")]
+    assert found == [{"backend": "triton", "heads": [0, 1, 2]}, {"backend": "triton", "heads": [3, 4, 5]}]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     pytest.importorskip("transformers")

@@ -84,6 +84,8 @@ class QKClip:
         check_reduce(reduce, "QKClip")
         self._reduce = reduce
         self._projections: dict[str, Projections] = {}
+        self._seen = False
+        """Whether any rank has seen an attention so far."""
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
         self._watch = watch(model, rows=rows, sites=self._wanted)
@@ -104,14 +106,14 @@ class QKClip:
     def step(self) -> dict[str, Tensor]:
         """Clips what the forward passes since the last step have shown.
 
-        Call it after ``optimizer.step()``, on all ranks.
+        Call it after ``optimizer.step()``, on all ranks, also where one of them had no batch.
 
         Returns:
             The factors gamma [heads] of each module in which a head was clipped, of all its heads on every rank.
 
         Raises:
-            InputError: the layout of a module that must be clipped is not known, or the data-parallel ranks cannot
-                be told; nothing was changed then, on no rank.
+            InputError: no rank has seen any attention so far, the layout of a module that must be clipped is not known,
+                or the data-parallel ranks cannot be told; nothing was changed then, on no rank.
         """
         clipped, parts = self._over_ranks()
         for name, gamma in clipped.items():
@@ -142,7 +144,9 @@ class QKClip:
         """Factors of the modules that must be clipped, and their projections, the same on all ranks."""
         groups, known = self._ranks
         if not groups:
-            return self._must_clip(self._largest({}))
+            own = self._largest({})
+            self._check_seen(bool(own))
+            return self._must_clip(own)
         heads = {name: found.query.heads for name, found in known.items()}
         own, failure = {}, None
         try:
@@ -151,15 +155,24 @@ class QKClip:
         except InputError as error:  # raised when all ranks have met: none may wait for this one
             own, failure = {}, error
         parts = [own.get(name, torch.full((many,), -math.inf)) for name, many in heads.items()]
-        packed = torch.cat([*parts, torch.tensor([float(failure is not None)])])
+        packed = torch.cat([*parts, torch.tensor([float(failure is not None), float(bool(own))])])
         home = next(self.model.parameters(), packed).device
         for group in groups:
             packed = packed.to(device_of_group(group, home))
             dist.all_reduce(packed, dist.ReduceOp.MAX, group)
-        *largest, failed = packed.cpu().split([*heads.values(), 1])
+        *largest, failed, seen = packed.cpu().split([*heads.values(), 1, 1])
         if bool(failed):
             raise failure or InputError("QKClip: another rank could not clip its heads, see its error.")
+        self._check_seen(bool(seen))
         return self._must_clip(dict(zip(heads, largest, strict=True)))
+
+    def _check_seen(self, now: bool) -> None:
+        """Raises InputError, with the reason, if no rank has seen any attention, ``now`` or before: nothing can be
+        clipped then, ever. A step without a pass is nothing to raise for.
+        """
+        if not now and not self._seen:
+            self._watch.table()
+        self._seen = True
 
     @cached_property
     def _ranks(self) -> tuple[list[ProcessGroup], dict[str, Projections]]:
@@ -172,14 +185,15 @@ class QKClip:
         return weight_ranks(self.model, [self._modules[name] for name in known], self._reduce), known
 
     def _largest(self, known: Mapping[str, Projections]) -> dict[str, Tensor]:
-        """The largest logit of each head [heads] by module; calls of one module are joined.
+        """The largest logit of each head [heads] by module in the passes since the last step; calls of one module are
+        joined.
 
         Args:
             known: modules of which the heads here may be some of those of the whole model: these get all of them,
                 -inf where a head is on another rank.
         """
         joined: dict[str, Tensor] = {}
-        for site in self._watch.table().sites:
+        for site in self._watch.current:
             name = self._watch.module_of(site.name).partition("#")[0]
             logits = torch.tensor([-math.inf if head.max_logit is None else head.max_logit for head in site.heads])
             numbers = [head.head for head in site.heads]

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attemper.call.options import Options
+from attemper.call.attention import run
+from attemper.call.options import Options, Request
 from attemper.call.result import AttentionStats
-from attemper.call.sums import CallSums
+from attemper.call.sums import CallSums, accumulate, accumulates
 from attemper.readings.sample import SiteKey
 from attemper.sites.identity import Places, Sketch, partners
 from attemper.sites.observation import AttentionCall
@@ -44,6 +45,32 @@ class Contribution:
     @property
     def device(self) -> torch.device:
         return self.found.device if isinstance(self.found, AttentionStats) else self.found.state.device
+
+
+def measure(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | CallSums:
+    """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.
+
+    ``real``: [B, Q] bool, which of all its queries count.
+    """
+    with torch.no_grad():
+        if sums and accumulates(request):
+            included = None if real is None else _measured_rows(real.to(request.problem.query.device), request.rows)
+            return accumulate(request, included)
+        stats = run(request).stats
+    assert stats is not None
+    return with_real_rows(stats, real)
+
+
+def with_real_rows(stats: AttentionStats, real: Tensor | None) -> AttentionStats:
+    """Statistics of the queries that count, without a graph. ``real``: as in ``measure``."""
+    if real is not None:
+        stats = stats.where(_measured_rows(real.to(stats.device), stats.rows)[:, None])
+    return stats.detach()
+
+
+def _measured_rows(real: Tensor, rows: Tensor | None) -> Tensor:
+    """[B, measured] of [B, Q]."""
+    return real if rows is None else real[:, rows.to(real.device)]
 
 
 @dataclass(eq=False)

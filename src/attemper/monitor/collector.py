@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from attemper.call.attention import KnownRequests, measurement, run
+from attemper.call.attention import KnownRequests, measurement
 from attemper.call.normalizer import rowwise_of
 from attemper.call.options import Request, first_true
 from attemper.call.result import AttentionStats
-from attemper.call.sums import CallSums, accumulate, accumulates
+from attemper.call.sums import CallSums
 from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
-from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of
+from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
-from attemper.monitor.snapshot import DeviceSample, SampleSums, Snapshot
+from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
@@ -36,20 +36,6 @@ from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import first_head, local
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import rowwise_names
-
-
-@dataclass(frozen=True)
-class SampleReadings:
-    """What there is to show of the latest sample."""
-
-    sites: tuple[SiteReading, ...]
-    skipped: tuple[Skipped, ...]
-    tokens: int
-    """Real tokens: query rows of the first site of each pass."""
-    backend: str
-    """The backends that computed it, joined by commas."""
-    last: Mapping[str, AttentionStats | CallSums]
-    """Rows of the last call of a site, where they were kept."""
 
 
 class Collector:
@@ -204,7 +190,7 @@ class Collector:
         keys = call.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self._real(kind, shape, stats.rows, None)
-        found = stats.detach() if real is None else _where(stats, real).detach()
+        found = with_real_rows(stats, real)
         self._fill(seen, found, module, kind, shape, real, reason, request, call)
 
     def add_taps(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
@@ -417,7 +403,8 @@ class Collector:
         self.skipped |= found.reasons
         readings = tuple(site.reading() for site in found.sites)
         last = self.last if found.period == self._read else {}
-        return SampleReadings(readings, self.skips(readings), found.tokens, ", ".join(found.backends), last)
+        backends = ", ".join(found.backends)
+        return SampleReadings(readings, self.skips(readings), found.tokens, backends, last, found.period)
 
     def skips(self, sites: Iterable[SiteReading | SiteLabel] | None = None) -> tuple[Skipped, ...]:
         """What was not measured; a site that was in the end is not among it (``sites``; None: of the latest sample)."""
@@ -429,26 +416,3 @@ class Collector:
             if not any(not name or site == name or site.startswith(f"{name}.") for site in measured_names):
                 found.setdefault(name or next(iter(self._names.values())), reason)
         return tuple(Skipped(name, reason) for name, reason in found.items())
-
-
-def measure(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | CallSums:
-    """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.
-
-    ``real``: [B, Q] bool, which of all its queries count.
-    """
-    with torch.no_grad():
-        if sums and accumulates(request):
-            included = None if real is None else _measured_rows(real.to(request.problem.query.device), request.rows)
-            return accumulate(request, included)
-        stats = run(request).stats
-    assert stats is not None
-    return (stats if real is None else _where(stats, real)).detach()
-
-
-def _where(stats: AttentionStats, real: Tensor) -> AttentionStats:
-    return stats.where(_measured_rows(real.to(stats.device), stats.rows)[:, None])
-
-
-def _measured_rows(real: Tensor, rows: Tensor | None) -> Tensor:
-    """[B, measured] of [B, Q]."""
-    return real if rows is None else real[:, rows.to(real.device)]

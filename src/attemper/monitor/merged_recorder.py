@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.monitor.collector import Collector, SampleReadings
+from attemper.monitor.collector import Collector
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder
 from attemper.monitor.reduction import Fail, Reduction
 from attemper.monitor.sample import with_differences
-from attemper.monitor.snapshot import SampleSums
+from attemper.monitor.snapshot import SampleReadings, SampleSums
 from attemper.readings.sample import Sample
 from attemper.text import count
 
@@ -82,7 +82,8 @@ class MergedRecorder(Recorder):
         if found is None:
             return super().readings
         sites = tuple(site.reading() for site in found.sites)
-        return SampleReadings(sites, self._collector.skips(sites), found.tokens, ", ".join(found.backends), {})
+        backends = ", ".join(found.backends)
+        return SampleReadings(sites, self._collector.skips(sites), found.tokens, backends, {}, found.period)
 
     @property
     def run(self) -> Run:

@@ -29,6 +29,11 @@ ADVICE = (
     "attemper.tap(query, key, name=...) beside the attention, or measure it with "
     "attemper.attention_statistics(query, key)."
 )
+"""Where a model ran and no attention was seen."""
+NOT_RUN = (
+    "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run what "
+    "torch.compile or a wrapper made of it, watch that."
+)
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 

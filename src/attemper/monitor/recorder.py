@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from attemper.monitor.collector import Collector, SampleReadings
+from attemper.monitor.collector import Collector
 from attemper.monitor.model import configuration, provenance, versions
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
-from attemper.monitor.snapshot import DeviceSample, SampleSums, Transfer
+from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteKey

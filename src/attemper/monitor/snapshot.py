@@ -9,9 +9,11 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from attemper.call.sums import BACKEND
+from attemper.call.result import AttentionStats
+from attemper.call.sums import BACKEND, CallSums
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.tap_sums import TapSnapshot
+from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey
 
 
@@ -37,6 +39,22 @@ class SampleSums:
     """Name -> why a tap is not shown."""
     differences: Mapping[SiteKey, RankDifference] | None = None
     """How far apart the ranks are that the sample is of; None for one process."""
+
+
+@dataclass(frozen=True)
+class SampleReadings:
+    """What there is to show of the latest sample."""
+
+    sites: tuple[SiteReading, ...]
+    skipped: tuple[Skipped, ...]
+    tokens: int
+    """Real tokens: query rows of the first site of each pass."""
+    backend: str
+    """The backends that computed it, joined by commas."""
+    last: Mapping[str, AttentionStats | CallSums]
+    """Rows of the last call of a site, where they were kept."""
+    period: int
+    """Which of the watch's samples it is."""
 
 
 class DeviceSample:

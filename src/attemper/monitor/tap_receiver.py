@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 from torch import Tensor, nn
 
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import quietly
+from attemper.monitor.schedule import Schedule
 from attemper.sites import tap, tap_buffers
 from attemper.sites.names import unwrap
 
@@ -15,7 +18,9 @@ class TapReceiver:
 
     model: nn.Module
     passes: int
+    rows: int | None
     _collector: Collector
+    _schedule: Schedule
     _inside: bool
     """Whether a forward of the model runs."""
     _tapped: bool
@@ -24,7 +29,7 @@ class TapReceiver:
     @property
     def sampling(self) -> bool:
         """Whether the step that is running is sampled."""
-        raise NotImplementedError
+        return self._schedule.sampling
 
     @property
     def measures(self) -> bool:
@@ -34,6 +39,18 @@ class TapReceiver:
     def begin_sample(self) -> None:
         """Begins a new sample, unless one has begun in this step."""
         raise NotImplementedError
+
+    def _switch_taps(self) -> None:
+        """Raises or lowers the flag that taps ask on their device, for the step or pass that comes."""
+        if self.sampling:
+            tap_buffers.raise_flag(self, self._start())
+        else:
+            tap_buffers.lower_flag(self)
+
+    def _start(self) -> float:
+        """Where the rows that taps sample on their device start, in [0, 1)."""
+        # Python's own: inside a transform of torch.func, torch may refuse to draw.
+        return random.Random(self._schedule.place).random()
 
     @property
     def observer(self) -> Collector:

@@ -149,5 +149,6 @@ class TapSnapshot:
 def _site(buffer: TapBuffer, sample: _Sample, fewest_keys: int) -> SiteSums:
     heads, device = sample.sums.shape[0], sample.sums.device
     site = SiteSums(sample.name, "self", buffer.mode, heads=heads, device=device, fewest_keys=fewest_keys)
+    site.first_head = buffer.first_head
     site.add_sums(sample.sums, buffer.queries, buffer.keys)
     return site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
 import warnings
@@ -21,14 +20,15 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
-from attemper.monitor.model import check_model, date_of, device_of, provenance, unseen_normalizers
+from attemper.monitor.model import NOT_RUN, check_model, date_of, device_of, provenance, unseen_normalizers
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import RunView, about
 from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
+from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading
 from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
@@ -108,12 +108,6 @@ def watch(
         BackendError: the named backend is missing.
     """
     return Watch(**locals())
-
-
-NOT_RUN = (
-    "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run what "
-    "torch.compile or a wrapper made of it, watch that."
-)
 
 
 class Watch(TapReceiver, RunView):
@@ -245,11 +239,6 @@ class Watch(TapReceiver, RunView):
             self._end_pass(commit=False)
 
     @property
-    def sampling(self) -> bool:
-        """Whether the step that is running is sampled."""
-        return self._schedule.sampling
-
-    @property
     def measures(self) -> bool:
         """Whether a pass of the model is being measured, which sees taps itself."""
         return self._pass is not None
@@ -263,18 +252,6 @@ class Watch(TapReceiver, RunView):
         self._switch_taps()
         self._tapped = self._fresh = False
         self._collector.period += 1
-
-    def _switch_taps(self) -> None:
-        """Raises or lowers the flag that taps ask on their device, for the step or pass that comes."""
-        if self.sampling:
-            tap_buffers.raise_flag(self, self._start())
-        else:
-            tap_buffers.lower_flag(self)
-
-    def _start(self) -> float:
-        """Where the rows that taps sample on their device start, in [0, 1)."""
-        # Python's own: inside a transform of torch.func, torch may refuse to draw.
-        return random.Random(self._schedule.place).random()
 
     def begin_sample(self) -> None:
         """Begins a new sample, unless one has begun in this step."""
@@ -415,10 +392,7 @@ class Watch(TapReceiver, RunView):
         Raises:
             InputError: nothing was sampled, or no attention was seen.
         """
-        self._drop_interrupted()
-        tap_buffers.deliver()
-        self._collector.commit()
-        found = self._recorder.readings
+        found = self._readings()
         if self._compiled:
             found = replace(found, skipped=(*found.skipped, *unseen_normalizers(self.model, found.sites)))
         if not found.sites:
@@ -439,6 +413,19 @@ class Watch(TapReceiver, RunView):
             **provenance(self.model, None if self._date is None else date_of(self._date)),
         )
         return Scan(reading, dict(found.last), judge.notes)
+
+    def _readings(self) -> SampleReadings:
+        """The latest sample with what the passes so far have shown. Waits for the device."""
+        self._drop_interrupted()
+        tap_buffers.deliver()
+        self._collector.commit()
+        return self._recorder.readings
+
+    @property
+    def current(self) -> tuple[SiteReading, ...]:
+        """What the step that is running has shown so far; nothing where no attention of it was sampled."""
+        found = self._readings()
+        return found.sites if found.period == self._collector.period else ()
 
     @property
     def run(self) -> Run:

@@ -21,6 +21,7 @@ from attemper.call.options import request_of
 from attemper.call.sums import BACKEND, add
 from attemper.errors import BackendError, InputError
 from attemper.sites.observation import AttentionCall
+from attemper.sites.sharded import first_head
 
 
 class Receiver(Protocol):
@@ -62,6 +63,8 @@ class TapBuffer:
     queries: int = 0
     keys: int = 0
     mode: str = "eval"
+    first_head: int = 0
+    """The number in the whole model of the first of its heads."""
     measured: set[int | None] = field(default_factory=set)
     """How many rows of each sequence its kernels were launched for (None: all): a CUDA graph keeps that."""
     refused: str | None = None
@@ -202,6 +205,9 @@ def fill(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
         buffer.captured = buffer.captured or is_capturing(call.query.device)
         buffer.ran = True
         buffer.warmed.add(_kind(call))
+        if not buffer.measured:
+            holder = next(iter(_owners(site).values()), site) if hasattr(site, "tap_name") else site
+            buffer.first_head = first_head(holder, call)
         buffer.measured.add(_wanted_rows(site))
         buffer.mode = "train" if _trains(site) else "eval"
         buffer.queries, buffer.keys = max(buffer.queries, call.query.shape[2]), max(buffer.keys, call.key.shape[2])
