@@ -45,7 +45,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         add(*arguments, **options)
 
     monkeypatch.setattr(tap_buffers, "has_graphs", lambda device: True)
-    monkeypatch.setattr(tap_buffers, "is_capturing", lambda device: stand_in.capturing)
+    monkeypatch.setattr(tap_buffers, "is_capturing", lambda device=None: stand_in.capturing)
     monkeypatch.setattr(tap_buffers, "add", counted)
     yield stand_in
     tap_buffers._buffers.clear()

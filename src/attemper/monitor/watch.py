@@ -307,7 +307,7 @@ class Watch(TapReceiver, RunView):
         if tap.in_backward() or module is not self.model:
             return
         # What is captured into a CUDA graph is not a pass: taps inside are seen when it is replayed.
-        if tap_buffers.is_capturing(self._device):
+        if tap_buffers.is_capturing():
             self._inside = True
             return
         self._drop_interrupted()
@@ -351,7 +351,7 @@ class Watch(TapReceiver, RunView):
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is not self.model:
             return
-        if tap_buffers.is_capturing(self._device):
+        if tap_buffers.is_capturing():
             self._inside = False
             return
         if self._nested:

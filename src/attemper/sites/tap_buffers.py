@@ -98,9 +98,10 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Whether what is launched on this device now is captured into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def is_capturing(device: torch.device | None = None) -> bool:
+    """Whether what is launched on this device now, or on any, is captured into a CUDA graph."""
+    on_cuda = torch.cuda.is_initialized() if device is None else device.type == "cuda"
+    return on_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def buffer_of(name: str, module: int, device: str, heads: int) -> TapBuffer:

@@ -314,15 +314,15 @@ def product(a, b, total):
 
 
 @triton.jit
-def upright(q, scale):
-    """Queries and scales with the sign of the scale moved to the query: ``raw_scores`` rise as scores do."""
-    return tl.where((scale < 0)[:, None], -q, q), tl.abs(scale)
+def raw_scores(tile, block, call, falling, CALL: tl.constexpr):
+    """Scores [M, N] before what multiplies a whole row, which is ``raw_unit``; without bias and masks.
 
-
-@triton.jit
-def raw_scores(tile, block, call, CALL: tl.constexpr):
-    """Scores [M, N] before what multiplies a whole row, which is ``raw_unit``; without bias and masks."""
+    ``falling``: whether some row's scale is negative. Raw scores rise as scores do, so they are turned there: not the
+    queries, which matrix units read from shared memory as they were loaded.
+    """
     x = product(tile.query, tl.trans(block), tl.zeros([tile.query.shape[0], block.shape[0]], tl.float32))
+    if not CALL.SOFTCAP and CALL.MASK != BIAS and falling:
+        x = tl.where((tile.scale < 0)[:, None], -x, x)
     if CALL.SOFTCAP:
         x = tanh(x * tile.scale[:, None] / call.softcap)
         if CALL.MASK == BIAS:
@@ -334,8 +334,8 @@ def raw_scores(tile, block, call, CALL: tl.constexpr):
 
 @triton.jit
 def raw_unit(tile, call, CALL: tl.constexpr):
-    """What a raw score of 1 is in nats, [M]: 1 where a bias is added to it, else the softcap, else scale / T."""
-    unit = tile.scale
+    """What a raw score of 1 is in nats, [M], at least 0: 1 where a bias is added to it, else the softcap, else scale / T."""
+    unit = tl.abs(tile.scale)
     if CALL.MASK == BIAS:
         unit = tile.scale * 0.0 + 1.0
     elif CALL.SOFTCAP:

@@ -24,7 +24,6 @@ from attemper.backends.triton.scores import (
     row_zeros,
     scale_of,
     tile_zeros,
-    upright,
 )
 from attemper.backends.triton.softmax import state as softmax
 from attemper.backends.triton.softmax.forward import join_block
@@ -63,7 +62,8 @@ def split_kernel(
     base += row.to(tl.int64) * query.row
     pointers = base[:, None] + column[None, :].to(tl.int64) * query.column
     q = tl.load(pointers, mask=(column < CALL.D)[None, :], other=0.0)
-    q, scale = upright(q, scale_of(call, batch, head, row))
+    scale = scale_of(call, batch, head, row)
+    falling = tl.min(scale, 0) < 0
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head[:, None], group)
     rows = softmax.nothing(CALL.BLOCK_M)
     best = row_zeros(CALL.BLOCK_M, tl.int32)
@@ -74,7 +74,7 @@ def split_kernel(
     first_limit = tl.max(origin, 0) + first_tokens
     for step in range(split * each, tl.minimum((split + 1) * each, number)):
         at = start + step * CALL.BLOCK_N
-        rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, True, False)
+        rows, out, best = join_block(rows, out, best, tile, call, first_limit, falling, at, CALL, True, False)
     rows = softmax.in_nats(rows, raw_unit(tile, call, CALL))
     exists = place < count
     at = (batch.to(tl.int64) * groups + group) * count + place

@@ -40,7 +40,6 @@ from attemper.backends.triton.scores import (
     row_zeros,
     scale_of,
     tile_zeros,
-    upright,
     visibility,
 )
 from attemper.backends.triton.softmax import state as softmax
@@ -49,13 +48,14 @@ from attemper.backends.triton.softmax.state import F, T
 
 @triton.jit
 def join_block(
-    rows, out, best, tile, call, first_limit, start, CALL: tl.constexpr, EDGE: tl.constexpr, WINNER: tl.constexpr
-):
+    rows, out, best, tile, call, first_limit, falling, start,
+    CALL: tl.constexpr, EDGE: tl.constexpr, WINNER: tl.constexpr,
+):  # fmt: skip
     """``rows`` and ``out`` after the keys from ``start`` on, and where the maximum stands if WINNER."""
     structure, local = call.structure, tl.arange(0, CALL.BLOCK_N)
     place = start + local
     block = block_of(call.key, tile.batch, tile.group, start, local, CALL.D, CALL, EDGE, structure.keys)
-    s = raw_scores(tile, block, call, CALL)
+    s = raw_scores(tile, block, call, falling, CALL)
     more = CALL.BLOCK_N
     if EDGE:
         visible, bias = visibility(tile, place, call, CALL)
@@ -106,7 +106,8 @@ def forward_kernel(
         q = block_of(query, batch, head, 0, row.to(tl.int64), CALL.D, CALL, False, 0)
     else:
         q = block_of(query, batch, head, begin, local, CALL.D, CALL, False, 0)
-    q, scale = upright(q, scale_of(call, batch, head, row))
+    scale = scale_of(call, batch, head, row)
+    falling = tl.min(scale, 0) < 0
     tile = Tile(q, scale, low, high, diagonal, origin, row, batch, head, head // repeats)
     first_limit = tl.max(origin, 0) + first_tokens
     rows = softmax.nothing(CALL.BLOCK_M)
@@ -122,10 +123,10 @@ def forward_kernel(
             visible, _ = visibility(tile, at + tl.arange(0, CALL.BLOCK_N), call, CALL)
             visit = any_of(visible) > 0
         if visit:
-            rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, True, WINNER)
+            rows, out, best = join_block(rows, out, best, tile, call, first_limit, falling, at, CALL, True, WINNER)
     if CALL.MASK == VISIBLE:
         for at in range(inside_from, inside_to, CALL.BLOCK_N):
-            rows, out, best = join_block(rows, out, best, tile, call, first_limit, at, CALL, False, WINNER)
+            rows, out, best = join_block(rows, out, best, tile, call, first_limit, falling, at, CALL, False, WINNER)
     left, total = softmax.finish(softmax.in_nats(rows, raw_unit(tile, call, CALL)), CALL.STATE)
     places = begin + tl.arange(0, CALL.BLOCK_M)
     exists = places < structure.rows
