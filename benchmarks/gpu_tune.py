@@ -49,12 +49,19 @@ CANDIDATES = {
         (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (64, 32, 4, 2), (64, 32, 4, 3), (64, 32, 4, 4),
         (128, 64, 8, 4), (128, 32, 8, 3), (128, 128, 8, 1),
     ),
+    "key_gradient, softcap": (
+        (64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (128, 64, 8, 2), (128, 64, 8, 1), (32, 64, 4, 2), (32, 32, 4, 2),
+    ),
+    "query_gradient, softcap": (
+        (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3), (64, 32, 4, 2), (128, 32, 8, 3),
+    ),
     "decode": ((16, 64, 4, 3), (16, 128, 4, 2), (16, 64, 8, 3), (16, 32, 4, 4), (16, 64, 4, 2), (16, 32, 2, 3)),
 }  # fmt: skip
 """Beside the shipped one. Those that do not fit the machine are told as such."""
 
 TABLES = {"statistics": "_STATISTICS", "sampled": "_SAMPLED", "forward": "_FORWARD", "plain": "_PLAIN", "decode": "_DECODE",
-          "query_gradient": "_QUERY_GRADIENT", "key_gradient": "_KEY_GRADIENT"}  # fmt: skip
+          "query_gradient": "_QUERY_GRADIENT", "key_gradient": "_KEY_GRADIENT",
+          "query_gradient, softcap": "_MASKED_QUERY_GRADIENT", "key_gradient, softcap": "_MASKED_KEY_GRADIENT"}  # fmt: skip
 
 WITHIN = 2.0**-6
 """How far a result may be from the shipped configuration's, as a part of the largest entry: two bfloat16 roundings."""
@@ -150,10 +157,12 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
         torch.randn(batch, count, length, size, generator=generator, device=device).to(kind)
         for count, length in ((heads, rows), (groups, tokens), (groups, tokens), (heads, rows))
     )
-    every = SOFTMAX_BASE if kernel in ("plain", "query_gradient", "key_gradient") else state_columns(ONE_PASS)
+    kind_of_kernel, _, softcap = kernel.partition(", ")
+    every = SOFTMAX_BASE if kind_of_kernel in ("plain", "query_gradient", "key_gradient") else state_columns(ONE_PASS)
     problem = Problem(
         query, key, None if kernel in ("statistics", "sampled") else value, None,
         torch.full((1, 1, 1), size**-0.5, device=device), right=0, bottom_right=True, columns=every,
+        softcap=20.0 if softcap else 0.0,
         rows=torch.arange(7, tokens, 16, dtype=torch.int32, device=device) if kernel == "sampled" else None,
     )  # fmt: skip
     tuning = _configs()
@@ -162,14 +171,14 @@ def task(kernel: str, size: int, dtype: str, device: Any, dry: bool) -> Task:
         return Task(kernel, size, dtype, lambda: kernels.forward(problem)[:2], option, getattr(tuning, option)(problem))
     output, state, _ = kernels.forward(problem)
     upstream = Upstream(above, torch.zeros_like(state), state.new_empty(0))
-    own = kernel == "query_gradient"
+    own = kind_of_kernel == "query_gradient"
     needs = (own, not own, not own, False, False, False, False)
 
     def gradients() -> tuple[Any, ...]:
         found = kernels.backward(problem, output, state, upstream, needs)
         return tuple(grad for grad in (found.query, found.key, found.value) if grad is not None)
 
-    return Task(kernel, size, dtype, gradients, kernel, getattr(tuning, kernel)(problem))
+    return Task(kernel, size, dtype, gradients, kind_of_kernel, getattr(tuning, kind_of_kernel)(problem))
 
 
 def candidates(task: Task, dry: bool) -> Iterator[Any]:

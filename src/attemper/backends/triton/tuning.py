@@ -36,31 +36,31 @@ FEW_ROWS, SPLIT_KEYS = 64, 256
 
 _DECODE = {
     "nvidia": {128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
-    "hopper": {128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
+    "hopper": {64: Config(16, 128, 4, 2), 128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
     "amd": {128: Config(16, 64, 4, 1), 256: Config(16, 32, 4, 1)},
 }
 
 _FORWARD = {
     # machine: {largest padded head size: configuration}
     "nvidia": {128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
-    "hopper": {128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
+    "hopper": {64: Config(64, 128, 4, 2), 128: Config(64, 64, 4, 3), 256: Config(64, 32, 8, 2)},
     "amd": {128: Config(128, 32, 8, 1), 256: Config(64, 32, 8, 1)},
 }
 _PLAIN = {
     "nvidia": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
-    "hopper": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
+    "hopper": {64: Config(64, 128, 4, 2), 128: Config(64, 64, 4, 3), 256: Config(64, 32, 8, 2)},
     "amd": {64: Config(128, 64, 8, 1), 128: Config(128, 32, 8, 1), 256: Config(64, 32, 8, 1)},
 }
 """Output without statistics."""
 _STATISTICS = {
     "nvidia": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
-    "hopper": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(128, 32, 8, 2)},
+    "hopper": {128: Config(64, 128, 4, 2), 256: Config(128, 32, 8, 2)},
     "amd": {128: Config(128, 64, 8, 1), 256: Config(64, 32, 8, 1)},
 }
 """Statistics without output."""
 _SAMPLED = {
     "nvidia": _STATISTICS["nvidia"],
-    "hopper": {128: Config(64, 64, 4, 3), 256: Config(64, 32, 4, 2)},
+    "hopper": {128: Config(64, 128, 4, 2), 256: Config(64, 32, 8, 2)},
     "amd": _STATISTICS["amd"],
 }
 """The same of a few rows of the query: smaller blocks, so that there are programs for all processors."""
@@ -69,15 +69,16 @@ _SAMPLED = {
 # Masks and softcap take registers of their own, and smaller blocks leave them.
 _QUERY_GRADIENT = {
     "nvidia": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 2), 256: Config(32, 32, 8, 1)},
-    "hopper": {128: Config(128, 32, 8, 2), 256: Config(64, 32, 8, 1)},
+    "hopper": {64: Config(64, 32, 4, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 8, 1)},
     "amd": {128: Config(64, 32, 4, 1), 256: Config(32, 32, 4, 1)},
 }
 _MASKED_QUERY_GRADIENT = _QUERY_GRADIENT | {
     "nvidia": {64: Config(64, 32, 4, 2), 128: Config(32, 32, 4, 2), 256: Config(32, 32, 8, 1)},
+    "hopper": {128: Config(128, 32, 8, 2), 256: Config(64, 32, 8, 1)},
 }
 _KEY_GRADIENT = {
     "nvidia": {64: Config(64, 32, 8, 2), 128: Config(32, 64, 8, 2), 256: Config(32, 32, 8, 1)},
-    "hopper": {64: Config(64, 32, 8, 2), 128: Config(32, 64, 8, 2), 256: Config(32, 32, 8, 1)},
+    "hopper": {64: Config(64, 64, 4, 3), 128: Config(128, 64, 8, 2), 256: Config(32, 32, 8, 1)},
     "amd": {128: Config(32, 32, 4, 1), 256: Config(32, 32, 4, 1)},
 }
 _MASKED_KEY_GRADIENT = _KEY_GRADIENT | {
