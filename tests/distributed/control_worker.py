@@ -1,19 +1,13 @@
 """One of several processes: trains a model that is spread over them under ``QKClip`` or ``Thermostat``.
 
-Run under torchrun: ``control_worker.py FOLDER CASE ...``. Rank 0 does the same with the whole model on all examples.
+Run by ``test_control.py``. Each does the same with the whole model on all examples, too.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from datetime import timedelta
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -30,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import attemper
 from attemper.control.query_key_weights import HeadRows
+from tests.support.ranks import run_cases
 
 HEADS, KEY_HEADS, SIZE, STEPS = 4, 2, 8, 3
 
@@ -293,20 +288,5 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-def main(folder: Path, *names: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found: dict[str, Any] = {}
-    for name in names:
-        try:
-            found[name] = CASES[name]()
-        except Exception:
-            found[name] = {"traceback": traceback.format_exc()}
-            break
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    with suppress(RuntimeError):
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    run_cases(CASES)

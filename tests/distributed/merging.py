@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,7 +28,8 @@ from attemper.integrations import training
 from attemper.monitor.collector import Collector
 from attemper.monitor.data_parallel import data_parallel_group
 from attemper.monitor.slots import Slots
-from tests.distributed.worker import HEADS, SIZE, TOKENS, main
+from tests.distributed.worker import HEADS, SIZE, TOKENS
+from tests.support.ranks import folder_of_cases, run_cases
 
 STEPS, EVERY = 6, 2
 EXAMPLES = 2
@@ -161,7 +160,7 @@ def compared(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
 
 
 def store(name: str) -> Any:
-    return attemper.Store(Path(sys.argv[1]) / name, bits=None)
+    return attemper.Store(folder_of_cases() / name, bits=None)
 
 
 def data_parallel(name: str, wrap: Callable[[Any], nn.Module]) -> Any:
@@ -434,4 +433,4 @@ OF_FOUR: dict[str, Callable[[], Any]] = {
 CASES = OF_TWO | OF_FOUR | {"dies": a_rank_that_dies}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:], cases=CASES)
+    run_cases(CASES)

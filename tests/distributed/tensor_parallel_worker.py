@@ -1,17 +1,10 @@
-"""One of several processes: runs the named cases and writes what came out as JSON, a traceback where one failed.
-
-Run under torchrun by ``test_tensor_parallel.py``: ``tensor_parallel_worker.py FOLDER CASE ...``.
-"""
+"""One of several processes: reads heads that are split over them. Run by ``test_tensor_parallel.py``."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -25,17 +18,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
 from attemper.sites import tap_buffers
+from tests.support.ranks import folder_of_cases, run_cases
 
 TOKENS = 40
 
 
-def llama(folder: Path, *, key_heads: int = 4, split: bool = False) -> Any:
-    """A tiny Llama that stands in ``folder``, whole or with this process's part of every layer."""
+def llama(*, key_heads: int = 4, split: bool = False) -> Any:
+    """A tiny Llama that stands in the folder, whole or with this process's part of every layer."""
     from transformers import LlamaForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
     options: dict[str, Any] = {"distributed_config": DistributedConfig(tp_plan="auto")} if split else {}
-    return LlamaForCausalLM.from_pretrained(folder / f"llama-{key_heads}", attn_implementation="sdpa", **options)
+    return LlamaForCausalLM.from_pretrained(
+        folder_of_cases() / f"llama-{key_heads}", attn_implementation="sdpa", **options
+    )
 
 
 def ids() -> Tensor:
@@ -47,22 +43,22 @@ def numbers(scan: Any) -> list[list[Any]]:
     return [[site.name, head.head, head.entropy_nats, head.max_logit] for site, head in scan.reading.placed_heads]
 
 
-def scanned(folder: Path, key_heads: int) -> Any:
+def scanned(key_heads: int) -> Any:
     try:
-        model = llama(folder, key_heads=key_heads, split=True).eval()
+        model = llama(key_heads=key_heads, split=True).eval()
         with torch.no_grad():
             found = numbers(attemper.scan(model, [ids()]))
     except Exception as error:  # what transformers says of a model that it cannot split
         return {"refused": f"{type(error).__name__}: {error}"}
-    whole = numbers(attemper.scan(llama(folder, key_heads=key_heads).eval(), [ids()]))
+    whole = numbers(attemper.scan(llama(key_heads=key_heads).eval(), [ids()]))
     return {"found": found, "whole": whole, "ids": ids().tolist()}
 
 
-def trained_and_stored(folder: Path) -> Any:
+def trained_and_stored() -> Any:
     """A run of a model of which each process trains its heads, stored by each, and its alarms."""
-    model = llama(folder, split=True).train()
+    model = llama(split=True).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    store = folder / "run"
+    store = folder_of_cases() / "run"
     with attemper.watch(model, store=store, limits={"logits": -1.0}, fewest_keys=2) as watch:
         for _ in range(3):
             optimizer.zero_grad()
@@ -94,9 +90,8 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
-def colwise_projections(folder: Path) -> Any:
+def colwise_projections() -> Any:
     """Heads of queries that split projections have made."""
-    del folder
     torch.manual_seed(0)
     layer = Attention()
     x = torch.randn(2, TOKENS, 32)
@@ -117,9 +112,8 @@ class Tapped(Attention):
         return super().forward(x)
 
 
-def taps_in_graphs(folder: Path) -> Any:
+def taps_in_graphs() -> Any:
     """Numbers of heads that taps in compiled code on a device of CUDA graphs sum; the CPU stands in for one."""
-    del folder
     os.environ["TRITON_INTERPRET"] = "1"
     layer, mesh = Tapped(), init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     plan: Any = {name: ColwiseParallel() for name in ("wq", "wk", "wv")}
@@ -133,9 +127,8 @@ def taps_in_graphs(folder: Path) -> Any:
     return {"backend": found.backend, "heads": [head.head for head in found.reading.heads]}
 
 
-def dtensor_heads(folder: Path) -> Any:
+def dtensor_heads() -> Any:
     """Numbers of heads of queries that are DTensors."""
-    del folder
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
     torch.manual_seed(3)
     whole = [torch.randn(2, 6, TOKENS, 8) for _ in range(3)]
@@ -145,30 +138,16 @@ def dtensor_heads(folder: Path) -> Any:
     return [head.head for head in watch.table().reading.heads]
 
 
-CASES: dict[str, Callable[[Path], Any]] = {
+CASES: dict[str, Callable[[], Any]] = {
     "colwise": colwise_projections,
-    "tp_plan": lambda folder: scanned(folder, 4),
-    "grouped keys": lambda folder: scanned(folder, 2),
-    "one key head": lambda folder: scanned(folder, 1),
+    "tp_plan": partial(scanned, 4),
+    "grouped keys": partial(scanned, 2),
+    "one key head": partial(scanned, 1),
     "stored": trained_and_stored,
     "DTensor queries": dtensor_heads,
     "taps in graphs": taps_in_graphs,
 }
 
 
-def main(folder: Path, *names: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    found: dict[str, Any] = {}
-    for name in names:
-        torch.manual_seed(0)
-        try:
-            found[name] = CASES[name](folder)
-        except Exception:
-            found[name] = {"traceback": traceback.format_exc()}
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    run_cases(CASES)

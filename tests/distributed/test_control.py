@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform"),
 ]
 
-WORKER = Path(__file__).with_name("control_worker.py")
+WORKER = "tests.distributed.control_worker"
 TWO, FOUR = ("ddp", "fsdp", "tp"), ("fsdp x tp", "copies x tp", "fsdp with copies")
 Results = list[dict[str, Any]]
 

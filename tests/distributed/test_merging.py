@@ -5,7 +5,6 @@ The cases run in launches of ``merging.py``; each test asks what its case gave o
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -21,11 +20,11 @@ import torch
 import attemper
 from tests.distributed import merging
 from tests.distributed.test_training import of
+from tests.support.ranks import ROOT, results
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
 SLOW = pytest.mark.slow("takes many seconds")
 
-ROOT = Path(__file__).parents[2]
 SAMPLED = list(range(0, merging.STEPS, merging.EVERY))
 SHORT = ("ddp", "fails", "differ")
 
@@ -53,7 +52,7 @@ def launched(folder: Path, ranks: int, *cases: str, killed: int | None = None) -
             process.communicate()
     for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
         assert process.returncode == (0 if rank != killed else -signal.SIGKILL), output[-3000:]
-    return [] if killed is not None else [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return [] if killed is not None else results(folder, ranks)
 
 
 @pytest.fixture(scope="module")

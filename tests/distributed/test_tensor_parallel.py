@@ -14,7 +14,7 @@ from tests.support.exact_entropies import exact_entropies
 from tests.support.ranks import torchrun
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
-WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
+WORKER = "tests.distributed.tensor_parallel_worker"
 SITES = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 

@@ -1,20 +1,9 @@
-"""One of two processes: runs every case of ``CASES`` and writes what came out as JSON, a traceback where one failed.
-
-Run by ``test_training.py`` under torchrun: ``worker.py FOLDER [CASE ...]``. Processes of gloo inside pytest would
-hang it.
-"""
+"""One of two processes: training that is watched while it is spread over them. Run by ``test_training.py``."""
 
 from __future__ import annotations
 
-import copy
-import json
-import os
-import sys
 import tempfile
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.sites.observation import current
+from tests.support.ranks import run_cases
 
 WORLD, STEPS = 2, 6
 HEADS, SIZE, TOKENS = 4, 8, 20
@@ -385,20 +375,5 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-def main(folder: Path, *chosen: str, cases: dict[str, Callable[[], Any]] = CASES) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    results: dict[str, Any] = {}
-    for name, case in cases.items():
-        if chosen and name not in chosen:
-            continue
-        try:
-            results[name] = copy.deepcopy(case())
-        except Exception:
-            results[name] = {"traceback": traceback.format_exc()}
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    run_cases(CASES)
