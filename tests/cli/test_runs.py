@@ -82,7 +82,7 @@ def test_runs_lists_what_is_below_a_folder_and_says_what_cannot_be_read(command:
     code, out, err = command("runs", folder)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == ["run", "model", "steps", "samples", "size", "last", "written"]
+    assert lines[0].split() == ["run", "model", "steps", "samples", "size", "last", "written", "(UTC)"]
     assert lines[1].split()[:7] == ["a", "(warm-up)", "tiny", "0", "to", "599", "600"]
     assert lines[2].split()[:5] == ["c", "cannot", "be", "read", "7.0"]
     assert lines[4].startswith("c: fragment-0.sqlite is not a file of an attemper run")
@@ -362,6 +362,11 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
     deleted = json.loads(out)["deleted"]
     assert (code, err, deleted["path"], deleted["files"]) == (0, "", str(folder / "deep" / "b"), 1)
     assert deleted["bytes"] > 1000
+    code, out, err = command("runs", "--delete", folder / "c")  # it does not even ask
+    assert (code, out) == (1, "")
+    assert err.startswith("attemper: fragment-0.sqlite is not a file of an attemper run")
+    assert err.endswith("Nothing was deleted.\n")
+    assert (folder / "c" / "fragment-0.sqlite").exists()
 
 
 @pytest.mark.parametrize(
@@ -373,6 +378,7 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
         (("show", "a", "--statistic", "entrpy"), "Did you mean 'entropy'?"),
         (("show", "a", "--statistic", "gini"), "statistic 'gini' is not in the run warm-up."),
         (("compare", "a@7000", "a"), "step 7000 has no sample. The nearest is 599."),
+        (("compare", "a", "typo"), "typo is no file and no run here, so it was taken for a model: typo is "),
         (("compare", "a@last", "a"), "a step is a whole number, such as a@1000."),
         (("watch", "c"), "not a file of an attemper run"),
         (("export", "c"), "not a file of an attemper run"),

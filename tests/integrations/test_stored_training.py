@@ -374,7 +374,7 @@ def test_a_new_user_is_told_of_a_collapse_with_step_and_speed(tmp_path: Path, ca
     assert re.search(
         r"layer_fallen: .*entropy of all 12 heads has fallen, in the mean from .*\(.* at step \d+\)", console
     )
-    assert re.search(r"logit_growth: .*largest score \S+ doubles in \S+ steps", console)
+    assert re.search(r"logit_growth: .*largest logit \S+ doubles in \S+ steps", console)
 
 
 def test_a_fresh_model_that_trains_well_is_told_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

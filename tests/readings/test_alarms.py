@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from attemper import InputError
-from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, KINDS, LIMITS, OF_ONE_SAMPLE, SEVERITIES, by_kind
+from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, KINDS, LIMITS, OF_ONE_SAMPLE, SEVERITIES, by_kind, lines
 from attemper.readings.laws import LAWS
 from attemper.readings.reading import Alarm, HeadReading
 from attemper.readings.sample import QUANTITIES
@@ -58,9 +58,24 @@ def test_alarms_are_grouped_by_kind_the_worst_first() -> None:
     assert list(by_kind(given)) == [("warning", "logits"), ("odd", "new"), ("notice", "diffuse")]
 
 
+def test_the_log_says_each_sentence_of_advice_once() -> None:
+    def alarm(kind: str) -> Alarm:
+        return KINDS[kind].alarm("a", 1, 0.01, 0.05, (0.4, 30), {"before": 0.5, "now": 0.1}, step=40, since=40)
+
+    told: set[str] = set()
+    first, second = (line for line, _ in lines([alarm("fallen"), alarm("falling")], told))
+    assert first.startswith("warning fallen: a head 1: ")
+    assert "The head has become much sharper than it was at first. If the loss suffers too" in first
+    assert second.endswith("Within a few steps the head has become nearly one-hot.")
+    ((again, heard),) = lines([alarm("fallen")], told)
+    assert heard
+    assert again.startswith("warning fallen: a head 1: ")
+    assert not any(sentence in again for sentence in told)
+
+
 def test_a_value_that_json_cannot_hold_is_none_and_its_message_says_it() -> None:
     found = KINDS["logits"].alarm("a", 3, float("inf"), 100.0)
-    assert (found.value, found.message) == (None, "a head 3: largest score inf")
+    assert (found.value, found.message) == (None, "a head 3: largest logit inf")
     whole = KINDS["layer_fallen"].alarm(
         "a", None, 0.01, 0.05, (0.4, 30), {"before": 0.5, "total": 4.0}, step=40, since=40
     )

@@ -77,7 +77,7 @@ def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
     found = judge(series("max_logit", [90, 101, 99, 130, 85, 79, 60]))
     (alarm,) = [one for one in found if one.kind == "logits"]
     assert (alarm.since, alarm.ended, alarm.step, alarm.value, alarm.limit) == (10, 50, 30, 130.0, 100.0)
-    assert alarm.message == "layers.0 head 0: largest score 130.0 (90 at step 0)"
+    assert alarm.message == "layers.0 head 0: largest logit 130.0 (90 at step 0)"
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
 
 
@@ -198,7 +198,7 @@ def test_rows_that_are_not_finite_are_critical_at_once_and_end_when_they_are_gon
 def test_an_infinite_score_is_beyond_every_level_and_has_no_value_in_json():
     (alarm,) = [one for one in judge(series("max_logit", [10, float("inf")])) if one.kind == "logits"]
     assert alarm.value is None
-    assert "largest score inf" in alarm.message
+    assert "largest logit inf" in alarm.message
 
 
 # --- whole layers ---

@@ -64,7 +64,7 @@ def compare(
 
     given = Input(text, max_length, batch_size, device, dtype)
     readings = [
-        scan_of(side, words, given, backend=backend).reading if reading is None else reading
+        _of_model(side, words, given, backend) if reading is None else reading
         for side, reading in zip((a, b), stored, strict=True)
     ]
     found = attemper.compare(*readings, names=_names(a, b, readings))
@@ -132,6 +132,19 @@ def _is_file(side: str) -> bool:
             f"there is no file {clean_name(side)}. One is written by `attemper scan MODEL --json > FILE.json`."
         )
     return is_file
+
+
+def _of_model(side: str, words: str, given: Input, backend: str) -> Reading:
+    try:
+        return scan_of(side, words, given, backend=backend).reading
+    except InputError as error:
+        from attemper.integrations.hub import on_hub
+
+        if not on_hub(side):
+            raise
+        raise InputError(
+            f"{clean_name(side)} is no file and no run here, so it was taken for a model: {error}"
+        ) from error
 
 
 def _of_file(path: str) -> Reading:

@@ -84,7 +84,7 @@ def _table(rows: list[dict[str, Any]], alarms: bool) -> Table:
         grid.add_column(title, overflow="fold")
     for title in ("steps", "samples", *(["alarms"] if alarms else []), "size"):
         grid.add_column(title, justify="right", no_wrap=True)
-    grid.add_column("last written", no_wrap=True)
+    grid.add_column("last written (UTC)", no_wrap=True)
     for row in rows:
         title = clean(
             row["path"] if row["name"] in (None, Path(row["path"]).name) else f"{row['path']} ({row['name']})"
@@ -115,10 +115,11 @@ def size(many: int) -> str:
 
 
 def _delete(path: Path, *, asked: bool, as_json: bool) -> None:
-    from attemper.store.folder import delete_run, files_of, is_run
+    from attemper.store.folder import check_deletable, delete_run, files_of, is_run
 
     if not path.is_dir() or not is_run(path):
         raise InputError(f"there is no run in {clean_name(path)}: nothing was deleted.")
+    check_deletable(path)
     files = files_of(path)
     what = f"{count(len(files.paths), 'file')} of the run {clean_name(path)}, {size(files.bytes)}"
     if asked:

@@ -89,6 +89,8 @@ class Recorder:
         self._run: Run | None = None
         self._closed = self._resumed = False
         """``_resumed``: whether the store has samples that were not judged yet."""
+        self._advised: set[str] = set()
+        """Sentences of advice that the log has."""
         self._judged = self._ended = -1
         """Which of the watch's samples was judged last, and which had ended then."""
         self.first_step: int | None = None
@@ -184,7 +186,7 @@ class Recorder:
         changed = self.judge.feed(sample, again=again)
         self._judged = period
         begun = [alarm for alarm in changed if alarm.ended is None]
-        for line, heard in lines(begun):
+        for line, heard in lines(begun, self._advised):
             logger.log(logging.WARNING if heard else logging.INFO, "attemper: step %s: %s", sample.step, line)
         for alarm in begun:
             if is_heard(alarm) and self._on_alarm is not None:

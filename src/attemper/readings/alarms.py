@@ -6,6 +6,7 @@ an alarm is to add a record to it. What each measures is a law of ``laws.py``; `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -192,7 +193,7 @@ ALARMS = (
         judged=False,
         release=0.2,
         severity="warning",
-        message="largest score {value:.1f}",
+        message="largest logit {value:.1f}",
         clause=("has logits", "have logits"),
         worst="the largest",
         title="large logits",
@@ -275,7 +276,7 @@ ALARMS = (
         floor=50.0,
         judged=False,
         severity="warning",
-        message="largest score {now:.1f} doubles in {value:.1f} steps",
+        message="largest logit {now:.1f} doubles in {value:.1f} steps",
         clause=("has logits that double within few steps", "have logits that double within few steps"),
         title="growing logits",
         advice="At this pace scores are soon so large that they saturate the softmax. Lower the learning rate, warm up "
@@ -393,13 +394,20 @@ def is_heard(alarm: Alarm) -> bool:
     return level_of(alarm.severity) != SEVERITIES[0]
 
 
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 MOST_PLACES = 3
 """Alarms of a kind that a line of log has in full."""
 
 
-def lines(alarms: Iterable[Alarm]) -> Iterator[tuple[str, bool]]:
-    """A line of log for each kind of alarm, worst first, and whether it is a warning or worse."""
+def lines(alarms: Iterable[Alarm], told: set[str]) -> Iterator[tuple[str, bool]]:
+    """A line of log for each kind of alarm, worst first, and whether it is a warning or worse.
+
+    Args:
+        told: sentences of advice that the log has already, which are not said again; grows.
+    """
     for (severity, kind), found in by_kind(tuple(alarms)).items():
         where = "; ".join(alarm.message for alarm in found[:MOST_PLACES])
         more = f"; and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
-        yield clean(f"{severity} {kind}: {where}{more}. {found[0].advice}"), is_heard(found[0])
+        advice = [one for one in _SENTENCE_END.split(found[0].advice) if one not in told]
+        told.update(advice)
+        yield clean(" ".join([f"{severity} {kind}: {where}{more}.", *advice])), is_heard(found[0])

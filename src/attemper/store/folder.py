@@ -20,7 +20,7 @@ from attemper.store.parts import PART_SECONDS, live_until, parts, restore
 from attemper.store.place import OURS
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
-from attemper.store.schema import open_to_read
+from attemper.store.schema import is_ours, not_a_run, open_to_read
 from attemper.store.series import FragmentReader
 from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
@@ -196,12 +196,13 @@ def files_of(folder: Path) -> Files:
     return Files(tuple(Path(entry.path) for entry in entries), sum(one.st_size for one in found), written)
 
 
-def delete_run(folder: Path) -> None:
-    """Deletes the files of a run, and its folder if nothing else is in it.
-
-    Raises:
-        InputError: a process writes it, may write it (its newest Parquet part is too new), or a file cannot be deleted.
+def check_deletable(folder: Path) -> None:
+    """Raises InputError if a file of the folder has the name of a fragment and is none, if a process writes the run, or
+    if one may write it: its newest Parquet part is too new.
     """
+    for file in fragments(folder).values():
+        if file.stat().st_size and not is_ours(file):
+            raise InputError(f"{not_a_run(file)} Nothing was deleted.")
     if any(is_held(file.with_suffix(".lock")) for file in fragments(folder).values()):
         raise InputError(f"{clean_name(folder)} is written to at this moment. End its training first.")
     if (until := _parts_live_until(folder)) > time.time():
@@ -209,6 +210,15 @@ def delete_run(folder: Path) -> None:
             f"{clean_name(folder)} may be written to on some machine: a new Parquet part may come until "
             f"{datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC. End its training first, and delete it after that."
         )
+
+
+def delete_run(folder: Path) -> None:
+    """Deletes the files of a run, and its folder if nothing else is in it.
+
+    Raises:
+        InputError: as ``check_deletable``, or a file cannot be deleted.
+    """
+    check_deletable(folder)
     try:
         for file in files_of(folder).paths:
             file.unlink(missing_ok=True)

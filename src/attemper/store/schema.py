@@ -186,10 +186,10 @@ def open_to_read(path: Path) -> Tables:
         return Tables(_connect_to_read(path))
     except sqlite3.Error as error:
         damaged = f"{clean_name(path.name)} is a file of an attemper run, but damaged or cut off."
-        raise NotARunError(f"{damaged if _is_ours(path) else not_a_run(path)} ({error})") from error
+        raise NotARunError(f"{damaged if is_ours(path) else not_a_run(path)} ({error})") from error
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether the first bytes of a file are those of a fragment, whatever became of the others."""
     try:
         with path.open("rb") as file:
