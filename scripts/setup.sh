@@ -119,6 +119,26 @@ install_ray() {
         aiohappyeyeballs aiosignal frozenlist multidict propcache yarl
 }
 
+# Sphinx and what it needs, in an environment of their own that also finds what is in .venv, after its own packages.
+install_docs() {
+    local folder=build/docs-venv wanted needed
+    wanted="$root $(.venv/bin/python --version) $(cat scripts/setup.sh pyproject.toml constraints.txt | cksum)"
+    if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
+        return
+    fi
+    say "Installing Sphinx into $folder"
+    rm -rf "$folder"
+    .venv/bin/python -m venv "$folder"
+    mapfile -t needed < <(requirements docs)
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "${needed[@]}"
+    printf 'import site; site.addsitedir("%s")\n' "$(site_packages .venv)" >"$(site_packages "$folder")/attemper-environment.pth"
+    printf '%s' "$wanted" >"$folder/.attemper"
+}
+
+site_packages() {
+    "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+}
+
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
 install_chromium() {
     if command -v chromium >/dev/null; then

@@ -71,7 +71,7 @@ def table(rows: list[Seen]) -> str:
     """The rows as Markdown, one table for each library."""
     parts = []
     for library in dict.fromkeys(row.library for row in rows):
-        parts.append(f"### {library}\n\n| model | how it is seen | largest error, nats | identical training steps |")
+        parts.append(f"## {library}\n\n| model | how it is seen | largest error, nats | identical training steps |")
         parts.append("|---|---|---|---|")
         parts += [_line(row) for row in rows if row.library == library]
         parts.append("")

@@ -87,7 +87,7 @@ def train(
     """Runs an experiment that trains models, or goes on with it: runs that are in ``out`` are not done again.
 
     Args:
-        name: of :data:`TRAINED`.
+        name: of ``TRAINED``.
         out: folder for a file of each run and, at the end, ``results.json``.
         workers: processes, each with one thread of torch. Their number changes no digit.
         steps: of each run; None for the experiment's own.

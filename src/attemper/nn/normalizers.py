@@ -36,7 +36,7 @@ class Normalizer(nn.Module):
     function: ClassVar[Callable[..., Tensor]]
     """From scores to weights: a function of ``attemper.functional``."""
     options: ClassVar[tuple[str, ...]] = ()
-    """The attributes that it is made with again, by :meth:`from_form`."""
+    """The attributes that it is made with again, by ``from_form``."""
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__()

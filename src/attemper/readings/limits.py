@@ -80,8 +80,10 @@ class AlarmLimits:
         return f"AlarmLimits({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
 
 
-AlarmLimits.__doc__ = f"{AlarmLimits.__doc__}" + "\n".join(
-    f"            {name} ({limit:g} {KINDS[name].unit})" for name, limit in DEFAULT_LIMITS.items()
+AlarmLimits.__doc__ = (
+    f"{AlarmLimits.__doc__}".rstrip()
+    + "\n\n"
+    + "\n".join(f"            - {name} ({limit:g} {KINDS[name].unit})" for name, limit in DEFAULT_LIMITS.items())
 )
 AlarmLimits.__signature__ = Signature(  # type: ignore[attr-defined]
     [Parameter(name, Parameter.KEYWORD_ONLY, default=one) for name, one in ({"sites": None} | DEFAULT_LIMITS).items()]

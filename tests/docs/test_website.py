@@ -1,0 +1,187 @@
+"""The documentation site: its sources, its reference, its languages, and, with --all, the site itself in Chromium."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from attemper.cli import app
+from attemper.errors import InputError
+from scripts.website import api, commands, links, llms, sources
+from scripts.website.sources import DOCS, ROOT, TRANSLATED
+from tests.report.conftest import browser as browser
+from tests.test_readme_languages import FENCE, prose
+
+BUILT = ROOT / "build" / "docs"
+TRANSLATED_PAGES = (
+    "README.md", "tutorial.md", "articles/from-article-to-library.md",
+)  # fmt: skip
+"""What is there in Chinese. Every other page is shown in English, and says so."""
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Language -> the sources of its site."""
+    folders = {language: tmp_path_factory.mktemp(language) for language in sources.LANGUAGES}
+    for language, folder in folders.items():
+        sources.write(folder, language)
+    return folders
+
+
+def test_every_page_stands_in_one_table_of_contents(staged: dict[str, Path]) -> None:
+    for folder in staged.values():
+        written = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.md")}
+        listed = Counter(
+            name
+            for path in folder.rglob("index.md")
+            for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", path.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+            for name in re.findall(r"^/(\S+)$", tree, re.MULTILINE)
+        )
+        generated = {page.rsplit(".", 1)[0] for page in sources.GENERATED.values()}
+        assert set(listed) == (written - {"index"}) | generated
+        assert set(listed.values()) == {1}
+
+
+def test_a_link_that_leads_to_no_file_stops_the_build() -> None:
+    with pytest.raises(FileNotFoundError, match=r"docs/maths\.md: \[x\]\(gone\.md\) leads to no file"):
+        sources.LINK.sub(lambda link: sources.mended(link, DOCS / "maths.md", DOCS), "[x](gone.md)")
+
+
+def test_pages_without_a_chinese_version_say_so_and_the_others_do_not(staged: dict[str, Path]) -> None:
+    for path in sources.originals():
+        if path.suffix == ".md":
+            text = (staged["zh-CN"] / sources.place(path)).read_text("utf-8")
+            inside = path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else path.name
+            assert (sources.ENGLISH_ONLY in text) == (inside not in TRANSLATED_PAGES), inside
+            assert sources.ENGLISH_ONLY not in (staged["en"] / sources.place(path)).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", TRANSLATED_PAGES)
+def test_a_chinese_page_holds_the_code_the_links_and_the_headings_of_the_english_one(page: str) -> None:
+    path = DOCS / page
+    chinese = path.with_name(path.stem + TRANSLATED)
+    texts = [one.read_text("utf-8") for one in (path, chinese)]
+    assert f"[中文]({chinese.name})" in texts[0]
+    assert f"[English]({path.name})" in texts[1]
+    if page.startswith("articles/"):
+        return  # written by scripts/article_pages.py, whose tests compare the two
+    blocks = [FENCE.findall(text) for text in texts]
+    assert blocks[0] == blocks[1]
+    for pattern in (r"\]\(([^)]+)\)", r"^(#+) ", r"^(\|)"):
+        english, other = (
+            Counter(re.findall(pattern, without_languages(prose(text)), re.MULTILINE)) for text in texts
+        )
+        assert english == other, f"only in English: {english - other}; only in Chinese: {other - english}"
+    assert len(re.findall("[一-鿿]", texts[1])) > 100
+
+
+def without_languages(text: str) -> str:
+    return re.sub(r"^\[(?:English|中文)\]\([\w.-]+\)\n", "", text, flags=re.MULTILINE)
+
+
+def test_the_tutorial_runs_in_both_languages_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is the same in both (above). The run goes wrong as it says, and is held as it says."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for code in re.findall(r"^```python\n(.*?)^```$", (DOCS / "tutorial.md").read_text("utf-8"), re.M | re.S):
+        exec(compile(code, "docs/tutorial.md", "exec"), names)
+    assert (names["first"].site, names["first"].since) == ("blocks.0.attention", 44)
+    assert names["run"].history("max_logit").values.max() > 1000
+    assert names["clipped"].history("max_logit").values.max() < 100
+    assert {alarm.kind for alarm in names["run"].alarms()} >= {"logits", "logit_growth", "layer_fallen"}
+
+
+@pytest.mark.parametrize("page", [page for page in api.PAGES if page.name != "keras"], ids=lambda page: page.name)
+def test_every_public_name_stands_on_its_page_of_the_reference(page: api.Page) -> None:
+    if page.name in ("transformers", "lightning"):
+        pytest.importorskip(page.name)
+    api.check_complete(page)
+    text = api.page(page)
+    names = [name.rpartition(".")[2] for group in page.groups.values() for name in group]
+    assert all(re.search(rf"\W{re.escape(name)}\W", text) for name in names)
+
+
+def test_a_public_name_without_a_place_stops_the_build() -> None:
+    with pytest.raises(InputError, match=r"missing: \['AttentionOutput'.*not public: \['gone'\]"):
+        api.check_complete(api.Page("x", "x", "attemper.functional", {"": ("gone",)}))
+
+
+def test_the_reference_of_commands_has_every_verb_and_every_option() -> None:
+    page = commands.page()
+    group: Any = typer.main.get_command(app)
+    for name, verb in group.commands.items():
+        section = page.split(f"\n## `attemper {name}`\n")[1].split("\n## ")[0]
+        for parameter in verb.params:
+            assert all(option in section for option in parameter.opts if option.startswith("--")), name
+    assert "130" in page.split("\n## ")[0], "exit codes"
+
+
+def test_llms_txt_lists_the_pages_of_the_first_page(tmp_path: Path) -> None:
+    sources.write(tmp_path, "en")
+    for page in sources.GENERATED.values():
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text("# Generated\n", encoding="utf-8")
+    text = llms.text(tmp_path)
+    assert text.startswith("# attemper\n\n> attemper measures and tempers")
+    assert "- [What the numbers mean](_sources/maths.md.txt): you want to know what a number means" in text
+    assert "- [Generated](api/index.html): " in text
+
+
+def test_links_that_lead_nowhere_and_files_from_elsewhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">a</h1><a href="b.html#there">1</a><a href="b.html#gone">2</a><a href="c.html">3</a>'
+        '<a href="#top">4</a><a href="https://x.org">5</a><script src="https://x.org/a.js"></script>'
+    )
+    (tmp_path / "b.html").write_text('<p id="there">b</p>')
+    pages = links.read(tmp_path)
+    assert [line.split(": ", 1)[1] for line in links.broken(pages)] == [
+        "b.html#gone leads nowhere", "c.html leads nowhere", "loads https://x.org/a.js from elsewhere",
+    ]  # fmt: skip
+    assert links.outside(pages) == ["https://x.org"]
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site, built anew."""
+    if not (ROOT / "build" / "docs-venv" / ".attemper").exists():
+        pytest.skip("needs Sphinx in build/docs-venv: bash scripts/docs.sh")
+    command = ["bash", str(ROOT / "scripts" / "docs.sh"), "--only-build"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout.splitlines()[-1])
+    return BUILT / "site"
+
+
+@pytest.mark.slow("builds the documentation site")
+@pytest.mark.parametrize(
+    ("folder", "words", "found"),
+    [("", "thermostat", "Thermostat"), ("zh-CN/", "崩塌", "崩塌"), ("zh-CN/", "Thermostat", "Thermostat")],
+)
+def test_the_search_finds_words_offline(site: Path, browser: Any, folder: str, words: str, found: str) -> None:
+    page = browser.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{(site / folder / 'search.html').as_uri()}?q={words}")
+    page.wait_for_selector("#search-results li")
+    page.wait_for_timeout(1000)
+    assert found in page.inner_text("#search-results")
+    assert said == []
+    assert all(url.startswith("file:") for url in asked)
+    page.close()
+
+
+@pytest.mark.slow("builds the documentation site")
+def test_every_public_name_is_in_the_index_of_the_site(site: Path) -> None:
+    index = (site / "genindex.html").read_text("utf-8")
+    for page in api.PAGES:
+        names = [name for group in page.groups.values() for name in group]
+        missing = [name for name in names if f">{name.rpartition('.')[2]}" not in index]
+        assert missing == [], page.name
