@@ -178,12 +178,18 @@ def test_another_normalizer_is_refused():
         merge([first, replace(second, segments=(replace(segment, sites=sites),))])
 
 
-def test_heads_of_another_rank_are_refused():
-    first, second = (part(scan(index)) for index in (0, 1))
+@pytest.mark.parametrize("shard", [0, 1])
+def test_heads_of_another_rank_are_refused(shard: int, tmp_path: Path):
+    first, second = part(scan(0)), part(scan(shard, seed=1))  # its part of the weights is another
     (segment,) = second.segments
     sites = {key: replace(site, label=replace(site.label, first_head=2)) for key, site in segment.sites.items()}
-    with pytest.raises(InputError, match="begins with head 0 in one part and with head 2 in another"):
-        merge([first, replace(second, segments=(replace(segment, sites=sites),))])
+    other = replace(second, segments=(replace(segment, sites=sites),))
+    message = "begins with head 0 in one part and with head 2 in another: they are of ranks that split a model by heads"
+    with pytest.raises(InputError, match=message):
+        merge([first, other])
+    files = [part_file.save(one, tmp_path / f"{n}.safetensors") for n, one in enumerate((first, other))]
+    with pytest.raises(InputError, match=message):
+        part_file.merge_files(files)
 
 
 def test_a_watch_has_no_sums_to_save(tmp_path: Path):

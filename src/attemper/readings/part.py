@@ -192,6 +192,7 @@ def merge(parts: Sequence[Part]) -> Part:
     """
     parts = sorted(parts, key=lambda part: part.segments[0].shards[0].order)
     first = parts[0]
+    _check_heads(segment for part in parts for segment in part.segments)
     for other in parts[1:]:
         _check_alike(first, other)
     _check_overlap(parts)
@@ -279,20 +280,30 @@ def _check_overlap(parts: Sequence[Part]) -> None:
 
 
 def _check_sites(segments: Sequence[Segment]) -> None:
-    """Raises InputError if a site has another normalizer, or other heads of one model on many ranks, in some part."""
+    """Raises InputError if a site has another normalizer in some part."""
     labels: dict[SiteKey, SiteLabel] = {}
     for segment in segments:
         for key, site in segment.sites.items():
-            before, label, name = labels.setdefault(key, site.label), site.label, clean_name(key[0])
+            before, label = labels.setdefault(key, site.label), site.label
             if before.normalizer != label.normalizer:
                 raise InputError(
-                    f"site {name} has weights of {before.normalizer} in one part and of {label.normalizer} in another: "
-                    "their means do not add up."
+                    f"site {clean_name(key[0])} has weights of {before.normalizer} in one part and of "
+                    f"{label.normalizer} in another: their means do not add up."
                 )
+
+
+def _check_heads(segments: Iterable[Segment]) -> None:
+    """Raises InputError if parts are of several ranks of one model, whose weights differ as those of two models do."""
+    labels: dict[SiteKey, SiteLabel] = {}
+    for segment in segments:
+        for key, site in segment.sites.items():
+            before, label = labels.setdefault(key, site.label), site.label
             if before.first_head != label.first_head:
                 raise InputError(
-                    f"site {name} begins with head {before.first_head} in one part and with head {label.first_head} in "
-                    "another: they are parts of a model that was split by heads, not of the texts."
+                    f"site {clean_name(key[0])} begins with head {before.first_head} in one part and with head "
+                    f"{label.first_head} in another: they are of ranks that split a model by heads, and parts split "
+                    "texts. Merge those of one rank; attemper.watch(model, store=...) on all ranks keeps a run that "
+                    "shows all heads."
                 )
 
 

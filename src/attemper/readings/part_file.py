@@ -137,16 +137,17 @@ def merge_files(paths: Iterable[Path]) -> Part:
     headers = [(path, read_header(path)) for path in paths]
     if not headers:
         raise InputError("there is nothing to merge: no file was named.")
-    owners: dict[str, Path] = {}
+    owners: dict[tuple[str, object], Path] = {}
     for path, header in headers:
         for shard in header.shards:
-            if shard.label in owners:
-                both = f"{_name(owners[shard.label])} and {_name(path)}"
+            owned = shard.label, header.fields.get("model_hash")  # of another model they are refused for that
+            if owned in owners:
+                both = f"{_name(owners[owned])} and {_name(path)}"
                 raise InputError(
                     f"shard {clean_name(shard.label)} is there twice, in {both}: its texts would count double. Leave "
                     "one of them out."
                 )
-            owners[shard.label] = path
+            owners[owned] = path
     headers.sort(key=lambda one: one[1].shards[0].order)
     whole = load(headers[0][0])
     for path, _ in headers[1:]:
