@@ -184,17 +184,18 @@ def hsdp(module: Any) -> nn.Module:
     return sharded(module, init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")))
 
 
-def data_and_tensor_parallel() -> Any:
-    """Two data-parallel ranks, each spread over two that have half of the heads."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+def tensor_parallel(name: str, ranks: int) -> Any:
+    """So many data-parallel ranks, each spread over two that have half of the heads."""
+    mesh = init_device_mesh("cpu", (ranks, 2), mesh_dim_names=("dp", "tp"))
     spread = model()
     colwise, rowwise = ColwiseParallel(), RowwiseParallel()
     plan: dict[str, Any] = {f"{name}_proj": rowwise if name == "o" else colwise for name in "qkvo"}
     for layer in spread.layers.values():
         parallelize_module(layer, mesh["tp"], plan)
-    data = partial(part, parts=2, number=mesh.get_local_rank("dp"))
-    found = trained(sharded(spread, mesh["dp"]), data, reduce="data", store=store("dp x tp"))
-    expected = alone(2, store=store("dp x tp alone") if dist.get_rank() == 0 else None)
+    data = partial(part, parts=ranks, number=mesh.get_local_rank("dp"))
+    wrapped = sharded(spread, mesh["dp"]) if ranks > 1 else spread
+    found = trained(wrapped, data, reduce="data", store=store(name))
+    expected = alone(ranks, store=store(f"{name} alone") if dist.get_rank() == 0 else None)
     first = mesh.get_local_rank("tp") * HEADS // 2
     for table in expected["tables"]:
         for site in table:
@@ -415,6 +416,7 @@ OF_TWO: dict[str, Callable[[], Any]] = {
     "fails": a_failure_on_one_rank,
     "differ": ranks_that_differ,
     "fsdp2": lambda: data_parallel("fsdp2", fsdp2),
+    "tp": lambda: tensor_parallel("tp", 1),
     "pipeline": lambda: pipeline(1),
     "no batch": a_rank_without_a_batch,
     "resumed": resumed,
@@ -425,7 +427,7 @@ OF_TWO: dict[str, Callable[[], Any]] = {
 OF_FOUR: dict[str, Callable[[], Any]] = {
     "ddp of four": lambda: data_parallel("ddp of four", DistributedDataParallel),
     "hsdp": lambda: data_parallel("hsdp", hsdp),
-    "dp x tp": data_and_tensor_parallel,
+    "dp x tp": lambda: tensor_parallel("dp x tp", 2),
     "pipeline of ddp": lambda: pipeline(2),
     "bad device": a_bad_device,
     "groups": groups,

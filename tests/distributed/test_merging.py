@@ -152,6 +152,17 @@ def test_two_ranks_of_fsdp2_read_what_one_process_reads(of_two: list[dict[str, A
 
 
 @SLOW
+def test_two_ranks_that_hold_other_heads_send_nothing_and_readers_join_them_to_the_whole_model(
+    of_two: list[dict[str, Any]], folder: Path
+) -> None:
+    for found in of(of_two, "tp"):
+        assert found["apart"] <= 1e-12
+        assert found["tokens"][0] == found["tokens"][1] > 0
+        assert (found["failures"], [calls for calls in found["sent"] if calls]) == (0, [])
+    check_history(folder, "tp", 2)
+
+
+@SLOW
 def test_stages_of_a_pipeline_write_a_fragment_each_which_readers_join(
     of_two: list[dict[str, Any]], folder: Path
 ) -> None:
