@@ -98,6 +98,8 @@ def test_merging_names_what_is_missing_and_writes_what_merges_again(run: Run, te
     twice = run("merge", parts)
     assert twice.code == 1
     assert "shard 0/3 is there twice, in part-00000-of-00003.safetensors and some.safetensors" in twice.err
+    named = run("merge", parts / "part-00000-of-00003.safetensors", tmp_path / "rest" / ".." / "parts")
+    assert f"in {parts}/part-00000-of-00003.safetensors and {tmp_path}/rest/../parts/part-00000" in named.err
     again = run("merge", parts, "--allow-missing", "--out", some)
     assert again.code == 0, "the file that is written is no part to read"
 

@@ -142,7 +142,8 @@ def merge_files(paths: Iterable[Path]) -> Part:
         for shard in header.shards:
             owned = shard.label, header.fields.get("model_hash")  # of another model they are refused for that
             if owned in owners:
-                both = f"{_name(owners[owned])} and {_name(path)}"
+                first = owners[owned]
+                both = " and ".join(clean_name(one if first.name == path.name else one.name) for one in (first, path))
                 raise InputError(
                     f"shard {clean_name(shard.label)} is there twice, in {both}: its texts would count double. Leave "
                     "one of them out."
