@@ -329,10 +329,10 @@ def test_export_writes_rows_or_a_copy(command: Command, folder: Path, monkeypatc
     assert command("export", "a", "--to", "excel")[0] == 2
 
 
-def test_report_writes_the_page_of_the_last_sample(command: Command, folder: Path) -> None:
+def test_report_writes_the_page_of_the_run(command: Command, folder: Path) -> None:
     code, out, err = command("report", folder / "a", "--html", folder / "page.html")
     assert (code, out) == (0, "")
-    assert err.endswith("page.html: the sample of step 599\n")
+    assert err.endswith("page.html: 600 samples, the last of step 599\n")
     assert "layers.1.attn" in (folder / "page.html").read_text("utf-8")
     assert command("report", folder / "a", "--html", folder / "x" / "page.html")[0] == 1
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import pytest
 from attemper import Comparison, report
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
+from attemper.store.run import Run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page
@@ -33,6 +36,13 @@ window.copy = (canvas) => {
 };
 document.addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
 """
+
+
+def shown_text(html: str) -> str:
+    """What a page shows without scripts: its markup before the data, without tags."""
+    body = html.partition("<body>")[2].partition('<script type="application/json"')[0]
+    return " ".join(unescape(re.sub(r"<[^>]*>", "", body)).split())
+
 
 Open = Callable[..., "Page"]
 
@@ -61,12 +71,12 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         troubles.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def opening(shown: Reading | Comparison | str, *, width: int = 1440, **options: Any) -> Page:
+    def opening(shown: Reading | Comparison | Run | str, *, width: int = 1440, **options: Any) -> Page:
         place = tmp_path / "page.html"
         if isinstance(shown, str):
             file = write_whole(place, shown)
         else:
-            file = shown.to_html(place) if isinstance(shown, Comparison) else report.write(shown, place)
+            file = report.write(shown, place) if isinstance(shown, Reading) else shown.to_html(place)
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         context.add_init_script(_WATCH)
         page = context.new_page()

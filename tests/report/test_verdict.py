@@ -138,8 +138,8 @@ def test_every_kind_of_alarm_has_its_clause_and_its_card(kind: AlarmKind, many: 
     given = reading(*twice, alarms=raised)
     assert f"{many} {kind.clause[many > 1]}" in verdict(given).sentence
     (card,) = groups(given, towers(given.sites))
-    assert (card.kind, card.many) == (kind.title, many)
-    assert [place.site for place in card.places] == [0, 1][:many]
+    assert (str(card.kind), card.many) == (kind.title, many)
+    assert [place.site for place in card.told] == [0, 1][:many]
 
 
 def test_a_layer_that_collapses_is_told_as_a_layer() -> None:

@@ -18,6 +18,7 @@ from attemper.text import clean_name
 
 if TYPE_CHECKING:
     from attemper.readings.reading import Reading
+    from attemper.store.run import Run
 
 SIDE = (
     "What `attemper scan --json` or `attemper merge --out` wrote; a run, as it was at its last sample, or RUN@STEP; "
@@ -61,13 +62,15 @@ def compare(
         )
     words = "" if None not in stored else read_text(text)
     import attemper
+    from attemper.readings.reading import Reading
 
     given = Input(text, max_length, batch_size, device, dtype)
-    readings = [
-        _of_model(side, words, given, backend) if reading is None else reading
-        for side, reading in zip((a, b), stored, strict=True)
+    sides = [
+        _of_model(side, words, given, backend) if known is None else known
+        for side, known in zip((a, b), stored, strict=True)
     ]
-    found = attemper.compare(*readings, names=_names(a, b, readings))
+    readings = [side if isinstance(side, Reading) else side.reading for side in sides]
+    found = attemper.compare(*sides, names=_names(a, b, readings))
     if html is not None:
         found.to_html(html)
     if as_json:
@@ -91,11 +94,13 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
             one_of("the statistic", sort, STATISTICS)
 
 
-def _read_stored(side: str) -> Reading | None:
+def _read_stored(side: str) -> Reading | Run | None:
     """What a side holds that was read before; None for a model."""
     run, _, step = side.rpartition("@")
     if _is_run(side):
-        return _of_run(side, None)
+        import attemper
+
+        return attemper.open_run(side)
     if _is_run(run):
         if not step.isdecimal():
             raise InputError(f"{clean_name(side)}: a step is a whole number, such as {clean_name(run)}@1000.")
@@ -112,11 +117,11 @@ def _is_run(side: str) -> bool:
     return path.suffix.lower() == ".sqlite" or is_run(path)
 
 
-def _of_run(path: str, step: int | None) -> Reading:
+def _of_run(path: str, step: int) -> Reading:
     import attemper
 
     with attemper.open_run(path) as run:
-        return run.reading if step is None else run.at(step, alarms=False).reading
+        return run.at(step, alarms=False).reading
 
 
 def _is_file(side: str) -> bool:

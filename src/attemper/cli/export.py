@@ -58,17 +58,17 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON document.")] = False,
 ) -> None:
-    """A run as a page to look at: one HTML file that opens offline, of its last sample."""
+    """A run as a page to look at: one HTML file that opens offline, with the history of every head."""
     import attemper
 
     check_files(html, None)
     with attemper.open_run(run) as opened:
         target = opened.to_html(html or f"{_file_name(opened.name)}.html")
-        step = int(opened.steps[-1])
+        step, samples = int(opened.steps[-1]), len(opened)
     if as_json:
-        print_json(json.dumps({"schema": 1, "path": str(target), "step": step}, ensure_ascii=False))
+        print_json(json.dumps({"schema": 1, "path": str(target), "step": step, "samples": samples}, ensure_ascii=False))
     else:
-        say(f"wrote {clean_name(target)}: the sample of step {step:,}")
+        say(f"wrote {clean_name(target)}: {count(samples, 'sample')}, the last of step {step:,}")
 
 
 def _file_name(name: str) -> str:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -96,6 +96,8 @@ class Comparison:
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     tokens: tuple[int, int] | None = None
+    runs: tuple[Any, Any] | None = None
+    """The two runs, where runs were compared: the page shows their histories, and reads them then."""
 
     @classmethod
     def between(cls, before: Reading, after: Reading, names: tuple[str, str] | None = None) -> Self:
@@ -171,7 +173,7 @@ class Comparison:
         """
         from attemper.report import write_comparison
 
-        return write_comparison(self.to_dict(), self.summary(), path)
+        return write_comparison(self.to_dict(), path, self.runs)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.
@@ -238,9 +240,9 @@ def compare(
         print(attemper.compare(attemper.scan(old, batches), attemper.scan(new, batches)))
 
     Args:
-        before, after: a ``Scan``, a run (its last sample), their ``reading``, the document of ``to_dict``, the JSON of
-            ``scan --json``, or the path of a file that holds it. Compare scans of the same texts: other texts change
-            the numbers, too.
+        before, after: a ``Scan``, a run (its last sample; the page of two runs shows their histories), their
+            ``reading``, the document of ``to_dict``, the JSON of ``scan --json``, or the path of a file that holds it.
+            Compare scans of the same texts: other texts change the numbers, too.
         names: what to call the two sides; None for the names of their models.
 
     Returns:
@@ -250,7 +252,9 @@ def compare(
         InputError: a site has not the same number of heads in both; the two have no site in common; or what is given
             is not a scan.
     """
-    return Comparison.between(_reading_of("before", before), _reading_of("after", after), names)
+    found = Comparison.between(_reading_of("before", before), _reading_of("after", after), names)
+    are_runs = all(hasattr(one, "history") for one in (before, after))
+    return replace(found, runs=(before, after)) if are_runs else found
 
 
 def _reading_of(side: str, given: Any) -> Reading:

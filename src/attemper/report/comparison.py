@@ -1,4 +1,4 @@
-"""The page of a comparison: two scans side by side, in one file as the page of a scan, without its charts' library."""
+"""The page of a comparison: two scans or two runs side by side, in one file, without a library of charts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from attemper import __version__
 from attemper.files import write_whole
+from attemper.report.document import Quantity, quantity
 from attemper.report.page import asset, policy, templates
-from attemper.statistics import SHOWN
-from attemper.text import clean, cut, number
+from attemper.report.texts import LANGUAGES, Message, message, texts
+from attemper.text import clean, cut, number, script_json
+
+if TYPE_CHECKING:
+    from attemper.store.run import Run
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
@@ -26,13 +30,11 @@ _MARGIN = 34
 
 @dataclass(frozen=True)
 class Column:
-    """A statistic of the page: its name in the document, what it is called, and its means over the heads."""
+    """A statistic of the page, and its means over the heads that have a number on both sides."""
 
-    key: str
-    title: str
-    unit: str
-    before: str
-    after: str
+    quantity: Quantity
+    before: float | None
+    after: float | None
 
 
 @dataclass(frozen=True)
@@ -67,69 +69,120 @@ class Dot:
     x: str
     y: str
     moved: bool
-    title: str
+    title: Message
 
 
 @dataclass(frozen=True)
 class Picture:
     """A statistic before (to the right) against after (upwards): what did not change lies on the diagonal."""
 
-    title: str
-    low: str
-    high: str
+    title: Message
+    low: float
+    high: float
     dots: tuple[Dot, ...]
 
 
-def comparison_page(document: Mapping[str, Any], summary: str) -> str:
-    """The page of a comparison's ``to_dict``. The same document gives the same page, to the byte."""
-    keys = [name for name, value in (document["heads"] or [{}])[0].items() if isinstance(value, Mapping)]
-    keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in document["heads"])]
+def comparison_page(document: Mapping[str, Any], runs: tuple[Run, Run] | None = None) -> str:
+    """The page of a comparison's ``to_dict``. The same document gives the same page, to the byte.
+
+    Args:
+        runs: the two runs, where runs were compared: the histories of the heads that differ most stand side by side.
+    """
+    heads = document["heads"]
+    keys = [name for name, value in (heads or [{}])[0].items() if isinstance(value, Mapping)]
+    keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in heads)]
+    columns = [_column(key, heads) for key in keys]
     style = asset("page.css") + asset("comparison.css")
-    script = f'(() => {{\n"use strict";\n{asset("comparison.js")}\n{asset("theme.js")}\nstart();\n}})();\n'
-    template = templates().get_template("comparison.html.j2")
-    return template.render(
-        before=clean(document["before"]),
-        after=clean(document["after"]),
-        tokens=document["tokens"],
-        summary=clean(summary),
-        heads=len(document["heads"]),
-        sites=len({(head["site"], head["kind"], head["mode"]) for head in document["heads"]}),
-        columns=[_column(key, document["heads"]) for key in keys],
-        rows=[_row(head, keys) for head in document["heads"][:MOST_ROWS]],
-        pictures=[_picture(key, document["heads"][:MOST_ROWS]) for key in _PICTURED if key in keys],
-        side=SIDE,
-        margin=_MARGIN,
-        alone=[(side, [clean(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
-        policy=policy(style, (script,)),
-        style=Markup(style),
-        script=Markup(script),
-        version=__version__,
+    parts = "\n".join(asset(f"{name}.js") for name in ("document", "texts", "comparison", "theme"))
+    script = f'(() => {{\n"use strict";\n{parts}\nstart();\n}})();\n'
+    courses: Sequence[Any] = ()
+    if runs is not None:
+        from attemper.report.courses import courses_of
+
+        courses = courses_of(runs, heads, [key for key in _PICTURED if key in keys])
+    return (
+        templates()
+        .get_template("comparison.html.j2")
+        .render(
+            before=clean(document["before"]),
+            after=clean(document["after"]),
+            tokens=document["tokens"],
+            summary=_summary(document, columns),
+            heads=len(heads),
+            sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
+            columns=columns,
+            rows=[_row(head, keys) for head in heads[:MOST_ROWS]],
+            courses=courses,
+            pictures=[_picture(key, heads[:MOST_ROWS]) for key in _PICTURED if key in keys],
+            side=SIDE,
+            margin=_MARGIN,
+            alone=[(side, [clean(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
+            policy=policy(style, (script,)),
+            style=Markup(style),
+            script=Markup(script),
+            data=Markup(script_json({"texts": {language: texts(language) for language in LANGUAGES}})),
+            version=__version__,
+        )
     )
 
 
-def write_comparison(document: Mapping[str, Any], summary: str, path: str | os.PathLike[str]) -> Path:
+def write_comparison(
+    document: Mapping[str, Any], path: str | os.PathLike[str], runs: tuple[Run, Run] | None = None
+) -> Path:
     """Writes the page to ``path``, whole or not at all, and gives the file's place.
 
     Raises:
         InputError: no file can be written there.
     """
-    return write_whole(path, comparison_page(document, summary))
+    return write_whole(path, comparison_page(document, runs))
 
 
 def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None]:
     return head[key]["before"], head[key]["after"]
 
 
-def _title(key: str) -> tuple[str, str]:
-    """What the page of a scan calls it, and its unit."""
-    return (SHOWN[key].title, SHOWN[key].unit) if key in SHOWN else (key.replace("_", " ").capitalize(), "")
+def _summary(document: Mapping[str, Any], columns: Sequence[Column]) -> Message:
+    """How many heads differ, the mean of the first statistic on both sides, where it changed most, and what is left
+    out.
+    """
+    heads, one = document["heads"], columns[0] if columns else None
+    keys = [column.quantity.name for column in columns]
+    many = sum(any(before != after for before, after in (_pair(head, key) for key in keys)) for head in heads)
+    total = message("count.heads", n=len(heads))
+    alone, tokens = len(document["only_before"]) + len(document["only_after"]), document["tokens"]
+    lost = 0 if one is None else sum((None in (p := _pair(head, one.quantity.name))) and p[0] != p[1] for head in heads)
+    return message(
+        "compared.said",
+        count=message("compared.count", heads=total, n=many) if many else message("compared.none", heads=total),
+        mean="" if one is None or one.before is None else _mean_said(one, heads),
+        lost=message("compared.lost", n=lost) if lost else "",
+        alone=message("compared.alone", n=alone) if alone else "",
+        texts=message("compared.texts", **tokens) if tokens and tokens["before"] != tokens["after"] else "",
+    )
+
+
+def _mean_said(column: Column, heads: Sequence[Mapping[str, Any]]) -> Message:
+    key = column.quantity.name
+    both = [head for head in heads if head[key]["change"] is not None]
+    most = max(both, key=lambda head: abs(head[key]["change"]))
+    where: Message | str = ""
+    if most[key]["change"]:
+        before, after = (float(value or 0.0) for value in _pair(most, key))
+        where = message("compared.most", place=_place(most), before=before, after=after)
+    return message(
+        "compared.mean_said", title=column.quantity.title, before=column.before, after=column.after, most=where
+    )
+
+
+def _place(head: Mapping[str, Any]) -> Message:
+    return message("head.named", site=cut(clean(head["site"]), 200), head=head["head"])
 
 
 def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
     """Means are over heads that have a number on both sides: of the same heads, so that they compare."""
     pairs = [pair for head in heads if None not in (pair := _pair(head, key))]
-    means = [sum(pair[side] or 0.0 for pair in pairs) / len(pairs) if pairs else None for side in (0, 1)]
-    return Column(key, *_title(key), *map(number, means))
+    before, after = (sum(float(pair[side] or 0.0) for pair in pairs) / len(pairs) if pairs else None for side in (0, 1))
+    return Column(quantity(key), before, after)
 
 
 def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
@@ -167,8 +220,8 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
         return _MARGIN + ((value or 0.0) - low) / room * (SIDE - 2 * _MARGIN)
 
     def dot(head: Mapping[str, Any], before: float | None, after: float | None) -> Dot:
-        title = f"{cut(clean(head['site']), 200)} head {head['head']}: {number(before)} → {number(after)}"
+        title = message("compared.dot", place=_place(head), before=number(before), after=number(after))
         return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", before != after, title)
 
     dots = tuple(dot(*one) for one in reversed(known))
-    return Picture(_title(key)[0], number(low, 3), number(high, 3), dots)
+    return Picture(quantity(key).title, float(f"{low:.3g}"), float(f"{high:.3g}"), dots)

@@ -13,12 +13,15 @@ import io
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from attemper.readings.alarms import KINDS, level_of
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
+from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
+from attemper.report.texts import LANGUAGES, Message, encode, message, said, severity_title, texts
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, cut, round_digits
 
@@ -26,7 +29,6 @@ FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram",
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
 ``by_visible_keys`` is first, last, rows, entropy in nats and normalised entropy, again and again."""
 
-LONGEST_MESSAGE = 600
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""
 
@@ -50,14 +52,21 @@ class Tower:
         return dict(zip(self.stack.places, labels, strict=True))
 
     @property
-    def what(self) -> str:
-        many, heads = len(self.stack.sites), self.stack.heads
-        size = f"{many} layer{'s' if many > 1 else ''} × {heads} head{'s' if heads != 1 else ''}"
-        return f"{clean(self.stack.kind)} attention, {clean(self.stack.mode)} mode, {size}"
+    def what(self) -> Message:
+        stack, many = self.stack, len(self.stack.sites)
+        return message(
+            "heads.what", kind=kind_of(stack.kind), mode=mode_of(stack.mode), layers=message("count.layers", n=many),
+            heads=message("count.heads", n=stack.heads), queries=stack.queries, keys=stack.keys,
+        )  # fmt: skip
 
-    @property
-    def size(self) -> str:
-        return f"up to {self.stack.queries:,} queries × {self.stack.keys:,} keys"
+
+def kind_of(kind: str) -> Message | str:
+    """ "self attention"; of a kind that nobody knows, its name."""
+    return message(f"kind.{kind}") if kind in SITE_KINDS else cut(clean(kind), 200)
+
+
+def mode_of(mode: str) -> Message | str:
+    return message(f"mode.{mode}") if mode in MODES else cut(clean(mode), 200)
 
 
 def towers(sites: tuple[SiteReading, ...]) -> tuple[Tower, ...]:
@@ -76,7 +85,22 @@ def _letter(place: int) -> str:
     return letters
 
 
-def quantities(reading: Reading) -> tuple[Display, ...]:
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a head that the page shows, in words of every language."""
+
+    display: Display
+    title: Message
+    meaning: Message
+    unit: Message | str
+
+    @property
+    def name(self) -> str:
+        """Field of ``HeadReading``."""
+        return self.display.name
+
+
+def quantities(reading: Reading) -> tuple[Quantity, ...]:
     """The numbers of a head that the page shows, normalised entropy first: it colours the maps at the start.
 
     A number that is measured only if asked for is there if some head has it. Of a sample of the rows, the largest
@@ -89,34 +113,44 @@ def quantities(reading: Reading) -> tuple[Display, ...]:
         if name not in SHOWN_BY_NAME or any(getattr(head, name) is not None for head in heads)
     ]
     found.sort(key=lambda shown: shown.name != "normalized_entropy")
-    return tuple(found if reading.sampled_rows is None else map(_of_sample, found))
+    return tuple(quantity(one.name, of_sample=reading.sampled_rows is not None) for one in found)
 
 
-def _of_sample(one: Display) -> Display:
-    if one.name != "max_logit":
-        return one
-    meaning = (
-        "The largest score before softmax over the rows that were measured; that of all rows is at least as large."
-    )
-    return replace(one, title="Largest logit, at least", meaning=meaning)
+def quantity(name: str, *, of_sample: bool = False) -> Quantity:
+    """A statistic as the page shows it; ``of_sample``: of a sample of the rows."""
+    title, unit = message(f"statistic.{name}.title"), message(f"statistic.{name}.unit") if SHOWN[name].unit else ""
+    meaning = message(f"statistic.{name}.meaning")
+    if of_sample and name == "max_logit":
+        title, meaning = message("quantity.at_least", title=title), message("quantity.meaning_at_least")
+    return Quantity(SHOWN[name], title, meaning, unit)
 
 
-def document(reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True) -> dict[str, Any]:
-    """Everything the scripts draw; without ``details`` no histograms and no curves."""
+def document(
+    reading: Reading, drawn: tuple[Tower, ...], *, details: bool = True, alarms: Iterable[Alarm] | None = None
+) -> dict[str, Any]:
+    """Everything the scripts draw.
+
+    Args:
+        details: whether histograms and curves are in it.
+        alarms: all alarms of a run, where there is one; else those of the reading.
+    """
     kinds, named = quantities(reading), by_name(reading.sites)
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
+        "texts": {language: texts(language) for language in LANGUAGES},
         "details": details,
         "quantities": [_quantity(one) for one in kinds],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
-        "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in reading.alarms],
+        "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in (reading.alarms if alarms is None else alarms)],
     }
 
 
-def _quantity(one: Display) -> dict[str, Any]:
-    fields = ("title", "unit", "meaning", "low", "high", "logarithmic", "superlative", "ascending")
-    return {"key": one.name} | {name: getattr(one, name) for name in fields}
+def _quantity(one: Quantity) -> dict[str, Any]:
+    fields = ("low", "high", "logarithmic", "ascending")
+    words = {"title": encode(one.title), "unit": encode(one.unit), "meaning": encode(one.meaning)}
+    superlative = encode(message(f"statistic.{one.name}.superlative"))
+    return {"key": one.name, **words, "superlative": superlative} | {n: getattr(one.display, n) for n in fields}
 
 
 def _stack(tower: Tower) -> dict[str, Any]:
@@ -124,18 +158,18 @@ def _stack(tower: Tower) -> dict[str, Any]:
     return {"letter": tower.letter, "pattern": tower.pattern, "heads": stack.heads, "sites": list(stack.places)}
 
 
-def _site(site: SiteReading, label: str, kinds: tuple[Display, ...], details: bool) -> dict[str, Any]:
+def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:
     return {
         "name": clean(site.name),
         "label": label,
         "layer": site.layer,
-        "kind": clean(site.kind),
-        "mode": clean(site.mode),
+        "kind": encode(kind_of(site.kind)),
+        "mode": encode(mode_of(site.mode)),
         "heads": [_head(head, kinds, details) for head in site.heads],
     }
 
 
-def _head(head: HeadReading, kinds: tuple[Display, ...], details: bool) -> list[Any]:
+def _head(head: HeadReading, kinds: tuple[Quantity, ...], details: bool) -> list[Any]:
     values = [round_digits(getattr(head, one.name)) for one in kinds]
     counts = [head.head, head.rows, head.empty_rows, head.nonfinite_rows]
     return [*counts, values, _histogram(head), _curve(head)] if details else [*counts, values]
@@ -156,13 +190,14 @@ def _curve(head: HeadReading) -> list[Any]:
 
 
 def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
-    return {
-        "site": place,
-        "head": alarm.head,
-        "severity": clean(alarm.severity),
-        "level": level_of(alarm.severity),
-        "text": said(alarm),
+    level = level_of(alarm.severity)
+    found = {"site": place, "head": alarm.head, "level": level, "text": encode(said(alarm))}
+    rest = {
+        "severity": None if level == alarm.severity else encode(severity_title(alarm.severity)),
+        "since": alarm.since,
+        "ended": alarm.ended,
     }
+    return found | {name: value for name, value in rest.items() if value is not None}
 
 
 def spoken_labels(drawn: tuple[Tower, ...]) -> dict[int, str]:
@@ -196,12 +231,6 @@ def site_of(alarm: Alarm, named: dict[str, list[tuple[int, SiteReading]]]) -> in
     return min(candidates, key=distance)[0]
 
 
-def said(alarm: Alarm) -> str:
-    """An alarm's message without the place, which is shown beside it."""
-    head = "" if alarm.head is None else f" head {alarm.head}"
-    return cut(clean(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
-
-
 def archive(reading: Reading, kind: str) -> str:
     """A file that the page can save ("json" or "csv"), compressed, in base64: so the page stays one file that loads
     nothing. The same reading gives the same text.
@@ -227,7 +256,7 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def file_name(reading: Reading) -> str:
+def file_name(name: str) -> str:
     """What the files are called, without their endings: letters, digits, dots and dashes of the model's name."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", reading.model)[:60].strip("-.")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60].strip("-.")
     return f"attemper-{plain}" if plain else "attemper"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from attemper.readings.alarms import KINDS, by_kind, level_of
+from attemper.readings.alarms import by_kind, is_heard, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
-from attemper.report.document import Tower, by_name, said, site_of, spoken_labels
-from attemper.statistics import Display
+from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
+from attemper.report.texts import Date, Message, advice, alarm_title, message, said, severity_title
 from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
 """Alarms of a kind that are listed; the map marks all of them."""
+MOST_TOLD = 3
+"""Alarms of a kind, of a run, that are told in full."""
 MOST_ROWS = 600
 """Heads up to which the table without scripts has a row for each; beyond, a row for each layer."""
 
@@ -22,20 +25,25 @@ class Place:
 
     site: int | None
     head: int | None
-    label: str
-    title: str
+    label: Message | str
+    title: Message
+    when: Message | str = ""
+    """Since when, of an alarm of a run."""
+    said: Message | str = ""
 
 
 @dataclass(frozen=True)
 class Group:
     """Alarms of one severity and kind."""
 
-    severity: str
+    severity: Message | str
     level: str
     """The severity, or the one that an unknown one counts as."""
-    kind: str
+    kind: Message | str
     many: int
-    advice: str
+    advice: Message | str
+    told: tuple[Place, ...]
+    """The first alarms of a run, which are told in full."""
     places: tuple[Place, ...]
     more: int
 
@@ -44,52 +52,91 @@ class Group:
 class Figure:
     """A number that says something of the whole model, and the head it is of."""
 
-    title: str
-    value: str
-    unit: str
+    title: Message
+    value: float | Message
+    unit: Message | str
     place: Place | None = None
 
 
-def groups(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Group, ...]:
-    """Alarms by severity, worst first, then by kind in the order met."""
+def groups(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm] | None = None) -> tuple[Group, ...]:
+    """Alarms by severity, worst first, then by kind in the order met; those of the reading, or others."""
     labels, named = spoken_labels(towers), by_name(reading.sites)
     return tuple(
-        Group(
-            severity=clean(severity),
-            level=level_of(severity),
-            kind=KINDS[kind].title if kind in KINDS else clean(kind),
-            many=len(alarms),
-            advice=clean(alarms[0].advice),
-            places=tuple(_alarm_place(alarm, site_of(alarm, named), labels) for alarm in alarms[:MOST_PLACES]),
-            more=max(0, len(alarms) - MOST_PLACES),
-        )
-        for (severity, kind), alarms in by_kind(reading.alarms).items()
+        _group(severity, kind, found, [_alarm_place(alarm, site_of(alarm, named), labels) for alarm in found])
+        for (severity, kind), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
+    )
+
+
+def _group(severity: str, kind: str, alarms: Sequence[Alarm], places: list[Place]) -> Group:
+    told = tuple(places[:MOST_TOLD]) if places[0].when else ()
+    rest = tuple(places[len(told) : len(told) + MOST_PLACES])
+    return Group(
+        severity=severity_title(severity),
+        level=level_of(severity),
+        kind=alarm_title(kind),
+        many=len(alarms),
+        advice=advice(alarms[0]),
+        told=told,
+        places=rest,
+        more=len(alarms) - len(told) - len(rest),
     )
 
 
 def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
-    place = _place(site, alarm.head, alarm.site, labels)
-    return replace(place, title=cut(f"{place.title}: {said(alarm)}", 400))
+    place, words = _place(site, alarm.head, alarm.site, labels), said(alarm)
+    when: Message | str = ""
+    if alarm.since is not None:
+        when = message("alarm.since", since=alarm.since)
+        if alarm.ended is not None:
+            when = message("alarm.span", since=alarm.since, ended=alarm.ended)
+    told = cut(words, 400) if isinstance(words, str) else words
+    return replace(place, title=message("head.alarm", place=place.title, said=told), when=when, said=words)
 
 
 def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]) -> Place:
     label = cut(clean(name), 24) if site is None or site not in labels else labels[site]
-    of_head = "" if head is None else f" · {head}"
-    return Place(site, head, f"{label}{of_head}", cut(clean(name), 300) + ("" if head is None else f", head {head}"))
+    place = cut(clean(name), 300)
+    title = message("head.site", site=place) if head is None else message("head.named", site=place, head=head)
+    return Place(site, head, label if head is None else f"{label} · {head}", title)
 
 
-def origin(reading: Reading) -> tuple[tuple[str, str], ...]:
+def first_warning(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm]) -> Figure | None:
+    """When and where a run first had an alarm that is a warning or worse."""
+    heard = [alarm for alarm in alarms if is_heard(alarm) and alarm.since is not None]
+    if not heard:
+        return None
+    first = min(heard, key=lambda alarm: alarm.since or 0)
+    labels, site = spoken_labels(towers), site_of(first, by_name(reading.sites))
+    place = _alarm_place(first, site, labels)
+    return Figure(
+        message("figure.first"), message("figure.at_step", step=first.since), "",
+        replace(place, label=_spoken(site, first.head, place, labels)),
+    )  # fmt: skip
+
+
+def _spoken(site: int | None, head: int | None, place: Place, labels: dict[int, str]) -> Message | str:
+    """``layer 3, head 5``."""
+    if site is None or site not in labels:
+        return place.label
+    layer = message("head.layer", label=labels[site])
+    return layer if head is None else message("head.spoken", layer=layer, head=head)
+
+
+def origin(reading: Reading) -> tuple[tuple[Message, Message | Date | str], ...]:
     """What was read, when and with what, as titles and values; what the reading does not tell is left out."""
-    date = None if reading.date is None else reading.date.replace("T", " ").replace("Z", " UTC")
     versions = ", ".join(f"{name} {version}" for name, version in (reading.versions or {}).items())
     told = {
         "text": reading.text,
-        "read on": date,
-        "weights": reading.dtype,
+        "date": None if reading.date is None else Date(clean(reading.date)),
+        "dtype": reading.dtype,
         "revision": None if reading.revision is None else reading.revision[:12],
-        "with": versions or None,
+        "versions": versions or None,
     }
-    return tuple((title, cut(clean(value), 160)) for title, value in told.items() if value is not None)
+    return tuple(
+        (message(f"origin.{name}"), message("as_is", said=value if isinstance(value, Date) else cut(clean(value), 160)))
+        for name, value in told.items()
+        if value is not None
+    )
 
 
 def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
@@ -100,20 +147,26 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
         return ()
     mean = sum(value for value, _, _ in entropies) / len(entropies)
 
-    def extreme(title: str, unit: str, found: tuple[float, int, int]) -> Figure:
+    def extreme(title: str, unit: Message | str, found: tuple[float, int, int]) -> Figure:
         value, at, head = found
         place = _place(at, head, reading.sites[at].name, labels)
-        label = f"layer {place.label}" if at in labels else place.label
-        return Figure(title, number(value, 3), unit, replace(place, label=label.replace(" · ", ", head ")))
+        return Figure(
+            message(f"figure.{title}"), _brief(value), unit, replace(place, label=_spoken(at, head, place, labels))
+        )
 
-    logits = _values(reading, "max_logit")
-    largest = "Largest logit" if reading.sampled_rows is None else "Largest logit, at least"
+    of_log, logits = message("statistic.normalized_entropy.unit"), _values(reading, "max_logit")
+    largest = "logit" if reading.sampled_rows is None else "logit_at_least"
     return (
-        Figure("Mean normalised entropy", number(mean, 3), "of log n"),
-        extreme("Sharpest head", "of log n", min(entropies, key=_value)),
-        extreme("Most diffuse head", "of log n", max(entropies, key=_value)),
+        Figure(message("figure.mean"), _brief(mean), of_log),
+        extreme("sharpest", of_log, min(entropies, key=_value)),
+        extreme("diffuse", of_log, max(entropies, key=_value)),
         *([extreme(largest, "", max(logits, key=_value))] if logits else []),
     )
+
+
+def _brief(value: float) -> float:
+    """Three digits of it."""
+    return float(value) if abs(value) >= 1000 else float(f"{value:.3g}")
 
 
 def _values(reading: Reading, key: str) -> list[tuple[float, int, int]]:
@@ -136,23 +189,23 @@ class Row:
 
     site: str
     layer: str
-    mode: str
+    mode: Message | str
     head: str
     values: tuple[str, ...]
     rows: int
 
 
-def rows(reading: Reading, kinds: tuple[Display, ...]) -> tuple[Row, ...]:
+def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:
     """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
     if len(reading.heads) <= MOST_ROWS:
         return tuple(_row(site, str(head.head), (head,), kinds) for site, head in reading.placed_heads)
     return tuple(_row(site, f"mean of {len(site.heads)}", site.heads, kinds) for site in reading.sites)
 
 
-def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Display, ...]) -> Row:
+def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Quantity, ...]) -> Row:
     layer = "–" if site.layer is None else str(site.layer)
     values = tuple(number(_mean(heads, kind.name)) for kind in kinds)
-    return Row(clean(site.name), layer, clean(site.mode), name, values, sum(head.rows for head in heads))
+    return Row(clean(site.name), layer, mode_of(site.mode), name, values, sum(head.rows for head in heads))
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:

@@ -6,18 +6,22 @@ import base64
 import hashlib
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from attemper import __version__
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
+from attemper.report import texts
 from attemper.report.document import archive, document, file_name, quantities, towers
 from attemper.report.overview import figures, groups, origin, rows
+from attemper.report.texts import Message, mark, message, say, span
 from attemper.report.verdict import verdict
-from attemper.text import clean, script_json
+from attemper.text import clean, cut, script_json
 
 LARGEST_BYTES = 2_000_000
 """A page that would be larger leaves something out, and says so."""
@@ -25,7 +29,10 @@ _LEVELS = ((True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False,
 """Whether histograms and curves are in it, and which files it can save; the first that is small enough is taken."""
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("numbers", "colours", "theme", "maps", "charts", "panel", "table", "download", "main")
+_SCRIPTS = (
+    *("document", "texts", "numbers", "history", "colours", "theme", "maps", "charts", "panel", "course", "multiples"),
+    *("time", "table", "download", "main"),
+)
 """Put together in this order, inside one function: they share names, and add none to the window."""
 
 ECHARTS = _HERE / "vendor" / "echarts" / "echarts.common.min.js"
@@ -61,47 +68,80 @@ def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
 
 def _render(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
     drawn, kinds = towers(reading.sites), quantities(reading)
-    style, script, library = asset("page.css"), _script(), ECHARTS.read_text(encoding="utf-8")
-    template = templates().get_template("page.html.j2")
-    return template.render(
+    tokens = [(reading.tokens, message("fact.tokens", n=reading.tokens))]
+    return render(
+        reading,
+        run=False,
         title=clean(reading.model),
-        tokens=reading.tokens,
+        facts=[*size_facts(reading), *tokens],
         backend=clean(reading.backend),
-        sampled_rows=reading.sampled_rows,
         origin=origin(reading),
         files={kind: Markup(text) for kind, text in files.items()},
-        file_name=file_name(reading),
-        heads=sum(len(site.heads) for site in reading.sites),
-        sites=len(reading.sites),
-        skipped=[(clean(skipped.name), clean(skipped.reason)) for skipped in reading.skipped],
+        file_name=file_name(reading.model),
         verdict=verdict(reading),
         figures=figures(reading, drawn),
         groups=groups(reading, drawn),
-        notes=[clean(note[:1].upper() + note[1:]) for note in reading.notes],
+        ended=(),
+        notes=[texts.note(note) for note in reading.notes],
         towers=drawn,
         quantities=kinds,
-        rows=rows(reading, kinds),
         details=details,
-        policy=policy(style, (library, script)),
-        style=Markup(style),
-        library=Markup(library),
-        script=Markup(script),
         data=Markup(script_json(document(reading, drawn, details=details))),
-        version=__version__,
-        echarts_version=ECHARTS_VERSION,
     )
 
 
+def size_facts(reading: Reading) -> list[tuple[int, Message]]:
+    """How many heads and layers there are."""
+    heads, sites = sum(len(site.heads) for site in reading.sites), len(reading.sites)
+    return [(heads, message("fact.heads", n=heads)), (sites, message("fact.layers", n=sites))]
+
+
+def render(reading: Reading, **given: Any) -> str:
+    """The page of a reading, alone or as the last sample of a run, from ``templates/page.html.j2``."""
+    style, script, library = asset("page.css"), _script(), ECHARTS.read_text(encoding="utf-8")
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            heads=sum(len(site.heads) for site in reading.sites),
+            sampled_rows=reading.sampled_rows,
+            skipped=[(clean(skipped.name), clean(skipped.reason)) for skipped in reading.skipped],
+            rows=rows(reading, given["quantities"]),
+            policy=policy(style, (library, script)),
+            style=Markup(style),
+            library=Markup(library),
+            script=Markup(script),
+            version=__version__,
+            echarts_version=ECHARTS_VERSION,
+            **given,
+        )
+    )
+
+
+@cache
 def templates() -> Environment:
     """The page's templates. Whatever they are given is escaped, and a missing value is an error."""
     # select_autoescape() would not escape files that end in .j2.
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals |= {"t": message, "say": say, "mark": mark, "span": span, "attribute": _attribute}
+    made.filters["cut"] = _cut
+    return made
+
+
+def _attribute(name: str, said: object) -> Markup:
+    """An attribute, and what the page needs to say it again."""
+    return Markup(' {}="{}"{}').format(Markup(name), say(said), mark(said, name))
+
+
+def _cut(text: Markup, longest: int) -> Markup:
+    """A text that came from others, cut; messages of ours are as long as they are."""
+    return text if text.startswith("<span") else escape(cut(text.unescape(), longest))
 
 
 def asset(name: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from attemper.readings.alarms import KINDS, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.text import clean, count, cut, number
+from attemper.report.texts import Clauses, Message, message, say
+from attemper.text import clean, cut
 
 MOST_KINDS = 5
 
@@ -20,114 +21,131 @@ class Verdict:
     """
 
     level: str
-    sentence: str
+    said: Message
+
+    @property
+    def sentence(self) -> str:
+        """In English."""
+        return say(self.said)
 
 
-def verdict(reading: Reading) -> Verdict:
-    """One sentence on the whole reading."""
+def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
+    """One sentence on the whole reading.
+
+    Args:
+        past: alarms of a run that have ended.
+    """
     heads = [head for site in reading.sites for head in site.heads]
     alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
     if not any(head.rows for head in heads) and not alarms["critical"]:
         return Verdict("empty", _nothing(reading, heads))
-    total = f"{count(len(heads), 'head')} in {count(len(reading.sites), 'layer')}"
-    unknown = _gaps(reading, heads)
-    bound = "" if reading.sampled_rows is None else "at least "
+    parts = {"total": _total(reading, heads), "gaps": _gaps(reading, heads), "past": _past(past)}
+    is_bound = reading.sampled_rows is not None
     if alarms["critical"]:
-        others = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
-        rest = f"; besides, {_join(others)}" if others else ""
-        found = _join(_clauses(alarms["critical"], bound))
-        return Verdict("critical", f"{total}: {found}{_first(alarms['critical'])}{rest}{unknown}.")
+        others = [*_clauses(alarms["warning"], is_bound), *_clauses(alarms["notice"], is_bound)]
+        parts["rest"] = message("verdict.besides", others=Clauses(others)) if others else ""
+        found = Clauses(_clauses(alarms["critical"], is_bound))
+        return Verdict("critical", message("verdict.broken", found=found, where=_first(alarms["critical"]), **parts))
     if alarms["warning"]:
-        noticed = [*_clauses(alarms["warning"], bound), *_clauses(alarms["notice"], bound)]
-        return Verdict("warning", f"{total}: {_join(noticed)}{unknown}.")
+        noticed = [*_clauses(alarms["warning"], is_bound), *_clauses(alarms["notice"], is_bound)]
+        return Verdict("warning", message("verdict.sentence", found=Clauses(noticed), end="", **parts))
     short = [head for head in heads if head.rows and not head.judged]
     calm = [
-        *_clauses(alarms["notice"], bound),
+        *_clauses(alarms["notice"], is_bound),
         *_uniform_heads(reading),
-        *_largest_logit(heads, bound),
+        *_largest_logit(heads, is_bound),
         *_short_rows(reading, short),
     ]
+    level, end = "fine", message("verdict.others" if short else "verdict.nothing")
     if alarms["notice"]:
-        notices = count(len(alarms["notice"]), "notice")
-        return Verdict("notice", f"{total}: {_join(calm)}{unknown}; {notices}, no warning.")
-    if reading.untrained_heads:
-        return Verdict("untrained", f"{total}: {_join(calm)}{unknown}.")
-    if not any(head.judged for head in heads):
-        return Verdict("unjudged", f"{total}: {_join(calm)}{unknown}.")
-    others = " in the others" if short else ""
-    return Verdict("fine", f"{total}: {_join(calm)}{unknown}; nothing needs attention{others}.")
+        level, end = "notice", message("verdict.notices", n=len(alarms["notice"]))
+    elif reading.untrained_heads:
+        level, end = "untrained", ""
+    elif not any(head.judged for head in heads):
+        level, end = "unjudged", ""
+    return Verdict(level, message("verdict.sentence", found=Clauses(calm), end=end, **parts))
 
 
-def _nothing(reading: Reading, heads: list[HeadReading]) -> str:
-    skipped = f"; {count(len(reading.skipped), 'module was', 'modules were')} skipped" if reading.skipped else ""
+def _total(reading: Reading, heads: list[HeadReading]) -> Message:
+    return message(
+        "verdict.total",
+        heads=message("count.heads", n=len(heads)),
+        layers=message("count.layers", n=len(reading.sites)),
+    )
+
+
+def _nothing(reading: Reading, heads: list[HeadReading]) -> Message:
+    skipped = message("verdict.skipped_only", n=len(reading.skipped)) if reading.skipped else ""
     if not heads:
-        return f"No attention was measured{skipped}."
-    subject = "it has no number" if len(heads) == 1 else "none of them has a number"
-    return f"{count(len(heads), 'head')} in {count(len(reading.sites), 'layer')}: {subject}, no row was valid{skipped}."
+        return message("verdict.nothing_measured", skipped=skipped)
+    subject = message("verdict.no_number", n=len(heads))
+    return message("verdict.no_row", total=_total(reading, heads), subject=subject, skipped=skipped)
 
 
 def _of(reading: Reading, severity: str) -> list[Alarm]:
     return [alarm for alarm in reading.alarms if level_of(alarm.severity) == severity]
 
 
-def _clauses(alarms: list[Alarm], bound: str) -> list[str]:
+def _clauses(alarms: list[Alarm], is_bound: bool) -> list[Message]:
     """One clause a kind, in the order in which kinds are first met; after ``MOST_KINDS`` the rest are counted."""
     kinds = list(dict.fromkeys(alarm.kind for alarm in alarms))
-    told = [_clause(kind, [alarm for alarm in alarms if alarm.kind == kind], bound) for kind in kinds[:MOST_KINDS]]
+    told = [_clause(kind, [alarm for alarm in alarms if alarm.kind == kind], is_bound) for kind in kinds[:MOST_KINDS]]
     rest = sum(alarm.kind not in kinds[:MOST_KINDS] for alarm in alarms)
-    return [*told, f"there {'is' if rest == 1 else 'are'} {count(rest, 'more alarm')}"] if rest else told
+    return [*told, message("verdict.more", n=rest)] if rest else told
 
 
-def _clause(name: str, alarms: list[Alarm], bound: str) -> str:
-    """``bound``: what stands before the worst value; empty where it is exact."""
+def _clause(name: str, alarms: list[Alarm], is_bound: bool) -> Message:
+    """``is_bound``: whether the worst value is a bound; else it is exact."""
     many, kind = len(alarms), KINDS.get(name)
+    steps = [alarm.since for alarm in alarms if alarm.since is not None]
+    since = message("verdict.since", step=min(steps)) if len(steps) == many else ""
     if kind is None:
-        return f"{many:,} raised the alarm “{cut(clean(name), 40)}”"
-    clause = f"{many:,} {kind.clause[many > 1]}"
-    if not kind.worst:
-        return clause
-    worst = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
-    limit = "beyond the limit" if alarms[0].limit is None else f"{kind.side} {number(alarms[0].limit)}"
-    return f"{clause} {limit}" + ("" if worst is None else f", {kind.worst} {bound}{number(worst)}")
+        return message("verdict.unknown", n=many, kind=cut(clean(name), 40), since=since)
+    clause, limit, worst = message(f"alarm.{name}.clause", n=many), "", ""
+    if kind.worst:
+        bound = alarms[0].limit
+        limit = message("verdict.beyond") if bound is None else message(f"verdict.{kind.side}", limit=float(bound))
+        value = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
+        worst = "" if value is None else message(f"alarm.{name}.worst", value=_worst(value, is_bound))
+    return message("verdict.clause", clause=clause, limit=limit, worst=worst, since=since)
 
 
-def _first(alarms: list[Alarm]) -> str:
+def _worst(value: float, is_bound: bool) -> Message | float:
+    return message("number.at_least", value=float(value)) if is_bound else float(value)
+
+
+def _first(alarms: list[Alarm]) -> Message:
     """Where trouble that spreads from layer to layer begins."""
-    if len(alarms) == 1:
-        return f", in {cut(clean(alarms[0].site), 80)}"
-    return f", the first in {cut(clean(alarms[0].site), 80)}"
+    site = cut(clean(alarms[0].site), 80)
+    return message("verdict.in" if len(alarms) == 1 else "verdict.first_in", site=site)
 
 
-def _largest_logit(heads: list[HeadReading], bound: str) -> Iterator[str]:
+def _largest_logit(heads: list[HeadReading], is_bound: bool) -> Iterator[Message]:
     logits = [head.max_logit for head in heads if head.max_logit is not None]
     if logits:
-        yield f"the largest logit is {bound}{number(max(logits))}"
+        yield message("verdict.largest_logit", value=_worst(max(logits), is_bound))
 
 
-def _uniform_heads(reading: Reading) -> Iterator[str]:
+def _uniform_heads(reading: Reading) -> Iterator[Message]:
     if reading.untrained_heads:
-        yield f"{reading.untrained_heads:,} near uniform, as in a model that is not trained yet"
+        yield message("verdict.uniform", n=reading.untrained_heads)
 
 
-def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[str]:
+def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[Message]:
     if short:
-        sees = "sees" if len(short) == 1 else "see"
-        yield f"{len(short):,} {sees} too few keys to judge sharpness ({reading.fewest_keys:,} needed)"
+        yield message("verdict.short", n=len(short), needed=reading.fewest_keys)
 
 
-def _gaps(reading: Reading, heads: list[HeadReading]) -> str:
+def _gaps(reading: Reading, heads: list[HeadReading]) -> Message | str:
     """What the sentence does not cover."""
     silent = sum(not head.rows for head in heads)
-    parts = []
-    if silent:
-        parts.append(f"{count(silent, 'head has', 'heads have')} no valid row")
+    parts = [message("verdict.silent", n=silent)] if silent else []
     if reading.skipped:
-        parts.append(f"{count(len(reading.skipped), 'module was', 'modules were')} skipped and not measured")
-    return f"; {_join(parts)}" if parts else ""
+        parts.append(message("verdict.skipped", n=len(reading.skipped)))
+    return message("verdict.gaps", parts=Clauses(parts)) if parts else ""
 
 
-def _join(parts: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b, and c``."""
-    if len(parts) < 3:
-        return " and ".join(parts)
-    return f"{', '.join(parts[:-1])}, and {parts[-1]}"
+def _past(alarms: Sequence[Alarm]) -> Message | str:
+    """Warnings and worse that came and went."""
+    ended = [alarm.ended for alarm in alarms if alarm.ended is not None and level_of(alarm.severity) != "notice"]
+    return message("verdict.past", n=len(ended), step=max(ended)) if ended else ""

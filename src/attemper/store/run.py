@@ -289,11 +289,22 @@ class Run:
             InputError: they are of different models: no site in common, or other heads.
         """
         theirs = other.name if isinstance(other, Run) else other.model
-        return compare(self.reading, other.reading, names=(self.name, theirs))
+        return compare(self, other, names=(self.name, theirs))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page of the last sample; see :meth:`attemper.Scan.to_html`."""
-        return self.at(self._last_step).to_html(path)
+        """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
+
+        It is written whole or not at all, and the same samples give the same bytes.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: there is no sample yet, or no file can be written there.
+        """
+        from attemper.report.run_page import write_run
+
+        return write_run(self, path)
 
     def _reading(self, step: int) -> Reading:
         with self.ranks.snapshot():

@@ -81,8 +81,8 @@ function drawHistogram(head) {
   const style = axisStyle();
   const most = Math.max(...bins);
   byId("histogram").setAttribute("aria-label", counts.length
-    ? `32 bins from 0 to 1; rows lie between ${full(first / 32)} and ${full((first + counts.length) / 32)}, most of them near ${full((bins.indexOf(most) + 0.5) / 32)}`
-    : "no row");
+    ? text("head.histogram_label", { low: first / 32, high: (first + counts.length) / 32, most: (bins.indexOf(most) + 0.5) / 32 })
+    : text("head.no_row"));
   chart.setOption({
     ...still(),
     grid: { left: 44, right: 14, top: 8, bottom: 24 },
@@ -114,12 +114,12 @@ function drawCurve(head) {
   const buckets = bucketsOf(head);
   const style = axisStyle();
   byId("curve").setAttribute("aria-label", buckets.length
-    ? buckets.map(({ range, nats, normalized }) => `${range} keys: ${full(normalized)}, ${full(nats)} nats`).join("; ")
-    : "no row");
+    ? buckets.map(({ range, nats, normalized }) => text("head.curve_point", { range, value: full(normalized), nats: full(nats) })).join("; ")
+    : text("head.no_row"));
   chart.setOption({
     ...still(),
     grid: { left: 44, right: 22, top: 20, bottom: 38 },
-    xAxis: { ...style, type: "category", data: buckets.map(({ range }) => range), name: "visible keys", nameLocation: "middle", nameGap: 24 },
+    xAxis: { ...style, type: "category", data: buckets.map(({ range }) => range), name: text("head.curve_axis"), nameLocation: "middle", nameGap: 24 },
     yAxis: { ...style, type: "value", min: 0, max: 1, interval: 0.5, axisLine: { show: false } },
     series: [{
       type: "line", silent: true, symbol: "circle", symbolSize: 8, connectNulls: false,

@@ -28,13 +28,19 @@ function inkOn(rgb) {
 // The values that the ends of the scale stand for: the quantity's own range, or what was found.
 function range() {
   const { low, high, logarithmic } = quantity();
-  const known = HEADS.map(valueOf).filter((value) => value !== null);
+  const known = knownValues();
   if (!known.length) return { low: low ?? 0, high: high ?? 1, logarithmic };
   const least = known.reduce((a, b) => Math.min(a, b));
   const most = known.reduce((a, b) => Math.max(a, b));
   const bottom = chosen.stretch || low === null ? least : Math.min(low, least);
   const top = chosen.stretch || high === null ? most : Math.max(high, most);
   return { low: bottom, high: top > bottom ? top : bottom + 1, logarithmic: logarithmic && bottom > 0 };
+}
+
+// Of a run over all its steps, so that a colour means the same at each.
+function knownValues() {
+  const past = HISTORY ? HEADS.flatMap((head) => pastEnds(head, chosen.quantity)) : [];
+  return [...past, ...HEADS.map((head) => head.values[chosen.quantity])].filter((value) => value !== null);
 }
 
 function shareOf(value, { low, high, logarithmic }) {
@@ -80,8 +86,8 @@ function drawLegend() {
   byId("ticks").replaceChildren(
     ...[0, 0.25, 0.5, 0.75, 1].map((share) => element("span", full(Number(valueAt(share, ends).toPrecision(3))))),
   );
-  const { title, unit } = quantity();
-  const named = unit && !title.endsWith(unit) ? `${title}, ${unit}` : title;
-  byId("scale-name").textContent = `${named}${ends.logarithmic ? ", logarithmic" : ""}`;
-  byId("meaning").textContent = quantity().meaning;
+  const { title, unit, meaning } = quantity();
+  const named = unit && !say(title).endsWith(say(unit)) ? ["heads.named", { title, unit }] : title;
+  byId("scale-name").textContent = ends.logarithmic ? text("heads.logarithmic", { name: named }) : say(named);
+  byId("meaning").textContent = say(meaning);
 }

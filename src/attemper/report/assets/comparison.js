@@ -1,9 +1,5 @@
 // Sorts the table by the size of a statistic's change. Nothing here is built from names: rows are only moved.
 
-function byId(id) {
-  return document.getElementById(id);
-}
-
 function sortBy(column) {
   const body = byId("heads").tBodies[0];
   const size = (row) => Number(row.cells[3 + column].dataset.size);
@@ -19,7 +15,7 @@ function startSorting() {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "sort";
-    button.title = "Largest change first";
+    button.title = text("compared.sort");
     button.append(...head.childNodes);
     button.addEventListener("click", () => sortBy(Number(head.dataset.column)));
     head.append(button);
@@ -27,6 +23,7 @@ function startSorting() {
 }
 
 function start() {
+  startLanguage(applyTheme);
   startTheme(() => {});
   startSorting();
 }

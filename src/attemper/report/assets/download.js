@@ -1,14 +1,17 @@
 // Files that lie packed in the page: exact numbers, saved without asking anybody for them.
 
 async function unpacked(kind) {
-  const bytes = Uint8Array.from(atob(byId(`file-${kind}`).textContent), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+  return unpack(byId(`file-${kind}`).textContent, "gzip");
+}
+
+async function fileOf(kind) {
+  return DATA.run ? historyCsv() : unpacked(kind);
 }
 
 async function save(button) {
   const types = { csv: "text/csv", json: "application/json" };
   const link = element("a");
-  link.href = URL.createObjectURL(new Blob([await unpacked(button.dataset.kind)], { type: types[button.dataset.kind] }));
+  link.href = URL.createObjectURL(new Blob([await fileOf(button.dataset.kind)], { type: types[button.dataset.kind] }));
   link.download = button.dataset.name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60000); // a browser may ask where to save it first
@@ -16,9 +19,13 @@ async function save(button) {
 
 function startDownloads() {
   if (!window.DecompressionStream) return;
+  startTitles();
   for (const button of document.querySelectorAll(".save")) {
     button.hidden = false;
-    button.title = `Save every number of this page as ${button.dataset.kind.toUpperCase()}`;
     button.addEventListener("click", () => save(button));
   }
+}
+
+function startTitles() {
+  for (const button of document.querySelectorAll(".save")) button.title = text("page.save", { kind: button.dataset.kind.toUpperCase() });
 }

@@ -4,6 +4,7 @@ function redraw() {
   if (!maps.length) return;
   drawLegend();
   drawMaps();
+  if (DATA.run) drawTime();
   fillPanel();
 }
 
@@ -11,7 +12,7 @@ function startControls() {
   byId("quantity").addEventListener("change", (event) => {
     chosen.quantity = Number(event.target.value);
     redraw();
-    announce(`Coloured by ${quantity().title.toLowerCase()}`);
+    announce(text("heads.coloured", { title: titleOf(quantity()) }));
   });
   byId("stretch").addEventListener("change", (event) => {
     chosen.stretch = event.target.checked;
@@ -49,13 +50,21 @@ function followWidth() {
 // The head to open with: the worst alarm's, else the sharpest.
 function firstHead() {
   for (const level of ["critical", "warning", "notice"]) {
-    const alarming = HEADS.find((head) => head.alarms.some((alarm) => alarm.level === level));
+    const alarming = HEADS.find((head) => alarmsOf(head).some((alarm) => alarm.level === level));
     if (alarming) return alarming;
   }
   const known = HEADS.filter((head) => valueOf(head) !== null);
   return known.length ? known.reduce((a, b) => (valueOf(b) < valueOf(a) ? b : a)) : HEADS[0];
 }
 
+function redrawAll() {
+  applyTheme();
+  startTitles();
+  if (byId("all-table") && byId("all-table").firstChild) fillTable();
+  redraw();
+}
+
+startLanguage(redrawAll);
 startTheme(redraw);
 byId("heads").hidden = false;
 startDownloads();
@@ -68,4 +77,5 @@ if (HEADS.length) {
   for (const map of maps) if (map.stack.sites.includes(chosen.head.site)) aim(map, chosen.head);
   redraw();
   followWidth();
+  if (DATA.run) startTime();
 }

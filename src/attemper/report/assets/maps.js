@@ -17,8 +17,6 @@ function makeMap(host, stack) {
   const area = element("div", undefined, "cells");
   area.tabIndex = 0;
   area.setAttribute("role", "application");
-  area.setAttribute("aria-roledescription", "map of heads");
-  area.setAttribute("aria-label", `${cut(stack.pattern, 100)}: ${stack.sites.length} layers by ${stack.heads} heads`);
   area.setAttribute("aria-describedby", "keys");
   const drawing = element("div", undefined, "drawing");
   drawing.setAttribute("aria-hidden", "true");
@@ -48,6 +46,8 @@ function fit(map) {
 
 function drawMap(map) {
   fit(map);
+  map.area.setAttribute("aria-roledescription", text("heads.map"));
+  map.area.setAttribute("aria-label", text("heads.map_of", { pattern: cut(map.stack.pattern, 100), layers: map.stack.sites.length, heads: map.stack.heads }));
   if (!map.chart) map.chart = echarts.init(map.drawing, null, { renderer: "canvas" });
   map.chart.resize({ width: map.wide * map.stack.heads, height: map.tall * map.stack.sites.length + TOP });
   const rows = map.stack.sites.map((site) => BY_SITE[site]);
@@ -72,7 +72,7 @@ function cells(map, rows) {
   const missing = hatch(theme("--hatch"), theme("--hatch-ground"), ...size);
   const broken = hatch(theme("--critical"), theme("--broken-ground"), ...size);
   const fill = (head) => {
-    if (head.nonfinite) return broken;
+    if (isBroken(head)) return broken;
     return valueOf(head) === null ? missing : css(viridis(shareOf(valueOf(head), ends)));
   };
   const heads = rows.flatMap((row, y) => row.map((head, x) => ({ head, at: [x, y] })));
@@ -92,7 +92,7 @@ function cellText(head, ends, narrow) {
   const value = valueOf(head);
   const fontSize = narrow ? 9.5 : 11;
   const offset = narrow ? [0, 3] : [0, 0]; // below the dot of an alarm
-  if (head.nonfinite) {
+  if (isBroken(head)) {
     return { show: true, formatter: "NaN", fontSize, offset, color: theme("--ink"), backgroundColor: theme("--broken-ground"), padding: narrow ? [1, 0] : [2, 3] };
   }
   if (value === null) return { show: false };
@@ -106,7 +106,7 @@ function marks(map, rows) {
     type: "scatter", silent: true, progressiveThreshold: Infinity, symbol: "circle", symbolSize: map.wide >= 34 ? 6 : map.wide >= 20 ? 5 : 4,
     symbolOffset: [map.wide / 2 - inset, -map.tall / 2 + inset],
     itemStyle: { color: "#fff", borderColor: "#000", borderWidth: map.wide >= 20 ? 1.2 : 0.5, opacity: 1 },
-    data: rows.flatMap((row, y) => row.flatMap((head, x) => (head.alarms.length ? [[x, y]] : []))),
+    data: rows.flatMap((row, y) => row.flatMap((head, x) => (alarmsOf(head).length ? [[x, y]] : []))),
   };
 }
 
@@ -196,16 +196,23 @@ function press(map, event) {
 }
 
 function summary(head) {
-  const broken = head.nonfinite ? ", NaN or infinite scores" : "";
-  const alarms = head.alarms.length ? `, ${head.alarms.length} alarm${head.alarms.length > 1 ? "s" : ""}` : "";
-  return `${spoken(head)}: ${quantity().title.toLowerCase()} ${withUnit(valueOf(head), quantity())}${broken}${alarms}`;
+  const broken = isBroken(head) ? text("heads.said_broken") : "";
+  const many = alarmsOf(head).length;
+  const alarms = many ? text("heads.said_alarms", { n: many }) : "";
+  return text("heads.said", { head: spoken(head), title: titleOf(quantity()), value: withUnit(valueOf(head), quantity()), broken, alarms });
 }
 
 function showTip(head, x, y) {
+  const value = withUnit(valueOf(head), quantity());
+  const lines = [element("b", spoken(head)), element("span", text("heads.value", { title: quantity().title, value }))];
+  if (isBroken(head)) lines.push(element("span", text("heads.broken")));
+  for (const alarm of alarmsOf(head).slice(0, 3)) lines.push(element("span", cut(say(alarm.text), 120), "said"));
+  showLines(lines, x, y);
+}
+
+function showLines(lines, x, y) {
   const tip = byId("tip");
-  tip.replaceChildren(element("b", spoken(head)), element("span", `${quantity().title}: ${withUnit(valueOf(head), quantity())}`));
-  if (head.nonfinite) tip.append(element("span", "NaN or infinite scores"));
-  for (const alarm of head.alarms.slice(0, 3)) tip.append(element("span", cut(alarm.text, 120), "said"));
+  tip.replaceChildren(...lines);
   tip.hidden = false;
   const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
   tip.style.left = `${Math.max(8, Math.min(x + 14, room))}px`;
@@ -214,6 +221,12 @@ function showTip(head, x, y) {
 
 function hideTip() {
   byId("tip").hidden = true;
+}
+
+// Another moment, or another quantity: cells take other colours where they are.
+function paintMap(map) {
+  const rows = map.stack.sites.map((site) => BY_SITE[site]);
+  map.chart.setOption({ series: [cells(map, rows), marks(map, rows)] }, { replaceMerge: ["series"] });
 }
 
 function drawMaps() {

@@ -1,5 +1,7 @@
 // The numbers of one head.
 
+const MOST_SAID = 6; // alarms of a head that are told
+
 function fillPanel() {
   const head = chosen.head;
   if (!head) return;
@@ -8,14 +10,17 @@ function fillPanel() {
   byId("panel-title").textContent = capital(spoken(head));
   const name = element("bdi");
   name.append(element("code", site.name));
-  byId("panel-site").replaceChildren(name, element("span", ` ${site.kind} attention, ${site.mode}`));
+  byId("panel-site").replaceChildren(name, element("span", ` ${text("site.kind", { kind: site.kind, mode: site.mode })}`));
   byId("panel-site").title = site.name;
   byId("rank").textContent = rankText(head);
-  byId("strip").setAttribute("aria-label", `All heads by ${quantity().title.toLowerCase()}. ${rankText(head)}`);
+  byId("strip").setAttribute("aria-label", text("head.strip", { title: titleOf(quantity()), rank: rankText(head) }));
   fillAlarms(head);
   fillValues(head);
-  const [rows, empty, nonfinite] = [head.rows, head.empty, head.nonfinite].map((many) => many.toLocaleString("en"));
-  byId("rows").textContent = `${rows} rows measured; left out: ${empty} empty, ${nonfinite} with NaN or infinity.`;
+  byId("numbers-at").textContent = DATA.run ? text("head.numbers_at", { step: stepNow() }) : text("head.numbers");
+  byId("rows").textContent = chosen.column === null
+    ? text("head.rows", { rows: head.rows, empty: head.empty, nonfinite: head.nonfinite })
+    : text("head.rounded");
+  if (DATA.run) drawCourse(head);
   drawStrip(head);
   if (DATA.details) {
     drawHistogram(head);
@@ -28,22 +33,23 @@ function capital(text) {
 }
 
 function fillAlarms(head) {
-  byId("panel-alarms").replaceChildren(...head.alarms.map((alarm) => {
-    const line = element("li", undefined, alarm.level);
-    line.append(element("span", cut(alarm.severity, 40), "severity"), " ", element("bdi", alarm.text));
+  byId("panel-alarms").replaceChildren(...head.alarms.slice(0, MOST_SAID).map((alarm) => {
+    const line = element("li", undefined, `${alarm.level}${alarm.ended === null ? "" : " over"}`);
+    line.append(element("span", cut(say(alarm.severity), 40), "severity"), " ", element("bdi", say(alarm.text)));
+    if (alarm.since !== null) line.append(" ", element("b", text(alarm.ended === null ? "alarm.since" : "alarm.span", alarm)));
     return line;
   }));
 }
 
 function fillValues(head) {
-  const pairs = DATA.quantities.map((kind, at) => [kind.title, head.values[at], kind.unit, kind.meaning, at === chosen.quantity]);
-  byId("values").replaceChildren(...pairs.map(([title, value, unit, meaning, current]) => {
-    const pair = element("div", undefined, current ? "current" : "");
-    pair.title = meaning;
+  byId("values").replaceChildren(...DATA.quantities.map((kind, at) => {
+    const value = valueOf(head, at);
+    const pair = element("div", undefined, at === chosen.quantity ? "current" : "");
+    pair.title = say(kind.meaning);
     const number = element("dd", full(value));
-    if (unit && value !== null) number.append(" ", element("small", unit));
-    if (value === null) number.append(" ", element("small", "not measured", "none"));
-    pair.append(element("dt", title), number);
+    if (kind.unit && value !== null) number.append(" ", element("small", say(kind.unit)));
+    if (value === null) number.append(" ", element("small", text("head.none"), "none"));
+    pair.append(element("dt", say(kind.title)), number);
     return pair;
   }));
 }
@@ -59,10 +65,11 @@ function choose(head, { stay = false, focus = false } = {}) {
     if (map.stack.sites.includes(head.site)) aim(map, head);
     place(map);
   }
+  if (DATA.run) markChosen();
   fillPanel();
   announce(`${summary(head)}. ${rankText(head)}`);
   if (focus) byId("panel-title").focus({ preventScroll: true });
-  const below = byId("panel").offsetLeft <= byId("heads").offsetLeft;
+  const below = isNarrowPage();
   if (focus || (below && !stay)) byId("panel").scrollIntoView({ block: "start", behavior: calm() ? "auto" : "smooth" });
 }
 
@@ -76,4 +83,9 @@ function back() {
   map.area.focus({ preventScroll: true });
   map.cursor.hidden = false;
   map.area.scrollIntoView({ block: "center", behavior: calm() ? "auto" : "smooth" });
+}
+
+// Whether the panel stands below the map.
+function isNarrowPage() {
+  return byId("panel").offsetLeft <= byId("heads").offsetLeft;
 }

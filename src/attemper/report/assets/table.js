@@ -5,16 +5,11 @@ let order = null; // { column, rising }
 
 function columns() {
   return [
-    { title: "layer", of: (head) => head.site, shown: (head) => spokenLayer(head) },
-    { title: "head", of: (head) => head.head },
-    ...DATA.quantities.map((kind, at) => ({ title: kind.title, unit: kind.unit, of: (head) => head.values[at] })),
-    { title: "Rows", of: (head) => head.rows },
+    { title: text("table.layer"), of: (head) => head.site, shown: (head) => layerOf(head, 40) },
+    { title: text("table.head"), of: (head) => head.head },
+    ...DATA.quantities.map((kind, at) => ({ title: say(kind.title), unit: say(kind.unit), of: (head) => head.values[at] })),
+    { title: text("table.rows"), of: (head) => head.rows },
   ];
-}
-
-function spokenLayer(head) {
-  const site = DATA.sites[head.site];
-  return site.label === "–" ? cut(site.name, 40) : `${DATA.stacks[STACK_OF[head.site]].letter}${site.label}`;
 }
 
 function fillTable() {
@@ -39,7 +34,7 @@ function fillTable() {
   table.append(head, body);
   byId("all-table").replaceChildren(table);
   byId("all-more").hidden = HEADS.length <= MOST_LINES;
-  byId("all-more").textContent = `The first ${MOST_LINES.toLocaleString("en")} of ${HEADS.length.toLocaleString("en")} in this order: sort by a column to see its extremes.`;
+  byId("all-more").textContent = text("table.more", { shown: MOST_LINES, n: HEADS.length });
 }
 
 function line(head, shownColumns) {

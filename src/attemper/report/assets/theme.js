@@ -9,7 +9,7 @@ function dark() {
 
 function applyTheme() {
   document.documentElement.dataset.theme = dark() ? "dark" : "light";
-  byId("theme").textContent = dark() ? "Light theme" : "Dark theme";
+  byId("theme").textContent = text(dark() ? "page.light" : "page.dark");
 }
 
 function startTheme(redraw) {

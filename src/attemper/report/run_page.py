@@ -1,0 +1,161 @@
+"""The page of a run: what a training did to every head, step by step; otherwise as the page of a scan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from attemper.files import write_whole
+from attemper.readings.alarms import SEVERITIES, level_of
+from attemper.readings.reading import Alarm, Reading, SiteReading
+from attemper.report import texts
+from attemper.report.document import document, file_name, quantities, towers
+from attemper.report.history import Courses, restarts
+from attemper.report.overview import figures, first_warning, groups, origin
+from attemper.report.page import LARGEST_BYTES, render, size_facts
+from attemper.report.texts import Clauses, Date, Message, message
+from attemper.report.verdict import verdict
+from attemper.store.run import Run
+from attemper.text import clean, cut, script_json
+
+MOST_ALARMS = 1500
+"""Alarms that a page holds: those that stand before those that have ended, and the worst first."""
+_ROOM = 6_000
+"""Bytes that the description of a history takes beside its numbers, at most."""
+
+
+def write_run(run: Run, path: str | os.PathLike[str], last: Reading | None = None) -> Path:
+    """Writes the page of a run, whole or not at all, and gives the file's place.
+
+    Args:
+        last: the last sample with its histograms and curves, which no run keeps, where somebody still has it.
+
+    Raises:
+        InputError: the run has no sample, or no file can be written there.
+    """
+    return write_whole(path, run_page(run, last))
+
+
+def run_page(run: Run, last: Reading | None = None) -> str:
+    """The page of a run, as far as it is written. The same samples give the same page, to the byte."""
+    with run.ranks.snapshot():
+        judge = run.judge
+        reading = last_reading(run)
+        details = last is not None and _is_last(last, reading)
+        alarms = _alarms(judge.alarms)
+        alarms = _alarms(judge.alarms)
+        reading = replace(
+            last if last is not None and details else reading,
+            alarms=_whole_first(judge.standing),
+            untrained_heads=judge.held_back,
+            model=run.name,
+        )
+        given = {
+            **_words(run, reading, judge.alarms, [*reading.notes, *judge.notes, *run.remarks]),
+            "details": details,
+        }
+        drawn = given["towers"]
+        data = document(reading, drawn, details=details, alarms=alarms)
+        bare = render(reading, data=Markup(script_json(data | {"run": None})), **given)
+        room = LARGEST_BYTES - len(bare.encode("utf-8")) - _ROOM
+        data["run"] = Courses(run, reading, alarms).pack(room)
+        return render(reading, data=Markup(script_json(data)), **given)
+
+
+def _words(run: Run, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[str]) -> dict[str, Any]:
+    """What the template says beside the numbers of the last sample."""
+    drawn = towers(reading.sites)
+    past = [alarm for alarm in alarms if alarm.ended is not None]
+    first = first_warning(reading, drawn, alarms)
+    return {
+        "run": True,
+        "title": clean(run.name),
+        "facts": _facts(run, reading),
+        "backend": "",
+        "origin": _origin(run, reading),
+        "files": {"csv": Markup()},
+        "file_name": file_name(run.name),
+        "verdict": verdict(reading, past),
+        "figures": (*([first] if first else ()), *figures(reading, drawn)),
+        "groups": groups(reading, drawn),
+        "ended": groups(reading, drawn, sorted(past, key=lambda alarm: alarm.since or 0)),
+        "notes": [texts.note(note) for note in dict.fromkeys(notes)],
+        "towers": drawn,
+        "quantities": quantities(reading),
+    }
+
+
+def _facts(run: Run, reading: Reading) -> list[tuple[int | Date | None, Message]]:
+    steps, went_on = run.steps, restarts(run)
+    ends = {"first": int(steps[0]), "last": int(steps[-1])}
+    found = [(len(steps), message("fact.samples", n=len(steps))), (None, message("fact.steps", **ends))]
+    if went_on:
+        listed = Clauses([message("as_is", said=step) for step in went_on[:5]])
+        found.append((None, message("fact.resumed", n=len(went_on), steps=listed)))
+    return [*size_facts(reading), *found, *([(None, message("fact.live"))] if run.live else [])]
+
+
+def _origin(run: Run, reading: Reading) -> tuple[tuple[Message, Any], ...]:
+    told = {
+        "model": str(run.about.get("model") or ""),
+        "tags": ", ".join(run.tags),
+        "notes": run.notes,
+    }
+    own: list[tuple[Message, Any]] = [
+        (message(f"origin.{name}"), cut(clean(value), 160)) for name, value in told.items() if value
+    ]
+    time = run.ranks.last_time
+    if time is not None:
+        date = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        own.append((message("fact.ended"), message("as_is", said=Date(date))))
+    return (*own, *origin(replace(reading, date=None, text=None)))
+
+
+def _alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
+    """Those that a page holds, the worst that stand first."""
+
+    def worst(alarm: Alarm) -> tuple[bool, int, int]:
+        return alarm.ended is not None, -SEVERITIES.index(level_of(alarm.severity)), alarm.since or 0
+
+    return sorted(alarms, key=worst)[:MOST_ALARMS]
+
+
+def _whole_first(alarms: Sequence[Alarm]) -> tuple[Alarm, ...]:
+    """As they were, but a collapse of layers before what else is as bad: it is what happened."""
+
+    def rank(alarm: Alarm) -> tuple[int, bool]:
+        return -SEVERITIES.index(level_of(alarm.severity)), alarm.head is not None
+
+    return tuple(sorted(alarms, key=rank))
+
+
+def last_reading(run: Run) -> Reading:
+    """The last sample, and of the sites that are not in it the last one that they are in: those of evaluation."""
+    steps = run.steps
+    found = run.reading
+    missing = [label.key for label in run.sites if label.key not in {_key(site) for site in found.sites}]
+    for key in missing:
+        (rows,) = run.ranks.values(run.statistics[0], [key], steps)
+        seen = np.flatnonzero(~np.isnan(rows).all(1)) if rows.size else np.zeros(0, int)
+        if len(seen):
+            sites = run.at(int(steps[seen[-1]]), alarms=False).sites
+            found = replace(found, sites=(*found.sites, *(site for site in sites if _key(site) == key)))
+    order = [label.key for label in run.sites]
+    return replace(found, sites=tuple(sorted(found.sites, key=lambda site: order.index(_key(site)))))
+
+
+def _is_last(one: Reading, stored: Reading) -> bool:
+    """Whether a reading is of the last sample: the same sites with the same rows."""
+    counts = [[(_key(site), [head.rows for head in site.heads]) for site in reading.sites] for reading in (one, stored)]
+    return counts[0] == counts[1]
+
+
+def _key(site: SiteReading) -> tuple[str, str, str]:
+    return site.name, site.kind, site.mode

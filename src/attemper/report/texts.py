@@ -1,0 +1,224 @@
+"""What pages say in English and in Chinese: a table of texts for each, and messages that are said in either.
+
+``texts/en.json`` and ``texts/zh.json`` hold the texts of pages. What alarms and statistics say in English stands in
+their own tables (``readings/alarms.py``, ``statistics.py``) and is added here; the Chinese of all of it is in
+``zh.json``. A page is written in English and carries both tables: its scripts say everything again in the language
+that is chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup, escape
+
+from attemper.readings.alarms import ALARMS, KINDS
+from attemper.readings.reading import Alarm
+from attemper.statistics import SHOWN
+from attemper.text import clean, cut, number
+
+LANGUAGES = ("en", "zh")
+_PLACE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+Text = str | Mapping[str, str]
+"""A text; or one for 1 and one for other numbers ``n``: English has both, Chinese has ``other`` alone."""
+
+
+class Message(NamedTuple):
+    """Something that can be said in every language: a key of the tables, and what is put in its places."""
+
+    key: str
+    values: Mapping[str, Any] = {}
+    """Numbers, which are grouped and rounded to 4 digits; names, which stay; messages; ``Clauses``; ``Date``."""
+
+    def __str__(self) -> str:
+        return say(self)
+
+
+class Clauses(NamedTuple):
+    """``a``, ``a and b``, ``a, b, and c``."""
+
+    parts: Sequence[Message]
+
+
+class Date(NamedTuple):
+    """A moment, as ISO 8601 in UTC."""
+
+    iso: str
+
+
+def message(key: str, /, **values: Any) -> Message:
+    """A message of the tables."""
+    return Message(key, values)
+
+
+def say(said: Any, language: str = "en") -> str:
+    """What a message, a number or a name is in a language. Pages say dates by the reader's locale, this by ISO."""
+    match said:
+        case Message(key, values):
+            text = texts(language)[key]
+            if not isinstance(text, str):
+                text = text["one"] if values.get("n") == 1 and "one" in text else text["other"]
+            return _PLACE.sub(lambda place: say(values[place[1]], language), text)
+        case Clauses(parts):
+            return _join([say(part, language) for part in parts], language)
+        case Date(iso):
+            return iso.replace("T", " ").replace("Z", " UTC")
+        case int():
+            return f"{said:,}"
+        case float():
+            return number(said)
+        case _:
+            return str(said)
+
+
+def encode(said: Any) -> Any:
+    """The same for the scripts of a page: ``[key, values]``, ``{"and": [...]}``, ``{"date": ...}``, or as it is."""
+    match said:
+        case Message(key, values):
+            return [key, {name: encode(value) for name, value in values.items()}]
+        case Clauses(parts):
+            return {"and": [encode(part) for part in parts]}
+        case Date(iso):
+            return {"date": iso}
+        case _:
+            return said
+
+
+def mark(said: Any, attribute: str = "") -> Markup:
+    """Attributes of an element whose text, or whose ``attribute``, the page says again in another language."""
+    if not isinstance(said, Message):
+        return Markup("")
+    name = f"data-say-{attribute}" if attribute else "data-say"
+    return Markup(' {}="{}"').format(Markup(name), json.dumps(encode(said), ensure_ascii=False, allow_nan=False))
+
+
+def span(said: Any) -> Markup:
+    """A message as an element of its own; a name that nobody translates as its text."""
+    if not isinstance(said, Message):
+        return escape(say(said))
+    return Markup("<span{}>{}</span>").format(mark(said), say(said))
+
+
+@cache
+def texts(language: str) -> dict[str, Text]:
+    """Key -> text of a language."""
+    found = json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text(encoding="utf-8"))
+    return {**_of_alarms(), **_of_statistics(), **found} if language == "en" else found
+
+
+def _of_alarms() -> dict[str, Text]:
+    found: dict[str, Text] = {}
+    for kind in ALARMS:
+        of = f"alarm.{kind.name}"
+        one, other = (f"{{n}} {clause}" for clause in kind.clause)
+        found |= {f"{of}.title": kind.title, f"{of}.advice": kind.advice, f"{of}.clause": {"one": one, "other": other}}
+        found[f"{of}.message"] = _PLACE.sub(r"{\1}", kind.message)
+        if kind.worst:
+            found[f"{of}.worst"] = f", {kind.worst} {{value}}"
+    return found
+
+
+def _of_statistics() -> dict[str, Text]:
+    found: dict[str, Text] = {}
+    for name, shown in SHOWN.items():
+        of = f"statistic.{name}"
+        found |= {f"{of}.title": shown.title, f"{of}.meaning": shown.meaning, f"{of}.superlative": shown.superlative}
+        if shown.unit:
+            found[f"{of}.unit"] = shown.unit
+    return found
+
+
+def places(text: Text) -> set[str]:
+    """Names of what is put into a text."""
+    return {name for one in ([text] if isinstance(text, str) else text.values()) for name in _PLACE.findall(one)}
+
+
+def recognise(said: str, keys: Sequence[str]) -> Message | None:
+    """The message of ``keys`` that gives this English sentence; None if none does.
+
+    Readings and stored runs hold sentences, and no figures beside them.
+    """
+    for key in keys:
+        text = texts("en")[key]
+        for one in [text] if isinstance(text, str) else text.values():
+            if found := _pattern(one).fullmatch(said):
+                values = found.groupdict()
+                return Message(key, {name: _number(value) if name == "n" else value for name, value in values.items()})
+    return None
+
+
+def _number(text: str) -> int | str:
+    """A count, by which texts tell one from several."""
+    digits = text.replace(",", "")
+    return int(digits) if digits.isdecimal() else text
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    parts, seen = [], set()
+    for plain, name in zip(_PLACE.split(text)[::2], [*_PLACE.split(text)[1::2], ""], strict=True):
+        group = f"(?P={name})" if name in seen else f"(?P<{name}>.+?)"
+        parts += [re.escape(plain), *([group] if name else [])]
+        seen.add(name)
+    return re.compile("".join(parts), re.DOTALL)
+
+
+LONGEST_MESSAGE = 600
+
+
+def alarm_title(kind: str) -> Message | str:
+    """The name of a kind of alarm; of one that this version does not know, its own."""
+    return message(f"alarm.{kind}.title") if kind in KINDS else clean(kind)
+
+
+def severity_title(severity: str) -> Message | str:
+    known = f"severity.{severity}"
+    return message(known) if known in texts("en") else clean(severity)
+
+
+def advice(alarm: Alarm) -> Message | str:
+    """What to do. An alarm that says something else than its kind keeps its own words."""
+    own = alarm.kind in KINDS and alarm.advice == KINDS[alarm.kind].advice
+    return message(f"alarm.{alarm.kind}.advice") if own else clean(alarm.advice)
+
+
+def said(alarm: Alarm) -> Message | str:
+    """An alarm's message without the place, which is shown beside it."""
+    head = "" if alarm.head is None else f" head {alarm.head}"
+    text = cut(clean(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
+    if alarm.kind not in KINDS:
+        return text
+    key = f"alarm.{alarm.kind}.message"
+    if whole := recognise(text, ["alarm.pace"]):
+        found = recognise(str(whole.values["said"]), [key])
+        return text if found is None else Message("alarm.pace", {**whole.values, "said": found})
+    return recognise(text, [key]) or text
+
+
+NOTES = ("note.short", "note.silent", "note.untrained", "note.missing", "note.unsettled", "note.bits", "note.shards")
+"""What the alarms of a reading or a run do not cover."""
+EXTENTS = ("extent.only", "extent.all", "extent.some")
+"""Of how many heads a note is."""
+REMARKS = ("remark.lost", "remark.thinned", "remark.shared")
+
+
+def note(text: str) -> Message | str:
+    """A note of a reading or a remark of a run as a message, if it is one of those that are known."""
+    capital = clean(text[:1].upper() + text[1:])
+    found = recognise(capital, (*NOTES, *REMARKS))
+    if found is None:
+        return capital
+    who = found.values.get("who")
+    return found if who is None else Message(found.key, {**found.values, "who": recognise(who, EXTENTS) or who})
+
+
+def _join(parts: Sequence[str], language: str) -> str:
+    separator, two, last = (str(texts(language)[f"list.{name}"]) for name in ("separator", "two", "last"))
+    if len(parts) < 3:
+        return two.join(parts)
+    return f"{separator.join(parts[:-1])}{last}{parts[-1]}"

@@ -1,0 +1,149 @@
+"""The page of a run as a person meets it, in Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import attemper
+from attemper.store.run import Run
+from tests.report.conftest import Open
+from tests.report.test_page_in_browser import colour, colours, numbers
+from tests.support.runs import collapsing, written
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+BOX = "#multiples-box"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    written(tmp_path / "run", collapsing(250))
+    with attemper.open_run(tmp_path / "run") as opened:
+        yield opened
+
+
+def ready(page: Page) -> Page:
+    """Once the history is unpacked."""
+    page.locator("html[data-ready]").wait_for(state="attached")
+    return page
+
+
+def slide(page: Page, column: int) -> None:
+    page.locator("#moment").evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')); }", column
+    )
+
+
+def marked(page: Page) -> list[list[int]]:
+    """[column, row] of the heads with an alarm on the map."""
+    return page.evaluate("echarts.getInstanceByDom(document.querySelector('.map .drawing')).getOption().series[1].data")
+
+
+def test_the_slider_moves_the_map_the_numbers_and_the_alarms(open_page: Open, run: Run) -> None:
+    page = ready(open_page(run))
+    assert page.text_content("#step") == "step 249, the last sample"
+    fallen = colour(page, 1, 1)
+    assert (
+        len(
+            page.evaluate(
+                "echarts.getInstanceByDom(document.querySelector('.map .drawing')).getOption().series[1].data"
+            )
+        )
+        == 3
+    )
+    slide(page, 120)
+    assert page.text_content("#step") == "step 120"
+    assert colour(page, 1, 1) != fallen
+    assert marked(page) == [[0, 0]], "the logits of head 0 of layer 0 were large then, and nothing else"
+    assert page.text_content("#numbers-at") == "Numbers at step 120"
+    assert float(numbers(page)["Normalised entropy"]) == pytest.approx(0.6, abs=0.05)
+    page.click("#play")
+    assert page.text_content("#play") == "Pause"
+    page.locator("#step", has_text="the last sample").wait_for()
+    assert page.text_content("#play") == "Play"
+
+
+def test_a_click_and_the_keyboard_open_the_history_of_a_head(open_page: Open, run: Run) -> None:
+    page = ready(open_page(run))
+    assert page.text_content("#panel-title") == "Layer 1, head 0", "the worst alarm's"
+    box = page.locator(BOX)
+    box.scroll_into_view_if_needed()
+    box.click(position={"x": 500, "y": 20})
+    assert page.text_content("#panel-title") == "Layer 0, head 2"
+    assert colours(page, "#history") > 5
+    assert "from 0." in (page.get_attribute("#history", "aria-label") or "")
+    box.focus()
+    for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    assert (page.text_content("#live") or "").startswith("layer 1, head 1: 0.0")
+    page.keyboard.press("Enter")
+    assert page.text_content("#panel-title") == "Layer 1, head 1"
+    assert "since step 219" in (page.text_content("#panel-alarms") or "")
+
+
+def test_the_pointer_tells_the_step_and_the_value(open_page: Open, run: Run) -> None:
+    page = ready(open_page(run))
+    box = page.locator(BOX)
+    box.scroll_into_view_if_needed()
+    box.hover(position={"x": 60, "y": 20})
+    assert "layer 0, all heads" in (page.text_content("#tip") or "")
+    assert "mean 0.59" in (page.text_content("#tip") or "")
+
+
+def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None:
+    page = ready(open_page(run, locale="zh-CN", color_scheme="dark"))
+    assert page.get_attribute("html", "lang") == "zh-Hans"
+    assert (page.text_content("#verdict") or "").startswith("2 层共 6 个头：1 层已经坍缩（自第 219 步起）")
+    assert "请降低学习率" in (page.text_content("#alarms") or "")
+    assert page.text_content("#panel-title") == "层 1，头 0"
+    assert "normalised" not in page.inner_text("main").lower()
+    page.click("#language")
+    assert page.get_attribute("html", "lang") == "en"
+    assert "Lower the learning rate" in (page.text_content("#alarms") or "")
+    assert "层" not in page.inner_text("main")
+    slide(page, 3)
+    page.click("#language")
+    assert page.text_content("#step") == "第 3 步"
+    page.click("#theme")
+    assert page.get_attribute("html", "data-theme") == "light"
+
+
+def test_the_drawn_history_is_saved_with_its_resolution(open_page: Open, run: Run, tmp_path: Path) -> None:
+    page = ready(open_page(run, offline=True))
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="CSV", exact=True).click()
+    waiting.value.save_as(tmp_path / "saved.csv")
+    lines = (tmp_path / "saved.csv").read_text("utf-8").splitlines()
+    assert "rounded to 1/254 of the head's range" in lines[1]
+    assert len(lines) == 3 + 6 * 250
+    assert lines[2].startswith("step,site,mode,head,normalized_entropy")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+@pytest.mark.quick("zh-CN-390")
+def test_nothing_is_wider_than_the_screen(open_page: Open, run: Run, width: int, locale: str) -> None:
+    page = ready(open_page(run, width=width, locale=locale))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.emulate_media(media="print")
+    assert page.locator("#verdict").is_visible()
+    assert page.locator("#play").is_hidden()
+
+
+def test_two_runs_stand_side_by_side_the_largest_difference_first(open_page: Open, run: Run, tmp_path: Path) -> None:
+    written(tmp_path / "healthy", collapsing(250, falls=10_000))
+    with attemper.open_run(tmp_path / "healthy") as healthy:
+        page = open_page(healthy.compare(run))
+    first = page.locator(".pairs li").first
+    assert "layers.1.attn, head" in (first.text_content() or "")
+    assert (
+        page.locator(".pairs").first.locator("svg path.course").count()
+        == 2 * page.locator(".pairs").first.locator("li").count()
+    )
+    page.click("#language")
+    assert "两边的历史" in (page.text_content("main") or "")

@@ -1,0 +1,143 @@
+"""The page of a run as a file: what it says, what is in its history, and how big it is."""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attemper
+from attemper import InputError
+from attemper.readings.sample import Sample
+from attemper.report.run_page import run_page
+from attemper.store.run import Run
+from tests.report import readings
+from tests.report.conftest import shown_text
+from tests.report.test_page import data_of
+from tests.support.runs import collapsing, written
+from tests.support.samples import sample, samples, sites
+
+
+@pytest.fixture
+def collapse(tmp_path: Path) -> Iterator[Run]:
+    written(tmp_path / "run", collapsing(250))
+    with attemper.open_run(tmp_path / "run") as run:
+        yield run
+
+
+def history_of(data: dict[str, Any]) -> dict[tuple[int, int, str], np.ndarray]:
+    """(site, head, statistic) -> [columns], as the page's scripts read it."""
+    run = data["run"]
+    raw = zlib.decompress(base64.b64decode(run["packed"]))
+    heads = [len(site["heads"]) for site in data["sites"]]
+    place, ends, found = 0, {}, {}
+    for site, many in enumerate(heads):
+        for name in run["statistics"]:
+            ends[site, name] = np.frombuffer(raw, "<f4", 2 * many, place).reshape(many, 2)
+            place += 8 * many
+    place += 4 * run["columns"] * len(run["exact"])
+    for site, many in enumerate(heads):
+        for name in run["statistics"]:
+            rows = np.frombuffer(raw, np.uint8, (3 + many) * run["columns"], place).reshape(3 + many, -1)
+            place += rows.size
+            levels = np.cumsum(rows[3:], 1, dtype=np.uint8).astype(float)
+            low, high = ends[site, name].astype(float).T[..., None]
+            values = np.where(levels == 255, np.nan, low + (high - low) * levels / 254)
+            found |= {(site, head, name): values[head] for head in range(many)}
+    assert place + 3 * run["columns"] * len(run["bands"]) == len(raw)
+    return found
+
+
+def test_it_says_what_happened_since_when_and_what_to_do(collapse: Run) -> None:
+    html = run_page(collapse)
+    text = shown_text(html)
+    assert "6 heads in 2 layers: 1 layer has collapsed (since step 219)" in text
+    assert "First warning step 100 layer 0, head 0" in text
+    assert "2 earlier warnings have ended, the last at step 151" in text
+    assert "Lower the learning rate, or go back to a checkpoint" in text
+    assert text.index("layer collapsed") < text.index("Every head, step by step"), "alarms come before the map"
+    assert html == run_page(collapse), "to the byte"
+    assert len(html.encode()) < 2_000_000
+
+
+def test_every_sample_is_in_the_history_to_a_254th_of_the_range(collapse: Run) -> None:
+    data = data_of(run_page(collapse))
+    assert data["run"]["axes"] == [collapse.steps.tolist()]
+    for (site, head, name), values in history_of(data).items():
+        want = collapse.history(name, collapse.sites[site], head).values
+        assert np.abs(values - want).max() <= np.ptp(want) / 254 / 2 + 1e-4 * np.abs(want).max()
+
+
+def spiking(many: int) -> Iterator[Sample]:
+    """Calm numbers, but for one step of one head; one head has a number at every tenth step alone."""
+    for step in range(many):
+        one = sample(step, sites(1))
+        numbers = np.full_like(one.values, 0.5) + 1e-3 * np.sin(np.arange(3) + step)
+        numbers[2, 1] = 40.0 if step == 1234 else numbers[2, 1]
+        numbers[:, 2] = numbers[:, 2] if step % 10 == 0 else np.nan
+        yield Sample(step, one.time, one.sites, one.quantities, numbers.astype(np.float32))
+
+
+def test_a_spike_of_one_step_stays_visible_in_few_columns(tmp_path: Path) -> None:
+    written(tmp_path / "run", spiking(3000))
+    with attemper.open_run(tmp_path / "run") as run:
+        data = data_of(run_page(run))
+    about = data["run"]
+    assert about["columns"] <= 300
+    assert about["per_column"] == -(-3000 // len(about["axes"][0])) >= 10
+    found = history_of(data)
+    spike = found[0, 1, "max_logit"]
+    assert spike.max() == pytest.approx(40, rel=1e-3)
+    column = int(spike.argmax())
+    steps = [*about["axes"][0], 3000]
+    assert steps[column] <= 1234 < steps[column + 1]
+    assert (spike > 1).sum() == 1
+    assert not np.isnan(found[0, 2, "max_logit"]).any()
+    assert [0, 1, about["statistics"].index("normalized_entropy")] in about["bands"]
+
+
+def test_a_resumed_run_says_where_and_sites_of_evaluation_keep_their_last_numbers(tmp_path: Path) -> None:
+    train, both = sites(1), (*sites(1), *sites(1, mode="eval"))
+    written(tmp_path / "run", (sample(step, both if step == 7 else train) for step in range(20)))
+    written(tmp_path / "run", (sample(step, train) for step in range(12, 30)))
+    with attemper.open_run(tmp_path / "run") as run:
+        html = run_page(run)
+        kept = run.at(7, alarms=False).sites[1].heads[0].max_logit
+    data = data_of(html)
+    assert data["run"]["resumed"] == [12]
+    assert "resumed at step 12" in shown_text(html)
+    assert [site["mode"] for site in data["sites"]] == [["mode.train", {}], ["mode.eval", {}]]
+    logit = [one["key"] for one in data["quantities"]].index("max_logit")
+    assert data["sites"][1]["heads"][0][4][logit] == pytest.approx(kept, rel=1e-4)
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    hostile = [name.encode("utf-8", "replace").decode() for name in readings.HOSTILE]
+    named = tuple(replace(sites(1)[0], name=f"layer.{place}.{name}") for place, name in enumerate(hostile))
+    written(tmp_path / "run", (sample(step, named) for step in range(3)))
+    with attemper.open_run(tmp_path / "run") as run:
+        html = run_page(run)
+    markup = html.partition("<body>")[2].partition("<script>")[0]
+    assert "<script>alert" not in markup
+    assert not re.search(r"<(img|svg|iframe)", markup)
+
+
+def test_many_heads_over_many_steps_still_fit(tmp_path: Path) -> None:
+    written(tmp_path / "run", samples(400, labels=sites(10, 32)))
+    with attemper.open_run(tmp_path / "run") as run:
+        html = run_page(run)
+    assert len(html.encode()) <= 2_000_000
+    assert data_of(html)["run"]["statistics"]
+
+
+def test_a_run_without_a_sample_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "run", ())
+    with attemper.open_run(tmp_path / "run") as run, pytest.raises(InputError, match="has no sample yet"):
+        run.to_html(tmp_path / "page.html")

@@ -1,0 +1,97 @@
+"""One table of texts: complete in both languages, and every sentence of alarms and notes is found in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from attemper.readings.alarms import ALARMS, AlarmKind
+from attemper.readings.reading import Skipped
+from attemper.report.texts import LANGUAGES, Clauses, Date, Message, advice, message, note, places, said, say, texts
+from attemper.report.verdict import verdict
+from tests.report import readings
+
+
+def test_every_text_is_there_in_every_language_with_the_same_places() -> None:
+    english = texts("en")
+    for language in LANGUAGES:
+        assert texts(language).keys() == english.keys()
+        assert {key: places(text) for key, text in texts(language).items()} == {
+            k: places(t) for k, t in english.items()
+        }
+
+
+def test_chinese_is_chinese() -> None:
+    plain = [text for text in texts("zh").values() if not re.search("[\u4e00-\u9fff]", str(text))]
+    words = {word for text in plain for word in re.findall("[a-z]+", re.sub(r"{.*?}", "", str(text)))}
+    assert words == {"nat", "log", "n", "logit"}, "units alone"
+
+
+FIGURES = {"now": 0.0123, "before": 0.456, "total": 12.0}
+
+
+@pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("origin", [None, (0.157, 260)])
+def test_every_alarm_is_said_in_every_language(kind: AlarmKind, origin: tuple[float, int] | None) -> None:
+    alarm = kind.alarm("layers.0.attn", None if kind.whole else 3, 0.0321, kind.limit, origin, FIGURES, step=9, since=3)
+    found = said(alarm)
+    assert isinstance(found, Message)
+    head = "" if kind.whole else " head 3"
+    assert say(found) == alarm.message.removeprefix(f"layers.0.attn{head}: ")
+    chinese = say(found, "zh")
+    figures = re.findall(r"[0-9.]+%?", say(found))
+    assert all(figure.rstrip(".") in chinese for figure in figures), chinese
+    assert say(advice(alarm)) == alarm.advice
+    assert re.search("[\u4e00-\u9fff]", say(advice(alarm), "zh"))
+
+
+def test_an_alarm_with_words_of_its_own_keeps_them() -> None:
+    odd = readings.alarm("drifting", "odd", "layer.0", 0, 1.0)
+    assert said(odd) == "drifting 1.0"
+    assert advice(odd) == "What to do: drifting."
+
+
+NOTES = (
+    "too few keys to judge (32 needed): 5 of 72 heads, at layer.0 (5); give longer inputs or lower fewest_keys.",
+    "too few keys to judge (32 needed): all 16 heads; give longer inputs or lower fewest_keys.",
+    "no valid row to judge: the only head.",
+    "the model looks untrained: 1 of 72 heads is near uniform; while it does, they raise no alarm.",
+    "not judged yet: drift of 6 of 16 heads, not settled.",
+    "not judged: logits; there is no max_logit.",
+    "3 samples are lost: disk full",
+    "1 sample is lost: disk full",
+    "thinned: up to step 1,000 at least one sample in 8 is kept; alarms are judged by those",
+    "2 sites were written by several ranks, a for one: the numbers are the first rank's",
+)
+
+
+@pytest.mark.parametrize("text", NOTES)
+def test_a_note_is_a_message(text: str) -> None:
+    found = note(text)
+    assert isinstance(found, Message)
+    assert say(found) == text[:1].upper() + text[1:]
+    assert re.search("[\u4e00-\u9fff]", say(found, "zh"))
+
+
+def test_notes_of_readings_and_of_runs_are_among_them() -> None:
+    short = replace(readings.site("layer.0", 1), heads=(replace(readings.head(0), judged=False),))
+    shown = readings.reading(short, readings.silent("layer.1"), readings.site("layer.2", value=0.99), untrained_heads=4)
+    assert len(shown.notes) == 3
+    assert all(isinstance(note(one), Message) for one in shown.notes)
+
+
+def test_the_verdict_is_said_in_chinese() -> None:
+    alarms = (readings.alarm("logits", "warning", "layer.0", 1, 143.25),)
+    found = verdict(readings.reading(readings.site("layer.0"), alarms=alarms, skipped=(Skipped("a", "b"),)))
+    assert (
+        say(found.said, "zh") == "1 层共 4 个头：1 个头的 logit 过大，超过 100，最大 143.2；跳过了 1 个模块，没有测量。"
+    )
+
+
+def test_lists_numbers_and_dates() -> None:
+    three = Clauses([message("count.heads", n=n) for n in (1, 2, 12_345)])
+    assert say(three) == "1 head, 2 heads, and 12,345 heads"
+    assert say(Clauses(three.parts[:2])) == "1 head and 2 heads"
+    assert say(Date("2026-01-31T09:30:00Z")) == "2026-01-31 09:30:00 UTC"
