@@ -45,10 +45,6 @@ function fillTexts() {
   byId("language").lang = language === "en" ? "zh-CN" : "en";
 }
 
-function nameTheme() {
-  byId("theme").textContent = text(dark() ? "light" : "dark");
-}
-
 function redraw() {
   fillNumbers();
   drawCharts();
@@ -66,11 +62,10 @@ byId("language").hidden = false;
 byId("language").addEventListener("click", () => {
   language = DATA.languages[(DATA.languages.indexOf(language) + 1) % DATA.languages.length];
   build();
-  nameTheme();
+  applyTheme();
 });
 byId("reset").addEventListener("click", () => set(Object.fromEntries(EXPERIMENT.controls.map(({ key, start }) => [key, start]))));
 byId("play").hidden = false;
 build();
-startTheme(nameTheme);
-nameTheme();
+startTheme(() => {});
 new ResizeObserver(drawCharts).observe(byId("charts"));
