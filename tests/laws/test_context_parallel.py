@@ -1,95 +1,85 @@
-"""Sequences that are spread over ranks, by simulated shards: what each of them computes, joined, is the whole."""
+"""Context parallelism on ranks that one process plays: each way to spread sequences gives the rows of the whole."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import attemper
-from attemper.call.result import AttentionOutput, AttentionStats
-from attemper.monitor.head_sums import SiteSums
-from attemper.statistics import STATISTICS
-from tests.laws.rows import BACKENDS, close
+from attemper.call.result import AttentionStats
+from tests.support.calls import Result, attended
 
-RANKS, SHARD, HEADS, SIZE = 4, 6, 4, 8
-STATS = (
-    "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_variance",
-    "first_token_mass", "lse", "visible_keys",
-)  # fmt: skip
+TOKENS, HEADS, GROUPS = 24, 4, 2
+STATS = ("entropy", "max_logit", "first_token_mass", "logit_variance", "normalized_entropy", "effective_tokens")
 
 
 @pytest.fixture
-def whole() -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a sequence of ``RANKS`` shards, float64."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(2, HEADS, RANKS * SHARD, SIZE, generator=generator, dtype=torch.float64) for _ in range(3)
-    )
-    return 3 * query, key, value
+def operands() -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of two sequences."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, TOKENS, 8, dtype=torch.float64) for heads in (HEADS, GROUPS, GROUPS))
+    return (3 * query).requires_grad_(), key.requires_grad_(), value.requires_grad_()
 
 
-def shards(tensor: Tensor, dimension: int = 2) -> tuple[Tensor, ...]:
-    return tensor.split(tensor.shape[dimension] // RANKS, dimension)
+def whole_of(query: Tensor, key: Tensor, value: Tensor) -> Result:
+    return attended("auto", query, key, value, is_causal=True, enable_gqa=True, stats=STATS)
 
 
-def in_a_ring(
-    rank: int, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], **options
-) -> AttentionOutput:
-    """What a rank has of its queries when the keys of the ranks before it have come round, the nearest first."""
-    found = attemper.attention(queries, keys[rank], values[rank], is_causal=True, **options)
-    for turn in range(rank - 1, -1, -1):
-        found = attemper.attention(queries, keys[turn], values[turn], **options).merge(found)
-    return found
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_ranks_in_a_ring_merge_states_to_the_rows_of_the_whole_sequence(backend: str, whole) -> None:
-    query, key, value = (tensor.clone().requires_grad_() for tensor in whole)
-    options = {"stats": STATS, "backend": backend}
-    expected = attemper.attention(query, key, value, is_causal=True, **options)
-    found = [in_a_ring(rank, part, shards(key), shards(value), **options) for rank, part in enumerate(shards(query))]
-    close(torch.cat([one.output for one in found], 2), expected.output, "output")
-    assert expected.stats is not None
+def assert_rows(found: list[AttentionStats], whole: AttentionStats, rows: Tensor, atol: float) -> None:
+    """The parts, one after another, are these rows of the whole."""
     for name in STATS:
-        close(
-            torch.cat([one.stats[name] for one in found if one.stats is not None], 2), expected.stats[name], name, 1e-11
-        )
-    upstream = torch.randn(expected.output.shape, dtype=torch.float64)
-    gradients = torch.autograd.grad(expected.output, (query, key, value), upstream, retain_graph=True)
-    parts = [one.output for one in found]
-    for one, two in zip(
-        torch.autograd.grad(parts, (query, key, value), list(upstream.split(SHARD, 2))), gradients, strict=True
-    ):
-        close(one, two, "gradient", 1e-9)
+        together = torch.cat([part[name] for part in found], 2)
+        torch.testing.assert_close(together, whole[name][:, :, rows], rtol=1e-12, atol=atol, msg=name)
 
 
-def site(stats: list[AttentionStats], heads: int = HEADS) -> Tensor:
-    """The sums of a site over some calls."""
-    sums = SiteSums("layers.0", "self", "train", heads)
-    for part in stats:
-        sums.add(part, SHARD, RANKS * SHARD)
-    return sums.sums
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_states_of_a_ring_merge_to_the_whole_with_their_gradients(
+    ranks: int, operands: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    query, key, value = (part.split(TOKENS // ranks, 2) for part in operands)
+
+    def attend(rank: int) -> Result:
+        options: dict[str, Any] = {"enable_gqa": True, "stats": STATS}
+        found = attended("auto", query[rank], key[rank], value[rank], is_causal=True, **options)
+        for turn in range(rank - 1, -1, -1):  # the nearest first: what comes holds earlier keys
+            found = attended("auto", query[rank], key[turn], value[turn], **options).merge(found)
+        return found
+
+    ring, whole = [attend(rank) for rank in range(ranks)], whole_of(*operands)
+    output = torch.cat([part.output for part in ring], 2)
+    torch.testing.assert_close(output, whole.output, rtol=1e-12, atol=1e-12)
+    assert_rows([part.stats for part in ring], whole.stats, torch.arange(TOKENS), 1e-12)
+    losses = [output.square().sum() + sum(part.stats.entropy.sum() for part in ring)]
+    losses += [whole.output.square().sum() + whole.stats.entropy.sum()]
+    one, two = (torch.autograd.grad(loss, operands, retain_graph=True) for loss in losses)
+    torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 
-def test_ranks_that_gather_keys_have_some_rows_of_the_whole_and_their_sums_add_up(whole) -> None:
-    query, key, _ = whole
-    expected = attemper.attention_statistics(query, key, is_causal=True)
-    seen = torch.ones(RANKS * SHARD, RANKS * SHARD, dtype=torch.bool).tril()
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gathered_keys_give_exact_rows_also_of_chunks_that_balance_the_load(
+    ranks: int, operands: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    query, key, _ = operands
+    chunks = torch.arange(TOKENS).chunk(2 * ranks)
+    own = [torch.cat([chunks[rank], chunks[-1 - rank]]) for rank in range(ranks)]
+    visible = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     found = [
-        attemper.attention_statistics(part, key, attn_mask=mask)
-        for part, mask in zip(shards(query), shards(seen, 0), strict=True)
+        attemper.attention_statistics(query[:, :, rows], key, attn_mask=visible[rows], enable_gqa=True, stats=STATS)
+        for rows in own
     ]
-    for name in expected:
-        if STATISTICS[name].mergeable:
-            close(torch.cat([one[name] for one in found], 2), expected[name], name, 1e-12)
-    close(site(found), site([expected]), "sums", 1e-12)
+    assert_rows(found, whole_of(*operands).stats, torch.cat(own), 1e-14)
 
 
-def test_ranks_that_trade_heads_for_tokens_have_whole_rows_of_some_heads(whole) -> None:
-    query, key, _ = whole
-    expected = site([attemper.attention_statistics(query, key, is_causal=True)])
-    heads = HEADS // RANKS
-    for rank, (some, keys) in enumerate(zip(shards(query, 1), shards(key, 1), strict=True)):
-        own = site([attemper.attention_statistics(some, keys, is_causal=True)], heads)
-        close(own, expected[rank * heads : (rank + 1) * heads], "sums", 1e-12)
+def test_all_to_all_has_whole_sequences_of_some_heads(operands: tuple[Tensor, Tensor, Tensor]) -> None:
+    query, key, _ = operands
+    whole, each = whole_of(*operands).stats, HEADS // GROUPS
+    for rank in range(GROUPS):
+        heads = slice(rank * each, (rank + 1) * each)
+        found = attemper.attention_statistics(
+            query[:, heads], key[:, rank : rank + 1], is_causal=True, enable_gqa=True, stats=STATS
+        )
+        for name in STATS:
+            torch.testing.assert_close(found[name], whole[name][:, heads], rtol=1e-12, atol=1e-14, msg=name)
