@@ -139,6 +139,15 @@ site_packages() {
     "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 }
 
+# What runs the notebooks of examples/.
+install_notebooks() {
+    install_apart notebooks "Jupyter's kernel, for the tests of the notebooks," \
+        nbclient nbformat jupyter-client jupyter-core ipykernel ipython ipython-pygments-lexers traitlets comm debugpy pyzmq tornado \
+        nest-asyncio2 psutil matplotlib-inline jedi parso pexpect ptyprocess prompt-toolkit wcwidth stack-data executing \
+        asttokens pure-eval platformdirs fastjsonschema jsonschema jsonschema-specifications referencing rpds-py attrs \
+        python-dateutil tzdata
+}
+
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
 install_chromium() {
     if command -v chromium >/dev/null; then

@@ -26,6 +26,7 @@ if [[ $all ]]; then
     install_keras
     install_trl
     install_ray
+    install_notebooks
     install_docs
 fi
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attemper.store.folder import open_run
     from attemper.store.options import Store
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AlarmLimits": "attemper.readings.limits",

@@ -25,7 +25,7 @@ from attemper.store.lock import Lock
 from attemper.store.parts import Parts
 from attemper.store.target import FolderTarget
 from tests.support.runs import collapsing, written
-from tests.support.samples import sample, samples, sites
+from tests.support.samples import NAMES, sample, samples, sites
 
 SHOW = sys.modules["attemper.cli.show"]  # as an attribute of the package, ``show`` is the verb
 Command = Callable[..., tuple[int, str, str]]
@@ -281,6 +281,24 @@ def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkey
     assert [document["live"] for document in documents[:2]] == [True, True]
     code, out, _ = command("watch", tmp_path)
     assert out.startswith("step 4: 5 samples, least entropy of a layer ")
+
+
+def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Command, tmp_path: Path) -> None:
+    fragment = Fragment(tmp_path / "fragment-0.sqlite")
+    for step in range(3):
+        one = sample(step)
+        numbers = one.values.copy()
+        numbers[NAMES.index("max_logit"), 4] = 143.25
+        fragment.append(replace(one, values=numbers))
+    fragment.close()
+    code, out, err = command("watch", tmp_path)
+    assert (code, err) == (0, "")
+    assert "\n  warning logits, since step 0: layers.1.attn head 1: largest score 143.2" in out
+    _, out, _ = command("watch", tmp_path, "--language", "zh")
+    assert "\n  warning logits, since step 0: layers.1.attn head 1: 最大分数 143.2" in out
+    _, out, _ = command("show", tmp_path, "--language", "zh")
+    assert "最大分数 143.2" in out
+    assert command("watch", tmp_path, "--language", "fr")[0] == 2
 
 
 def test_watch_follows_parts_to_their_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

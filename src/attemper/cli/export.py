@@ -56,11 +56,29 @@ def report(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Where to; without it, the run's name in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON document.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Serve the page on this machine alone, refreshing itself, until Ctrl-C; writes none."
+        ),
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="For --live; without it, one that is free.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written, or where it is served, as a JSON document.")
+    ] = False,
 ) -> None:
     """A run as a page to look at: one HTML file that opens offline, with the history of every head."""
     import attemper
 
+    if live and html is not None:
+        raise typer.BadParameter("a live page is served, not written: leave out one of the two.", param_hint="--html")
+    if port is not None and not live:
+        raise typer.BadParameter("a port is for --live.", param_hint="--port")
+    if live:
+        _serve(run, port or 0, as_json)
+        return
     check_files(html, None)
     with attemper.open_run(run) as opened:
         target = opened.to_html(html or f"{_file_name(opened.name)}.html")
@@ -69,6 +87,22 @@ def report(
         print_json(json.dumps({"schema": 1, "path": str(target), "step": step, "samples": samples}, ensure_ascii=False))
     else:
         say(f"wrote {clean_name(target)}: {count(samples, 'sample')}, the last of step {step:,}")
+
+
+def _serve(run: str, port: int, as_json: bool) -> None:
+    """The page of a run on 127.0.0.1, until Ctrl-C. Opens no browser: the address is printed."""
+    import attemper
+    from attemper.report.live import LiveServer, RunSource, serve
+    from attemper.report.run_page import run_page
+
+    attemper.open_run(run).close()  # what is no run is told before anything listens
+    server = LiveServer(RunSource(run, run_page), port=port)
+    if as_json:
+        print_json(json.dumps({"schema": 1, "url": server.url}))
+    else:
+        say(f"serving {clean_name(run)} on this machine alone, until Ctrl-C: {server.url}")
+    serve(server)
+    say("stopped")
 
 
 def _file_name(name: str) -> str:

@@ -6,24 +6,37 @@ import json
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing, suppress
+from dataclasses import replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attemper.cli.output import print_json
-from attemper.text import count, number
+from attemper.readings.alarms import is_heard
+from attemper.text import clean, count, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from attemper.readings.reading import Alarm
     from attemper.store.overview import Overview
     from attemper.store.run import Run
+
+
+class Language(StrEnum):
+    """Languages of pages, in which alarms are said, too."""
+
+    en = "en"
+    zh = "zh"
+
 
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or a URL such as s3://bucket/run.")]
 Statistic = Annotated[
     str, typer.Option("--statistic", metavar="NAME", help="By what the heads are found that changed most.")
 ]
 Top = Annotated[int, typer.Option(min=1, help="List only so many of them.")]
+Said = Annotated[Language, typer.Option("--language", help="In which alarms are said.")]
 SHARPNESS = "normalized_entropy"
 REFRESH_SECONDS = 1.0
 """Between two looks at a live run, at least; nine times as long as one takes, if that is more."""
@@ -33,6 +46,7 @@ def show(
     run: RunPath,
     statistic: Statistic = SHARPNESS,
     top: Top = 10,
+    language: Said = Language.en,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the view.")] = False,
     fail_on_alarm: Annotated[
         bool,
@@ -48,7 +62,7 @@ def show(
         print_json(_document(found))
     else:
         console = _console()
-        console.print(_view(found, console))
+        console.print(_view(_in_language(found, language), console))
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in found.alarms):
         raise typer.Exit(3)
 
@@ -57,16 +71,20 @@ def watch(
     run: RunPath,
     statistic: Statistic = SHARPNESS,
     top: Top = 10,
+    language: Said = Language.en,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document a line, whenever there are new samples.")
     ] = False,
 ) -> None:
-    """The same while the run is written: until its process ends, or Ctrl-C."""
+    """The same while the run is written: until its process ends, or Ctrl-C.
+
+    Without a terminal it prints a line for new samples, and one for each new alarm that is a warning or worse.
+    """
     with closing(_looks(run)) as looks, suppress(KeyboardInterrupt):  # how one leaves it
         if as_json or not _console().is_terminal:
-            _follow(looks, statistic, top, as_json)
+            _follow(looks, statistic, top, language, as_json)
         else:
-            _follow_on_screen(looks, statistic, top)
+            _follow_on_screen(looks, statistic, top, language)
 
 
 def _looks(path: str) -> Generator[Run, None, None]:
@@ -89,25 +107,32 @@ def _looks(path: str) -> Generator[Run, None, None]:
         run.close()
 
 
-def _follow(looks: Iterable[Run], statistic: str, top: int, as_json: bool) -> None:
-    """A line for each look that finds new samples."""
-    seen = -1
+def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, as_json: bool) -> None:
+    """A line for each look that finds new samples, and one for each new alarm."""
+    seen, heard = -1, set[tuple[object, ...]]()
     for run in looks:
         if len(run) != seen:
             seen, found = len(run), _overview(run, statistic, top)
             if as_json:
                 print_json(_document(found))
-            else:
-                print(_line(found), flush=True)
+                continue
+            print(_line(found), flush=True)
+            for alarm in filter(is_heard, _in_language(found, language).alarms):
+                key = (alarm.site, alarm.head, alarm.kind, alarm.since)
+                if key not in heard:
+                    print(
+                        clean(f"  {alarm.severity} {alarm.kind}, since step {alarm.since}: {alarm.message}"), flush=True
+                    )
+                heard.add(key)
 
 
-def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int) -> None:
+def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: Language) -> None:
     from rich.live import Live
 
     console = _console()
     with Live(console=console, auto_refresh=False) as screen:
         for run in looks:
-            screen.update(_view(_overview(run, statistic, top), console), refresh=True)
+            screen.update(_view(_in_language(_overview(run, statistic, top), language), console), refresh=True)
 
 
 def _overview(run: Run, statistic: str, top: int) -> Overview:
@@ -115,6 +140,19 @@ def _overview(run: Run, statistic: str, top: int) -> Overview:
     from attemper.store.run_table import bars_of
 
     return overview(run, statistic, bars=bars_of(_console().width), top=top)
+
+
+def _in_language(found: Overview, language: Language) -> Overview:
+    """The same with its alarms said in a language."""
+    if language is Language.en:
+        return found
+    from attemper.report.texts import said, say
+
+    def place(alarm: Alarm) -> str:
+        return alarm.site if alarm.head is None else f"{alarm.site} head {alarm.head}"
+
+    alarms = (replace(one, message=f"{place(one)}: {say(said(one), language.value)}") for one in found.alarms)
+    return replace(found, alarms=tuple(alarms))
 
 
 def _view(found: Overview, console: Console) -> RenderableType:

@@ -1,4 +1,4 @@
-"""What README.md says of acting on a model runs as it stands, on a small model."""
+"""The code of README.md, and what docs/guide.md says of acting on a model, runs as it stands, on a small model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 import attemper
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
 
 
-def blocks(title: str) -> list[str]:
-    section = README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def blocks(page: str, title: str) -> list[str]:
+    section = (ROOT / page).read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
     return re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
@@ -35,13 +35,13 @@ def names() -> dict[str, Any]:
 
 
 def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code = blocks("Acting on it")
+    code = blocks("docs/guide.md", "Acting on it")
     assert len(code) == 6
     assert "integrations.keras" in code[-1], "it runs in tests/integrations/test_keras.py"
     for block in code[:-1]:
         if "normalizer=" in block:
             names["thermostat"].close()  # it steers softmax alone, and says so
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "docs/guide.md", "exec"), names)
     assert names["penalty"].value > 0
     assert names["thermostat"].steps == names["clip"].steps == 2
     assert len(names["calibration"].temperatures) == 1
@@ -49,3 +49,14 @@ def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert names["sparse"].sites[0].heads[0].mass == pytest.approx(1)
     assert "entropy, % of log n" in capsys.readouterr().out
     names["clip"].close()
+
+
+def test_the_five_lines_of_the_readme(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("README.md", "Five lines of Python")
+    assert len([line for line in code.splitlines() if line]) == 5
+    model = names["model"]
+    exec(compile(code, "README.md", "exec"), names | {"train_step": lambda batch: model(**batch).loss.backward()})
+    with attemper.open_run(tmp_path / "runs" / "a") as run:
+        assert len(run) > 0
+    assert (ROOT / "docs" / "pictures" / "collapse.gif").stat().st_size < 1_000_000
