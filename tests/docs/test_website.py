@@ -20,7 +20,7 @@ from tests.test_readme_languages import FENCE, prose
 
 BUILT = ROOT / "build" / "docs"
 TRANSLATED_PAGES = (
-    "README.md", "tutorial.md", "articles/from-article-to-library.md",
+    "README.md", "tutorial.md", "guide.md", "articles/from-article-to-library.md",
 )  # fmt: skip
 """What is there in Chinese. Every other page is shown in English, and says so."""
 
