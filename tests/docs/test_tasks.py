@@ -126,7 +126,7 @@ def test_hold_entropy_while_training(run: Any) -> None:
 
 
 def test_every_page_is_listed_and_run() -> None:
-    assert {path.stem for path in PAGES.glob("*.md")} == {*RUN, ADVICE}
+    assert {path.stem for path in PAGES.glob("*.md") if not path.stem.endswith(".zh-CN")} == {*RUN, ADVICE}
     index = (ROOT / "docs" / "README.md").read_text("utf-8")
     assert all(f"](tasks/{page}.md)" in index for page in (*RUN, ADVICE))
 

@@ -20,7 +20,8 @@ from tests.test_readme_languages import FENCE, prose
 
 BUILT = ROOT / "build" / "docs"
 TRANSLATED_PAGES = (
-    "README.md", "tutorial.md", "guide.md", "articles/from-article-to-library.md",
+    "README.md", "tutorial.md", "guide.md", "alarms.md", "articles/from-article-to-library.md", "lab/README.md",
+    *(f"tasks/{path.name}" for path in sorted((DOCS / "tasks").glob("*.md")) if not path.name.endswith(TRANSLATED)),
 )  # fmt: skip
 """What is there in Chinese. Every other page is shown in English, and says so."""
 
@@ -74,9 +75,7 @@ def test_a_chinese_page_holds_the_code_the_links_and_the_headings_of_the_english
     blocks = [FENCE.findall(text) for text in texts]
     assert blocks[0] == blocks[1]
     for pattern in (r"\]\(([^)]+)\)", r"^(#+) ", r"^(\|)"):
-        english, other = (
-            Counter(re.findall(pattern, without_languages(prose(text)), re.MULTILINE)) for text in texts
-        )
+        english, other = (Counter(re.findall(pattern, without_languages(prose(text)), re.MULTILINE)) for text in texts)
         assert english == other, f"only in English: {english - other}; only in Chinese: {other - english}"
     assert len(re.findall("[一-鿿]", texts[1])) > 100
 
