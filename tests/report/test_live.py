@@ -206,13 +206,18 @@ def test_the_page_tells_of_new_samples_and_of_a_run_that_is_gone(
     tab.goto(server.url)
     bar = tab.locator("#live-bar")
     assert bar.text_content() == "The run has ended at step 1"
+    first = tab.text_content("#panel-title")
     append(folder, 1500)
     bar.get_by_text("New samples up to step 1,500").wait_for()
     tab.click("#theme")
     theme = tab.get_attribute("html", "data-theme")
+    tab.locator("button.place[data-head='2']").last.click()
+    chosen = tab.text_content("#panel-title")
+    assert chosen != first, "another head than the one it opens with"
     bar.locator("button").click()
     bar.get_by_text("The run has ended at step 1,500").wait_for()
     assert tab.get_attribute("html", "data-theme") == theme, "what the reader set goes over to the new page"
+    assert tab.text_content("#panel-title") == chosen
     shutil.rmtree(folder)
     bar.get_by_text("The run cannot be read any more").wait_for()
     assert tab.locator("main").is_visible(), "the last page stays"

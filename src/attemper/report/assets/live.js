@@ -34,19 +34,20 @@
     bar.append(button);
   }
 
-  // What the reader has set goes over to the new page: language, theme, and every control that has a name.
+  // What the reader has set goes over to the new page: language, theme, the chosen head, and every control with a name.
   const controls = () => [...document.querySelectorAll("select[id], input[id]")].filter((one) => !["search", "file"].includes(one.type));
   function reload() {
     const values = Object.fromEntries(controls().map((one) => [one.id, one.type === "checkbox" ? one.checked : one.value]));
     const { lang, dataset } = document.documentElement;
-    sessionStorage.setItem("attemper-live", JSON.stringify({ lang, theme: dataset.theme, values }));
+    const chosen = document.getElementById("panel")?.dataset.chosen;
+    sessionStorage.setItem("attemper-live", JSON.stringify({ lang, theme: dataset.theme, values, chosen }));
     location.reload();
   }
   function restore() {
     const kept = sessionStorage.getItem("attemper-live");
     sessionStorage.removeItem("attemper-live");
     if (!kept) return;
-    const { lang, theme, values } = JSON.parse(kept);
+    const { lang, theme, values, chosen } = JSON.parse(kept);
     if (lang !== document.documentElement.lang) document.getElementById("language")?.click();
     if (theme !== document.documentElement.dataset.theme) document.getElementById("theme")?.click();
     for (const one of controls()) {
@@ -58,6 +59,7 @@
       one.dispatchEvent(new Event("input", { bubbles: true }));
       one.dispatchEvent(new Event("change", { bubbles: true }));
     }
+    if (chosen) document.getElementById("panel").dispatchEvent(new CustomEvent("choose", { detail: JSON.parse(chosen) }));
   }
 
   async function ask() {

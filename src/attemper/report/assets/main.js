@@ -77,5 +77,10 @@ if (HEADS.length) {
   for (const map of maps) if (map.stack.sites.includes(chosen.head.site)) aim(map, chosen.head);
   redraw();
   followWidth();
+  // A live page that is drawn again goes back to the head that its reader chose.
+  byId("panel").addEventListener("choose", ({ detail }) => {
+    const head = (BY_SITE[detail.site] || []).find((one) => one.head === detail.head);
+    if (head) choose(head, { stay: true });
+  });
   if (DATA.run) startTime();
 }

@@ -61,6 +61,7 @@ function announce(text) {
 // Shows a head. On a narrow screen the panel is below the map: go there, unless told to stay.
 function choose(head, { stay = false, focus = false } = {}) {
   chosen.head = head;
+  byId("panel").dataset.chosen = JSON.stringify({ site: head.site, head: head.head });
   for (const map of maps) {
     if (map.stack.sites.includes(head.site)) aim(map, head);
     place(map);
