@@ -40,9 +40,10 @@ def main(arguments: list[str]) -> int:
         print("\n".join(found) or "every page is what its experiment prints")
         return 1 if found else 0
     for name in names:
-        page = PAGES / f"{name}.md"
-        page.write_text(replaced(page.read_text("utf-8"), output(name, PAGES / f"{name}.png")), encoding="utf-8")
-        print(page)
+        printed = output(name, PAGES / f"{name}.png")
+        for page in sorted(PAGES.glob(f"{name}.*md")):  # in every language
+            page.write_text(replaced(page.read_text("utf-8"), printed), encoding="utf-8")
+            print(page)
     return 0
 
 

@@ -20,8 +20,12 @@ from tests.test_readme_languages import FENCE, prose
 
 BUILT = ROOT / "build" / "docs"
 TRANSLATED_PAGES = (
-    "README.md", "tutorial.md", "guide.md", "alarms.md", "articles/from-article-to-library.md", "lab/README.md",
-    *(f"tasks/{path.name}" for path in sorted((DOCS / "tasks").glob("*.md")) if not path.name.endswith(TRANSLATED)),
+    "README.md", "tutorial.md", "guide.md", "alarms.md", "articles/from-article-to-library.md",
+    *(
+        f"{folder}/{path.name}"
+        for folder in ("tasks", "lab")
+        for path in sorted((DOCS / folder).glob("*.md")) if not path.name.endswith(TRANSLATED)
+    ),
 )  # fmt: skip
 """What is there in Chinese. Every other page is shown in English, and says so."""
 
