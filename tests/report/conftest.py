@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,12 +71,14 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         troubles.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def opening(shown: Reading | Comparison | Run | str, *, width: int = 1440, **options: Any) -> Page:
+    def opening(
+        shown: Reading | Comparison | Run | str, *, width: int = 1440, patterns: Sequence[Any] = (), **options: Any
+    ) -> Page:
         place = tmp_path / "page.html"
         if isinstance(shown, str):
             file = write_whole(place, shown)
         else:
-            file = report.write(shown, place) if isinstance(shown, Reading) else shown.to_html(place)
+            file = report.write(shown, place, patterns) if isinstance(shown, Reading) else shown.to_html(place)
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         context.add_init_script(_WATCH)
         page = context.new_page()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ from attemper.readings.reading import FEWEST_KEYS
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
+    from attemper.monitor.pattern import Pattern
     from attemper.readings.scan import Scan
 
 _ALARMS = " or ".join(", ".join(LIMITS).rsplit(", ", 1))
@@ -104,6 +106,14 @@ def scan(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
     ] = None,
+    picture: Annotated[
+        bool | None,
+        typer.Option(
+            "--picture/--no-text",
+            help="Whether the page has an attention picture, and with it the first 128 tokens of the text. Without "
+            "either: of the text that ships, not of one of yours.",
+        ),
+    ] = None,
     csv: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Write a row for each head; - prints them instead of the table."),
@@ -123,11 +133,15 @@ def scan(
     _check_outputs(as_json, csv, order is not None)
     given = Input(text, max_length, batch_size, device, dtype)
     options = {"backend": backend, "limits": limits, "fewest_keys": fewest_keys}
+    if picture and (html is None or texts is not None):
+        raise typer.BadParameter("is of the page of one text: give --html, and no --texts.", param_hint="--picture")
+    patterns: list[Pattern] = []
     if texts is None:
         _refuse_without_texts(field=field, shard=shard, out=out, workers=workers, shards=shards, engine=engine)
         words = read_text(text)
         check_files(html, csv)
-        result = scan_of(model, words, given, **options)
+        wanted = html is not None and (text is None if picture is None else picture)
+        result = scan_of(model, words, given, patterns=patterns if wanted else None, **options)
     else:
         if text is not None:
             raise typer.BadParameter("is many texts, and --text one: give one of them.", param_hint="--texts")
@@ -142,7 +156,7 @@ def scan(
             return
         result = scan_all(model, given, cut, **options)
     if html is not None:
-        result.to_html(html)
+        result.to_html(html, patterns=patterns)
     if csv is not None:
         write_csv(csv, heads_csv(result.reading, order))
     if as_json:
@@ -181,10 +195,13 @@ def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:
         )
 
 
-def scan_of(model: str | None, words: str, given: Input, **options: Any) -> Scan:
+def scan_of(
+    model: str | None, words: str, given: Input, *, patterns: list[Pattern] | None = None, **options: Any
+) -> Scan:
     """Scans a pretrained model, or the one that ships (None), over a text, with a bar of progress on stderr.
 
     Args:
+        patterns: takes the weights of the most interesting heads on the first tokens.
         options: of ``attemper.scan``: backend, limits, fewest_keys.
     """
     from rich.console import Console
@@ -192,6 +209,7 @@ def scan_of(model: str | None, words: str, given: Input, **options: Any) -> Scan
 
     import attemper
 
+    tokenizer: Any = _bytes
     if model is None:
         loaded, batches = _shipped_batches(words, given)
     else:
@@ -201,12 +219,34 @@ def scan_of(model: str | None, words: str, given: Input, **options: Any) -> Scan
         if sys.stderr.isatty() and on_hub(model):
             say(f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub")
         known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
-        loaded = known.model
+        loaded, tokenizer = known.model, known.tokenizer
         batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
     options |= {"name": title_of(model), "text": text_name(given.text)}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
-        return attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
+        found = attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
+    if patterns is not None:
+        patterns += _patterns(loaded, batches[0], found, tokenizer)
+    return found
+
+
+def _patterns(model: Any, batch: Any, found: Scan, tokenizer: Any) -> Iterator[Pattern]:
+    """The weights of the heads that tell most, on the first tokens of a batch; of heads that have them."""
+    import attemper
+    from attemper.report.picture import MOST_TOKENS, interesting_heads
+
+    cut = {name: part[:1, :MOST_TOKENS] for name, part in batch.items()} if isinstance(batch, dict) else None
+    for site, head in interesting_heads(found.reading):
+        try:
+            first = batch[:1, :MOST_TOKENS] if cut is None else cut
+            yield attemper.pattern(model, first, site=site, head=head, tokenizer=tokenizer)
+        except InputError as error:
+            say(f"no attention picture of {clean_name(site)} head {head}: {error}")
+
+
+def _bytes(ids: list[int]) -> list[str]:
+    """The letters of the byte-level model's tokens."""
+    return [chr(number) if number < 128 else f"\\x{number:02x}" for number in ids]
 
 
 def _shipped_batches(words: str, given: Input) -> tuple[Any, list[Any]]:

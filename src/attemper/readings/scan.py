@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +149,14 @@ class Scan:
         """The document of ``attemper scan --json`` as text."""
         return self.reading.to_json(indent)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
+    def to_html(self, path: str | os.PathLike[str], *, patterns: Sequence[Any] = ()) -> Path:
         """Writes the page of this scan: one HTML file of at most 2 MB that opens offline, for people.
 
         It is written whole or not at all, and the same scan gives the same bytes.
+
+        Args:
+            patterns: heads whose weights on a text the page shows, as :func:`attemper.pattern` gives them: at most 12,
+                of the first 128 tokens each. The page then holds these tokens, and says so; else it holds no text.
 
         Returns:
             Where the file is, links followed.
@@ -162,7 +166,7 @@ class Scan:
         """
         from attemper.report import write
 
-        return write(self.reading, path)
+        return write(self.reading, path, patterns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per head: site, layer, kind, mode, and every number of ``HeadReading``.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from attemper.readings.alarms import by_kind, is_heard, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
@@ -120,6 +121,14 @@ def _spoken(site: int | None, head: int | None, place: Place, labels: dict[int, 
         return place.label
     layer = message("head.layer", label=labels[site])
     return layer if head is None else message("head.spoken", layer=layer, head=head)
+
+
+def picture_places(
+    reading: Reading, towers: tuple[Tower, ...], pictures: Sequence[Mapping[str, Any]]
+) -> tuple[Place, ...]:
+    """The heads that have a picture, to click on."""
+    labels = spoken_labels(towers)
+    return tuple(_place(one["site"], one["head"], reading.sites[one["site"]].name, labels) for one in pictures)
 
 
 def origin(reading: Reading) -> tuple[tuple[Message, Message | Date | str], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from attemper.files import write_whole
 from attemper.readings.reading import Reading
 from attemper.report import texts
 from attemper.report.document import archive, document, file_name, quantities, towers
-from attemper.report.overview import figures, groups, origin, rows
+from attemper.report.overview import figures, groups, origin, picture_places, rows
+from attemper.report.picture import MOST_PICTURES, Weights, pictures
 from attemper.report.texts import Message, mark, message, say, span
 from attemper.report.verdict import verdict
 from attemper.text import clean, cut, script_json
@@ -30,7 +31,20 @@ _LEVELS = ((True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False,
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (
-    *("document", "texts", "numbers", "history", "colours", "theme", "maps", "charts", "panel", "course", "multiples"),
+    *(
+        "document",
+        "texts",
+        "numbers",
+        "history",
+        "colours",
+        "theme",
+        "maps",
+        "charts",
+        "panel",
+        "course",
+        "multiples",
+        "picture",
+    ),
     *("time", "table", "download", "main"),
 )
 """Put together in this order, inside one function: they share names, and add none to the window."""
@@ -42,31 +56,36 @@ ECHARTS_SHA256 = "61f13280aba3161f77fc801bf5f9c786f55f10432153a0683fc5cc0700b013
 """Of the file as it lies in the npm package ``echarts``; the test of it keeps anyone from editing the copy."""
 
 
-def page(reading: Reading) -> str:
+def page(reading: Reading, patterns: Sequence[Weights] = ()) -> str:
     """The page of ``reading``. The same reading gives the same page, to the byte.
+
+    Args:
+        patterns: heads whose weights on a text it shows, as :func:`attemper.pattern` gives them: it then holds text.
 
     Raises:
         ValueError: a number of the reading is NaN or infinite; a missing number is None.
     """
     files = {kind: archive(reading, kind) for kind in ("csv", "json")}
     whole = ""
-    for details, kinds in _LEVELS:
-        whole = _render(reading, details=details, files={kind: files[kind] for kind in kinds})
+    drawn = pictures(reading, patterns)
+    for place, (details, kinds) in enumerate(_LEVELS):
+        shown = drawn if place == 0 else drawn[: MOST_PICTURES // 3]
+        whole = _render(reading, shown, details=details, files={kind: files[kind] for kind in kinds})
         if len(whole.encode("utf-8")) <= LARGEST_BYTES:
             break
     return whole
 
 
-def write(reading: Reading, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of ``reading`` to ``path``, whole or not at all, and gives the file's place.
+def write(reading: Reading, path: str | os.PathLike[str], patterns: Sequence[Weights] = ()) -> Path:
+    """Writes the page of ``reading`` to ``path``, whole or not at all, and gives the file's place; see ``page``.
 
     Raises:
         InputError: no file can be written there.
     """
-    return write_whole(path, page(reading))
+    return write_whole(path, page(reading, patterns))
 
 
-def _render(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str:
+def _render(reading: Reading, shown: list[dict[str, Any]], *, details: bool, files: Mapping[str, str]) -> str:
     drawn, kinds = towers(reading.sites), quantities(reading)
     tokens = [(reading.tokens, message("fact.tokens", n=reading.tokens))]
     return render(
@@ -86,7 +105,8 @@ def _render(reading: Reading, *, details: bool, files: Mapping[str, str]) -> str
         towers=drawn,
         quantities=kinds,
         details=details,
-        data=Markup(script_json(document(reading, drawn, details=details))),
+        pictured=picture_places(reading, drawn, shown),
+        data=Markup(script_json(document(reading, drawn, details=details) | {"pictures": shown})),
     )
 
 

@@ -62,7 +62,7 @@ def run_page(run: Run, last: Reading | None = None) -> str:
             "details": details,
         }
         drawn = given["towers"]
-        data = document(reading, drawn, details=details, alarms=alarms)
+        data = document(reading, drawn, details=details, alarms=alarms) | {"pictures": []}
         bare = render(reading, data=Markup(script_json(data | {"run": None})), **given)
         room = LARGEST_BYTES - len(bare.encode("utf-8")) - _ROOM
         data["run"] = Courses(run, reading, alarms).pack(room)
@@ -76,6 +76,7 @@ def _words(run: Run, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[
     first = first_warning(reading, drawn, alarms)
     return {
         "run": True,
+        "pictured": (),
         "title": clean(run.name),
         "facts": _facts(run, reading),
         "backend": "",

@@ -21,7 +21,7 @@ function drawCourse(head) {
     grid: { left: 48, right: 14, top: 10, bottom: 24 },
     tooltip: { trigger: "axis", confine: true, renderMode: "richText", formatter: ([{ value }]) => `${text("time.step", { step: value[0] })}\n${full(value[1] ?? null)}` },
     xAxis: { ...style, type: "value", min: steps[0], max: DATA.run.last, splitLine: { show: false }, splitNumber: 4 },
-    yAxis: { ...style, type: "value", scale: true, max: ({ max }) => (quantity().high !== null && max > 0.8 * quantity().high ? quantity().high : null), splitNumber: 3, axisLine: { show: false }, axisLabel: { ...style.axisLabel, formatter: (value) => short(value) } },
+    yAxis: { ...style, type: "value", scale: true, max: ({ max }) => (quantity().high !== null && max > 0.8 * quantity().high ? quantity().high : null), splitNumber: 3, axisLine: { show: false }, axisLabel: { ...style.axisLabel, showMaxLabel: false, formatter: (value) => short(value) } },
     series: [
       {
         type: "line", symbol: known.length < 40 ? "circle" : "none", symbolSize: 4, connectNulls: true, data: points, z: 4,

@@ -72,6 +72,7 @@ if (HEADS.length) {
   startMaps();
   startControls();
   startPlaces();
+  if (DATA.pictures.length) startPicture();
   startTable();
   chosen.head = firstHead();
   for (const map of maps) if (map.stack.sites.includes(chosen.head.site)) aim(map, chosen.head);

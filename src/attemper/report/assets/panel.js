@@ -21,6 +21,7 @@ function fillPanel() {
     ? text("head.rows", { rows: head.rows, empty: head.empty, nonfinite: head.nonfinite })
     : text("head.rounded");
   if (DATA.run) drawCourse(head);
+  if (DATA.pictures.length) drawPicture(head);
   drawStrip(head);
   if (DATA.details) {
     drawHistogram(head);

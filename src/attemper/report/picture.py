@@ -1,0 +1,67 @@
+"""Attention pictures: the exact weights of some heads on the first tokens of a text, as the page draws them."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from attemper.readings.reading import Reading
+from attemper.text import clean, cut
+
+MOST_TOKENS = 128
+"""On each side."""
+MOST_PICTURES = 12
+STEPS = 65535
+"""A weight is a whole number of these: 1.5e-5."""
+
+
+_EXTREMES = (("normalized_entropy", 1), ("normalized_entropy", -1), ("max_logit", -1), ("first_token_mass", -1))
+"""Of these the least (1) or the largest (-1) numbers are interesting."""
+
+
+class Weights(Protocol):
+    """What :func:`attemper.pattern` gives."""
+
+    @property
+    def weights(self) -> Any:
+        """[Q, K], with ``tolist``."""
+
+    @property
+    def tokens(self) -> Sequence[str]: ...
+    @property
+    def key_tokens(self) -> Sequence[str]: ...
+    @property
+    def site(self) -> str: ...
+    @property
+    def head(self) -> int: ...
+
+
+def pictures(reading: Reading, patterns: Iterable[Weights]) -> list[dict[str, Any]]:
+    """The pictures of a page's data: of at most ``MOST_PICTURES`` heads, of the first tokens each."""
+    places = {site.name: place for place, site in reversed(list(enumerate(reading.sites)))}
+    return [_picture(one, places[one.site]) for one in patterns if one.site in places][:MOST_PICTURES]
+
+
+def _picture(one: Weights, site: int) -> dict[str, Any]:
+    rows = [row[:MOST_TOKENS] for row in one.weights.tolist()[:MOST_TOKENS]]
+    steps = array("H", (round(min(max(weight, 0.0), 1.0) * STEPS) for row in rows for weight in row))
+    own, keys = ([cut(clean(token), 24) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
+    packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
+    return {"site": site, "head": one.head, "tokens": own, "keys": None if keys == own else keys, "packed": packed}
+
+
+def interesting_heads(reading: Reading) -> list[tuple[str, int]]:
+    """The heads whose picture tells most: those of alarms, the sharpest, the most diffuse, the largest logit, the
+    first token's; then one of each layer.
+    """
+    found = [(alarm.site, alarm.head) for alarm in reading.alarms if alarm.head is not None][: MOST_PICTURES // 2]
+    placed = [(site.name, head) for site, head in reading.placed_heads]
+    for name, sign in _EXTREMES:
+        values = [(getattr(head, name), site, head.head) for site, head in placed]
+        known = sorted((sign * value, site, number) for value, site, number in values if value is not None)
+        found += [(site, number) for _, site, number in known[:2]]
+    found += [(site.name, site.heads[0].head) for site in reading.sites if site.heads]
+    return list(dict.fromkeys(found))[:MOST_PICTURES]

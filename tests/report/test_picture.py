@@ -1,0 +1,102 @@
+"""The attention picture: exact weights of a few heads, with the tokens of a text."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attemper import report
+from attemper.report.picture import MOST_PICTURES, interesting_heads
+from tests.report import readings
+from tests.report.conftest import Open, shown_text
+from tests.report.test_page import data_of
+from tests.support.command import run_command
+
+
+@dataclass(frozen=True)
+class Weights:
+    """As ``attemper.pattern`` gives them."""
+
+    weights: np.ndarray
+    tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+    site: str = "layer.0"
+    head: int = 2
+
+
+def causal(tokens: tuple[str, ...], **changes: int) -> Weights:
+    scores = np.random.default_rng(0).normal(size=(len(tokens),) * 2)
+    weights = np.exp(np.where(np.tri(len(tokens)), scores, -np.inf))
+    return Weights(weights / weights.sum(1, keepdims=True), tokens, tokens, **changes)
+
+
+def test_weights_are_on_the_page_to_16_bits_and_the_first_tokens_alone() -> None:
+    tokens = tuple(f"t{place}" for place in range(200))
+    html = report.page(readings.reading(readings.site("layer.0")), [causal(tokens)])
+    (found,) = data_of(html)["pictures"]
+    assert (found["site"], found["head"], found["keys"]) == (0, 2, None)
+    assert found["tokens"] == list(tokens[:128])
+    kept = np.frombuffer(zlib.decompress(base64.b64decode(found["packed"])), "<u2").reshape(128, 128) / 65535
+    assert np.abs(kept - causal(tokens).weights[:128, :128]).max() <= 0.5 / 65535
+    assert "It holds the text of the attention picture" in shown_text(html)
+    bare = report.page(readings.reading(readings.site("layer.0")))
+    assert "It holds no text and no token" in shown_text(bare)
+    assert data_of(bare)["pictures"] == []
+
+
+def test_pictures_are_of_the_heads_that_tell_most() -> None:
+    found = interesting_heads(readings.minilm())
+    assert len(found) == len(set(found)) == MOST_PICTURES
+    first = readings.minilm().alarms[0]
+    assert found[0] == (first.site, first.head)
+    assert interesting_heads(readings.reading()) == []
+
+
+def test_the_picture_says_where_the_weight_of_a_query_goes(open_page: Open) -> None:
+    reading = readings.reading(readings.site("layer.0"))
+    page = open_page(reading, patterns=[causal(("one", "two", "three", "four"))])
+    assert page.locator("#picture-none").is_visible(), "the sharpest head has none"
+    page.click("#picture .place")
+    assert page.text_content("#picture-head") == "layer 0, head 2"
+    assert page.locator("#picture-keys .token").count() == 4
+    assert (page.text_content("#picture-said") or "").startswith("Keys by the weight")
+    canvas = page.locator("#picture-map")
+    canvas.scroll_into_view_if_needed()
+    size = canvas.bounding_box()
+    assert size is not None
+    canvas.hover(position={"x": 5, "y": 5})
+    assert page.text_content("#picture-said") == "Query 0 “one” gives 1 of its weight to key 0 “one”."
+    canvas.focus()
+    page.keyboard.press("ArrowDown")
+    assert (page.text_content("#picture-said") or "").startswith("Query 1 “two” gives 0.")
+    page.hover("#picture-queries .token:nth-child(3)")
+    assert (page.text_content("#picture-said") or "").startswith("Query 2 “three”")
+    page.click("#language")
+    assert "此图含有文本" in page.inner_text("#picture")
+
+
+def test_hostile_tokens_are_shown_as_text(open_page: Open) -> None:
+    page = open_page(readings.reading(readings.site("layer.0")), patterns=[causal(tuple(readings.HOSTILE), head=0)])
+    page.locator("#picture-keys .token").first.wait_for()
+    assert page.locator("#picture-keys .token").count() == len(readings.HOSTILE)
+    assert page.locator("img, svg, iframe, main script").count() == 0
+    assert "\u202e" not in page.content()
+
+
+@pytest.mark.parametrize(("option", "has_text"), [((), True), (("--no-text",), False)])
+def test_no_text_leaves_the_picture_out(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    option: tuple[str, ...],
+    has_text: bool,
+) -> None:
+    place = tmp_path / "page.html"
+    ended = run_command(monkeypatch, capsys, "scan", "--html", place, "--max-length", 64, *option)
+    assert ended.code == 0, ended.err
+    assert bool(data_of(place.read_text("utf-8"))["pictures"]) is has_text
