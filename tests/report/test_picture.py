@@ -29,10 +29,10 @@ class Weights:
     head: int = 2
 
 
-def causal(tokens: tuple[str, ...], **changes: int) -> Weights:
+def causal(tokens: tuple[str, ...], head: int = 2) -> Weights:
     scores = np.random.default_rng(0).normal(size=(len(tokens),) * 2)
     weights = np.exp(np.where(np.tri(len(tokens)), scores, -np.inf))
-    return Weights(weights / weights.sum(1, keepdims=True), tokens, tokens, **changes)
+    return Weights(weights / weights.sum(1, keepdims=True), tokens, tokens, head=head)
 
 
 def test_weights_are_on_the_page_to_16_bits_and_the_first_tokens_alone() -> None:

@@ -91,6 +91,9 @@ async function startTime() {
   byId("step").removeAttribute("data-say");
   byId("play").removeAttribute("data-say");
   startMultiples();
-  redraw();
+  drawLegend();
+  drawTime();
+  fillPanel();
+  if (quantity().low === null || quantity().high === null) drawMaps(); // the history has other ends
   document.documentElement.dataset.ready = "true";
 }
