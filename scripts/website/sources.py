@@ -64,7 +64,7 @@ def page(path: Path, language: str, folder: Path) -> str:
     source = translation(path, language)
     text = LANGUAGE_LINE.sub("", source.read_text("utf-8"), count=1)
     parts = FENCE.split(text)  # code at odd places
-    parts[::2] = [LINK.sub(lambda link: mended(link, path, folder), part) for part in parts[::2]]
+    parts[::2] = [LINK.sub(lambda link: mended(link, path, folder, language), part) for part in parts[::2]]
     text = ON_THE_SITE.sub(lambda row: f"| [](/{GENERATED[row[1]]}) |", "".join(parts))
     text = text.replace("```mermaid\n", "```text\n")
     if path.name == "README.md":
@@ -72,7 +72,7 @@ def page(path: Path, language: str, folder: Path) -> str:
     return with_notice(text) if language != "en" and source == path else text
 
 
-def mended(link: re.Match[str], path: Path, folder: Path) -> str:
+def mended(link: re.Match[str], path: Path, folder: Path, language: str = "en") -> str:
     """A link of the page ``path`` that leads to the same file from where the page stands in the site.
 
     A file that is no page of the site is copied to be looked at; a folder is named, without a link.
@@ -88,7 +88,22 @@ def mended(link: re.Match[str], path: Path, folder: Path) -> str:
         shutil.copyfile(target, folder / staged)
         return f"[{link[2]}](path:/{staged.as_posix()})"
     words = "" if link[2].endswith(Path(link[3]).name) else link[2]  # the page's title in the place of its file's name
-    return f"{link[1]}[{words}](/{place(target).as_posix()}{link[4] or ''})"
+    return f"{link[1]}[{words}](/{place(target).as_posix()}{part(link[4] or '', target, language)})"
+
+
+def part(fragment: str, target: Path, language: str) -> str:
+    """``#heading`` of the English page, as the heading at the same place is called in that language."""
+    read = translation(target, language)
+    if not fragment or read == target:
+        return fragment
+    english, other = (anchors(page.read_text("utf-8")) for page in (target, read))
+    return f"#{other[english.index(fragment[1:])]}"
+
+
+def anchors(text: str) -> list[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles]
 
 
 def known(target: Path) -> bool:

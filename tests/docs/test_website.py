@@ -188,3 +188,9 @@ def test_every_public_name_is_in_the_index_of_the_site(site: Path) -> None:
         names = [name for group in page.groups.values() for name in group]
         missing = [name for name in names if f">{name.rpartition('.')[2]}" not in index]
         assert missing == [], page.name
+
+
+def test_a_link_to_a_heading_leads_to_the_same_heading_of_the_chinese_page(staged: dict[str, Path]) -> None:
+    there = {language: (folder / "training.md").read_text("utf-8") for language, folder in staged.items()}
+    assert "(/tasks/many-ranks.md#context-parallelism)" in there["en"]
+    assert "(/tasks/many-ranks.md#上下文并行)" in there["zh-CN"]
