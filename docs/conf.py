@@ -35,6 +35,8 @@ templates_path = [str(ROOT / "docs" / "templates")]
 html_css_files = ["site.css"]
 html_copy_source = True
 html_show_sourcelink = False
+# It would fetch each page that was found, which a browser refuses where the site is read from files.
+html_show_search_summary = False
 html_math_renderer = "mathml"
 html_theme_options = {"top_of_page_buttons": []}
 html_sidebars = {
