@@ -43,6 +43,8 @@ class Extent:
     statistics: tuple[str, ...]
     banded: bool = False
     """Whether every head has a band of ``BANDED``."""
+    alarmed: int = MOST_EXACT
+    """Courses of heads with alarms that are kept as they are, and have a band."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ def extents(run: Run) -> Iterator[Extent]:
     known = tuple(name for name in SHOWN if name in run.statistics)
     brief, one = (tuple(name for name in names if name in known) for names in (BRIEF, BRIEF[:1]))
     yield Extent(MOST_COLUMNS, known, banded=True)
-    for many in (MOST_COLUMNS, 200, 150):
-        yield Extent(many, known)
+    for alarmed in (MOST_EXACT, 8, 1):
+        yield Extent(MOST_COLUMNS, known, alarmed=alarmed)
+    yield Extent(150, known)
     for names in (brief, one):
         for many in (MOST_COLUMNS, 150, 80, 40):
             yield Extent(many, names)
@@ -126,7 +129,7 @@ class Courses:
         bands = self._bands_of(extent)
         exact = [
             (site, head, extent.statistics.index(name))
-            for site, head, name in list(dict.fromkeys(self._alarm_courses()))[:MOST_EXACT]
+            for site, head, name in list(dict.fromkeys(self._alarm_courses()))[: extent.alarmed]
             if name in extent.statistics
         ]
         width = max(map(len, axes))
@@ -148,7 +151,7 @@ class Courses:
             "statistics": list(extent.statistics),
             "bands": bands,
             "exact": exact,
-            "packed": base64.b64encode(zlib.compress(data, 9)).decode("ascii"),
+            "packed": _base64(data),
         }
 
     def _course(self, key: SiteKey, name: str, most: int) -> Course:
@@ -178,13 +181,19 @@ class Courses:
             for head in range(heads)
         ]
         alarmed = [(site, head, of[name]) for site, head, name in self._alarm_courses() if name in of]
-        return list(dict.fromkeys((*every, *alarmed[: 4 * MOST_EXACT])))
+        return list(dict.fromkeys((*every, *alarmed[: extent.alarmed])))
 
 
 def restarts(run: Run) -> list[int]:
     """The steps at which the run went on in another process, or after going back."""
     first = [segment for segment in run.segments if segment.rank == min(one.rank for one in run.segments)]
     return sorted(one.first_step for one in first if one.samples and one.first_step is not None)[1:]
+
+
+def _base64(data: bytes) -> str:
+    """Deflated as differences are best: by how often each occurs, more than by what repeats."""
+    deflate = zlib.compressobj(9, strategy=zlib.Z_FILTERED)
+    return base64.b64encode(deflate.compress(data) + deflate.flush()).decode("ascii")
 
 
 def _axes(steps: Iterable[Array]) -> tuple[list[Array], list[int]]:

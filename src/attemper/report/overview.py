@@ -16,7 +16,7 @@ MOST_PLACES = 60
 """Alarms of a kind that are listed; the map marks all of them."""
 MOST_TOLD = 3
 """Alarms of a kind, of a run, that are told in full."""
-MOST_ROWS = 600
+MOST_ROWS = 200
 """Heads up to which the table without scripts has a row for each; beyond, a row for each layer."""
 
 
@@ -59,18 +59,30 @@ class Figure:
     place: Place | None = None
 
 
-def groups(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm] | None = None) -> tuple[Group, ...]:
-    """Alarms by severity, worst first, then by kind in the order met; those of the reading, or others."""
+def groups(
+    reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm] | None = None, most: int = MOST_PLACES
+) -> tuple[Group, ...]:
+    """Alarms by severity, worst first, then by kind in the order met; those of the reading, or others.
+
+    Args:
+        most: heads of a kind that are listed.
+    """
     labels, named = spoken_labels(towers), by_name(reading.sites)
     return tuple(
-        _group(severity, kind, found, [_alarm_place(alarm, site_of(alarm, named), labels) for alarm in found])
+        _group(
+            severity,
+            kind,
+            found,
+            [_alarm_place(one, site_of(one, named), labels) for one in found[: most + MOST_TOLD]],
+            most,
+        )
         for (severity, kind), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
     )
 
 
-def _group(severity: str, kind: str, alarms: Sequence[Alarm], places: list[Place]) -> Group:
+def _group(severity: str, kind: str, alarms: Sequence[Alarm], places: list[Place], most: int) -> Group:
     told = tuple(places[:MOST_TOLD]) if places[0].when else ()
-    rest = tuple(places[len(told) : len(told) + MOST_PLACES])
+    rest = tuple(places[len(told) :][:most])
     return Group(
         severity=severity_title(severity),
         level=level_of(severity),

@@ -25,8 +25,10 @@ from attemper.report.verdict import verdict
 from attemper.store.run import Run
 from attemper.text import clean, cut, script_json
 
-MOST_ALARMS = 1500
+MOST_ALARMS = 300
 """Alarms that a page holds: those that stand before those that have ended, and the worst first."""
+FEW_PLACES = 20
+"""Heads of a kind of alarm that a card lists: the rest of the room is for the history."""
 _ROOM = 6_000
 """Bytes that the description of a history takes beside its numbers, at most."""
 
@@ -85,8 +87,8 @@ def _words(run: Run, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[
         "file_name": file_name(run.name),
         "verdict": verdict(reading, past),
         "figures": (*([first] if first else ()), *figures(reading, drawn)),
-        "groups": groups(reading, drawn),
-        "ended": groups(reading, drawn, sorted(past, key=lambda alarm: alarm.since or 0)),
+        "groups": groups(reading, drawn, most=FEW_PLACES),
+        "ended": groups(reading, drawn, sorted(past, key=lambda alarm: alarm.since or 0), FEW_PLACES),
         "notes": [texts.note(note) for note in dict.fromkeys(notes)],
         "towers": drawn,
         "quantities": quantities(reading),

@@ -56,6 +56,7 @@ function ordinal(place) {
 function translate() {
   document.documentElement.lang = LOCALES[language];
   for (const one of document.querySelectorAll("[data-say]")) one.textContent = say(JSON.parse(one.dataset.say));
+  for (const one of document.querySelectorAll("[data-say-title][aria-label]")) one.setAttribute("aria-label", say(JSON.parse(one.getAttribute("data-say-title"))));
   for (const name of ["title", "aria-label"]) {
     for (const one of document.querySelectorAll(`[data-say-${name}]`)) one.setAttribute(name, say(JSON.parse(one.getAttribute(`data-say-${name}`))));
   }
