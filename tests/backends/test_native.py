@@ -118,6 +118,15 @@ def test_every_instruction_set_agrees_with_the_oracle(case: cases.Case):
 
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.usefixtures("each_library")
+def test_an_output_of_sixteen_bits_is_rounded_to_the_nearest(rows: int):
+    """The mean of 1 and twice the number after 1 lies two thirds of the way to it."""
+    query, key = torch.zeros(1, 1, rows, 16, dtype=torch.bfloat16), torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16)
+    value = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-7]).view(1, 1, 3, 1).expand(1, 1, 3, 16).to(torch.bfloat16)
+    assert (attended("native", query, key, value).output == 1 + 2**-7).all()
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.usefixtures("each_library")
 def test_exponentials_have_every_digit_of_float32(rows: int):
     """Scores 0 and x < 0: lse = log(1 + exp(x)), within three roundings."""
     scores = -torch.linspace(0.01, 6, rows * 64).view(64, 1, rows, 1)

@@ -109,6 +109,8 @@ CASES = (
     Case("no values", rows=20, keys=60, size=8, width=0),
     Case("wide", heads=1, groups=1, rows=20, keys=60, size=200, width=130),
     Case("nearly uniform", keys=600, spread=0.05),
+    Case("one wide row in twelve", keys=600, spread=0.05, mask=lambda case: torch.randn(1, 1, case.rows, case.keys)
+         * torch.where(torch.arange(case.rows) % 12 == 0, 0.0, 8.0)[:, None]),
     Case("first tokens", keys=300, options={"first_tokens": 3}),
     Case("marked first tokens", batch=2,
          options={"first_keys": torch.stack([torch.arange(50) % 7 == rest for rest in (2, 5)])}),

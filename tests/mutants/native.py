@@ -61,6 +61,9 @@ def sums(*cases: str) -> tuple[str, ...]:
     return tuple(f"{READINGS}[{case}]" for case in cases)
 
 
+ROUNDED = ("tests/backends/test_native.py::test_an_output_of_sixteen_bits_is_rounded_to_the_nearest",)
+"""By each library: where the processor rounds by an instruction of its own, the best one has no rounding to break."""
+
 MUTANTS = (
     # Rows: the law of merging.
     Mutant("rows: total not moved", ROWS, "row.total *= shrink, row.first", "row.first", RISING),
@@ -124,7 +127,7 @@ MUTANTS = (
     Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
     Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
     Mutant("convert: float32 strides ignored", CONVERT, "else for (int64_t i = 0; i < n; i++) to[i] = from[i * step];\n            return;\n        }\n        case BFLOAT16", "else for (int64_t i = 0; i < n; i++) to[i] = from[i];\n            return;\n        }\n        case BFLOAT16", LAYOUTS),
-    Mutant("convert: bfloat16 cut off, not rounded", CONVERT, "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16", "bits >> 16", both("bfloat16")),
+    Mutant("convert: bfloat16 cut off, not rounded", CONVERT, "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16", "bits >> 16", ROUNDED),
     # Products of bfloat16.
     Mutant("half: scores lack their multiplier", FORWARD, "known = scale_row(s, n, tile.factors[i]);", "known = highest(s, n);", HALVES),
     Mutant("half: outputs not moved to a new maximum", PRODUCTS, "if (keep[i] == 1.0f) continue;", "continue;", HALVES),

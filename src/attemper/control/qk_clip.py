@@ -185,8 +185,7 @@ class QKClip:
         return weight_ranks(self.model, [self._modules[name] for name in known], self._reduce), known
 
     def _largest(self, known: Mapping[str, Projections]) -> dict[str, Tensor]:
-        """The largest logit of each head [heads] by module in the passes since the last step; calls of one module are
-        joined.
+        """The largest logit of each head [heads] by module since the last step, over all calls of a module.
 
         Args:
             known: modules of which the heads here may be some of those of the whole model: these get all of them,

@@ -142,9 +142,7 @@ def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None
 
 
 def _summary(document: Mapping[str, Any], columns: Sequence[Column]) -> Message:
-    """How many heads differ, the mean of the first statistic on both sides, where it changed most, and what is left
-    out.
-    """
+    """How many heads differ, the mean of the first statistic on both sides, where it changed most, what is missing."""
     heads, one = document["heads"], columns[0] if columns else None
     keys = [column.quantity.name for column in columns]
     many = sum(any(before != after for before, after in (_pair(head, key) for key in keys)) for head in heads)

@@ -48,20 +48,27 @@ def test_what_is_kept_was_compiled_from_these_sources():
     assert found["triton"] == version("triton"), ANEW
 
 
+MEASURED = {"sm_90": {"forward_kernel", "query_gradient_kernel", "key_gradient_kernel", "bias_gradient_kernel"}}
+"""Whose configurations are the fastest on a machine (benchmarks/results/gpu-tune-h100.json), spilled registers or not."""
+
+
 @pytest.mark.parametrize("which", FUNCTIONS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_kernel_spills_a_register_at_head_sizes_up_to_128(target: str, which: str):
+def test_no_kernel_of_a_machine_that_was_not_measured_spills_a_register_at_head_sizes_up_to_128(
+    target: str, which: str
+):
     kernels = [kernel for kernel in kept.read()["kernels"] if (kernel["target"], kernel["which"]) == (target, which)]
     assert {(kernel["dtype"], kernel["size"]) for kernel in kernels} == set(product(("bfloat16", "float16"), (64, 128)))
     assert {kernel["function"] for kernel in kernels} >= FUNCTIONS[which]
     assert all(0 < kernel["registers"] <= 512 for kernel in kernels)
-    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    spilled = {(kernel["function"], kernel["kernel"]) for kernel in kernels if kernel["spilled"]}
+    assert {function for function, _ in spilled} <= MEASURED.get(target, set())
     assert max(kernel["shared_bytes"] for kernel in kernels) <= SHARED_BYTES[target]
 
 
 TOO_LARGE = {
     "sm_80": ("nvidia", (128, 128, 4, 2)), "sm_90": ("hopper", (128, 128, 4, 2)),
-    "sm_100": ("hopper", (128, 128, 4, 2)), "gfx942": ("amd", (256, 256, 4, 1)),
+    "sm_100": ("blackwell", (128, 128, 4, 2)), "gfx942": ("amd", (256, 256, 4, 1)),
 }  # fmt: skip
 """Rows, keys, warps and stages whose scores and outputs no machine has registers for."""
 

@@ -105,15 +105,17 @@ def test_a_visible_score_of_minus_infinity_spoils_its_row_whatever_is_asked_for(
 ):
     tiled(4, 4)
     monkeypatch.setattr(tuning, "splits", lambda problem: parts)
-    query, key = torch.tensor([1.0, 0.0]).reshape(1, 1, 2, 1), torch.zeros(1, 1, 12, 1)
-    key[:, :, place] = -3e38
     mask = torch.ones(2, 12, dtype=torch.bool) if masked else None
-    stats = attemper.attention_statistics(query, key, mask, scale=2.0, stats=(*names, "lse"), backend="triton")
-    assert stats.nonfinite.flatten().tolist() == [True, False]
-    assert stats.valid.flatten().tolist() == [False, True]
-    for name in stats:
-        assert torch.isnan(stats[name].flatten()[0]), name
-        assert torch.isfinite(stats[name].flatten()[1]), name
+    key = torch.zeros(1, 1, 12, 1)
+    key[:, :, place] = -3e38
+    for scale in (2.0, 1.0):  # beyond float32 by its scale, or as it leaves the product
+        query = torch.tensor([2.0 / scale, 0.0]).reshape(1, 1, 2, 1)
+        stats = attemper.attention_statistics(query, key, mask, scale=scale, stats=(*names, "lse"), backend="triton")
+        assert stats.nonfinite.flatten().tolist() == [True, False]
+        assert stats.valid.flatten().tolist() == [False, True]
+        for name in stats:
+            assert torch.isnan(stats[name].flatten()[0]), name
+            assert torch.isfinite(stats[name].flatten()[1]), name
 
 
 def test_scores_whose_squares_overflow_leave_every_statistic_and_gradient_finite(tiled: Any):

@@ -65,5 +65,5 @@ def positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:
     As all kernels here it does nothing where ``flag`` is down: then what it returns means nothing.
     """
     chosen = torch.empty(rows, dtype=torch.int32, device=start.device)
-    positions_kernel[(-(-rows // 128),)](start, chosen, flag, rows, queries, BLOCK=128)
+    positions_kernel[(-(-rows // 128),)](start, chosen, flag, rows, queries, BLOCK=128, enable_fp_fusion=False)
     return chosen

@@ -263,8 +263,9 @@ def visibility(tile, place, call, CALL: tl.constexpr):
                 given = given.to(tl.float32)
             visible = visible & ((given <= CALL.LIMIT) == 0)
             if given.dtype == tl.float64:
-                # A float64 bias beyond float32 stays a bias: its key is visible, with no weight.
-                given = tl.where(given < -3.4028234663852886e38, -3.4028234663852886e38, given).to(tl.float32)
+                # A float64 bias beyond float32 stays a bias: its key is visible, with no weight. Half of float32's range
+                # leaves room for its distance in bits.
+                given = tl.where(given < -1.7e38, -1.7e38, given).to(tl.float32)
             bias = tl.where(visible, given, 0.0)
     return visible, bias
 

@@ -1,8 +1,9 @@
 """The small stored set of launch configurations: block sizes, warps and stages for each kernel, machine and size.
 
-Chosen from what is known of the machines (registers, shared memory, the shapes of their matrix instructions) and held
-against the compilers by ``tests/backends/triton/test_cross_compile.py``: no register is spilled at head sizes up to 128
-in float16 and bfloat16. Not yet measured on any of them.
+Those of softmax on "hopper" up to head size 128 are the fastest that ``benchmarks/gpu_tune.py`` found on an H100
+(docs/gpu.md); some spill registers outside of their inner loop and are faster all the same. All others are chosen from what is
+known of the machines (registers, shared memory, the shapes of their matrix instructions) and not measured; by
+``tests/backends/triton/test_cross_compile.py`` none of them spills a register at head sizes up to 128 in sixteen bits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ FEW_ROWS, SPLIT_KEYS = 64, 256
 
 _DECODE = {
     "nvidia": {128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
-    "hopper": {64: Config(16, 128, 4, 2), 128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
+    "hopper": {128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
+    "blackwell": {128: Config(16, 32, 4, 3), 256: Config(16, 32, 4, 2)},
     "amd": {128: Config(16, 64, 4, 1), 256: Config(16, 32, 4, 1)},
 }
 
@@ -44,23 +46,27 @@ _FORWARD = {
     # machine: {largest padded head size: configuration}
     "nvidia": {128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
     "hopper": {64: Config(64, 128, 4, 2), 128: Config(64, 64, 4, 3), 256: Config(64, 32, 8, 2)},
-    "amd": {128: Config(128, 32, 8, 1), 256: Config(64, 32, 8, 1)},
+    "blackwell": {128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
+    "amd": {128: Config(64, 32, 4, 1), 256: Config(64, 32, 8, 1)},
 }
 _PLAIN = {
     "nvidia": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
     "hopper": {64: Config(64, 128, 4, 2), 128: Config(64, 64, 4, 3), 256: Config(64, 32, 8, 2)},
+    "blackwell": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
     "amd": {64: Config(128, 64, 8, 1), 128: Config(128, 32, 8, 1), 256: Config(64, 32, 8, 1)},
 }
 """Output without statistics."""
 _STATISTICS = {
     "nvidia": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(64, 32, 8, 2)},
     "hopper": {128: Config(64, 128, 4, 2), 256: Config(128, 32, 8, 2)},
+    "blackwell": {64: Config(128, 64, 8, 3), 128: Config(128, 32, 8, 3), 256: Config(128, 32, 8, 2)},
     "amd": {128: Config(128, 64, 8, 1), 256: Config(64, 32, 8, 1)},
 }
 """Statistics without output."""
 _SAMPLED = {
     "nvidia": _STATISTICS["nvidia"],
     "hopper": {128: Config(64, 128, 4, 2), 256: Config(64, 32, 8, 2)},
+    "blackwell": _STATISTICS["blackwell"],
     "amd": _STATISTICS["amd"],
 }
 """The same of a few rows of the query: smaller blocks, so that there are programs for all processors."""
@@ -70,34 +76,39 @@ _SAMPLED = {
 _QUERY_GRADIENT = {
     "nvidia": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 2), 256: Config(32, 32, 8, 1)},
     "hopper": {64: Config(64, 32, 4, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 8, 1)},
+    "blackwell": {128: Config(128, 32, 8, 2), 256: Config(64, 32, 8, 1)},
     "amd": {128: Config(64, 32, 4, 1), 256: Config(32, 32, 4, 1)},
 }
 _MASKED_QUERY_GRADIENT = _QUERY_GRADIENT | {
     "nvidia": {64: Config(64, 32, 4, 2), 128: Config(32, 32, 4, 2), 256: Config(32, 32, 8, 1)},
-    "hopper": {128: Config(128, 32, 8, 2), 256: Config(64, 32, 8, 1)},
+    "hopper": {64: Config(64, 32, 4, 2), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 8, 1)},
 }
 _KEY_GRADIENT = {
     "nvidia": {64: Config(64, 32, 8, 2), 128: Config(32, 64, 8, 2), 256: Config(32, 32, 8, 1)},
     "hopper": {64: Config(64, 64, 4, 3), 128: Config(128, 64, 8, 2), 256: Config(32, 32, 8, 1)},
+    "blackwell": {64: Config(64, 32, 8, 2), 128: Config(32, 64, 8, 2), 256: Config(32, 32, 8, 1)},
     "amd": {128: Config(32, 32, 4, 1), 256: Config(32, 32, 4, 1)},
 }
 _MASKED_KEY_GRADIENT = _KEY_GRADIENT | {
     "nvidia": {64: Config(32, 32, 4, 2), 128: Config(32, 32, 8, 2), 256: Config(32, 32, 8, 1)},
-    "hopper": {64: Config(64, 32, 8, 2), 128: Config(32, 32, 8, 2), 256: Config(32, 32, 8, 1)},
+    "hopper": {64: Config(64, 64, 4, 1), 128: Config(128, 64, 8, 2), 256: Config(32, 32, 8, 1)},
+    "blackwell": {64: Config(64, 32, 8, 2), 128: Config(32, 32, 8, 2), 256: Config(32, 32, 8, 1)},
 }
 
 # Of rowwise normalizers: one for all kernels of a call, so that a score has the same bits in each.
 _ROWWISE = {
     "nvidia": {128: Config(32, 16, 8, 2), 256: Config(16, 16, 4, 1)},
     "hopper": {128: Config(64, 16, 8, 2), 256: Config(16, 16, 4, 1)},
+    "blackwell": {128: Config(64, 16, 8, 2), 256: Config(16, 16, 4, 1)},
     "amd": {128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
 }
 _FEW_ROWS = {
     "nvidia": {128: Config(16, 32, 4, 2), 256: Config(16, 16, 4, 1)},
     "hopper": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
+    "blackwell": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
     "amd": {128: Config(16, 32, 4, 1), 256: Config(16, 16, 4, 1)},
 }
-_MASKED_ROWWISE = _ROWWISE | {"hopper": _FEW_ROWS["hopper"]}
+_MASKED_ROWWISE = _ROWWISE | {name: _FEW_ROWS[name] for name in ("hopper", "blackwell")}
 
 
 def power_of_two(number: int) -> int:
@@ -116,7 +127,7 @@ def _machine_of(driver: Any, device: Any) -> str:
     target = driver.get_current_target()
     if target.backend == "hip":
         return "amd"
-    return "hopper" if target.arch >= 90 else "nvidia"
+    return "blackwell" if target.arch >= 100 else "hopper" if target.arch >= 90 else "nvidia"
 
 
 def forward(problem: Problem) -> Config:
@@ -139,7 +150,9 @@ def row_numbers(problem: Problem) -> Config:
 
 def query_gradient(problem: Problem) -> Config:
     """Of the kernel that holds rows and sweeps over keys."""
-    return _of_backward(_MASKED_QUERY_GRADIENT if _has_mask(problem) else _QUERY_GRADIENT, problem)
+    # So do the documents of packed rows.
+    small = _has_mask(problem) or problem.packed
+    return _of_backward(_MASKED_QUERY_GRADIENT if small else _QUERY_GRADIENT, problem)
 
 
 def bias_gradient(problem: Problem) -> Config:

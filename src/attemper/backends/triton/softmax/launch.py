@@ -167,8 +167,7 @@ def _row_numbers(problem: Problem, output: Tensor, state: Tensor, upstream: Upst
         rows,
         count,
         heads,
-        CALL=launch.constants(problem, config, bits(problem.columns), WIDE=is_wide)["CALL"],
-        num_warps=config.warps,
+        **launch.constants(problem, config, bits(problem.columns), WIDE=is_wide),
     )
     return rows, sink_rows
 
