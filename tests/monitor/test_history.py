@@ -237,8 +237,11 @@ def test_what_is_known_of_the_run_is_kept(tmp_path: Path) -> None:
     assert (about["dtype"], about["fewest_keys"], about["limits"]["logits"]) == ("float32", 32, 7.0)
     assert about["backend"] in ("native", "blocked")
     assert "secret" not in str(about)
-    one.report(tmp_path / "page.html")
-    assert (tmp_path / "page.html").exists()
+    run = attemper.open_run(tmp_path / "run")
+    pages = [
+        path.read_text("utf-8") for path in (one.report(tmp_path / "page.html"), run.to_html(tmp_path / "again.html"))
+    ]
+    assert ['"details": true' in page or '"details":true' in page for page in pages] == [True, False]
 
 
 def test_sites_that_are_not_read_are_kept_with_the_reason(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
     from attemper.readings.history import History, Trend
+    from attemper.readings.scan import Scan
     from attemper.store.ranks import Ranks
     from attemper.store.run import Run
     from attemper.store.writer import Writer
@@ -355,6 +356,10 @@ class RunView:
         """Every sample so far, as ``attemper.open_run`` gives them."""
         raise NotImplementedError
 
+    def table(self) -> Scan:
+        """The latest sample."""
+        raise NotImplementedError
+
     def history(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> History:
         """A statistic at every sampled step; see ``Run.history``."""
         return self.run.history(statistic, site, head, **options)
@@ -372,8 +377,14 @@ class RunView:
         return self.run.trend(statistic, site, head, **options)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page of the run; see ``Run.to_html``."""
-        return self.run.to_html(path)
+        """Writes the page of the run; see ``Run.to_html``.
+
+        It has the histograms and the entropy by visible keys of the last sample, which no store keeps.
+        """
+        from attemper.report.run_page import write_run
+
+        run = self.run
+        return write_run(run, path, self.table().reading if len(run.steps) else None)
 
 
 def _arrives(snapshot: Transfer | DeviceSample, until: float) -> bool:

@@ -52,7 +52,6 @@ def run_page(run: Run, last: Reading | None = None) -> str:
         reading = last_reading(run)
         details = last is not None and _is_last(last, reading)
         alarms = _alarms(judge.alarms)
-        alarms = _alarms(judge.alarms)
         reading = replace(
             last if last is not None and details else reading,
             alarms=_whole_first(judge.standing),
