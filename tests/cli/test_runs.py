@@ -295,9 +295,9 @@ def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Comman
     assert (code, err) == (0, "")
     assert "\n  warning logits, since step 0: layers.1.attn head 1: largest logit 143.2" in out
     _, out, _ = command("watch", tmp_path, "--language", "zh")
-    assert "\n  warning logits, since step 0: layers.1.attn head 1: 最大分数 143.2" in out
+    assert "\n  warning logits, since step 0: layers.1.attn head 1: 最大 logit 143.2" in out
     _, out, _ = command("show", tmp_path, "--language", "zh")
-    assert "最大分数 143.2" in out
+    assert "最大 logit 143.2" in out
     assert command("watch", tmp_path, "--language", "fr")[0] == 2
 
 

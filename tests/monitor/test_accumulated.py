@@ -20,7 +20,7 @@ from attemper.call.attention import measurement, run
 from attemper.call.options import Options
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats, by_head
-from attemper.monitor import collector
+from attemper.monitor import calls
 from attemper.monitor.head_sums import SiteSums
 from attemper.readings.reading import HeadReading
 from tests.sites.own_models import Own
@@ -111,7 +111,7 @@ class Padded(Own):
 
 
 class Counting:
-    """Stands in for the collector's ``accumulate``, and counts."""
+    """Stands in for the monitor's ``accumulate``, and counts."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -124,7 +124,7 @@ class Counting:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting = Counting()
-    monkeypatch.setattr(collector, "accumulate", counting)
+    monkeypatch.setattr(calls, "accumulate", counting)
     return counting
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
+from inspect import getattr_static
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def home(path: str) -> tuple[Any, str]:
 def broken(path: str) -> Iterator[None]:
     """While a watch is open, this piece raises."""
     holder, name = home(path)
-    original = vars(holder)[name]
+    original = getattr_static(holder, name)
 
     def raising(*_: Any, **__: Any) -> Any:
         raise BROKEN

@@ -64,16 +64,16 @@ class RunSource:
         self._path, self._page = path, page
 
     def look(self) -> Look:
-        with self._opened() as run:
+        with self._run() as run:
             steps = run.steps
             return Look(len(steps), int(steps[-1]) if len(steps) else None, run.live)
 
     def page(self) -> str:
-        with self._opened() as run:
+        with self._run() as run:
             return self._page(run)
 
     @contextmanager
-    def _opened(self) -> Iterator[Run]:
+    def _run(self) -> Iterator[Run]:
         """The run. What is wrong with it names its folder as the page does: not by where this machine keeps it."""
         try:
             with open_run(self._path) as run:

@@ -151,7 +151,8 @@ def test_a_dry_run_of_the_tuning_times_every_kernel_and_writes_the_best(tmp_path
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     report = json.loads(path.read_text())
     assert report["dry_run"] is True
-    kernels = ["statistics", "forward", "plain", "key_gradient", "query_gradient", "decode"]
+    kernels = ["statistics", "sampled", "forward", "plain", "key_gradient", "query_gradient"]
+    kernels += ["key_gradient, softcap", "query_gradient, softcap", "decode"]
     assert [row["kernel"] for row in report["best"]] == kernels
     for kernel in kernels:
         shipped, other = (row for row in report["tried"] if row["kernel"] == kernel)
