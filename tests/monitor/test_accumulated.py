@@ -20,7 +20,7 @@ from attemper.call.attention import measurement, run
 from attemper.call.options import Options
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats, by_head
-from attemper.monitor import calls
+from attemper.monitor import calls as monitored
 from attemper.monitor.head_sums import SiteSums
 from attemper.readings.reading import HeadReading
 from tests.sites.own_models import Own
@@ -124,7 +124,7 @@ class Counting:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting = Counting()
-    monkeypatch.setattr(calls, "accumulate", counting)
+    monkeypatch.setattr(monitored, "accumulate", counting)
     return counting
 
 
