@@ -381,10 +381,8 @@ class RunView:
 
         It has the histograms and the entropy by visible keys of the last sample, which no store keeps.
         """
-        from attemper.report.run_page import write_run
-
         run = self.run
-        return write_run(run, path, self.table().reading if len(run.steps) else None)
+        return run.to_html(path, last=self.table().reading if len(run.steps) else None)
 
 
 def _arrives(snapshot: Transfer | DeviceSample, until: float) -> bool:

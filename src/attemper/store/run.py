@@ -291,10 +291,13 @@ class Run:
         theirs = other.name if isinstance(other, Run) else other.model
         return compare(self, other, names=(self.name, theirs))
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
+    def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None) -> Path:
         """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
 
         It is written whole or not at all, and the same samples give the same bytes.
+
+        Args:
+            last: the last sample with its histograms and its entropy by visible keys, which no run keeps; None without.
 
         Returns:
             Where the file is, links followed.
@@ -304,7 +307,7 @@ class Run:
         """
         from attemper.report.run_page import write_run
 
-        return write_run(self, path)
+        return write_run(self, path, last)
 
     def _reading(self, step: int) -> Reading:
         with self.ranks.snapshot():
