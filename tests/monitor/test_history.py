@@ -241,6 +241,9 @@ def test_what_is_known_of_the_run_is_kept(tmp_path: Path) -> None:
     run = attemper.open_run(tmp_path / "run")
     pages = one.report(tmp_path / "page.html"), run.to_html(tmp_path / "again.html")
     assert [data_of(path.read_text("utf-8"))["details"] for path in pages] == [True, False]
+    with attemper.watch(model, every=3, rows=8, store=tmp_path / "run") as again:
+        page = again.report(tmp_path / "resumed.html")  # a run that goes on, before its first new sample
+    assert data_of(page.read_text("utf-8"))["details"] is False
 
 
 def test_sites_that_are_not_read_are_kept_with_the_reason(tmp_path: Path) -> None:

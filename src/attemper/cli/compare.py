@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,25 +55,26 @@ def compare(
     Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained.
     """
     _check_usage(sort, backend, device)
-    stored = [_read_stored(side) for side in (a, b)]
-    check_files(html, None)
-    if None not in stored and text is not None:
-        raise typer.BadParameter(
-            "is of no use: both A and B are files of a scan that is done, or runs.", param_hint="--text"
-        )
-    words = "" if None not in stored else read_text(text)
     import attemper
     from attemper.readings.reading import Reading
 
-    given = Input(text, max_length, batch_size, device, dtype)
-    sides = [
-        _of_model(side, words, given, backend) if known is None else known
-        for side, known in zip((a, b), stored, strict=True)
-    ]
-    readings = [side if isinstance(side, Reading) else side.reading for side in sides]
-    found = attemper.compare(*sides, names=_names(a, b, readings))
-    if html is not None:
-        found.to_html(html)
+    with ExitStack() as opened:
+        stored = [_read_stored(side, opened) for side in (a, b)]
+        check_files(html, None)
+        if None not in stored and text is not None:
+            raise typer.BadParameter(
+                "is of no use: both A and B are files of a scan that is done, or runs.", param_hint="--text"
+            )
+        words = "" if None not in stored else read_text(text)
+        given = Input(text, max_length, batch_size, device, dtype)
+        sides = [
+            _of_model(side, words, given, backend) if known is None else known
+            for side, known in zip((a, b), stored, strict=True)
+        ]
+        readings = [side if isinstance(side, Reading) else side.reading for side in sides]
+        found = attemper.compare(*sides, names=_names(a, b, readings))
+        if html is not None:
+            found.to_html(html)
     if as_json:
         print_json(found.to_json())
     else:
@@ -94,13 +96,13 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
             one_of("the statistic", sort, STATISTICS)
 
 
-def _read_stored(side: str) -> Reading | Run | None:
-    """What a side holds that was read before; None for a model."""
+def _read_stored(side: str, opened: ExitStack) -> Reading | Run | None:
+    """What a side holds that was read before; None for a model. A run is open until ``opened`` is closed."""
     run, _, step = side.rpartition("@")
     if _is_run(side):
         import attemper
 
-        return attemper.open_run(side)
+        return opened.enter_context(attemper.open_run(side))
     if _is_run(run):
         if not step.isdecimal():
             raise InputError(f"{clean_name(side)}: a step is a whole number, such as {clean_name(run)}@1000.")

@@ -360,6 +360,10 @@ class RunView:
         """The latest sample."""
         raise NotImplementedError
 
+    def _readings(self) -> SampleReadings:
+        """The same as it is at hand, without a site before the first sample."""
+        raise NotImplementedError
+
     def history(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> History:
         """A statistic at every sampled step; see ``Run.history``."""
         return self.run.history(statistic, site, head, **options)
@@ -379,10 +383,10 @@ class RunView:
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page of the run; see ``Run.to_html``.
 
-        It has the histograms and the entropy by visible keys of the last sample, which no store keeps.
+        If this watch took the last sample, the page has its histograms and its entropy by visible keys, which no store
+        keeps; where a run goes on and has no new sample yet, it has not.
         """
-        run = self.run
-        return run.to_html(path, last=self.table().reading if len(run.steps) else None)
+        return self.run.to_html(path, last=self.table().reading if self._readings().sites else None)
 
 
 def _arrives(snapshot: Transfer | DeviceSample, until: float) -> bool:

@@ -21,6 +21,7 @@ from attemper import __version__
 from attemper.checks import one_of
 from attemper.files import write_whole
 from attemper.report.page import asset, policy, templates
+from attemper.report.texts import LANGUAGES
 from attemper.text import script_json
 
 PAGES = ("scaling", "saturation", "temperature", "entropy", "complexity")
@@ -31,7 +32,6 @@ DIGITS = 5
 """After the point, of a score of a random row."""
 
 _HERE = Path(__file__).parent
-_LANGUAGES = ("en", "zh")
 
 Texts = dict[str, dict[str, str]]
 
@@ -47,7 +47,7 @@ def page(name: str, *, seed: int = 0) -> str:
     style = asset("page.css") + _own("page.css")
     parts = (_own("controls.js"), _own("formulas.js"), _own("charts.js"), _own(f"{name}.js"), asset("theme.js"))
     script = "\n".join(('(() => {\n"use strict";', *parts, _own("main.js"), "})();\n"))
-    data = _data(name, seed) | {"texts": given, "languages": _LANGUAGES}
+    data = _data(name, seed) | {"texts": given, "languages": LANGUAGES}
     environment = templates().overlay(loader=FileSystemLoader(_HERE))
     return environment.get_template("page.html.j2").render(
         name=name,
