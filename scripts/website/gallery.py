@@ -64,10 +64,10 @@ def exhibits() -> Iterator[Exhibit]:
         )
     yield Exhibit(
         "collapse",
-        {"en": "A training that collapses", "zh-CN": "一次崩塌的训练"},
+        {"en": "A training that collapses", "zh-CN": "一次坍缩的训练"},
         {
             "en": "From the middle on, the learning rate rises to 30 times its peak. Which layer falls first?",
-            "zh-CN": "从中途开始，学习率升到峰值的 30 倍。最先垮掉的是哪一层？",
+            "zh-CN": "从中途开始，学习率升到峰值的 30 倍。最先坍缩的是哪一层？",
         },
         "attemper demo --inject collapse --steps 240 --html collapse.html",
         ("demo", "--inject", "collapse", "--steps", "240"),

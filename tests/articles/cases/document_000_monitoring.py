@@ -79,7 +79,7 @@ ANOMALY = Case(
             Text(
                 "Given plain numbers it runs. Fed with perfectly uniform attention over n keys, it calls 7 keys a "
                 "collapse (log 7 is below 2) and sees nothing wrong up to 274, because it assumes 512 keys.",
-                "传入普通数字才能运行。对 n 个 key 上完全均匀的注意力，它把 7 个 key 判成坍塌（log 7 小于 2），到 "
+                "传入普通数字才能运行。对 n 个 key 上完全均匀的注意力，它把 7 个 key 判成坍缩（log 7 小于 2），到 "
                 "274 个 key 都认为正常，因为它假定有 512 个 key。",
             ),
             """\
@@ -93,7 +93,7 @@ for n in (7, 8, 274, 275, 512):
         Text(
             "Alarms use entropy divided by the log of the keys that each row can see. The same uniform attention "
             "over 40 keys:",
-            "告警用的是熵除以每一行可见 key 数的对数。同样是均匀注意力，40 个 key：",
+            "警报用的是熵除以每一行可见 key 数的对数。同样是均匀注意力，40 个 key：",
         ),
         """\
 class Uniform(torch.nn.Module):
