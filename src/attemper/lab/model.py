@@ -74,9 +74,12 @@ class Attention(nn.Module):
         value = self._split(self.v_proj(x))
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
+        return self.o_proj(self.attend(query, key, value).transpose(1, 2).flatten(2))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, heads, N, D] each -> the mixed values [B, heads, N, D]. An experiment may have its own."""
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, N, width] -> [B, heads, N, D]."""

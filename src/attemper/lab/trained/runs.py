@@ -13,10 +13,11 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,19 @@ Job = Callable[[Run, Corpus], dict[str, Any]]
 
 def identity(run: Run, job: Job, corpus: Corpus) -> dict[str, Any]:
     """What must agree for a file to stand for a run, as plain values."""
-    return {"job": job.__name__, "run": _plain(asdict(run)), "corpus": corpus.digest}
+    return {"job": job.__name__, "run": plain(asdict(run)), "corpus": corpus.digest}
 
 
 def file_name(known: dict[str, Any]) -> str:
     """A name to read, and a hash of everything."""
     run = known["run"]
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
     slug = run["intervention"].lower().replace(" ", "-")
-    return f"{known['job']}-{slug}-{run['rate']:g}-seed{run['seed']}-{digest}.json"
+    return f"{known['job']}-{slug}-{run['rate']:g}-seed{run['seed']}-{digest(known)}.json"
+
+
+def digest(known: dict[str, Any]) -> str:
+    """A short hash of everything that a run follows from."""
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def records(
@@ -70,17 +75,31 @@ def records(
     Raises:
         InputError: the folder cannot be made or written to, or the number of workers is not above 0.
     """
+    text = corpus or standard_library()
+    paths = [folder / file_name(identity(run, job, text)) for run in runs]
+    work = {path: partial(_write, run, job, corpus, path) for run, path in zip(runs, paths, strict=True)}
+    write_missing(work, folder, workers=workers, report=report)
+    return [json.loads(path.read_text("utf-8")) for path in paths]
+
+
+def write_missing(
+    work: Mapping[Path, Callable[[], None]], folder: Path, *, workers: int, report: Callable[[str], None]
+) -> None:
+    """Calls what writes each file of ``folder`` that is not there yet, in this order; see :func:`records`.
+
+    Args:
+        work: path -> what writes this file, whole or not at all; another process must be able to import it.
+
+    Raises:
+        InputError: as :func:`records`.
+    """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InputError(f"lab: workers must be an int of at least 1, got {workers!r}.")
     _make(folder)
-    text = corpus or standard_library()
-    paths = [folder / file_name(identity(run, job, text)) for run in runs]
-    missing = [place for place, path in enumerate(paths) if not path.is_file()]
-    report(f"{len(runs) - len(missing)} of {len(runs)} runs are in {folder}")
-    work = [(runs[place], job, corpus, paths[place]) for place in missing]
-    for count, place in enumerate(_run_all(work, workers), 1):
-        report(f"{count} of {len(missing)}: {paths[missing[place]].name}")
-    return [json.loads(path.read_text("utf-8")) for path in paths]
+    missing = [path for path in work if not path.is_file()]
+    report(f"{len(work) - len(missing)} of {len(work)} runs are in {folder}")
+    for count, place in enumerate(_run_all([work[path] for path in missing], workers), 1):
+        report(f"{count} of {len(missing)}: {missing[place].name}")
 
 
 def read_documents(
@@ -92,17 +111,17 @@ def read_documents(
     return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
 
 
-def _run_all(work: list[tuple[Run, Job, Corpus | None, Path]], workers: int) -> Iterator[int]:
+def _run_all(work: list[Callable[[], None]], workers: int) -> Iterator[int]:
     """Does it all; the place of each as it is done."""
     if workers == 1 or len(work) < 2:
         for place, one in enumerate(work):
-            _write(*one)
+            one()
             yield place
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
         try:
             with _block_interrupts():
-                places = {_submit(pool, one): place for place, one in enumerate(work)}
+                places = {pool.submit(one): place for place, one in enumerate(work)}
             for future in as_completed(places):
                 future.result()
                 yield places[future]
@@ -130,10 +149,6 @@ def _block_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _submit(pool: Executor, one: tuple[Run, Job, Corpus | None, Path]) -> Future[None]:
-    return pool.submit(_write, *one)
-
-
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
@@ -148,7 +163,7 @@ def _write(run: Run, job: Job, corpus: Corpus | None, path: Path) -> None:
         **identity(run, job, text),
         "environment": environment(),
         "seconds": round(time.monotonic() - began, 1),
-        "record": _plain(record),
+        "record": plain(record),
     }
     with replacement(path) as part:
         part.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
@@ -175,12 +190,12 @@ def _make(folder: Path) -> None:
         raise InputError(f"lab: the folder {str(folder)!r} is write-protected. Name another one with --out.")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can hold: numbers that are none as null, others with six digits."""
     if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if abs(value) < float("inf") else None
     return value

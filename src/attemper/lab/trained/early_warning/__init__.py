@@ -1,0 +1,41 @@
+"""Which alarm to believe: runs with known faults beside healthy twins, and what detectors say of both.
+
+``docs/design/0014-early-warning.md`` is the plan: grid of runs, faults, the rule of twins, the file of a run, judging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from attemper.lab.corpus import Corpus, standard_library
+from attemper.lab.trained import runs
+from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning.grid import Trial
+from attemper.lab.trained.early_warning.trial import measured
+
+
+def train(
+    trials: Sequence[Trial],
+    folder: Path,
+    *,
+    workers: int = 2,
+    corpus: Corpus | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Path]:
+    """The files of ``trials``, in their order, those that are missing in ``folder`` trained; see ``runs.records``.
+
+    Raises:
+        InputError: the folder cannot be made or written to, or the number of workers is not above 0.
+    """
+    text = corpus or standard_library()
+    paths = [folder / run_file.file_name(trial, text) for trial in trials]
+    work = {path: partial(_write, trial, corpus, path) for trial, path in zip(trials, paths, strict=True)}
+    runs.write_missing(work, folder, workers=workers, report=report)
+    return paths
+
+
+def _write(trial: Trial, corpus: Corpus | None, path: Path) -> None:
+    text = corpus or standard_library()
+    run_file.write(path, trial, text, *measured(trial, text))

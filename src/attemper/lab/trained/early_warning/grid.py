@@ -1,0 +1,106 @@
+"""Which runs the benchmark has, in which order: configurations, seeds, and the faults put into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from attemper.lab.model import ByteConfig
+from attemper.lab.trained.early_warning.faults import KINDS, Fault, drawn
+from attemper.lab.trained.training import Run
+
+SEEDS = 5
+"""Healthy runs of a configuration: what its noise floor is measured from."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run, healthy or with a fault. The run without the fault is its twin."""
+
+    run: Run
+    fault: Fault | None = None
+
+    @property
+    def twin(self) -> Self:
+        """The healthy run of the same configuration and seed."""
+        return replace(self, fault=None)
+
+
+def _run(rate: float, layers: int = 4, context: int = 64, width: int = 64, **other: Any) -> Run:
+    config = ByteConfig(layers, width // 16, width, context, qk_norm=other.pop("qk_norm", False))
+    return Run(rate=rate, config=config, every=5, **other)
+
+
+CONFIGURATIONS = (
+    _run(3e-3),
+    _run(3e-3, qk_norm=True),
+    _run(1e-3, layers=2),
+    _run(2e-3, context=128, layers=2),
+    _run(3e-3, layers=2, warmup=0.0),
+    _run(1e-2, layers=2, qk_norm=True),
+    _run(1e-3),
+    _run(3e-3, layers=3),
+    _run(2e-3, layers=3, context=96),
+    _run(3e-3, width=32),
+    _run(3e-3, layers=2, context=128, qk_norm=True),
+    _run(1e-3, warmup=0.0),
+    _run(2e-3, layers=2, width=96),
+    _run(5e-3, layers=2, width=32),
+    _run(3e-3, layers=3, qk_norm=True, warmup=0.0),
+    _run(1e-3, layers=3, context=128),
+    _run(3e-3, layers=3, context=128),
+    _run(1e-2, qk_norm=True),
+    _run(2e-3, layers=2, warmup=0.2),
+    _run(1e-3, layers=3, context=96, width=96),
+)
+"""Sixteen dimensions a head. Rates are those at which such models train well: plain ones to 5e-3, others to 1e-2."""
+LARGER = (
+    _run(1e-3, layers=8),
+    _run(2e-3, layers=2, context=256),
+    _run(1e-3, layers=4, context=256, qk_norm=True),
+    _run(1e-3, layers=2, context=512),
+)
+"""Five healthy runs and six faults of each come last."""
+
+
+def plan(steps: int = 600, seeds: int = SEEDS, *, quick: bool = False) -> list[Trial]:
+    """Every run, so ordered that any first part is of use: a configuration's healthy runs, then half of its faults.
+
+    The other halves come after the last configuration, and the larger models at the end.
+    """
+    if quick:
+        return _quick()
+    small = [run.change(steps=steps) for run in CONFIGURATIONS]
+    large = [run.change(steps=steps) for run in LARGER]
+    trials: list[Trial] = []
+    for place, run in enumerate(small):
+        trials += [*_healthy(run, seeds), *_faulty(run, seeds, place, first=True)]
+    for place, run in enumerate(small):
+        trials += _faulty(run, seeds, place, first=False)
+    for place, run in enumerate(large):
+        trials += [*_healthy(run, seeds), *_faulty(run, seeds, place, first=True)]
+    return trials
+
+
+def _quick() -> list[Trial]:
+    """Two configurations, two seeds, a few steps: whether it works."""
+    trials = []
+    for run in (_run(3e-3, layers=2, context=32, width=32), _run(1e-2, layers=2, context=32, width=32, qk_norm=True)):
+        short = run.change(steps=12, batch=2)
+        trials += [*_healthy(short, 2), *(Trial(short, drawn(kind, short)) for kind in ("rate", "shuffled", "leak"))]
+    return trials
+
+
+def _healthy(run: Run, seeds: int) -> Iterator[Trial]:
+    return (Trial(run.change(seed=seed)) for seed in range(seeds))
+
+
+def _faulty(run: Run, seeds: int, place: int, *, first: bool) -> Iterator[Trial]:
+    """Half of the kinds: configurations one after the other begin with other ones, and kinds with other seeds."""
+    kinds = [kind for kind in KINDS if kind != "warmup" or run.warmup > 0]
+    turned = [*kinds[5 * place % len(kinds) :], *kinds[: 5 * place % len(kinds)]]
+    half = len(kinds) - len(kinds) // 2
+    for number, kind in enumerate(turned[:half] if first else turned[half:]):
+        seeded = run.change(seed=(place + number) % seeds)
+        yield Trial(seeded, drawn(kind, seeded))
