@@ -29,7 +29,7 @@ class Fault:
     size: float
     """What it counts is said in ``KINDS``."""
     step: int
-    """The first step that differs from the healthy run's."""
+    """Where it begins: no step before it differs from the healthy run's."""
     head: int = 0
     """Of all heads of the model, the one that is hit, for kinds that hit one."""
 

@@ -71,7 +71,7 @@ def read(path: Path) -> RunFile:
         InputError: it is missing, damaged, or of another schema.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
             members = {name: archive[name] for name in archive.files}
         about = json.loads(members.pop(ABOUT).tobytes())
         signals = {name: _values(planes) for name, planes in members.items()}

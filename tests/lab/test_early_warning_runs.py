@@ -1,0 +1,162 @@
+"""Runs of the benchmark of early warnings: faults that begin at their step, twins, files, and queues that go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attemper.errors import InputError
+from attemper.functional import entropy
+from attemper.lab.model import ByteModel
+from attemper.lab.trained import early_warning, runs
+from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning.attention import Moment, rounded, write_out
+from attemper.lab.trained.early_warning.faults import KINDS, Fault, drawn
+from attemper.lab.trained.early_warning.grid import Trial, plan
+from attemper.lab.trained.early_warning.measures import effective_rank, of_moment, spectral_entropy
+from attemper.lab.trained.early_warning.trial import measured
+from tests.lab.small import corpus, small
+
+STEP = 4
+SIZES = {"precision": 1.0, "leak": 4.0, "padding": 0.5, "repeated": 3.0, "shuffled": 3.0, "one token": 3.0}
+"""A size at which each kind shows at once; others: 8."""
+
+
+def trial(kind: str | None = None, **values: Any) -> Trial:
+    run = small(warmup=0.25, every=1, **values)
+    if kind is None:
+        return Trial(run)
+    return Trial(run, Fault(kind, SIZES.get(kind, 8.0), 0 if KINDS[kind].at_start else STEP))
+
+
+@pytest.fixture(scope="module")
+def healthy() -> dict[str, np.ndarray]:
+    return measured(trial(), corpus())[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_changes_nothing_before_its_step_and_the_training_from_then_on(
+    kind: str, healthy: dict[str, np.ndarray]
+):
+    faulty = trial(kind)
+    assert faulty.fault
+    assert faulty.twin == trial()
+    values, signals = measured(faulty, corpus())
+    first = faulty.fault.step
+    for name in ("loss", "gradient_norm", "update_norm", "max_logit"):
+        assert np.array_equal(signals[name][:first], healthy[name][:first]), name
+    begins = first + 1 if kind == "repeated" else first  # a batch is trained on once before it comes again
+    assert not np.array_equal(signals["update_norm"][begins], healthy["update_norm"][begins])
+    assert not np.array_equal(signals["loss"][first + 1 :], healthy["loss"][first + 1 :])
+    assert values["diverged_at"] is None
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_said():
+    broken = Trial(small(every=1), Fault("head", 1e30, STEP))
+    values, signals = measured(broken, corpus())
+    assert (values["held_out"], values["diverged_at"]) == (None, STEP)
+    assert len(signals["loss"]) == STEP + 1
+    assert len(signals["update_norm"]) == STEP
+
+
+def test_written_out_attention_is_that_of_the_model():
+    config = small().config
+    torch.manual_seed(0)
+    model = ByteModel(replace(config, qk_norm=True))
+    ids = torch.randint(256, (2, 17))
+    before = model(ids)
+    names = [name for name, _ in model.named_parameters()]
+    write_out(model)
+    torch.testing.assert_close(model(ids), before)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_measures_of_heads_are_those_of_the_package():
+    scores = (3 * torch.randn(2, 3, 8, 8)).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -torch.inf)
+    found = of_moment(Moment(scores, scores.softmax(-1), torch.randn(2, 3, 8, 4)))
+    exact = entropy(scores)
+    torch.testing.assert_close(found["entropy"], exact.mean((0, 2)))
+    keys = torch.arange(1, 9)[3:].log()
+    torch.testing.assert_close(found["normalized_entropy"], (exact[..., 3:] / keys).mean((0, 2)))
+    assert found["max_logit"].tolist() == scores.amax((0, 2, 3)).tolist()
+    alike = scores[:, :1].expand(-1, 3, -1, -1)
+    assert of_moment(Moment(alike, alike.softmax(-1), scores))["disagreement"].abs().max() < 1e-6
+    assert found["disagreement"].min() > 0.05
+
+
+def test_the_effective_rank_counts_directions():
+    basis = torch.linalg.qr(torch.randn(50, 5)).Q
+    torch.testing.assert_close(effective_rank(basis), torch.tensor(5.0, dtype=torch.float64))
+    assert effective_rank(basis[:, :1] @ torch.ones(1, 5)) < 1.001
+    torch.testing.assert_close(spectral_entropy(torch.tensor([2.0, 2.0, 0.0])).exp(), torch.tensor(2.0))
+
+
+def test_rounding_to_seven_bits_is_that_of_bfloat16():
+    x = 20 * torch.randn(1000)
+    assert torch.equal(rounded(x, 7), x.bfloat16().float())
+
+
+def test_every_faulty_run_of_the_plan_has_its_twin_in_the_plan_before_it():
+    trials = plan()
+    assert len(set(trials)) == len(trials)
+    for place, one in enumerate(trials):
+        assert one.fault is None or one.twin in trials[:place]
+    small_ones = [one for one in trials if one.fault is None and one.run.config.context <= 128]
+    assert len([one for one in small_ones if one.run.config.layers <= 4]) == 100
+    assert {one.fault.kind for one in trials if one.fault} == set(KINDS)
+    first = trials[5].fault
+    assert first is not None
+    assert drawn(first.kind, trials[5].run) == first, "another drawing of the same fault"
+
+
+def test_a_file_holds_a_run_with_eleven_significant_bits(tmp_path: Path):
+    signals = {"loss": np.array([1 / 3, np.nan, np.inf, -2e-30, 4096 + 1], np.float32), "heads": np.ones((2, 2, 3))}
+    run_file.write(tmp_path / "a.npz", trial(), corpus(), {"held_out": None, "diverged_at": 3}, signals)
+    found = run_file.read(tmp_path / "a.npz")
+    assert found.about["diverged_at"] == 3
+    assert found.about["trial"]["fault"] is None
+    assert found.signals["heads"].shape == (2, 2, 3)
+    np.testing.assert_allclose(found.signals["loss"], signals["loss"], rtol=2**-11)
+
+
+def test_a_damaged_file_is_told_with_its_name(tmp_path: Path):
+    path = tmp_path / "broken.npz"
+    path.write_bytes(b"PK\3\4 not an archive")
+    with pytest.raises(InputError, match=r"broken.npz' is no file of a run: .* Delete it, and call the command again"):
+        run_file.read(path)
+
+
+def test_a_queue_that_was_stopped_trains_what_is_missing_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trials = [trial(seed=seed) for seed in (0, 1, 2)]
+    trained: list[int] = []
+
+    def stopped(one: Trial, text: object) -> Any:
+        if one.run.seed == 1 and trained == [0]:
+            raise KeyboardInterrupt
+        trained.append(one.run.seed)
+        return {"held_out": 1.0}, {"loss": np.zeros(2, np.float32)}
+
+    monkeypatch.setattr(early_warning, "measured", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        early_warning.train(trials, tmp_path, workers=1, corpus=corpus())
+    trained.append(-1)
+    paths = early_warning.train(trials, tmp_path, workers=1, corpus=corpus())
+    assert trained == [0, -1, 1, 2]
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+
+
+@pytest.mark.slow("takes many seconds")
+def test_two_processes_write_the_bits_of_one(tmp_path: Path):
+    trials = [trial(), trial("shuffled")]
+    one = early_warning.train(trials, tmp_path / "one", workers=1, corpus=corpus())
+    two = early_warning.train(trials, tmp_path / "two", workers=2, corpus=corpus())
+    for first, second in zip(map(run_file.read, one), map(run_file.read, two), strict=True):
+        assert first.about | {"seconds": None} == second.about | {"seconds": None}
+        for name, signal in first.signals.items():
+            assert signal.tobytes() == second.signals[name].tobytes(), name
+    assert runs.digest(run_file.identity(trials[0], corpus())) in one[0].name
