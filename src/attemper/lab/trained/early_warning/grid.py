@@ -54,8 +54,8 @@ CONFIGURATIONS = (
     _run(3e-3, layers=3, context=128),
     _run(1e-3, layers=3, context=96, width=96),
 )
-"""Sixteen dimensions a head, those that train fastest first. Rates are those at which such models train well: plain ones
-to 5e-3, others to 1e-2.
+"""Sixteen dimensions a head, those that train fastest first. Rates are those at which such models train well: plain
+ones to 5e-3, others to 1e-2.
 """
 LARGER = (
     _run(1e-3, layers=8),
