@@ -15,11 +15,11 @@ from attemper.functional import entropy
 from attemper.lab.model import ByteModel
 from attemper.lab.trained import early_warning, runs
 from attemper.lab.trained.early_warning import run_file
-from attemper.lab.trained.early_warning.attention import Moment, rounded, write_out
-from attemper.lab.trained.early_warning.faults import KINDS, Fault, drawn
+from attemper.lab.trained.early_warning.attention import Moment, round_mantissa, write_out
+from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
 from attemper.lab.trained.early_warning.grid import Trial, plan
 from attemper.lab.trained.early_warning.measures import effective_rank, of_moment, spectral_entropy
-from attemper.lab.trained.early_warning.trial import measured
+from attemper.lab.trained.early_warning.trial import measure_run
 from tests.lab.small import corpus, small
 
 STEP = 4
@@ -36,7 +36,7 @@ def trial(kind: str | None = None, **values: Any) -> Trial:
 
 @pytest.fixture(scope="module")
 def healthy() -> dict[str, np.ndarray]:
-    return measured(trial(), corpus())[1]
+    return measure_run(trial(), corpus())[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +46,7 @@ def test_a_fault_changes_nothing_before_its_step_and_the_training_from_then_on(
     faulty = trial(kind)
     assert faulty.fault
     assert faulty.twin == trial()
-    values, signals = measured(faulty, corpus())
+    values, signals = measure_run(faulty, corpus())
     first = faulty.fault.step
     for name in ("loss", "gradient_norm", "update_norm", "max_logit"):
         assert np.array_equal(signals[name][:first], healthy[name][:first]), name
@@ -58,7 +58,7 @@ def test_a_fault_changes_nothing_before_its_step_and_the_training_from_then_on(
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_said():
     broken = Trial(small(every=1), Fault("head", 1e30, STEP))
-    values, signals = measured(broken, corpus())
+    values, signals = measure_run(broken, corpus())
     assert (values["held_out"], values["diverged_at"]) == (None, STEP)
     assert len(signals["loss"]) == STEP + 1
     assert len(signals["update_norm"]) == STEP
@@ -98,7 +98,7 @@ def test_the_effective_rank_counts_directions():
 
 def test_rounding_to_seven_bits_is_that_of_bfloat16():
     x = 20 * torch.randn(1000)
-    assert torch.equal(rounded(x, 7), x.bfloat16().float())
+    assert torch.equal(round_mantissa(x, 7), x.bfloat16().float())
 
 
 def test_every_faulty_run_of_the_plan_has_its_twin_in_the_plan_before_it():
@@ -111,7 +111,7 @@ def test_every_faulty_run_of_the_plan_has_its_twin_in_the_plan_before_it():
     assert {one.fault.kind for one in trials if one.fault} == set(KINDS)
     first = trials[5].fault
     assert first is not None
-    assert drawn(first.kind, trials[5].run) == first, "another drawing of the same fault"
+    assert draw(first.kind, trials[5].run) == first, "another drawing of the same fault"
 
 
 def test_a_file_holds_a_run_with_eleven_significant_bits(tmp_path: Path):
@@ -141,7 +141,7 @@ def test_a_queue_that_was_stopped_trains_what_is_missing_only(tmp_path: Path, mo
         trained.append(one.run.seed)
         return {"held_out": 1.0}, {"loss": np.zeros(2, np.float32)}
 
-    monkeypatch.setattr(early_warning, "measured", stopped)
+    monkeypatch.setattr(early_warning, "measure_run", stopped)
     with pytest.raises(KeyboardInterrupt):
         early_warning.train(trials, tmp_path, workers=1, corpus=corpus())
     trained.append(-1)

@@ -13,7 +13,7 @@ from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.trained import runs
 from attemper.lab.trained.early_warning import run_file
 from attemper.lab.trained.early_warning.grid import Trial
-from attemper.lab.trained.early_warning.trial import measured
+from attemper.lab.trained.early_warning.trial import measure_run
 
 
 def train(
@@ -38,4 +38,4 @@ def train(
 
 def _write(trial: Trial, corpus: Corpus | None, path: Path) -> None:
     text = corpus or standard_library()
-    run_file.write(path, trial, text, *measured(trial, text))
+    run_file.write(path, trial, text, *measure_run(trial, text))

@@ -56,15 +56,15 @@ class WrittenOutAttention(Attention):
         scores = (query * (self.arithmetic.factor / math.sqrt(query.shape[-1]))) @ key.transpose(-1, -2)
         if self.arithmetic.bits < SIGNIFICAND:
             # The gradient passes as if nothing had been rounded, as it does in a kernel of low precision.
-            scores = scores + (rounded(scores.detach(), self.arithmetic.bits) - scores.detach())
-        scores = scores.masked_fill(self._hidden(scores), -math.inf)
+            scores = scores + (round_mantissa(scores.detach(), self.arithmetic.bits) - scores.detach())
+        scores = scores.masked_fill(self._causal_mask(scores), -math.inf)
         weights = scores.softmax(-1)
         mixed = weights @ value
         if self.reader is not None:
             self.reader(Moment(scores.detach(), weights.detach(), mixed.detach()))
         return mixed
 
-    def _hidden(self, scores: Tensor) -> Tensor:
+    def _causal_mask(self, scores: Tensor) -> Tensor:
         """[N, N], or [H, N, N] where heads leak."""
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         leaks = [self.first_head + head in self.arithmetic.leaks for head in range(self.heads)]
@@ -73,7 +73,7 @@ class WrittenOutAttention(Attention):
         return torch.stack([hidden.triu(2) if leak else hidden for leak in leaks])
 
 
-def rounded(x: Tensor, bits: int) -> Tensor:
+def round_mantissa(x: Tensor, bits: int) -> Tensor:
     """``x``, float32, to the nearest number with so many bits of mantissa. Source: Veltkamp's splitting."""
     spread = x * (2.0 ** (SIGNIFICAND - bits) + 1)
     return spread - (spread - x)

@@ -68,7 +68,7 @@ class FaultKind:
     """Whether held-out loss is measured with it: where the arithmetic belongs to the model that comes out."""
 
 
-def drawn(kind: str, run: Run, number: int = 0) -> Fault:
+def draw(kind: str, run: Run, number: int = 0) -> Fault:
     """The fault of a kind in a run, with size, step and head drawn by the run's configuration and seed."""
     told = KINDS[kind]
     config = run.config
@@ -115,11 +115,11 @@ def _lasts(fault: Fault, step: int) -> bool:
     return fault.step <= step < fault.step + fault.size
 
 
-def _repeated(fault: Fault, run: Run) -> Effect:
+def _repeat(fault: Fault, run: Run) -> Effect:
     return Effect(source=lambda step: fault.step if _lasts(fault, step) else step)
 
 
-def _shuffled(fault: Fault, run: Run) -> Effect:
+def _shuffle(fault: Fault, run: Run) -> Effect:
     """The bytes of each window in another order."""
 
     def batch(ids: Tensor, step: int) -> Tensor:
@@ -189,8 +189,8 @@ KINDS: dict[str, FaultKind] = {
         lambda random, run: _count(run.config.layers * run.config.heads)(random, run), _leak,
     ),
     "padding": FaultKind("padding attended", "of each window", _log_uniform(0.1, 0.9), _padding),
-    "repeated": FaultKind("one batch repeated", "steps", _count(200), _repeated),
-    "shuffled": FaultKind("bytes shuffled", "steps", _count(200), _shuffled),
+    "repeated": FaultKind("one batch repeated", "steps", _count(200), _repeat),
+    "shuffled": FaultKind("bytes shuffled", "steps", _count(200), _shuffle),
     "one token": FaultKind("one-token batches", "steps", _count(200), _one_token),
     "head": FaultKind("one head blown up", "times", _log_uniform(2, 64), _head),
     "optimizer": FaultKind("optimizer state lost", "times", _count(60), _optimizer),

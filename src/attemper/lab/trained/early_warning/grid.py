@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.early_warning.faults import KINDS, Fault, drawn
+from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
 from attemper.lab.trained.training import Run
 
 SEEDS = 5
@@ -90,7 +90,7 @@ def _quick() -> list[Trial]:
     trials = []
     for run in (_run(3e-3, layers=2, context=32, width=32), _run(1e-2, layers=2, context=32, width=32, qk_norm=True)):
         short = run.change(steps=12, batch=2)
-        trials += [*_healthy(short, 2), *(Trial(short, drawn(kind, short)) for kind in ("rate", "shuffled", "leak"))]
+        trials += [*_healthy(short, 2), *(Trial(short, draw(kind, short)) for kind in ("rate", "shuffled", "leak"))]
     return trials
 
 
@@ -105,4 +105,4 @@ def _faulty(run: Run, seeds: int, place: int, *, first: bool) -> Iterator[Trial]
     half = len(kinds) - len(kinds) // 2
     for number, kind in enumerate(turned[:half] if first else turned[half:]):
         seeded = run.change(seed=(place + number) % seeds)
-        yield Trial(seeded, drawn(kind, seeded))
+        yield Trial(seeded, draw(kind, seeded))

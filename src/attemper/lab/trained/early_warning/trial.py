@@ -46,7 +46,7 @@ class Signals:
         """What each group of signals took, and the training itself."""
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def clock(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
@@ -82,7 +82,7 @@ class Training:
         held_out = held_out_windows(self.run, self.corpus)[:HELD_OUT_WINDOWS]
         for step in range(self.run.steps):
             if step % HELD_OUT == 0:
-                with self.signals.timed("held_out"):
+                with self.signals.clock("held_out"):
                     self.signals.add(held_out=_number(held_out_loss(self.model, held_out)))
             if not self._step(step):
                 return step
@@ -93,7 +93,7 @@ class Training:
         for layer in self.layers:
             layer.arithmetic = self.effect.arithmetic(step)
         measured = step % self.run.every == 0
-        with self.signals.timed("training"), self._reading(measured):
+        with self.signals.clock("training"), self._reading(measured):
             loss = self.model.loss(self._batch(step))
         self.signals.add(loss=loss.item())
         if measured:
@@ -110,18 +110,18 @@ class Training:
 
     def _update(self, loss: Tensor, step: int) -> None:
         weights = list(self.model.parameters())
-        with self.signals.timed("training"):
+        with self.signals.clock("training"):
             self.optimizer.zero_grad()
             loss.backward()
-        with self.signals.timed("gradient_norm"):
+        with self.signals.clock("gradient_norm"):
             norm = torch.nn.utils.clip_grad_norm_(weights, self.run.clip)
-        with self.signals.timed("update_norm"):
+        with self.signals.clock("update_norm"):
             before = [weight.detach().clone() for weight in weights]
         for group in self.optimizer.param_groups:
             group["lr"] = self.run.learning_rate(step) * self.effect.rate(step)
-        with self.signals.timed("training"):
+        with self.signals.clock("training"):
             self.optimizer.step()
-        with self.signals.timed("update_norm"):
+        with self.signals.clock("update_norm"):
             changes = [weight.detach() - old for weight, old in zip(weights, before, strict=True)]
             change = torch.nn.utils.get_total_norm(changes)
         self.signals.add(gradient_norm=norm.item(), update_norm=change.item())
@@ -136,13 +136,13 @@ class Training:
             layer.reader = None
 
     def _measure(self, step: int) -> None:
-        with self.signals.timed("attention"):
+        with self.signals.clock("attention"):
             found = [of_moment(moment) for moment in self._moments]
             self.signals.add(**{name: np.stack([one[name].numpy() for one in found]) for name in found[0]})
         if step % COSTLY == 0:
-            with self.signals.timed("output_rank"):
+            with self.signals.clock("output_rank"):
                 self.signals.add(**_ranks(self._moments, self.layers))
-            with self.signals.timed("increment_entropy"):
+            with self.signals.clock("increment_entropy"):
                 self.signals.add(increment_entropy=self.increments.read().numpy())
         self._moments.clear()
 
@@ -174,7 +174,7 @@ def _number(value: float | None) -> float:
 
 
 @one_thread()
-def measured(trial: Trial, corpus: Corpus) -> tuple[dict[str, Any], dict[str, Array]]:
+def measure_run(trial: Trial, corpus: Corpus) -> tuple[dict[str, Any], dict[str, Array]]:
     """Trains one run to its end: plain values for JSON, and signals by name, [T, ...] each.
 
     Values: ``{"held_out", "diverged_at", "seconds"}``. ``held_out`` is the loss in nats a byte of what comes out: with
