@@ -4,6 +4,7 @@ biases, parts of the gradients, rows that see nothing, and which blocks are visi
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, cast
 
 import pytest
@@ -55,14 +56,40 @@ def gradients(function: Any, call: dict[str, Any], names: tuple[str, ...], backe
 
 
 def assert_as_exact_as_blocked(function: Any, call: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Every gradient is within twice the error of blocked plus 8 roundings of the largest entry, against float64."""
+    """Every gradient is within twice the error of blocked plus 8 roundings of the largest entry, against float64.
+
+    That of one temperature per head is a sum that cancels: see ``terms_of_temperature``. Its budget has 4 roundings of
+    what is added.
+    """
     truth = gradients(function, call, names, "reference", torch.float64)
     blocked = gradients(function, call, names, "blocked", torch.float32)
     for name, got in gradients(function, call, names, "triton", torch.float32).items():
         assert torch.isfinite(got).all(), name
         error, yardstick = ((g.double() - truth[name]).abs().max() for g in (got, blocked[name]))
-        budget = 2 * yardstick + 8 * UNIT * truth[name].abs().max()
+        roundings = 8 * truth[name].abs().max()
+        if name == "temperature":
+            roundings = 4 * terms_of_temperature(function, call, names, truth[name])
+        budget = 2 * yardstick + UNIT * roundings
         assert error <= budget, f"d{name}: error {error:.2e}, budget {budget:.2e}"
+
+
+def terms_of_temperature(function: Any, call: dict[str, Any], names: tuple[str, ...], wanted: Tensor) -> Tensor:
+    """The largest sum of ``|dS S| / T`` of a head: dT = -sum dS S / T, over all keys and rows, is what is left of it.
+
+    dS adds up to 0 along a row, S does not: dT is 5 to 40 times smaller than what is added, and the four sums of the
+    test differ from one draw to the next by luck. Within twice the error of blocked plus 8 roundings of dT itself
+    were, of effective_tokens, 35 of 40 draws before distances were kept in bits and 33 of 40 since; the
+    root mean square error of a row, in roundings, was 52 before and is 50 since, that of blocked is 44. In roundings of what is added the
+    largest error of a draw is 3.4 in the median and at most 6.2 (blocked 2.6 and 4.0), of entropy 1.7 and 2.8 (0.8 and 1.3).
+    """
+    query, key, temperature = (call[part].double() for part in ("query", "key", "temperature"))
+    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT / math.sqrt(query.shape[3])
+    scores /= temperature[..., None]
+    bias = torch.zeros_like(scores)
+    above = gradients(function, call | {"attn_mask": bias}, names, "reference", torch.float64)["attn_mask"]
+    terms = above * scores / temperature[..., None]
+    torch.testing.assert_close(-terms.sum((2, 3))[..., None], wanted)
+    return terms.abs().sum((2, 3)).max()
 
 
 @pytest.mark.parametrize("name", NAMES)
