@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attemper import report
-from attemper.report.picture import MOST_PICTURES, interesting_heads
+from attemper import compare, report
+from attemper.report.comparison import comparison_page
+from attemper.report.picture import MOST_PAIRS, MOST_PICTURES, interesting_heads
 from tests.report import readings
 from tests.report.conftest import Open, shown_text
 from tests.report.test_page import data_of
+from tests.support import encoder
 from tests.support.command import run_command
 
 
@@ -100,3 +102,49 @@ def test_no_text_leaves_the_picture_out(
     ended = run_command(monkeypatch, capsys, "scan", "--html", place, "--max-length", 64, *option)
     assert ended.code == 0, ended.err
     assert bool(data_of(place.read_text("utf-8"))["pictures"]) is has_text
+
+
+def compared(first: Weights, second: Weights) -> str:
+    both = readings.reading(readings.site("layer.0"))
+    return comparison_page(compare(both, both).to_dict(), None, ([first], [second]))
+
+
+def test_pictures_of_two_models_stand_side_by_side_and_point_at_the_same_query(open_page: Open) -> None:
+    words = ("one", "two", "three", "four")
+    sharp = replace(causal(words), weights=np.eye(4))
+    html = compared(causal(words), sharp)
+    assert "It holds the text of the attention picture" in shown_text(html)
+    page = open_page(html)
+    assert page.text_content("#attention-head") == "layer.0, head 2"
+    page.locator("#before-map").scroll_into_view_if_needed()
+    page.locator("#before-keys .token").nth(3).wait_for()
+    page.locator("#before-queries .token").nth(2).hover()
+    assert (page.text_content("#before-said") or "").startswith("Query 2 “three” gives 0.")
+    assert page.text_content("#after-said") == "Query 2 “three” gives 1 of its weight to key 2 “three”."
+    page.locator("#after-map").focus()
+    page.keyboard.press("ArrowDown")
+    assert (page.text_content("#live") or "").endswith("Query 3 “four” gives 1 of its weight to key 3 “four”.")
+    page.click("#language")
+    assert "前后对照" in page.inner_text("#attention")
+    assert "no text and no token" in shown_text(compared(causal(words), replace(sharp, head=3))), "of one side alone"
+
+
+@pytest.mark.slow("scans two models")
+def test_compare_embeds_text_only_where_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    place, model = tmp_path / "page.html", encoder.folder()
+    for option, many in ((), 0), (("--picture",), MOST_PAIRS):
+        ended = run_command(monkeypatch, capsys, "compare", model, model, "--html", place, *option)
+        assert ended.code == 0, ended.err
+        assert len(data_of(place.read_text("utf-8"))["pictures"]) == many
+
+
+def test_a_picture_of_a_stored_scan_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stored = readings.FIXTURES / "minilm.json"
+    ended = run_command(monkeypatch, capsys, "compare", stored, stored, "--html", tmp_path / "a.html", "--picture")
+    assert ended.code == 2
+    assert "no file of a scan and no run" in " ".join(ended.err.split())

@@ -99,7 +99,7 @@ def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None
     page = ready(open_page(run, locale="zh-CN", color_scheme="dark"))
     assert page.get_attribute("html", "lang") == "zh-Hans"
     assert (page.text_content("#verdict") or "").startswith("2 层共 6 个头：1 层已经坍缩（自第 219 步起）")
-    assert "请降低学习率" in (page.text_content("#alarms") or "")
+    assert "降低学习率" in (page.text_content("#alarms") or "")
     assert page.text_content("#panel-title") == "层 1，头 0"
     assert "normalised" not in page.inner_text("main").lower()
     page.click("#language")

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import attemper
+from attemper.monitor import recorder, tap_sums
 from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.reading import Skipped
-from attemper.report.texts import LANGUAGES, Clauses, Date, Message, advice, message, note, places, said, say, texts
+from attemper.report.texts import (
+    LANGUAGES,
+    REASONS,
+    Clauses,
+    Date,
+    Message,
+    advice,
+    message,
+    note,
+    page_texts,
+    places,
+    reason,
+    said,
+    say,
+    texts,
+)  # fmt: skip
 from attemper.report.verdict import verdict
+from attemper.sites import names, softmax_by_hand
+from attemper.sites.package_arguments import TAP
+from attemper.store.run import UNSAMPLED
 from tests.report import readings
 
 
@@ -26,7 +49,7 @@ def test_every_text_is_there_in_every_language_with_the_same_places() -> None:
 def test_chinese_is_chinese() -> None:
     plain = [text for text in texts("zh").values() if not re.search("[\u4e00-\u9fff]", str(text))]
     words = {word for text in plain for word in re.findall("[a-z]+", re.sub(r"{.*?}", "", str(text)))}
-    assert words == {"nat", "log", "n", "logit"}, "units alone"
+    assert words == {"nats", "log", "n", "logit", "query", "key"}, "units and the axes of a picture alone"
 
 
 FIGURES = {"now": 0.0123, "before": 0.456, "total": 12.0}
@@ -73,6 +96,8 @@ def test_a_note_is_a_message(text: str) -> None:
     assert isinstance(found, Message)
     assert say(found) == text[:1].upper() + text[1:]
     assert re.search("[\u4e00-\u9fff]", say(found, "zh"))
+    assert "drift" not in say(found, "zh")
+    assert "max_logit" not in say(found, "zh")
 
 
 def test_notes_of_readings_and_of_runs_are_among_them() -> None:
@@ -95,3 +120,63 @@ def test_lists_numbers_and_dates() -> None:
     assert say(three) == "1 head, 2 heads, and 12,345 heads"
     assert say(Clauses(three.parts[:2])) == "1 head and 2 heads"
     assert say(Date("2026-01-31T09:30:00Z")) == "2026-01-31 09:30:00 UTC"
+
+
+PACKAGE = Path(attemper.__file__).parent
+REASON = r"reason|.*\.reason|.*\.refused\[.*|reasons\[.*"
+"""What a reason is assigned to."""
+SAYS_REASONS = ("refusal", "changed_heads", "conflicts", "_real", "coverage")
+"""Functions that give a reason, or put it into a table."""
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """Literals in an expression; of an f-string with ``7`` in its places, but for the advice to put a tap."""
+    match node:
+        case ast.Constant(str(text)):
+            yield text
+        case ast.JoinedStr(parts):
+            yield "".join(
+                part.value if isinstance(part, ast.Constant) else TAP if ast.unparse(part.value) == "TAP" else "7"
+                for part in parts
+            )
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from strings(child)
+
+
+def given_reasons() -> Iterator[str]:
+    """Every reason that the package's own code gives for a module that it does not measure."""
+    yield from (names.COMPILED, names.SCRIPTED, recorder.UNSEEN, tap_sums.PADDED, UNSAMPLED)
+    by_hand = vars(softmax_by_hand)
+    for name in ("ROUTER", "CHANNELS", "FACTORED", "LEARNED", "MIXED", "OTHER_AXIS", "OVERWRITTEN", "PARTLY"):
+        yield by_hand[name]
+    yield from (softmax_by_hand.RANDOM.format("gumbel_softmax"), softmax_by_hand.CHANGED.format("mul"))
+    for file in (*PACKAGE.glob("sites/*.py"), *PACKAGE.glob("monitor/*.py"), PACKAGE / "readings/part.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            match node:
+                case ast.Call(ast.Name("UnsupportedCallError"), [_, text, *_]):
+                    yield from strings(text)
+                case ast.Assign([target], value) if re.fullmatch(REASON, ast.unparse(target)):
+                    yield from strings(value)
+                case ast.FunctionDef(name) if name in SAYS_REASONS:
+                    for inner in ast.walk(node):
+                        if isinstance(inner, ast.Return | ast.Assign) and inner.value is not None:
+                            yield from strings(inner.value)
+
+
+def test_every_reason_of_a_skipped_module_is_said_in_every_language() -> None:
+    found = {text for text in given_reasons() if " " in text.strip()}
+    said_by = {text: reason(text) for text in found}
+    unknown = [text for text, one in said_by.items() if not isinstance(one, Message) or say(one) != text]
+    assert unknown == []
+    assert all(re.search("[\u4e00-\u9fff]", say(one, "zh")) for one in said_by.values())
+    used = {one.key for one in said_by.values() if isinstance(one, Message)}
+    used |= {inner.key for one in said_by.values() for inner in [one.values.get("said")] if isinstance(inner, Message)}
+    assert set(REASONS) - used == set()
+
+
+def test_a_reason_of_others_keeps_its_words_and_a_page_carries_only_the_reasons_it_says() -> None:
+    assert reason("it is Tuesday <b>") == "it is Tuesday <b>"
+    one = reason(f"its qkv is [1, 2]; {TAP}")
+    carried = page_texts([one])["zh"]
+    assert {key for key in carried if key.startswith("reason.")} == {"reason.tap", "reason.qkv"}

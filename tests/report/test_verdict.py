@@ -19,7 +19,7 @@ def test_notices_of_a_healthy_model_are_counted_and_not_called_fine() -> None:
     found = verdict(minilm())
     assert found.level == "notice"
     assert found.sentence == (
-        "72 heads in 6 layers: 1 is nearly one-hot, 3 are nearly uniform, and the largest logit is 77.25; "
+        "72 heads in 6 layers: 1 head is nearly one-hot, 3 heads are nearly uniform, and the largest logit is 77.25; "
         "4 notices, no warning."
     )
 
@@ -56,14 +56,14 @@ def test_a_warning_comes_before_notices_and_nothing_is_called_fine() -> None:
     found = verdict(reading(site("layer.0"), alarms=alarms))
     assert found.level == "warning"
     assert found.sentence == (
-        "4 heads in 1 layer: 2 have logits above 100, the largest 143.2 and 1 rests on the first token."
+        "4 heads in 1 layer: 2 heads have logits above 100, the largest 143.2 and 1 head rests on the first token."
     )
 
 
 def test_the_largest_logit_of_sampled_rows_is_a_bound() -> None:
     alarms = (alarm("logits", "warning", "layer.0", 1, 143.25),)
     warned = verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)).sentence
-    assert warned == "4 heads in 1 layer: 1 has logits above 100, the largest at least 143.2."
+    assert warned == "4 heads in 1 layer: 1 head has logits above 100, the largest at least 143.2."
     calm = verdict(reading(site("layer.0", 1), sampled_rows=64)).sentence
     assert calm == "1 head in 1 layer: the largest logit is at least 10; nothing needs attention."
 
@@ -72,9 +72,9 @@ def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
     found = verdict(encoder_decoder())
     assert found.level == "critical"
     assert found.sentence == (
-        "104 heads in 13 layers: 1 has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention; besides, "
-        "2 have logits above 100, the largest 143.2 and 8 rest on the first token; 8 heads have no valid row and "
-        "1 module was skipped and not measured."
+        "104 heads in 13 layers: 1 head has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention; "
+        "besides, 2 heads have logits above 100, the largest 143.2 and 8 heads rest on the first token; 8 heads have "
+        "no valid row and 1 module was skipped and not measured."
     )
 
 
@@ -82,7 +82,7 @@ def test_heads_that_are_all_broken_are_critical_not_empty() -> None:
     broken = replace(silent("layer.0", 1), heads=(head(0, None, nonfinite_rows=5),))
     found = verdict(reading(broken, alarms=(alarm("nonfinite", "critical", "layer.0", 0, 5.0),)))
     assert found.level == "critical"
-    assert found.sentence.startswith("1 head in 1 layer: 1 has NaN or infinite scores, in layer.0")
+    assert found.sentence.startswith("1 head in 1 layer: 1 head has NaN or infinite scores, in layer.0")
 
 
 def test_nothing_measured_is_said() -> None:
@@ -136,7 +136,8 @@ def test_every_kind_of_alarm_has_its_clause_and_its_card(kind: AlarmKind, many: 
     )
     twice = (*map(site, names), site(names[0], mode="train"))  # an alarm does not say in which mode
     given = reading(*twice, alarms=raised)
-    assert f"{many} {kind.clause[many > 1]}" in verdict(given).sentence
+    subject = "" if kind.whole else "heads " if many > 1 else "head "
+    assert f"{many} {subject}{kind.clause[many > 1]}" in verdict(given).sentence
     (card,) = groups(given, towers(given.sites))
     assert (str(card.kind), card.many) == (kind.title, many)
     assert [place.site for place in card.told] == [0, 1][:many]

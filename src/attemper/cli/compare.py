@@ -12,12 +12,14 @@ from attemper.backends.table import check_backend
 from attemper.checks import one_of
 from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text
 from attemper.cli.output import check_files, print_json, usage_of
-from attemper.cli.scan import scan_of
+from attemper.cli.scan import patterns_of, scan_of
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
+    from attemper.monitor.pattern import Pattern
+    from attemper.readings.comparison import Comparison
     from attemper.readings.reading import Reading
     from attemper.store.run import Run
 
@@ -47,6 +49,14 @@ def compare(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
     ] = None,
+    picture: Annotated[
+        bool,
+        typer.Option(
+            "--picture",
+            help="Attention pictures of the heads that differ most on the page, before and after, of two models: with "
+            "them it holds the first 128 tokens of the text.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
     """What differs between A and B, head by head: two files of `attemper scan --json`, two runs or two models, or
@@ -65,6 +75,11 @@ def compare(
             raise typer.BadParameter(
                 "is of no use: both A and B are files of a scan that is done, or runs.", param_hint="--text"
             )
+        if picture and (html is None or stored != [None, None]):
+            raise typer.BadParameter(
+                "is of the page of two models: give --html, and no file of a scan and no run, which hold no text.",
+                param_hint="--picture",
+            )
         words = "" if None not in stored else read_text(text)
         given = Input(text, max_length, batch_size, device, dtype)
         sides = [
@@ -74,7 +89,7 @@ def compare(
         readings = [side if isinstance(side, Reading) else side.reading for side in sides]
         found = attemper.compare(*sides, names=_names(a, b, readings))
         if html is not None:
-            found.to_html(html)
+            found.to_html(html, patterns=_patterns((a, b), words, given, found) if picture else ((), ()))
     if as_json:
         print_json(found.to_json())
     else:
@@ -94,6 +109,16 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
 
         with usage_of("--sort"):
             one_of("the statistic", sort, STATISTICS)
+
+
+def _patterns(
+    models: tuple[str, str], words: str, given: Input, found: Comparison
+) -> tuple[list[Pattern], list[Pattern]]:
+    """The weights of the heads that differ most, before and after. Loads each model once more: one at a time."""
+    from attemper.report.picture import MOST_PAIRS
+
+    heads = [(head.site, head.head) for head in found.heads[:MOST_PAIRS]]
+    return patterns_of(models[0], words, given, heads), patterns_of(models[1], words, given, heads)
 
 
 def _read_stored(side: str, opened: ExitStack) -> Reading | Run | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -209,34 +209,45 @@ def scan_of(
 
     import attemper
 
-    tokenizer: Any = _bytes
-    if model is None:
-        loaded, batches = _shipped_batches(words, given)
-    else:
-        from attemper.integrations import pretrained
-        from attemper.integrations.hub import on_hub
-
-        if sys.stderr.isatty() and on_hub(model):
-            say(f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub")
-        known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
-        loaded, tokenizer = known.model, known.tokenizer
-        batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
+    loaded, batches, tokenizer = _loaded(model, words, given)
     options |= {"name": title_of(model), "text": text_name(given.text)}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
         found = attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
     if patterns is not None:
-        patterns += _patterns(loaded, batches[0], found, tokenizer)
+        from attemper.report.picture import interesting_heads
+
+        patterns += _patterns(loaded, batches[0], interesting_heads(found.reading), tokenizer)
     return found
 
 
-def _patterns(model: Any, batch: Any, found: Scan, tokenizer: Any) -> Iterator[Pattern]:
-    """The weights of the heads that tell most, on the first tokens of a batch; of heads that have them."""
+def patterns_of(model: str | None, words: str, given: Input, heads: Iterable[tuple[str, int]]) -> list[Pattern]:
+    """The weights of some heads (site, number) of a model on the first tokens of a text."""
+    loaded, batches, tokenizer = _loaded(model, words, given)
+    return list(_patterns(loaded, batches[0], heads, tokenizer))
+
+
+def _loaded(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
+    """A model, the text as its batches, and what names its tokens."""
+    if model is None:
+        return (*_shipped_batches(words, given), _bytes)
+    from attemper.integrations import pretrained
+    from attemper.integrations.hub import on_hub
+
+    if sys.stderr.isatty() and on_hub(model):
+        say(f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub")
+    known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
+    batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
+    return known.model, batches, known.tokenizer
+
+
+def _patterns(model: Any, batch: Any, heads: Iterable[tuple[str, int]], tokenizer: Any) -> Iterator[Pattern]:
+    """The weights of heads on the first tokens of a batch; of heads that have them."""
     import attemper
-    from attemper.report.picture import MOST_TOKENS, interesting_heads
+    from attemper.report.picture import MOST_TOKENS
 
     cut = {name: part[:1, :MOST_TOKENS] for name, part in batch.items()} if isinstance(batch, dict) else None
-    for site, head in interesting_heads(found.reading):
+    for site, head in heads:
         try:
             first = batch[:1, :MOST_TOKENS] if cut is None else cut
             yield attemper.pattern(model, first, site=site, head=head, tokenizer=tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -160,10 +160,17 @@ class Comparison:
         """``to_dict`` as JSON text; a missing number is null."""
         return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
+    def to_html(
+        self, path: str | os.PathLike[str], *, patterns: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    ) -> Path:
         """Writes the page of this comparison: one HTML file that opens offline, with every number exact.
 
         It is written whole or not at all, and the same comparison gives the same bytes.
+
+        Args:
+            patterns: heads whose weights on one text the page shows side by side, before and after, as
+                :func:`attemper.pattern` gives them for each model: at most 6 that both sides have, of the first 128
+                tokens each. The page then holds these tokens, and says so; else it holds no text.
 
         Returns:
             Where the file is, links followed.
@@ -173,7 +180,7 @@ class Comparison:
         """
         from attemper.report import write_comparison
 
-        return write_comparison(self.to_dict(), path, self.runs)
+        return write_comparison(self.to_dict(), path, self.runs, patterns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.

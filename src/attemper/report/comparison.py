@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from attemper import __version__
 from attemper.files import write_whole
-from attemper.report.document import Quantity, quantity
+from attemper.report.document import Quantity, mode_of, quantity
 from attemper.report.page import asset, policy, templates
-from attemper.report.texts import LANGUAGES, Message, message, texts
+from attemper.report.picture import Weights, paired_pictures, pairs
+from attemper.report.texts import Message, Within, message, page_texts
 from attemper.text import clean, cut, number, script_json
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
 _PICTURED = ("normalized_entropy", "max_logit")
+_SCRIPTS = ("document", "texts", "colours", "sheet", "comparison", "theme")
 SIDE = 320
 """Width and height of a picture, in its own units."""
 _MARGIN = 34
@@ -56,7 +58,8 @@ class Row:
     """A head."""
 
     site: str
-    mode: str
+    mode: Message | str
+    """Empty for evaluation, which goes without saying."""
     layer: str
     head: int
     cells: tuple[Cell, ...]
@@ -82,18 +85,25 @@ class Picture:
     dots: tuple[Dot, ...]
 
 
-def comparison_page(document: Mapping[str, Any], runs: tuple[Run, Run] | None = None) -> str:
+def comparison_page(
+    document: Mapping[str, Any],
+    runs: tuple[Run, Run] | None = None,
+    patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
+) -> str:
     """The page of a comparison's ``to_dict``. The same document gives the same page, to the byte.
 
     Args:
         runs: the two runs, where runs were compared: the histories of the heads that differ most stand side by side.
+        patterns: heads whose weights on a text it shows, before and after, as :func:`attemper.pattern` gives them: it
+            then holds text.
     """
     heads = document["heads"]
     keys = [name for name, value in (heads or [{}])[0].items() if isinstance(value, Mapping)]
     keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in heads)]
     columns = [_column(key, heads) for key in keys]
     style = asset("page.css") + asset("comparison.css")
-    parts = "\n".join(asset(f"{name}.js") for name in ("document", "texts", "comparison", "theme"))
+    parts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
+    pictured = pairs(*patterns)
     script = f'(() => {{\n"use strict";\n{parts}\nstart();\n}})();\n'
     courses: Sequence[Any] = ()
     if runs is not None:
@@ -111,6 +121,7 @@ def comparison_page(document: Mapping[str, Any], runs: tuple[Run, Run] | None = 
             heads=len(heads),
             sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
             columns=columns,
+            first=Within(columns[0].quantity.title) if columns else "",
             rows=[_row(head, keys) for head in heads[:MOST_ROWS]],
             courses=courses,
             pictures=[_picture(key, heads[:MOST_ROWS]) for key in _PICTURED if key in keys],
@@ -120,21 +131,25 @@ def comparison_page(document: Mapping[str, Any], runs: tuple[Run, Run] | None = 
             policy=policy(style, (script,)),
             style=Markup(style),
             script=Markup(script),
-            data=Markup(script_json({"texts": {language: texts(language) for language in LANGUAGES}})),
+            pictured=[_pictured(one) for one, _ in pictured],
+            data=Markup(script_json({"texts": page_texts(), "pictures": paired_pictures(pictured)})),
             version=__version__,
         )
     )
 
 
 def write_comparison(
-    document: Mapping[str, Any], path: str | os.PathLike[str], runs: tuple[Run, Run] | None = None
+    document: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    runs: tuple[Run, Run] | None = None,
+    patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
 ) -> Path:
     """Writes the page to ``path``, whole or not at all, and gives the file's place.
 
     Raises:
         InputError: no file can be written there.
     """
-    return write_whole(path, comparison_page(document, runs))
+    return write_whole(path, comparison_page(document, runs, patterns))
 
 
 def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None]:
@@ -168,12 +183,16 @@ def _mean_said(column: Column, heads: Sequence[Mapping[str, Any]]) -> Message:
         before, after = (float(value or 0.0) for value in _pair(most, key))
         where = message("compared.most", place=_place(most), before=before, after=after)
     return message(
-        "compared.mean_said", title=column.quantity.title, before=column.before, after=column.after, most=where
+        "compared.mean_said", title=Within(column.quantity.title), before=column.before, after=column.after, most=where
     )
 
 
 def _place(head: Mapping[str, Any]) -> Message:
     return message("head.named", site=cut(clean(head["site"]), 200), head=head["head"])
+
+
+def _pictured(one: Weights) -> Message:
+    return _place({"site": one.site, "head": one.head})
 
 
 def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
@@ -185,7 +204,8 @@ def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
 
 def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
     layer = "–" if head.get("layer") is None else str(head["layer"])
-    return Row(clean(head["site"]), clean(head["mode"]), layer, head["head"], tuple(_cell(head[key]) for key in keys))
+    mode = "" if head["mode"] == "eval" else mode_of(head["mode"])
+    return Row(clean(head["site"]), mode, layer, head["head"], tuple(_cell(head[key]) for key in keys))
 
 
 def _cell(value: Mapping[str, float | None]) -> Cell:

@@ -21,7 +21,7 @@ from attemper.readings.alarms import KINDS, level_of
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
 from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
-from attemper.report.texts import LANGUAGES, Message, encode, message, said, severity_title, texts
+from attemper.report.texts import Message, encode, message, page_texts, reason, said, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, cut, round_digits
 
@@ -137,7 +137,7 @@ def document(
     kinds, named = quantities(reading), by_name(reading.sites)
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
-        "texts": {language: texts(language) for language in LANGUAGES},
+        "texts": page_texts(reason(skipped.reason) for skipped in reading.skipped),
         "details": details,
         "quantities": [_quantity(one) for one in kinds],
         "stacks": [_stack(tower) for tower in drawn],

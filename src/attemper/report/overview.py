@@ -9,7 +9,7 @@ from typing import Any
 from attemper.readings.alarms import by_kind, is_heard, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
-from attemper.report.texts import Date, Message, advice, alarm_title, message, said, severity_title
+from attemper.report.texts import Date, Message, advice, alarm_title, message, named, said, severity_title
 from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
@@ -110,7 +110,9 @@ def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]
     label = cut(clean(name), 24) if site is None or site not in labels else labels[site]
     place = cut(clean(name), 300)
     title = message("head.site", site=place) if head is None else message("head.named", site=place, head=head)
-    return Place(site, head, label if head is None else f"{label} · {head}", title)
+    if head is not None:
+        return Place(site, head, f"{label} · {head}", title)
+    return Place(site, head, label if label == cut(clean(name), 24) else message("head.layer", label=label), title)
 
 
 def first_warning(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm]) -> Figure | None:
@@ -154,10 +156,14 @@ def origin(reading: Reading) -> tuple[tuple[Message, Message | Date | str], ...]
         "versions": versions or None,
     }
     return tuple(
-        (message(f"origin.{name}"), message("as_is", said=value if isinstance(value, Date) else cut(clean(value), 160)))
+        (message(f"origin.{name}"), message("as_is", said=value if isinstance(value, Date) else _known(value)))
         for name, value in told.items()
         if value is not None
     )
+
+
+def _known(name: str) -> Message | str:
+    return named(cut(clean(name), 160))
 
 
 def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:

@@ -43,6 +43,7 @@ _SCRIPTS = (
         "panel",
         "course",
         "multiples",
+        "sheet",
         "picture",
     ),
     *("time", "table", "download", "main"),
@@ -91,7 +92,7 @@ def _render(reading: Reading, shown: list[dict[str, Any]], *, details: bool, fil
     return render(
         reading,
         run=False,
-        title=clean(reading.model),
+        title=texts.named(clean(reading.model)),
         facts=[*size_facts(reading), *tokens],
         backend=clean(reading.backend),
         origin=origin(reading),
@@ -125,8 +126,9 @@ def render(reading: Reading, **given: Any) -> str:
         .render(
             heads=sum(len(site.heads) for site in reading.sites),
             sampled_rows=reading.sampled_rows,
-            skipped=[(clean(skipped.name), clean(skipped.reason)) for skipped in reading.skipped],
+            skipped=[(clean(skipped.name), texts.reason(skipped.reason)) for skipped in reading.skipped],
             rows=rows(reading, given["quantities"]),
+            short_title=cut(given["title"], 120) if isinstance(given["title"], str) else given["title"],
             policy=policy(style, (library, script)),
             style=Markup(style),
             library=Markup(library),

@@ -14,6 +14,8 @@ from attemper.text import clean, cut
 MOST_TOKENS = 128
 """On each side."""
 MOST_PICTURES = 12
+MOST_PAIRS = 6
+"""Heads whose pictures a comparison shows, before and after."""
 STEPS = 65535
 """A weight is a whole number of these: 1.5e-5."""
 
@@ -42,15 +44,32 @@ class Weights(Protocol):
 def pictures(reading: Reading, patterns: Iterable[Weights]) -> list[dict[str, Any]]:
     """The pictures of a page's data: of at most ``MOST_PICTURES`` heads, of the first tokens each."""
     places = {site.name: place for place, site in reversed(list(enumerate(reading.sites)))}
-    return [_picture(one, places[one.site]) for one in patterns if one.site in places][:MOST_PICTURES]
+    found = [one for one in patterns if one.site in places][:MOST_PICTURES]
+    return [{"site": places[one.site], "head": one.head, **_picture(one)} for one in found]
 
 
-def _picture(one: Weights, site: int) -> dict[str, Any]:
+def pairs(before: Iterable[Weights], after: Iterable[Weights]) -> list[tuple[Weights, Weights]]:
+    """The heads that both sides of a comparison have a picture of, as the first has them, at most ``MOST_PAIRS``."""
+    others = {(one.site, one.head): one for one in after}
+    found = [(one, others[one.site, one.head]) for one in before if (one.site, one.head) in others]
+    return found[:MOST_PAIRS]
+
+
+def paired_pictures(both: Sequence[tuple[Weights, Weights]]) -> list[list[dict[str, Any]]]:
+    """The pictures of a comparison's data: before and after of each head."""
+    return [[_picture(one) for one in pair] for pair in both]
+
+
+def _picture(one: Weights) -> dict[str, Any]:
     rows = [row[:MOST_TOKENS] for row in one.weights.tolist()[:MOST_TOKENS]]
     steps = array("H", (round(min(max(weight, 0.0), 1.0) * STEPS) for row in rows for weight in row))
-    own, keys = ([cut(clean(token), 24) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
+    own, keys = ([_shown(token) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
     packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
-    return {"site": site, "head": one.head, "tokens": own, "keys": None if keys == own else keys, "packed": packed}
+    return {"tokens": own, "keys": None if keys == own else keys, "packed": packed}
+
+
+def _shown(token: str) -> str:
+    return cut(clean(token.replace("\n", "\u21b5").replace("\t", "\u21e5")), 24)
 
 
 def interesting_heads(reading: Reading) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,18 @@ class Clauses(NamedTuple):
     parts: Sequence[Message]
 
 
+class Within(NamedTuple):
+    """A title in the middle of a sentence, where English begins it small."""
+
+    said: Message
+
+
+class Names(NamedTuple):
+    """``a, b, c``."""
+
+    parts: Sequence[Message]
+
+
 class Date(NamedTuple):
     """A moment, as ISO 8601 in UTC."""
 
@@ -66,6 +78,10 @@ def say(said: Any, language: str = "en") -> str:
             return _PLACE.sub(lambda place: say(values[place[1]], language), text)
         case Clauses(parts):
             return _join([say(part, language) for part in parts], language)
+        case Within(inner):
+            return say(inner, language).lower()
+        case Names(parts):
+            return str(texts(language)["list.names"]).join(say(part, language) for part in parts)
         case Date(iso):
             return iso.replace("T", " ").replace("Z", " UTC")
         case int():
@@ -77,12 +93,18 @@ def say(said: Any, language: str = "en") -> str:
 
 
 def encode(said: Any) -> Any:
-    """The same for the scripts of a page: ``[key, values]``, ``{"and": [...]}``, ``{"date": ...}``, or as it is."""
+    """The same for the scripts of a page: ``[key, values]``, an object of one key for ``Clauses`` and the like, or as
+    it is.
+    """
     match said:
         case Message(key, values):
             return [key, {name: encode(value) for name, value in values.items()}]
         case Clauses(parts):
             return {"and": [encode(part) for part in parts]}
+        case Within(inner):
+            return {"within": encode(inner)}
+        case Names(parts):
+            return {"names": [encode(part) for part in parts]}
         case Date(iso):
             return {"date": iso}
         case _:
@@ -107,16 +129,24 @@ def span(said: Any) -> Markup:
 @cache
 def texts(language: str) -> dict[str, Text]:
     """Key -> text of a language."""
-    found = json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text(encoding="utf-8"))
-    return {**_of_alarms(), **_of_statistics(), **found} if language == "en" else found
+    found = _own(language)
+    if language == "en":
+        return {**_of_alarms(), **_of_statistics(), **found}
+    named = [*(f"alarm.{name}" for name in KINDS), *(f"statistic.{name}" for name in SHOWN)]
+    return found | {f"{one}.name": found[f"{one}.title"] for one in named}
+
+
+def _own(language: str) -> dict[str, Text]:
+    return json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text(encoding="utf-8"))
 
 
 def _of_alarms() -> dict[str, Text]:
     found: dict[str, Text] = {}
     for kind in ALARMS:
         of = f"alarm.{kind.name}"
-        one, other = (f"{{n}} {clause}" for clause in kind.clause)
-        found |= {f"{of}.title": kind.title, f"{of}.advice": kind.advice, f"{of}.clause": {"one": one, "other": other}}
+        one, other = kind.clause if kind.whole else (f"head {kind.clause[0]}", f"heads {kind.clause[1]}")
+        found |= {f"{of}.name": kind.name, f"{of}.title": kind.title, f"{of}.advice": kind.advice}
+        found[f"{of}.clause"] = {"one": f"{{n}} {one}", "other": f"{{n}} {other}"}
         found[f"{of}.message"] = _PLACE.sub(r"{\1}", kind.message)
         if kind.worst:
             found[f"{of}.worst"] = f", {kind.worst} {{value}}"
@@ -127,7 +157,12 @@ def _of_statistics() -> dict[str, Text]:
     found: dict[str, Text] = {}
     for name, shown in SHOWN.items():
         of = f"statistic.{name}"
-        found |= {f"{of}.title": shown.title, f"{of}.meaning": shown.meaning, f"{of}.superlative": shown.superlative}
+        found |= {
+            f"{of}.name": name,
+            f"{of}.title": shown.title,
+            f"{of}.meaning": shown.meaning,
+            f"{of}.superlative": shown.superlative,
+        }
         if shown.unit:
             found[f"{of}.unit"] = shown.unit
     return found
@@ -200,11 +235,22 @@ def said(alarm: Alarm) -> Message | str:
     return recognise(text, [key]) or text
 
 
+NAMES = ("name.shipped_model", "name.shipped_text", "name.standard_input")
+"""Names that ``attemper`` gives itself to what it reads."""
+
+
+def named(name: str) -> Message | str:
+    """A name as it is, or a message where ``attemper`` gave it."""
+    return recognise(name, NAMES) or name
+
+
 NOTES = ("note.short", "note.silent", "note.untrained", "note.missing", "note.unsettled", "note.bits", "note.shards")
 """What the alarms of a reading or a run do not cover."""
 EXTENTS = ("extent.only", "extent.all", "extent.some")
 """Of how many heads a note is."""
 REMARKS = ("remark.lost", "remark.thinned", "remark.shared")
+REASONS = tuple(key for key in texts("en") if key.startswith("reason."))
+"""Why a module was not measured; the last one adds to another what to do."""
 
 
 def note(text: str) -> Message | str:
@@ -213,8 +259,44 @@ def note(text: str) -> Message | str:
     found = recognise(capital, (*NOTES, *REMARKS))
     if found is None:
         return capital
-    who = found.values.get("who")
-    return found if who is None else Message(found.key, {**found.values, "who": recognise(who, EXTENTS) or who})
+    return Message(found.key, {name: _inner_message(name, value) for name, value in found.values.items()})
+
+
+def _inner_message(name: str, value: Any) -> Any:
+    """What stands in a note: an extent, names of kinds of alarms, a statistic, or what nobody translates."""
+    if name == "who":
+        return recognise(value, EXTENTS) or value
+    if name in ("kind", "kinds", "quantity"):
+        of = "statistic" if name == "quantity" else "alarm"
+        keys = [f"{of}.{one}.name" for one in str(value).split(", ")]
+        if all(key in texts("en") for key in keys):
+            return Names([message(key) for key in keys])
+    return value
+
+
+def reason(text: str) -> Message | str:
+    """Why a module was not measured as a message, if it is a reason that attemper gives; others' words as they are."""
+    text = cut(clean(text), LONGEST_MESSAGE)
+    return _with_tap(text) or recognise(text, REASONS[:-1]) or text
+
+
+def _with_tap(text: str) -> Message | None:
+    whole = recognise(text, REASONS[-1:])
+    said = whole and recognise(str(whole.values["said"]), REASONS[:-1])
+    return whole and said and Message(whole.key, {"said": said})
+
+
+def page_texts(said: Iterable[Message | str] = ()) -> dict[str, dict[str, Text]]:
+    """The tables that a page carries, by language: of the reasons only those that it says."""
+    used = {found.key for one in said for found in (one, *_inner(one)) if isinstance(found, Message)}
+    return {
+        language: {key: text for key, text in texts(language).items() if key not in REASONS or key in used}
+        for language in LANGUAGES
+    }
+
+
+def _inner(said: Message | str) -> Iterable[Any]:
+    return said.values.values() if isinstance(said, Message) else ()
 
 
 def _join(parts: Sequence[str], language: str) -> str:

@@ -187,8 +187,9 @@ def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: 
     if alignment_of(bias) == "top-left" or queries == keys:
         return replace(options, is_causal=True)
     if (queries, keys) != sizes:
-        made = f"{queries} queries and {keys} keys"
-        raise UnsupportedCallError(module, f"its CausalBias was made for {made}, and the call has {sizes}")
+        raise UnsupportedCallError(
+            module, f"its CausalBias was made for {queries} queries and {keys} keys, and the call has {sizes}"
+        )
     return replace(options, is_causal=True, causal_alignment="bottom-right")
 
 

@@ -107,8 +107,11 @@ def _packing(module: nn.Module, query: Tensor, key: Tensor, given: Mapping[str, 
     if starts is None:
         return None
     if query.shape[0] != 1 or (not exact and query.shape[2] != key.shape[2]):
-        shapes = f"{list(query.shape)} queries and {list(key.shape)} keys"
-        raise UnsupportedCallError(module, f"its documents are packed in a way that is not known here: {shapes}")
+        raise UnsupportedCallError(
+            module,
+            f"its documents are packed in a way that is not known here: {list(query.shape)} queries and "
+            f"{list(key.shape)} keys",
+        )
     return Packing(*starts)
 
 

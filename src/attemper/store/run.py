@@ -35,6 +35,9 @@ Site = str | SiteLabel | SiteKey
 """How a site is asked for: its name, or (name, kind, mode) where one name has several."""
 
 
+UNSAMPLED = "it was in no sample"
+
+
 @dataclass(frozen=True)
 class Unread:
     """A site that was expected in a run and is not in it, and why."""
@@ -145,9 +148,7 @@ class Run:
     def coverage(self) -> Coverage:
         expected, seen = self.ranks.coverage, self.ranks.sites
         skipped = [
-            Unread(*key, "it was in no sample" if reason is None else reason)
-            for key, reason in expected.items()
-            if key not in seen
+            Unread(*key, UNSAMPLED if reason is None else reason) for key, reason in expected.items() if key not in seen
         ]
         return Coverage(tuple(dict.fromkeys((*expected, *seen))), tuple(seen), tuple(skipped))
 

@@ -15,15 +15,58 @@ function startSorting() {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "sort";
-    button.title = text("compared.sort");
     button.append(...head.childNodes);
     button.addEventListener("click", () => sortBy(Number(head.dataset.column)));
     head.append(button);
   }
 }
 
+// The attention pictures of a head before and after: what is pointed at in one is pointed at in the other.
+
+const sheets = [];
+let pictured = 0;
+
+async function showPictures() {
+  const [before] = DATA.pictures[pictured];
+  const name = document.querySelector(`[data-picture="${pictured}"]`).textContent;
+  const [queries, keys] = [before.tokens.length, (before.keys ?? before.tokens).length];
+  byId("attention-head").textContent = name;
+  byId("attention-size").textContent = text("picture.text", { queries, keys });
+  for (const button of document.querySelectorAll("[data-picture]")) button.setAttribute("aria-pressed", String(Number(button.dataset.picture) === pictured));
+  for (const [side, one] of sheets.entries()) await one.show(DATA.pictures[pictured][side], text("picture.label", { head: name, queries, keys }));
+  pointBoth(null);
+}
+
+function pointBoth(row, column = null, aloud = false) {
+  const said = sheets.map((one) => one.point(row, column));
+  said.forEach((line, side) => (byId(`${SIDES[side]}-said`).textContent = line));
+  if (aloud) byId("live").textContent = said.join(" ");
+}
+
+const SIDES = ["before", "after"];
+
+function startPictures() {
+  if (!DATA.pictures.length) return;
+  for (const side of SIDES) sheets.push(new Sheet(side, pointBoth));
+  for (const button of document.querySelectorAll("[data-picture]")) {
+    button.addEventListener("click", () => {
+      pictured = Number(button.dataset.picture);
+      showPictures();
+    });
+  }
+  byId("attention").addEventListener("pointerleave", () => pointBoth(null));
+}
+
+function redrawAll() {
+  applyTheme();
+  for (const button of document.querySelectorAll("#heads .sort")) button.title = text("compared.sort");
+  if (sheets.length) showPictures();
+}
+
 function start() {
-  startLanguage(applyTheme);
+  startLanguage(redrawAll);
   startTheme(() => {});
   startSorting();
+  startPictures();
+  redrawAll();
 }

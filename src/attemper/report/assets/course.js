@@ -7,6 +7,7 @@ function drawCourse(head) {
   const course = courseOf(head, chosen.quantity);
   const band = bandOf(head, chosen.quantity);
   byId("history-band").hidden = !band;
+  byId("history-title").textContent = text("head.history_of", { title: quantity().title });
   if (!course) return chart.clear();
   const steps = axisOf(head.site);
   const points = steps.map((step, column) => [step, course.at(column)]);

@@ -2,13 +2,6 @@
 
 let HISTORY = null; // { far, bands, layers } once it is unpacked
 
-async function unpack(base64, format) {
-  const letters = atob(base64);
-  const bytes = new Uint8Array(letters.length);
-  for (let i = 0; i < letters.length; i += 1) bytes[i] = letters.charCodeAt(i);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream(format))).arrayBuffer();
-}
-
 // Levels 0 to 254 between a head's least and largest number; 255 is none.
 class Series {
   constructor(levels, low, high) {

@@ -36,7 +36,7 @@ function fit(map) {
   const room = map.host.clientWidth - map.host.firstChild.offsetWidth - 8;
   const layers = map.stack.sites.length;
   const least = matchMedia("(pointer: coarse)").matches ? 24 : 13;
-  map.wide = Math.max(least, Math.min(96, Math.floor(room / Math.max(1, map.stack.heads))));
+  map.wide = Math.max(least, Math.min(128, Math.floor(room / Math.max(1, map.stack.heads))));
   map.tall = Math.max(least, 16, Math.min(52, map.wide, Math.floor(460 / layers)));
   map.host.style.setProperty("--tall", `${map.tall}px`);
   map.host.style.setProperty("--top", `${TOP}px`);

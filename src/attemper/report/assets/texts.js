@@ -13,6 +13,8 @@ function say(said) {
   if (Array.isArray(said)) return text(said[0], said[1]);
   if (typeof said === "number") return full(said);
   if (said && said.and) return joined(said.and.map(say));
+  if (said && said.within) return say(said.within).toLowerCase();
+  if (said && said.names) return said.names.map(say).join(text("list.names"));
   if (said && said.date) return dateText(said.date);
   return String(said ?? "");
 }
@@ -42,7 +44,7 @@ function withUnit(value, quantity) {
 
 // As it stands within a sentence.
 function titleOf(quantity) {
-  return say(quantity.title).toLowerCase();
+  return say({ within: quantity.title });
 }
 
 function ordinal(place) {
