@@ -129,16 +129,19 @@ SAYS_REASONS = ("refusal", "changed_heads", "conflicts", "_real", "coverage")
 """Functions that give a reason, or put it into a table."""
 
 
+def part_of(part: ast.expr) -> str:
+    if isinstance(part, ast.FormattedValue):
+        return TAP if ast.unparse(part.value) == "TAP" else "7"
+    return str(ast.literal_eval(part))
+
+
 def strings(node: ast.AST) -> Iterator[str]:
     """Literals in an expression; of an f-string with ``7`` in its places, but for the advice to put a tap."""
     match node:
         case ast.Constant(str(text)):
             yield text
         case ast.JoinedStr(parts):
-            yield "".join(
-                part.value if isinstance(part, ast.Constant) else TAP if ast.unparse(part.value) == "TAP" else "7"
-                for part in parts
-            )
+            yield "".join(map(part_of, parts))
         case _:
             for child in ast.iter_child_nodes(node):
                 yield from strings(child)
@@ -169,9 +172,9 @@ def test_every_reason_of_a_skipped_module_is_said_in_every_language() -> None:
     said_by = {text: reason(text) for text in found}
     unknown = [text for text, one in said_by.items() if not isinstance(one, Message) or say(one) != text]
     assert unknown == []
-    assert all(re.search("[\u4e00-\u9fff]", say(one, "zh")) for one in said_by.values())
-    used = {one.key for one in said_by.values() if isinstance(one, Message)}
-    used |= {inner.key for one in said_by.values() for inner in [one.values.get("said")] if isinstance(inner, Message)}
+    messages = [one for one in said_by.values() if isinstance(one, Message)]
+    assert all(re.search("[\u4e00-\u9fff]", say(one, "zh")) for one in messages)
+    used = {one.key for one in messages} | {one.values["said"].key for one in messages if "said" in one.values}
     assert set(REASONS) - used == set()
 
 
