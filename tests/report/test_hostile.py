@@ -40,7 +40,7 @@ PLACES = (
     "reason", "lost",
 )  # fmt: skip
 FOREIGN = "img, iframe, object, embed, main script, a[href^=javascript], [onerror], [onfocus], [autofocus]"
-SEEN = 40
+SEEN = 30
 """Letters by which a text is known where it is cut."""
 
 

@@ -131,7 +131,7 @@ def comparison_page(
             policy=policy(style, (script,)),
             style=Markup(style),
             script=Markup(script),
-            pictured=[_pictured(one) for one, _ in pictured],
+            pictured=[_pair_place(one) for one, _ in pictured],
             data=Markup(script_json({"texts": page_texts(), "pictures": paired_pictures(pictured)})),
             version=__version__,
         )
@@ -191,7 +191,7 @@ def _place(head: Mapping[str, Any]) -> Message:
     return message("head.named", site=cut(clean(head["site"]), 200), head=head["head"])
 
 
-def _pictured(one: Weights) -> Message:
+def _pair_place(one: Weights) -> Message:
     return _place({"site": one.site, "head": one.head})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from attemper.readings.alarms import by_kind, is_heard, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
-from attemper.report.texts import Date, Message, advice, alarm_title, message, named, said, severity_title
+from attemper.report.texts import Date, Message, advice, alarm_title, message, own_name, said, severity_title
 from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
@@ -156,14 +156,14 @@ def origin(reading: Reading) -> tuple[tuple[Message, Message | Date | str], ...]
         "versions": versions or None,
     }
     return tuple(
-        (message(f"origin.{name}"), message("as_is", said=value if isinstance(value, Date) else _known(value)))
+        (message(f"origin.{name}"), message("as_is", said=value if isinstance(value, Date) else _name(value)))
         for name, value in told.items()
         if value is not None
     )
 
 
-def _known(name: str) -> Message | str:
-    return named(cut(clean(name), 160))
+def _name(name: str) -> Message | str:
+    return own_name(cut(clean(name), 160))
 
 
 def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:

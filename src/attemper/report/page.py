@@ -92,7 +92,7 @@ def _render(reading: Reading, shown: list[dict[str, Any]], *, details: bool, fil
     return render(
         reading,
         run=False,
-        title=texts.named(clean(reading.model)),
+        title=texts.own_name(clean(reading.model)),
         facts=[*size_facts(reading), *tokens],
         backend=clean(reading.backend),
         origin=origin(reading),

@@ -63,12 +63,12 @@ def paired_pictures(both: Sequence[tuple[Weights, Weights]]) -> list[list[dict[s
 def _picture(one: Weights) -> dict[str, Any]:
     rows = [row[:MOST_TOKENS] for row in one.weights.tolist()[:MOST_TOKENS]]
     steps = array("H", (round(min(max(weight, 0.0), 1.0) * STEPS) for row in rows for weight in row))
-    own, keys = ([_shown(token) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
+    own, keys = ([_token(token) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
     packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
     return {"tokens": own, "keys": None if keys == own else keys, "packed": packed}
 
 
-def _shown(token: str) -> str:
+def _token(token: str) -> str:
     return cut(clean(token.replace("\n", "\u21b5").replace("\t", "\u21e5")), 24)
 
 

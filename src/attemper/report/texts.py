@@ -239,7 +239,7 @@ NAMES = ("name.shipped_model", "name.shipped_text", "name.standard_input")
 """Names that ``attemper`` gives itself to what it reads."""
 
 
-def named(name: str) -> Message | str:
+def own_name(name: str) -> Message | str:
     """A name as it is, or a message where ``attemper`` gave it."""
     return recognise(name, NAMES) or name
 
