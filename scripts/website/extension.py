@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx: formulas as MathML, a search of Chinese words, and the other language of a page."""
+"""What the site adds to Sphinx: formulas as MathML, a search of Chinese words, and the languages of a page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from scripts.website import theme
 from scripts.website.sources import LANGUAGES
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -100,11 +101,25 @@ def add_languages(app: Sphinx, pagename: str, templatename: str, context: dict[s
     up = "../" * pagename.count("/")
     here = "en" if app.config.language == "en" else "zh-CN"
     base = up if here == "en" else f"{up}../"
-    context["here"] = here
+    context["in_language"] = str if here == "en" else theme.in_chinese
     context["other_languages"] = [
         (language, name, f"{base}{'' if language == 'en' else language + '/'}{pagename}.html")
         for language, name in LANGUAGES.items() if language != here
     ]  # fmt: skip
+
+
+def add_words(app: Sphinx) -> None:
+    """Adds the theme's words to those that Sphinx has in the language of the site."""
+    if app.config.language != "en":
+        app.translator.add_fallback(theme.Chinese())
+
+
+def name_arguments(app: Sphinx, doctree: nodes.document) -> None:
+    """``temperature: above 0``, as in the docstring, where Sphinx writes ``temperature -- above 0``."""
+    del app
+    for field in doctree.findall(nodes.field_body):
+        for dash in [one for one in field.findall(nodes.Text) if one == " -- "]:
+            dash.parent.replace(dash, nodes.Text(": "))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -113,4 +128,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", keep_shapes, priority=900)
     app.connect("missing-reference", find_by_last_name)
     app.connect("html-page-context", add_languages)
+    app.connect("builder-inited", add_words)
+    app.connect("doctree-read", name_arguments)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -92,10 +92,10 @@ def takes_html(verb: str) -> bool:
 
 def page(language: str) -> str:
     """The Markdown of the gallery."""
-    up = "" if language == "en" else "../"
+    up, chosen = ("", "") if language == "en" else ("../", "#zh")
     parts = [f"# {TITLE[language]}", SAID[language]]
     for one in exhibits():
-        url = f"{up}gallery/{one.name}.html"
+        url = f"{up}gallery/{one.name}.html{chosen}"
         parts += [
             f"## {one.title[language]}",
             one.said[language],

@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.website import drawing
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LANGUAGES = {"en": "English", "zh-CN": "中文"}
@@ -21,6 +23,7 @@ TRANSLATED = ".zh-CN.md"
 ENGLISH_ONLY = "本页还没有中文版，以下是英文原文。"
 SUFFIXES = {".md", ".png"}
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s:#]+)(#[^()\s]*)?\)")
 LANGUAGE_LINE = re.compile(r"^\[(?:English|中文)\]\([\w.-]+\.md\)\n+", re.MULTILINE)
 ROW = re.compile(r"^\| \[[^\]]*\]\(([^()\s#]+)\.md\)", re.MULTILINE)
@@ -66,7 +69,7 @@ def page(path: Path, language: str, folder: Path) -> str:
     parts = FENCE.split(text)  # code at odd places
     parts[::2] = [LINK.sub(lambda link: mended(link, path, folder, language), part) for part in parts[::2]]
     text = ON_THE_SITE.sub(lambda row: f"| [](/{GENERATED[row[1]]}) |", "".join(parts))
-    text = text.replace("```mermaid\n", "```text\n")
+    text = DIAGRAM.sub(lambda diagram: drawing.svg(diagram[1]), text)
     if path.name == "README.md":
         text += contents(path, source.read_text("utf-8"))
     return with_notice(text) if language != "en" and source == path else text

@@ -13,7 +13,7 @@ import typer
 
 from attemper.cli import app
 from attemper.errors import InputError
-from scripts.website import api, commands, links, llms, sources
+from scripts.website import api, commands, drawing, links, llms, sources
 from scripts.website.sources import DOCS, ROOT, TRANSLATED
 from tests.report.conftest import browser as browser
 from tests.test_readme_languages import FENCE, prose
@@ -51,6 +51,17 @@ def test_every_page_stands_in_one_table_of_contents(staged: dict[str, Path]) -> 
         generated = {page.rsplit(".", 1)[0] for page in sources.GENERATED.values()}
         assert set(listed) == (written - {"index"}) | generated
         assert set(listed.values()) == {1}
+
+
+def test_a_diagram_becomes_a_drawing_of_every_name_and_every_arrow() -> None:
+    drawn = drawing.svg("graph TD\n    a --> b\n    b --> c\n    a --> c\n")
+    assert re.findall(r"<text [^>]*>(\w+)</text>", drawn) == ["a", "b", "c"]
+    assert drawn.count('class="arrow"') == 3
+    assert drawing.rows([("a", "b"), ("b", "c"), ("a", "c")]) == {"a": 0, "b": 1, "c": 2}
+    with pytest.raises(ValueError, match="the site draws nothing else"):
+        drawing.svg("graph LR\n    a --> b")
+    with pytest.raises(ValueError, match="round in a circle"):
+        drawing.svg("graph TD\n    a --> b\n    b --> a")
 
 
 def test_a_link_that_leads_to_no_file_stops_the_build() -> None:
@@ -194,3 +205,16 @@ def test_a_link_to_a_heading_leads_to_the_same_heading_of_the_chinese_page(stage
     there = {language: (folder / "training.md").read_text("utf-8") for language, folder in staged.items()}
     assert "(/tasks/many-ranks.md#context-parallelism)" in there["en"]
     assert "(/tasks/many-ranks.md#上下文并行)" in there["zh-CN"]
+
+
+@pytest.mark.slow("builds the documentation site")
+def test_the_chinese_site_speaks_chinese_around_its_text_and_in_its_gallery(site: Path, browser: Any) -> None:
+    page = browser.new_page(locale="en-US")
+    page.goto((site / "zh-CN" / "gallery.html").as_uri())
+    assert page.inner_text(".toc-title").strip() == "本页内容"
+    assert "打开或关闭导航" in page.content()
+    page.locator("iframe").first.scroll_into_view_if_needed()
+    verdict = page.frame_locator("iframe >> nth=0").locator(".verdict").first
+    verdict.wait_for()
+    assert re.search("[一-鿿]", verdict.inner_text())
+    page.close()

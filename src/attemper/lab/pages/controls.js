@@ -23,8 +23,8 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Texts. The language is the browser's until the button is pressed.
-let language = navigator.languages.map((tag) => tag.slice(0, 2)).find((tag) => DATA.languages.includes(tag)) || "en";
+// Texts. The language is that of the link, page.html#zh, or else the browser's, until the button is pressed.
+let language = [location.hash.slice(1), ...navigator.languages.map((tag) => tag.slice(0, 2))].find((tag) => DATA.languages.includes(tag)) || "en";
 
 function text(key, values = {}) {
   const found = DATA.texts[key];

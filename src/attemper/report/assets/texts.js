@@ -1,7 +1,8 @@
 // What the page says, in the language that is chosen: messages are [key, values], see texts.py.
 
 const LOCALES = { en: "en", zh: "zh-Hans" };
-let language = navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en";
+// A link to the page may choose it: page.html#zh.
+let language = location.hash.slice(1) in LOCALES ? location.hash.slice(1) : navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en";
 
 function text(key, values = {}) {
   let found = DATA.texts[language][key];
