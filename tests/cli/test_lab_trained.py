@@ -46,9 +46,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_options_reach_the_training_and_progress_goes_to_stderr(command, asked: dict[str, Any], tmp_path: Path):
-    ended = command("length", "--out", tmp_path, "--workers", 3, "--steps", 5, "--seeds", 1, "--quick", "--json")
+    ended = command(
+        "length", "--out", tmp_path, "--workers", 3, "--steps", 5, "--seeds", 1, "--at-most", 0, "--quick", "--json"
+    )
     assert ended.code == 0, ended.err
-    assert asked == {"name": "length", "out": tmp_path, "workers": 3, "steps": 5, "seeds": 1, "quick": True}
+    numbers = {"workers": 3, "steps": 5, "seeds": 1, "at_most": 0}
+    assert asked == {"name": "length", "out": tmp_path, **numbers, "quick": True}
     assert json.loads(ended.out)["tables"][0]["rows"] == [[1.5]]
     told, kept, done = ended.err.splitlines()
     assert "a model read at eight times its length" in told

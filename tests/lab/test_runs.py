@@ -58,6 +58,13 @@ def test_an_experiment_that_was_stopped_goes_on_with_what_is_missing(tmp_path: P
     assert lines[1].startswith("1 of 1: counted-plain-0.003-seed1-")
 
 
+def test_at_most_so_many_are_computed_and_the_others_left_out(tmp_path: Path):
+    asked = [small(seed=seed) for seed in (0, 1, 2)]
+    assert done(tmp_path, asked, at_most=0) == []
+    assert [document["run"]["seed"] for document in done(tmp_path, asked, at_most=2)] == [0, 1]
+    assert [run.seed for run in CALLS] == [0, 1]
+
+
 def test_another_number_of_steps_another_text_and_another_job_are_other_runs(tmp_path: Path):
     done(tmp_path, [small()])
     done(tmp_path, [small(steps=9)])

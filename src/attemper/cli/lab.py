@@ -48,6 +48,9 @@ def lab(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that train, with a thread each: 2.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of each training run.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds are trained.")] = None,
+    at_most: Annotated[
+        int | None, typer.Option(min=0, help="Train at most so many of the missing runs, then show what is there.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Train a few steps only, to see that it works.")] = False,
     results: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Show the results.json of a finished training, train nothing.")
@@ -66,7 +69,8 @@ def lab(
             raise typer.BadParameter("a page needs the name of an experiment.", param_hint="--html")
         _list(EXPERIMENTS | TRAINED, as_json)
         return
-    training = {"out": out, "workers": workers, "steps": steps, "seeds": seeds, "quick": quick or None}
+    numbers = {"workers": workers, "steps": steps, "seeds": seeds, "at_most": at_most}
+    training = {"out": out, **numbers, "quick": quick or None}
     _check_training(experiment, training, results, seed)
     if experiment not in EXPERIMENTS | TRAINED:
         names = ", ".join(EXPERIMENTS | TRAINED)
@@ -145,7 +149,8 @@ def _check_training(experiment: str, training: dict[str, Any], results: Path | N
     """Options that an experiment does not have are bad usage: they would do nothing."""
     from attemper.lab import EXPERIMENTS, TRAINED
 
-    given = [f"--{name}" for name, value in (training | {"results": results}).items() if value is not None]
+    options = {name.replace("_", "-"): value for name, value in (training | {"results": results}).items()}
+    given = [f"--{name}" for name, value in options.items() if value is not None]
     if experiment in EXPERIMENTS and given:
         raise typer.BadParameter(
             f"{experiment} has no {', '.join(given)}: those are of experiments that go on where they were stopped.",

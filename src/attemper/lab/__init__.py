@@ -34,6 +34,7 @@ TRAINED: dict[str, str] = {
     "lr-sensitivity": "how much the loss depends on the learning rate, under each way to temper attention",
     "collapse": "training in which attention collapses, and the same held in five ways",
     "length": "a model read at eight times its length: temperatures by length, and calibrated ones",
+    "early-warning": "which alarm to believe: detectors on runs with known faults, and on their healthy twins",
 }
 """Name -> what it shows, of experiments that train models: minutes to an hour."""
 
@@ -49,6 +50,7 @@ TAKES: dict[str, str] = {
     "lr-sensitivity": "more than an hour on two cores",
     "collapse": "about 20 minutes on two cores",
     "length": "about half an hour on two cores",
+    "early-warning": "some hours on two cores",
 }
 """Name -> how long it takes on a machine of today."""
 
@@ -82,6 +84,7 @@ def train(
     steps: int | None = None,
     seeds: int | None = None,
     quick: bool = False,
+    at_most: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Experiment:
     """Runs an experiment that trains models, or goes on with it: runs that are in ``out`` are not done again.
@@ -93,21 +96,20 @@ def train(
         steps: of each run; None for the experiment's own.
         seeds: how many; None for the experiment's own.
         quick: a few steps of a very small model: a look at whether it works, not a result.
+        at_most: so many of the runs that are missing are trained, and what is there then is shown; None for all.
         report: is told a line for each run that is done.
 
     Raises:
         InputError: no experiment that trains has this name, a number is not above 0, or the folder cannot be written.
     """
-    from attemper.lab.trained import runs, summary
+    from attemper.lab.trained import summary
 
     module = _trained_module(name)
     given = {
         key: _check_count(name, key, value) for key, value in (("steps", steps), ("seeds", seeds)) if value is not None
     }
     planned = module.plan(quick=quick, **given)
-    job = module.QUICK_JOB if quick else module.JOB
-    documents = runs.records(planned, out, job=job, workers=workers, report=report)
-    content = summary.summary(name, len(planned), documents, module.record_of)
+    content = module.results(planned, out, quick=quick, workers=workers, at_most=at_most, report=report)
     report(f"written: {summary.write_results(content, out / RESULTS)}")
     return read_results(name, out / RESULTS)
 

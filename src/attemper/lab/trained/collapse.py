@@ -6,12 +6,14 @@ The setting is the highest learning rate of the experiment on learning rates, in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import INTERVENTIONS
+from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.signals import COLLAPSED
 from attemper.lab.trained.summary import of_training
 from attemper.lab.trained.training import Run, trained
@@ -22,9 +24,6 @@ QUICK = Run(rate=3e-2, steps=12, batch=2, every=4, config=ByteConfig(layers=2, h
 
 Rows = Sequence[Mapping[str, Any]]
 
-JOB = QUICK_JOB = trained
-record_of = of_training
-
 
 def plan(steps: int = SETTING.steps, seeds: int = 3, *, quick: bool = False) -> list[Run]:
     """Every run, one seed of everything first."""
@@ -32,6 +31,11 @@ def plan(steps: int = SETTING.steps, seeds: int = 3, *, quick: bool = False) -> 
     return [
         base.change(intervention=name, seed=seed) for seed in range(1 if quick else seeds) for name in INTERVENTIONS
     ]
+
+
+def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
+    """The content of the results file; ``how`` as in ``runs.records``."""
+    return train_and_sum_up("collapse", planned, out, trained, of_training, **how)
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:

@@ -7,6 +7,7 @@ the weight of a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.lengthened import BUCKET, read_at_length, read_quickly
+from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.training import Run
 
 RESAMPLES = 2000
@@ -22,9 +24,6 @@ RESAMPLES = 2000
 PLAIN = "plain"
 
 Rows = Sequence[Mapping[str, Any]]
-
-JOB = read_at_length
-QUICK_JOB = read_quickly
 
 
 def plan(steps: int = 800, seeds: int = 3, *, quick: bool = False) -> list[Run]:
@@ -37,9 +36,9 @@ def plan(steps: int = 800, seeds: int = 3, *, quick: bool = False) -> list[Run]:
     return [base.change(seed=seed) for seed in range(1 if quick else seeds)]
 
 
-def record_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it: it is small."""
-    return dict(record)
+def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
+    """The content of the results file, all of each record: it is small. ``how`` as in ``runs.records``."""
+    return train_and_sum_up("length", planned, out, read_quickly if quick else read_at_length, dict, **how)
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:

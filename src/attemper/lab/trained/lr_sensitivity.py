@@ -8,12 +8,14 @@ saved, from the first alarm on, by a lower rate and by clipping.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS
+from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.signals import SIGNS
 from attemper.lab.trained.summary import of_training
 from attemper.lab.trained.training import Run, trained
@@ -23,9 +25,6 @@ BASELINE = "QK-norm"
 QUICK = Run(steps=12, batch=2, every=4, config=ByteConfig(layers=2, heads=2, width=16, context=32))
 
 Rows = Sequence[Mapping[str, Any]]
-
-JOB = QUICK_JOB = trained
-record_of = of_training
 
 
 def plan(steps: int = 600, seeds: int = 2, *, quick: bool = False) -> list[Run]:
@@ -38,6 +37,11 @@ def plan(steps: int = 600, seeds: int = 2, *, quick: bool = False) -> list[Run]:
         for name in INTERVENTIONS
         for rate in rates
     ]
+
+
+def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
+    """The content of the results file; ``how`` as in ``runs.records``."""
+    return train_and_sum_up("lr-sensitivity", planned, out, trained, of_training, **how)
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:

@@ -26,6 +26,7 @@ import torch
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
+from attemper.lab.trained.summary import summary
 from attemper.lab.trained.training import Run, trained
 
 SCHEMA = 1
@@ -58,6 +59,7 @@ def records(
     job: Job = trained,
     workers: int = 2,
     corpus: Corpus | None = None,
+    at_most: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """The documents of ``runs``, in their order: read from ``folder`` where they are there, else computed into it.
@@ -70,6 +72,7 @@ def records(
         job: what is done with each.
         workers: processes, each with one thread of torch; with 1, this process does it all.
         corpus: bytes to train on; None for the sources of this Python's library.
+        at_most: so many of those that are missing are computed, the others left out; None for all.
         report: is told a line for each run that is done.
 
     Raises:
@@ -78,12 +81,17 @@ def records(
     text = corpus or standard_library()
     paths = [folder / file_name(identity(run, job, text)) for run in runs]
     work = {path: partial(_write, run, job, corpus, path) for run, path in zip(runs, paths, strict=True)}
-    write_missing(work, folder, workers=workers, report=report)
-    return [json.loads(path.read_text("utf-8")) for path in paths]
+    write_missing(work, folder, workers=workers, at_most=at_most, report=report)
+    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
 
 
 def write_missing(
-    work: Mapping[Path, Callable[[], None]], folder: Path, *, workers: int, report: Callable[[str], None]
+    work: Mapping[Path, Callable[[], None]],
+    folder: Path,
+    *,
+    workers: int,
+    at_most: int | None,
+    report: Callable[[str], None],
 ) -> None:
     """Calls what writes each file of ``folder`` that is not there yet, in this order; see :func:`records`.
 
@@ -98,8 +106,21 @@ def write_missing(
     _make(folder)
     missing = [path for path in work if not path.is_file()]
     report(f"{len(work) - len(missing)} of {len(work)} runs are in {folder}")
+    missing = missing[:at_most]
     for count, place in enumerate(_run_all([work[path] for path in missing], workers), 1):
         report(f"{count} of {len(missing)}: {missing[place].name}")
+
+
+def train_and_sum_up(
+    experiment: str,
+    planned: Sequence[Run],
+    out: Path,
+    job: Job,
+    kept: Callable[[Mapping[str, Any]], dict[str, Any]],
+    **how: Any,
+) -> dict[str, Any]:
+    """The content of an experiment's results file: its runs trained into ``out``, see :func:`records` for ``how``."""
+    return summary(experiment, len(planned), records(planned, out, job=job, **how), kept)
 
 
 def read_documents(

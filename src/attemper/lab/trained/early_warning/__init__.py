@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.trained import runs
 from attemper.lab.trained.early_warning import run_file
-from attemper.lab.trained.early_warning.grid import Trial
+from attemper.lab.trained.early_warning.grid import Trial, plan
+from attemper.lab.trained.early_warning.results import content
+from attemper.lab.trained.early_warning.tables import experiment
 from attemper.lab.trained.early_warning.trial import measure_run
+
+__all__ = ["experiment", "plan", "results", "train"]
+
+
+def results(planned: Sequence[Trial], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
+    """The content of the results file, from the runs in ``out`` once those that are missing are trained."""
+    train(planned, out, **how)
+    return content(planned, out)
 
 
 def train(
@@ -22,9 +33,10 @@ def train(
     *,
     workers: int = 2,
     corpus: Corpus | None = None,
+    at_most: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
-    """The files of ``trials``, in their order, those that are missing in ``folder`` trained; see ``runs.records``.
+    """Trains those of ``trials`` that are missing in ``folder``; the paths of all, see ``runs.records``.
 
     Raises:
         InputError: the folder cannot be made or written to, or the number of workers is not above 0.
@@ -32,7 +44,7 @@ def train(
     text = corpus or standard_library()
     paths = [folder / run_file.file_name(trial, text) for trial in trials]
     work = {path: partial(_write, trial, corpus, path) for trial, path in zip(trials, paths, strict=True)}
-    runs.write_missing(work, folder, workers=workers, report=report)
+    runs.write_missing(work, folder, workers=workers, at_most=at_most, report=report)
     return paths
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
+from attemper.lab.trained.early_warning.spacing import ATTENTION
 from attemper.lab.trained.training import Run
 
 SEEDS = 5
@@ -29,7 +30,7 @@ class Trial:
 
 def _run(rate: float, layers: int = 4, context: int = 64, width: int = 64, **other: Any) -> Run:
     config = ByteConfig(layers, width // 16, width, context, qk_norm=other.pop("qk_norm", False))
-    return Run(rate=rate, config=config, every=5, **other)
+    return Run(rate=rate, config=config, every=ATTENTION, **other)
 
 
 CONFIGURATIONS = (
@@ -86,11 +87,11 @@ def plan(steps: int = 600, seeds: int = SEEDS, *, quick: bool = False) -> list[T
 
 
 def _quick() -> list[Trial]:
-    """Two configurations, two seeds, a few steps: whether it works."""
+    """Two configurations, a few steps: whether it works."""
     trials = []
     for run in (_run(3e-3, layers=2, context=32, width=32), _run(1e-2, layers=2, context=32, width=32, qk_norm=True)):
         short = run.change(steps=12, batch=2)
-        trials += [*_healthy(short, 2), *(Trial(short, draw(kind, short)) for kind in ("rate", "shuffled", "leak"))]
+        trials += [*_healthy(short, SEEDS), *(Trial(short, draw(kind, short)) for kind in ("rate", "shuffled", "leak"))]
     return trials
 
 

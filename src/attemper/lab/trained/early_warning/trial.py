@@ -26,10 +26,9 @@ from attemper.lab.trained.early_warning.attention import Arithmetic, Moment, Wri
 from attemper.lab.trained.early_warning.faults import KINDS, Effect
 from attemper.lab.trained.early_warning.grid import Trial
 from attemper.lab.trained.early_warning.measures import Increments, effective_rank, of_moment
+from attemper.lab.trained.early_warning.spacing import COSTLY, HELD_OUT
 from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows
 
-COSTLY = 10
-HELD_OUT = 25
 HELD_OUT_WINDOWS = 32
 """Of those of the end, so many on the way."""
 

@@ -1,0 +1,18 @@
+"""How far heads of a layer are from one another: mean KL to their mixture, of the layer where it is largest.
+
+It costs a mixture and a second sum over the weights, and needs the weights themselves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attemper.lab.trained.early_warning.detectors.detector import Array, Detector, Signals
+
+
+def score(signals: Signals) -> Array:
+    found = signals["disagreement"].astype(np.float64).mean(2).max(1)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+DETECTOR = Detector("disagreement", score)

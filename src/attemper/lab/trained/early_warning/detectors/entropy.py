@@ -1,0 +1,32 @@
+"""Normalised entropy: the least of all heads, the deepest fall of a head, the widest spread between heads of a layer.
+
+A fall is what is left of the head's baseline, the median of its first five readings, as in the alarm ``fallen``. Each
+costs one sum over the weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attemper.lab.trained.early_warning.detectors.detector import Array, Detector, Signals, least
+from attemper.readings.laws import FIRST, fall_from_baseline
+
+
+def level(signals: Signals) -> Array:
+    return least(signals["normalized_entropy"])
+
+
+def fall(signals: Signals) -> Array:
+    values = signals["normalized_entropy"].astype(np.float64)
+    found = least(fall_from_baseline(values, np.median(values[:FIRST], 0)))
+    found[:FIRST] = np.nan
+    return found
+
+
+def spread(signals: Signals) -> Array:
+    values = signals["normalized_entropy"].astype(np.float64)
+    found = values.std(2).max(1)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+DETECTORS = (Detector("entropy", level), Detector("entropy fall", fall), Detector("entropy spread", spread))

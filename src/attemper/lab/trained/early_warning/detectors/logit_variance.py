@@ -1,0 +1,15 @@
+"""Plain variance of the scores of the head where it is largest (as its root, which orders runs alike).
+
+It costs two sums over the scores.
+"""
+
+from __future__ import annotations
+
+from attemper.lab.trained.early_warning.detectors.detector import Array, Detector, Signals, heads
+
+
+def score(signals: Signals) -> Array:
+    return heads(signals["score_std"]).max(1)
+
+
+DETECTOR = Detector("logit variance", score)

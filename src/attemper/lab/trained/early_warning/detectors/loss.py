@@ -1,0 +1,25 @@
+"""Loss z-score: how many standard deviations the training loss is above the mean of the 50 steps before.
+
+It costs nothing: the loss is there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attemper.lab.trained.early_warning.detectors.detector import (
+    Array,
+    Detector,
+    Signals,
+    after_window,
+    windows_before,
+)
+
+
+def score(signals: Signals) -> Array:
+    before, now = windows_before(signals["loss"])
+    deviation = np.maximum(before.std(1), 1e-12)
+    return after_window(signals["loss"], (now - before.mean(1)) / deviation)
+
+
+DETECTOR = Detector("loss z-score", score, group="")

@@ -1,0 +1,142 @@
+"""What the files of runs come to: a small document, from which tables and page are made."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning.cases import JudgedRun, configuration, judge_files, noise_floor
+from attemper.lab.trained.early_warning.detectors import DETECTORS, LOSS
+from attemper.lab.trained.early_warning.grid import Trial
+from attemper.lab.trained.early_warning.judging import (
+    Case,
+    Judgement,
+    Share,
+    judge,
+    judge_left_out,
+    recall_at,
+    shuffle_labels,
+    typical,
+)
+from attemper.lab.trained.early_warning.run_file import RunFile
+from attemper.lab.trained.runs import plain
+from attemper.lab.trained.summary import SCHEMA
+
+NAME = "early-warning"
+COMBINATION = "combination"
+MOST_FALSE_ALARMS = 10
+"""Up to which recall is said at so many false alarms."""
+SHUFFLES = 20
+
+
+def content(planned: Sequence[Trial], folder: Path) -> dict[str, Any]:
+    """The content of a results file, from the files in a folder that are of planned runs, whatever their text."""
+    wanted = {json.dumps(plain(asdict(trial)), sort_keys=True) for trial in planned}
+    files = [run_file.read(path) for path in sorted(folder.glob(f"*{run_file.SUFFIX}"))]
+    files = [file for file in files if json.dumps(file.about["trial"], sort_keys=True) in wanted]
+    return {
+        "schema": SCHEMA,
+        "experiment": NAME,
+        "planned": len(planned),
+        "corpora": sorted({file.about["corpus"] for file in files}),
+        "environments": _distinct([file.about["environment"] for file in files]),
+        "minutes": round(sum(sum(file.about["seconds"].values()) for file in files) / 60, 1),
+        **_sum_up(files),
+    }
+
+
+def _sum_up(files: Sequence[RunFile]) -> dict[str, Any]:
+    judged = judge_files(files)
+    cases = [one.case for one in judged]
+    names = list(dict.fromkeys(map(configuration, files)))
+    controls = [shuffle_labels(cases, seed) for seed in range(SHUFFLES)]
+    return {
+        "configurations": [_configuration(name, judged) for name in names],
+        "runs": [_row(file, names, judged) for file in files],
+        "detectors": {
+            name: {
+                **_judgement(judge(cases, [name], LOSS.name)),
+                "recalls": [list(recall_at(cases, name, count)) for count in range(MOST_FALSE_ALARMS + 1)],
+                "control": _control(controls, [name]),
+                "cost": _cost(files, detector.group),
+            }
+            for name, detector in DETECTORS.items()
+        }
+        | {
+            COMBINATION: {
+                **_judgement(judge(cases, list(DETECTORS), LOSS.name, combined=True)),
+                "recalls": [],
+                "control": _control(controls, list(DETECTORS), combined=True),
+                "cost": None,
+            }
+        },
+        "left_out": {
+            kind: _judgement(found) for kind, found in judge_left_out(cases, list(DETECTORS), LOSS.name).items()
+        },
+    }
+
+
+def _distinct(environments: Sequence[Mapping[str, str]]) -> list[Any]:
+    return [json.loads(text) for text in sorted({json.dumps(one, sort_keys=True) for one in environments})]
+
+
+def _configuration(name: str, judged: Sequence[JudgedRun]) -> dict[str, Any]:
+    losses = [one.held_out for one in judged if one.case.configuration == name and not one.case.kind]
+    known = [loss for loss in losses if loss is not None]
+    return {
+        "run": json.loads(name)["run"],
+        "healthy": len(losses),
+        "held_out": round(fmean(known), 4) if known else None,
+        "floor": round(noise_floor(known), 4) if len(known) > 1 else None,
+    }
+
+
+def _row(file: RunFile, names: Sequence[str], judged: Sequence[JudgedRun]) -> dict[str, Any]:
+    """A run; what is said of it only if it is judged."""
+    row = {
+        "configuration": names.index(configuration(file)),
+        "seed": file.about["trial"]["run"]["seed"],
+        "fault": file.about["trial"]["fault"],
+        "held_out": file.about["held_out"],
+    }
+    one = next((one for one in judged if one.document is file.about["trial"]), None)
+    if one is None:
+        return row
+    if not one.case.kind:
+        return row | {"alarms": dict(one.alarms)}
+    excess = None if one.excess is None or math.isinf(one.excess) else round(one.excess, 4)
+    return row | {"excess": excess, "hurt": one.case.hurt, "told": one.case.told}
+
+
+def _judgement(found: Judgement) -> dict[str, Any]:
+    return {
+        "found": list(found.found),
+        "false": list(found.false),
+        "by_kind": {kind: list(share) for kind, share in found.by_kind.items()},
+        "lead": [typical(found.leads), len(found.leads)],
+        "held_out_lead": [typical(found.held_out_leads), len(found.held_out_leads)],
+        "members": list(found.members),
+    }
+
+
+def _control(controls: Sequence[Sequence[Case]], names: Sequence[str], **how: bool) -> list[int]:
+    """In all shuffles together: runs called faulty that were found, of how many; the same of those called healthy."""
+    found = [judge(cases, names, LOSS.name, **how) for cases in controls]
+    return [sum(numbers) for numbers in zip(*((*one.found, *one.false) for one in found), strict=True)]
+
+
+def _cost(files: Sequence[RunFile], group: str) -> float | None:
+    """Of the group of signals, as a share of the training itself: the median over runs."""
+    shares = [file.about["seconds"][group] / file.about["seconds"]["training"] for file in files if group]
+    return round(median(shares), 4) if shares else 0.0
+
+
+def share(pair: Sequence[int]) -> Share:
+    """A share as it stands in a results file."""
+    return Share(*pair)

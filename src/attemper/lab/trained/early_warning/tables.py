@@ -1,0 +1,217 @@
+"""Tables and charts of the benchmark's results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
+from attemper.lab.trained.early_warning.faults import KINDS
+from attemper.lab.trained.early_warning.results import COMBINATION, NAME, share
+from attemper.readings.alarms import KINDS as ALARMS
+
+CHARTS = {
+    "loss, norms, weights, outputs": (
+        "loss z-score", "gradient norm", "update norm", "increment entropy", "loss of rank",
+    ),
+    "scores": ("largest logit", "logit growth", "logit variance"),
+    "weights of attention": ("entropy", "entropy fall", "entropy spread", "first-token mass", "disagreement"),
+}  # fmt: skip
+"""Title -> detectors of a chart."""
+
+
+def experiment(content: Mapping[str, Any]) -> Experiment:
+    """Tables and charts of a results file."""
+    others, *rest = CHARTS.values()
+    attention = [name for names in rest for name in names]
+    return Experiment(
+        name=NAME,
+        question="which alarm to believe?",
+        seed=0,
+        tables=(
+            _runs(content),
+            _detectors(content),
+            _leads(content),
+            _kinds(content, "found of each kind of fault, by what needs no attention weights", [*others, COMBINATION]),
+            _kinds(content, "found of each kind of fault, by scores and weights of attention", attention),
+            _left_out(content),
+            _default_alarms(content),
+            _configurations(content),
+        ),
+        charts=tuple(_chart(content, title, names) for title, names in CHARTS.items()),
+    )
+
+
+def _of(pair: Sequence[int]) -> str:
+    return f"{pair[0]} of {pair[1]}"
+
+
+def _percent(pair: Sequence[int]) -> str:
+    low, high = share(pair).interval
+    return f"{100 * low:.0f} to {100 * high:.0f}%"
+
+
+def _faulty(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Faults that are judged."""
+    return [row for row in content["runs"] if "hurt" in row]
+
+
+def _healthy(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in content["runs"] if "alarms" in row]
+
+
+def _runs(content: Mapping[str, Any]) -> Table:
+    faulty = _faulty(content)
+    rows: list[tuple[Cell, ...]] = []
+    for kind, told in KINDS.items():
+        found = [row for row in faulty if row["fault"]["kind"] == kind]
+        hurt = [row for row in found if row["hurt"]]
+        excesses = [row["excess"] for row in hurt if row["excess"] is not None]
+        rows.append((kind, told.says, len(found), len(hurt), _digits(median(excesses)) if excesses else None))
+    done, judged = len(content["runs"]), len(faulty) + len(_healthy(content))
+    return Table(
+        title="the runs",
+        see=(
+            f"{done} of {content['planned']} runs are done, {judged} are judged: {len(_healthy(content))} healthy ones "
+            f"and {len(faulty)} with a fault, of which {sum(row['hurt'] for row in faulty)} hurt. A fault hurt if "
+            "held-out loss ends above that of the healthy twin by more than the noise floor of its configuration."
+        ),
+        columns=headings("kind", "fault", "runs", "hurt", "median excess [nats]"),
+        rows=tuple(rows),
+    )
+
+
+def _detectors(content: Mapping[str, Any]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, found in content["detectors"].items():
+        at = [_of(found["recalls"][count]) if found["recalls"] else None for count in (0, 1)]
+        rows.append(
+            (name, _of(found["found"]), _percent(found["found"]), _of(found["false"]), _percent(found["false"]), *at,
+             _control(found["control"]))
+        )  # fmt: skip
+    members = ", ".join(content["detectors"][COMBINATION]["members"]) or "nothing"
+    return Table(
+        title="found and false alarms",
+        see=(
+            "Found: faults that hurt, from their first step on. False: healthy runs. Both with limits fitted on the "
+            "other half of the configurations, with 95% intervals; where intervals overlap, detectors are not told "
+            "apart. At 0 and at 1: found at the limit where so many of all healthy runs ring, without a split. "
+            "Control: found and false where a coin says which of two twins is the faulty one; both are alike where "
+            f"there is nothing to find. Combined, in either half: {members}."
+        ),
+        columns=headings("detector", "found", "in 95%", "false", "in 95%", "found at 0", "at 1", "control"),
+        rows=tuple(rows),
+    )
+
+
+def _control(pair: Sequence[int]) -> str | None:
+    shares = [100 * pair[place] / pair[place + 1] for place in (0, 2) if pair[place + 1]]
+    return " / ".join(f"{one:.0f}%" for one in shares) or None
+
+
+def _leads(content: Mapping[str, Any]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, found in content["detectors"].items():
+        cost = None if found["cost"] is None else f"{100 * found['cost']:.1f}%"
+        rows.append((name, *found["lead"], *found["held_out_lead"], cost))
+    return Table(
+        title="lead and cost",
+        see=(
+            "Median steps from the ring to where loss tells: (a) the loss z-score rings at its own limit, (b) held-out "
+            "loss, measured each 25 steps, leaves the twin's by more than the floor. Of so many faults, found and told "
+            "by both. Cost: seconds of measuring as a share of training, median of the runs; all that is read from "
+            "scores and weights is measured together, each 5 steps, ranks and spectra each 10."
+        ),
+        columns=headings("detector", "lead (a) [steps]", "of", "lead (b) [steps]", "of", "cost of its signals"),
+        rows=tuple(rows),
+    )
+
+
+def _kinds(content: Mapping[str, Any], title: str, names: Sequence[str]) -> Table:
+    hurt = Counter(row["fault"]["kind"] for row in _faulty(content) if row["hurt"])
+    rows = [
+        (kind, hurt[kind], *(content["detectors"][name]["by_kind"].get(kind, [0])[0] for name in names))
+        for kind in KINDS
+        if hurt[kind]
+    ]
+    return Table(
+        title=title,
+        see="Limits as in the table of all faults. Few runs a kind: no interval is narrow.",
+        columns=headings("kind", "hurt", *names),
+        rows=tuple(rows),
+    )
+
+
+def _left_out(content: Mapping[str, Any]) -> Table:
+    rows = [
+        (kind, _of(found["found"]), _percent(found["found"]), ", ".join(found["members"]))
+        for kind, found in content["left_out"].items()
+    ]
+    together = [sum(found["found"][place] for found in content["left_out"].values()) for place in (0, 1)]
+    return Table(
+        title="the combination without one kind of fault, judged on that kind",
+        see=(
+            f"Together {_of(together)} ({_percent(together)}). Limits of single detectors follow from healthy runs "
+            "alone: leaving a kind out changes nothing for them."
+        ),
+        columns=headings("kind", "found", "in 95%", "chosen in either half"),
+        rows=tuple(rows),
+    )
+
+
+def _default_alarms(content: Mapping[str, Any]) -> Table:
+    healthy = _healthy(content)
+    counts = Counter(kind for row in healthy for kind in row["alarms"])
+    rows = [(kind, ALARMS[kind].severity, _of((counts[kind], len(healthy)))) for kind in ALARMS if counts[kind]]
+    loud = sum(any(ALARMS[kind].severity != "notice" for kind in row["alarms"]) for row in healthy)
+    return Table(
+        title="the alarms that ship, by their defaults, in healthy runs",
+        see=(
+            f"{loud} of {len(healthy)} healthy runs raise an alarm above notice ({_percent((loud, len(healthy)))} of "
+            "such runs). A sample each 5 steps."
+        ),
+        columns=headings("alarm", "severity", "healthy runs"),
+        rows=tuple(rows),
+    )
+
+
+def _configurations(content: Mapping[str, Any]) -> Table:
+    rows = []
+    for told in content["configurations"]:
+        run, sizes = told["run"], told["run"]["config"]
+        rows.append(
+            (f"{sizes['layers']} x {sizes['width']}", sizes["context"], "yes" if sizes["qk_norm"] else "no",
+             run["rate"], f"{100 * run['warmup']:.0f}%", told["healthy"], told["held_out"], told["floor"])
+        )  # fmt: skip
+    return Table(
+        title="configurations and their noise floors",
+        see=(
+            "Floor: 3 standard deviations of the difference of two healthy runs that differ in their seed. Without "
+            "five healthy runs a configuration is not judged."
+        ),
+        columns=headings(
+            "layers x width", "context", "QK-norm", "rate", "warm-up", "healthy runs", "held-out loss [nats]",
+            "noise floor [nats]",
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _chart(content: Mapping[str, Any], title: str, names: Sequence[str]) -> Chart:
+    series = []
+    for name in names:
+        recalls = content["detectors"][name]["recalls"]
+        shares = tuple(hits / total if total else None for hits, total in recalls)
+        series.append(Series(name, tuple(map(float, range(len(recalls)))), shares))
+    return Chart(
+        f"faults found: {title}",
+        Axis(f"false alarms in {len(_healthy(content))} healthy runs"),
+        Axis("share of the faults that hurt"),
+        tuple(series),
+    )

@@ -1,0 +1,240 @@
+"""Judging early warnings on made runs whose answer is known: limits, halves, leads, intervals, control, tables."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attemper.lab.experiment import Experiment
+from attemper.lab.trained import early_warning
+from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning.cases import judge_files, noise_floor
+from attemper.lab.trained.early_warning.default_alarms import first_alarms
+from attemper.lab.trained.early_warning.detectors import DETECTORS, entropy, gradient_norm, largest_logit, loss, rank
+from attemper.lab.trained.early_warning.faults import Fault
+from attemper.lab.trained.early_warning.grid import SEEDS, Trial
+from attemper.lab.trained.early_warning.judging import (
+    Case,
+    Course,
+    clopper_pearson,
+    combine,
+    fit,
+    halves,
+    judge,
+    judge_left_out,
+    recall_at,
+    ring,
+    shuffle_labels,
+)
+from attemper.lab.trained.runs import plain
+from tests.lab.small import corpus, small
+
+STEPS = np.arange(0.0, 100.0, 5.0)
+
+
+def course(level: float, rises_at: float = np.inf, to: float = 0.0) -> Course:
+    return Course(STEPS, np.where(rises_at <= STEPS, to, level))
+
+
+def cases(kinds: str = "ab", configurations: int = 8, seeds: int = 5) -> list[Case]:
+    """``early`` sees fault "a" 10 steps after it begins, ``loss`` 40; ``other`` sees "b"; ``blind`` sees nothing."""
+    drawn = random.Random(0)
+    found = []
+    for place in range(configurations):
+        for seed in range(seeds):
+            levels = {name: course(drawn.random()) for name in ("early", "loss", "other", "blind")}
+            name = f"configuration {place}"
+            found.append(Case(name, seed, levels))
+            kind = kinds[(place + seed) % len(kinds)]
+            seen = {"early": course(drawn.random(), 30, 2.0), "loss": course(drawn.random(), 60, 2.0)}
+            rung = seen if kind == "a" else {"other": course(drawn.random(), 40, 2.0)}
+            found.append(Case(name, seed, levels | rung, kind, since=20, hurt=True, told=75))
+    return found
+
+
+def test_halves_never_part_a_fault_from_its_twin_and_both_hold_healthy_runs():
+    first, second = halves(cases())
+    assert len(first) + len(second) == len(cases())
+    assert not {case.configuration for case in first} & {case.configuration for case in second}
+    assert len({case.configuration for case in first}) == 4
+
+
+def test_a_detector_finds_what_it_sees_with_its_lead_and_nothing_else():
+    found = judge(cases(), ["early"], "loss")
+    assert found.found == (20, 40)
+    assert {kind: tuple(share) for kind, share in found.by_kind.items()} == {"a": (20, 20), "b": (0, 20)}
+    assert (np.median(found.leads), np.median(found.held_out_leads)) == (30, 45)
+    assert found.false.total == 40
+    assert found.false.hits <= 3  # the largest of 20 is seldom far above the largest of 20 others
+    assert judge(cases(), ["blind"], "loss").found.hits <= 3
+
+
+def test_the_limit_is_the_largest_score_of_healthy_runs_and_lets_so_many_ring():
+    made = cases()
+    peaks = sorted(case.courses["early"].peak() for case in made if not case.kind)
+    assert [fit(made, "early", allowed) for allowed in (0, 1)] == [peaks[-1], peaks[-2]]
+    assert fit([], "early") == np.inf
+    assert recall_at(made, "early", 0) == (20, 40)
+
+
+def test_a_ring_before_the_fault_is_the_twins_and_no_hit():
+    case = Case("x", 0, {"one": Course(STEPS, np.where(STEPS < 20, 9.0, 0.0))}, "a", since=20, hurt=True)
+    assert ring(case, {"one": 5.0}) is None
+    assert case.courses["one"].ring(5.0) == 0
+
+
+def test_scores_that_are_not_known_never_ring_and_those_that_are_no_number_do():
+    assert Course(STEPS[:3], np.array([np.nan, np.nan, np.inf])).ring(1e9) == 10
+    assert Course(STEPS[:2], np.array([np.nan, np.nan])).peak() == -np.inf
+
+
+def test_a_combination_takes_what_finds_more_and_no_more():
+    assert set(combine(cases(), ["blind", "loss", "other", "early"])) == {"other", "loss"}
+    both = judge(cases(), ["early", "other", "blind"], "loss", combined=True)
+    assert both.found == (40, 40)
+    assert both.members == ("early", "other")
+
+
+def test_without_a_kind_the_combination_does_not_learn_of_it():
+    left = judge_left_out(cases(), ["early", "other"], "loss")
+    assert left["a"].members == ("other",)
+    assert left["a"].found.hits <= 2
+    assert left["a"].found.total == 20
+
+
+def test_with_shuffled_labels_nothing_is_found_beyond_the_false_alarms():
+    made = cases(configurations=20)
+    shuffled = [shuffle_labels(made, seed) for seed in range(10)]
+    assert {len(one) for one in shuffled} == {len(made)}
+    judged = [judge(one, ["early"], "loss") for one in shuffled]
+    assert np.mean([one.found.hits / one.found.total for one in judged]) < 0.05
+    assert np.mean([one.false.hits / one.false.total for one in judged]) < 0.05
+    assert judge(made, ["early"], "loss").found.hits >= 50
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "expected"),
+    [(0, 100, (0, 0.036217)), (5, 10, (0.187086, 0.812914)), (100, 100, (0.963783, 1)), (0, 0, (0, 1))],
+)
+def test_intervals_are_those_of_clopper_and_pearson(hits: int, total: int, expected: tuple[float, float]):
+    assert clopper_pearson(hits, total) == pytest.approx(expected, abs=1e-6)
+
+
+def test_scores_of_detectors_rise_where_their_signal_does():
+    quiet = 2 + 0.1 * np.sin(np.arange(80, dtype=np.float32))
+    jumps = np.where(np.arange(80) == 70, 6, quiet).astype(np.float32)
+    for one, name in ((loss.DETECTOR, "loss"), (gradient_norm.DETECTOR, "gradient_norm")):
+        scores = one.score({name: jumps})
+        assert np.isnan(scores[:50]).all()
+        assert int(np.nanargmax(scores)) == 70
+    assert gradient_norm.score({"gradient_norm": jumps})[70] == pytest.approx(3, rel=0.05)
+    assert loss.score({"loss": np.append(quiet, np.nan).astype(np.float32)})[80] == np.inf
+    doubling = np.full((20, 1, 2), 60, np.float32)
+    doubling[:, 0, 1] = 60 * 2.0 ** np.maximum(0, np.arange(20) - 5)
+    fast = largest_logit.growth({"max_logit": doubling})
+    assert (fast[3:6] == 0).all()
+    assert fast[-1] == pytest.approx(1 / 5)  # doublings a step: readings are 5 steps apart
+    falls = np.ones((10, 1, 2), np.float32)
+    falls[7:, 0, 0] = 0.1
+    assert entropy.fall({"normalized_entropy": falls})[-1] == pytest.approx(-0.1)
+    assert entropy.spread({"normalized_entropy": falls})[-1] == pytest.approx(0.45)
+    ranks = {"output_rank": np.array([[8, 4], [8, 2]], np.float32), "head_rank": np.ones((2, 2, 2), np.float32)}
+    assert rank.score(ranks).tolist() == [-2, -1]
+
+
+def made_files(folder: Path, *, broken: bool = False) -> list[Trial]:
+    """Files of two configurations, five seeds each, and a fault in each that raises logits and held-out loss."""
+    trials = []
+    for rate in (1e-3, 3e-3):
+        for seed in range(SEEDS):
+            for fault in (None, Fault("scale", 8.0, 50)):
+                trial = Trial(small(rate=rate, seed=seed, steps=100, every=5), fault)
+                trials.append(trial)
+                _write(folder, trial, broken)
+    return trials
+
+
+def _write(folder: Path, trial: Trial, broken: bool) -> None:
+    heads, level = (20, 2, 2), 3.0 + 0.01 * trial.run.seed
+    late = np.arange(20)[:, None, None] >= (10 if trial.fault else 99)
+    signals = {
+        "loss": np.full(100, level) + 0.1 * np.sin(np.arange(100.0)),
+        "gradient_norm": np.ones(100),
+        "update_norm": np.ones(100),
+        "held_out": np.full(4, level) + np.where(np.arange(4) >= 3, 1.0 if trial.fault else 0.0, 0.0),
+        "max_logit": np.where(late, 80.0, 5.0) * np.ones(heads),
+        "output_rank": np.ones((10, 2)),
+        **{name: np.ones((10, 2, 2)) for name in ("head_rank", "increment_entropy")},
+        **{name: np.full(heads, 0.5) for name in ("normalized_entropy", "first_token_mass", "disagreement")},
+        **{name: np.ones(heads) for name in ("score_std", "logit_std", "entropy")},
+    }
+    values = {
+        "held_out": None if broken and trial.fault else level + (0.5 if trial.fault else 0.0),
+        "diverged_at": 90 if broken and trial.fault else None,
+        "seconds": {"training": 2.0} | dict.fromkeys(
+            ("attention", "gradient_norm", "update_norm", "output_rank", "increment_entropy"), 0.1
+        ),
+    }  # fmt: skip
+    arrays = {name: np.asarray(signal, np.float32) for name, signal in signals.items()}
+    run_file.write(folder / run_file.file_name(trial, corpus()), trial, corpus(), values, arrays)
+
+
+def shown(folder: Path, trials: list[Trial]) -> Experiment:
+    content = early_warning.results(trials, folder, quick=False, workers=1, corpus=corpus())
+    return early_warning.experiment(json.loads(json.dumps(plain(content))))
+
+
+def test_tables_say_what_is_in_the_files(tmp_path: Path):
+    result = shown(tmp_path, made_files(tmp_path))
+    table = result.table("found and false alarms")
+    rows = {row[0]: row for row in table.rows}
+    assert set(rows) == {*DETECTORS, "combination"}
+    assert rows["largest logit"][1:6:2] == ("10 of 10", "0 of 10", "10 of 10")
+    assert rows["entropy"][1] == "0 of 10"
+    leads = {row[0]: row for row in result.table("lead and cost").rows}
+    assert leads["largest logit"][3:] == (25, 10, "5.0%")  # rings at 50, held-out loss tells at 75
+    runs = {row[0]: row for row in result.table("the runs").rows}
+    assert runs["scale"][2:] == (10, 10, 0.5)
+    assert "20 of 20 runs are done, 20 are judged: 10 healthy ones and 10 with a fault" in result.table("the runs").see
+    assert result.table("the alarms that ship, by their defaults, in healthy runs").rows == ()
+
+
+def test_runs_that_broke_did_hurt_and_have_no_excess(tmp_path: Path):
+    trials = made_files(tmp_path, broken=True)
+    runs = {row[0]: row for row in shown(tmp_path, trials).table("the runs").rows}
+    assert runs["scale"][2:] == (10, 10, None)
+
+
+def test_a_configuration_without_five_healthy_runs_is_not_judged(tmp_path: Path):
+    trials = made_files(tmp_path)
+    (tmp_path / run_file.file_name(trials[0], corpus())).unlink()
+    files = [run_file.read(path) for path in tmp_path.glob("*.npz")]
+    assert {one.document["run"]["rate"] for one in judge_files(files)} == {3e-3}
+    result = early_warning.results(trials, tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)
+    assert (len(result["runs"]), result["planned"]) == (19, 20)
+
+
+def test_a_difference_within_the_noise_of_seeds_does_not_hurt():
+    assert noise_floor([1.0, 1.0, 1.0, 1.0, 1.0]) == 0
+    assert noise_floor([0.9, 1.0, 1.1]) == pytest.approx(3 * 2**0.5 * 0.1)
+
+
+def test_default_alarms_are_those_of_a_watch(tmp_path: Path):
+    trial = Trial(small(steps=100, every=5))
+    _write(tmp_path, trial, broken=False)
+    (path,) = tmp_path.glob("*.npz")
+    file = run_file.read(path)
+    assert first_alarms(file) == {}
+    file.signals["max_logit"][12:] = 150
+    assert first_alarms(file)["logits"] == 60
+
+
+def test_files_of_other_plans_are_left_out(tmp_path: Path):
+    trials = made_files(tmp_path)
+    result = early_warning.results(trials[:4], tmp_path, quick=False, workers=1, corpus=corpus())
+    assert len(result["runs"]) == result["planned"] == 4
+    assert [row["fault"] is None for row in result["runs"]].count(True) == 2
