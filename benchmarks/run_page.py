@@ -110,6 +110,7 @@ def main() -> None:
             "samples": taken,
             "columns": drawn["columns"],
             "statistics": len(drawn["statistics"]),
+            "alarmed_courses": len(drawn["exact"]),
             "bytes": file.stat().st_size,
             "write_s": round(seconds, 2),
             "first_paint_ms": round(statistics.median(paint for paint, _ in times)),

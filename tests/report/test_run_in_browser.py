@@ -66,6 +66,44 @@ def test_the_slider_moves_the_map_the_numbers_and_the_alarms(open_page: Open, ru
     assert page.text_content("#play") == "Pause"
     page.locator("#step", has_text="the last sample").wait_for()
     assert page.text_content("#play") == "Play"
+    page.emulate_media(reduced_motion="reduce")
+    slide(page, 100)
+    assert page.text_content("#play") == "Next"
+    page.click("#play")
+    assert page.text_content("#step") == "step 125", "a tenth of the run at a press, and nothing moves by itself"
+
+
+STOP = """
+() => {
+  const at = document.activeElement;
+  const labelled = at.getAttribute("aria-labelledby");
+  const style = getComputedStyle(at);
+  const cursor = at.querySelector(".cursor:not([hidden])");
+  const seen = at.matches(":focus-visible") && (style.outlineStyle !== "none" || cursor);
+  return {
+    id: at.id || at.className || at.tagName.toLowerCase(),
+    name: (at.getAttribute("aria-label") || (labelled && document.getElementById(labelled).textContent)
+      || at.labels?.[0]?.textContent || at.textContent || "").trim(),
+    seen: Boolean(seen),
+  };
+}
+"""
+
+
+def test_the_keyboard_alone_suffices_and_every_stop_is_seen_and_named(open_page: Open, run: Run) -> None:
+    page = ready(open_page(run))
+    stops = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(STOP))
+        if stops[-1]["id"] in ("body", stops[0]["id"]) and len(stops) > 1:
+            break
+    assert [stop for stop in stops[:-1] if not (stop["name"] and stop["seen"])] == []
+    reached = {stop["id"] for stop in stops}
+    assert {"skip", "language", "theme", "quantity", "stretch", "play", "moment", "cells", "multiples-box"} <= reached
+    page.locator("#moment").focus()
+    page.keyboard.press("Home")
+    assert page.text_content("#step") == "step 0"
 
 
 def test_a_click_and_the_keyboard_open_the_history_of_a_head(open_page: Open, run: Run) -> None:
@@ -128,11 +166,14 @@ def test_the_drawn_history_is_saved_with_its_resolution(open_page: Open, run: Ru
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
 @pytest.mark.quick("zh-CN-390")
 def test_nothing_is_wider_than_the_screen(open_page: Open, run: Run, width: int, locale: str) -> None:
-    page = ready(open_page(run, width=width, locale=locale))
+    page = ready(open_page(run, width=width, locale=locale, color_scheme="dark"))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.emulate_media(media="print")
     assert page.locator("#verdict").is_visible()
     assert page.locator("#play").is_hidden()
+    assert page.get_attribute("html", "data-theme") == "light", "paper is light"
+    page.emulate_media(media="screen")
+    page.locator("html[data-theme=dark]").wait_for(state="attached")
 
 
 def test_two_runs_stand_side_by_side_the_largest_difference_first(open_page: Open, run: Run, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ that is chosen.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -116,7 +117,9 @@ def mark(said: Any, attribute: str = "") -> Markup:
     if not isinstance(said, Message):
         return Markup("")
     name = f"data-say-{attribute}" if attribute else "data-say"
-    return Markup(' {}="{}"').format(Markup(name), json.dumps(encode(said), ensure_ascii=False, allow_nan=False))
+    told = json.dumps(encode(said), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # In single quotes, so that the many double ones of JSON need not be escaped: a run's page is short of room.
+    return Markup(" {}='{}'").format(Markup(name), Markup(html.escape(told, quote=False).replace("'", "&#39;")))
 
 
 def span(said: Any) -> Markup:

@@ -1,10 +1,11 @@
-// Light and dark: the system's choice until the button is pressed; remembered only while the page is open.
+// Light and dark: the system's choice until the button is pressed; remembered only while the page is open. Paper is light.
 
 const system = matchMedia("(prefers-color-scheme: dark)");
+const paper = matchMedia("print");
 let pressed = null;
 
 function dark() {
-  return pressed === null ? system.matches : pressed;
+  return !paper.matches && (pressed === null ? system.matches : pressed);
 }
 
 function applyTheme() {
@@ -19,9 +20,11 @@ function startTheme(redraw) {
     applyTheme();
     redraw();
   });
-  system.addEventListener("change", () => {
-    applyTheme();
-    redraw();
-  });
+  for (const media of [system, paper]) {
+    media.addEventListener("change", () => {
+      applyTheme();
+      redraw();
+    });
+  }
   applyTheme();
 }
