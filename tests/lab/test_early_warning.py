@@ -200,7 +200,8 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     runs = {row[0]: row for row in result.table("the runs").rows}
     assert runs["scale"][2:] == (10, 10, 0.5)
     assert "20 of 20 runs are done, 20 are judged: 10 healthy ones and 10 with a fault" in result.table("the runs").see
-    assert result.table("the alarms that ship, by their defaults, in healthy runs").rows == ()
+    growth = ("logit_growth", "warning", "0 of 10", "0 of 0", "10 of 10", 20, 10)  # a sample each 5 steps
+    assert result.table("the alarms that ship, by their defaults").rows == (growth,)
 
 
 def test_runs_that_broke_did_hurt_and_have_no_excess(tmp_path: Path):
@@ -231,6 +232,7 @@ def test_default_alarms_are_those_of_a_watch(tmp_path: Path):
     assert first_alarms(file) == {}
     file.signals["max_logit"][12:] = 150
     assert first_alarms(file)["logits"] == 60
+    assert "logits" not in first_alarms(file, since=65)
 
 
 def test_files_of_other_plans_are_left_out(tmp_path: Path):

@@ -34,7 +34,7 @@ class JudgedRun:
     excess: float | None
     """Held-out loss above the twin's, nats; None in a healthy run, inf in one that broke."""
     alarms: Mapping[str, int]
-    """Of a healthy run: default alarm -> step of its first."""
+    """Default alarm -> step of its first, from the fault on."""
 
 
 def judge_files(files: Iterable[RunFile]) -> list[JudgedRun]:
@@ -90,8 +90,7 @@ def _judge(file: RunFile, name: str, twin: RunFile | None, end: float, floors: S
         hurt=excess is not None and excess > end,
         told=told_at(file, twin, floors) if fault and twin else None,
     )
-    alarms = {} if fault else first_alarms(file)
-    return JudgedRun(case, file.about["trial"], file.about["held_out"], excess, alarms)
+    return JudgedRun(case, file.about["trial"], file.about["held_out"], excess, first_alarms(file, case.since))
 
 
 def courses(file: RunFile) -> dict[str, Course]:

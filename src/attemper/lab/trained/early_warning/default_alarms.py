@@ -18,8 +18,8 @@ JUDGED = {
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
 
 
-def first_alarms(file: RunFile) -> dict[str, int]:
-    """Kind of alarm -> the step of its first, by default limits, at a sample each 5 steps."""
+def first_alarms(file: RunFile, since: int = 0) -> dict[str, int]:
+    """Kind of alarm -> the step of its first from ``since`` on, by default limits, at a sample each 5 steps."""
     import numpy as np
 
     run = file.about["trial"]["run"]
@@ -38,5 +38,6 @@ def first_alarms(file: RunFile) -> dict[str, int]:
         measured = np.stack([file.signals[name][place].reshape(-1) for name in JUDGED.values()])
         sample = Sample(place * ATTENTION, 0.0, sites, (*JUDGED, *COUNTS), np.concatenate((measured, counted)))
         for alarm in judge.feed(sample):
-            found.setdefault(alarm.kind, place * ATTENTION)
+            if alarm.ended is None and place * ATTENTION >= since:
+                found.setdefault(alarm.kind, place * ATTENTION)
     return found

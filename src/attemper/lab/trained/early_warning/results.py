@@ -108,8 +108,9 @@ def _row(file: RunFile, names: Sequence[str], judged: Sequence[JudgedRun]) -> di
     one = next((one for one in judged if one.document is file.about["trial"]), None)
     if one is None:
         return row
+    row["alarms"] = dict(one.alarms)
     if not one.case.kind:
-        return row | {"alarms": dict(one.alarms)}
+        return row
     excess = None if one.excess is None or math.isinf(one.excess) else round(one.excess, 4)
     return row | {"excess": excess, "hurt": one.case.hurt, "told": one.case.told}
 

@@ -59,7 +59,7 @@ def _faulty(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _healthy(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [row for row in content["runs"] if "alarms" in row]
+    return [row for row in content["runs"] if "alarms" in row and row["fault"] is None]
 
 
 def _runs(content: Mapping[str, Any]) -> Table:
@@ -162,19 +162,28 @@ def _left_out(content: Mapping[str, Any]) -> Table:
 
 
 def _default_alarms(content: Mapping[str, Any]) -> Table:
-    healthy = _healthy(content)
-    counts = Counter(kind for row in healthy for kind in row["alarms"])
-    rows = [(kind, ALARMS[kind].severity, _of((counts[kind], len(healthy)))) for kind in ALARMS if counts[kind]]
+    healthy, faulty = _healthy(content), _faulty(content)
+    hurt, harmless = ([row for row in faulty if row["hurt"] == wanted] for wanted in (True, False))
+    rows = []
+    for kind, told in ALARMS.items():
+        counts = [sum(kind in row["alarms"] for row in rung) for rung in (healthy, harmless, hurt)]
+        leads = [row["told"] - row["alarms"][kind] for row in hurt if kind in row["alarms"] and row["told"] is not None]
+        if any(counts):
+            parts = [_of((count, len(rung))) for count, rung in zip(counts, (healthy, harmless, hurt), strict=True)]
+            rows.append((kind, told.severity, *parts, median(leads) if leads else None, len(leads)))
     loud = sum(any(ALARMS[kind].severity != "notice" for kind in row["alarms"]) for row in healthy)
     return Table(
-        title="the alarms that ship, by their defaults, in healthy runs",
+        title="the alarms that ship, by their defaults",
         see=(
             f"{loud} of {len(healthy)} healthy runs raise an alarm above notice ({_percent((loud, len(healthy)))} of "
-            "such runs). A sample each 5 steps."
+            "such runs). In faulty runs: alarms that begin after the fault; lead (b) as above. A sample each 5 steps."
         ),
-        columns=headings("alarm", "severity", "healthy runs"),
+        columns=headings(
+            "alarm", "severity", "in healthy runs", "in faults without harm", "in faults that hurt",
+            "lead (b) [steps]", "of",
+        ),
         rows=tuple(rows),
-    )
+    )  # fmt: skip
 
 
 def _configurations(content: Mapping[str, Any]) -> Table:
