@@ -1,4 +1,4 @@
-"""Sphinx: the documentation as a site, built by ``bash scripts/docs.sh`` from the sources that scripts/website writes."""
+"""Sphinx: the documentation as a site, built by ``bash scripts/docs.sh`` from the sources of scripts/website."""
 
 import sys
 from pathlib import Path
@@ -20,6 +20,7 @@ exclude_patterns = ["files"]
 autodoc_mock_imports = ["keras"]
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what torch or Lightning say of a method that we fill in
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 napoleon_numpy_docstring = False

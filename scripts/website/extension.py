@@ -74,12 +74,19 @@ def visit_displayed_math(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def keep_shapes(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Gives back a property's ``[B, H, Q]: what it is``, of which napoleon makes a type."""
+SPLIT = re.compile(r"^(:returns?: )?\*(.+?)\* -- ")
+"""The first line of what is returned: napoleon takes for a type what stands before a colon."""
+
+
+def keep_words(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Gives back ``[B, H, Q]: what it is``, of which napoleon makes a type; drops Python's on fields of tuples."""
     del app, name, obj, options
     if what in ("property", "attribute") and lines and lines[-1].startswith(":type: "):
         shape = lines.pop().removeprefix(":type: ")
         lines[0] = f"{shape}: {lines[0]}"
+    lines[:] = [SPLIT.sub(lambda split: f"{split[1] or ''}{split[2]}: ", line) for line in lines]
+    if lines and lines[0].startswith("Alias for field number "):
+        lines.clear()
 
 
 def find_by_last_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> Any:
@@ -125,7 +132,7 @@ def name_arguments(app: Sphinx, doctree: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_displayed_math, None))
     app.add_search_language(ChineseBigrams)
-    app.connect("autodoc-process-docstring", keep_shapes, priority=900)
+    app.connect("autodoc-process-docstring", keep_words, priority=900)
     app.connect("missing-reference", find_by_last_name)
     app.connect("html-page-context", add_languages)
     app.connect("builder-inited", add_words)

@@ -345,6 +345,7 @@ WRONG: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "tokens and tokenizer": (_own, {"head": 0, "tokens": ["a"], "tokenizer": Decodes()}, "give one of the two"),
     "nothing seen": (lambda: (nn.Linear(2, 2), torch.zeros(1, 2)), {"head": 0}, "pattern saw no attention in Linear"),
     "model": (lambda: (3, torch.zeros(1)), {"head": 0}, r"pattern\(model\) must be a torch.nn.Module, got int"),
+    "name": (lambda: ("gpt2", torch.zeros(1)), {"head": 0}, r"got str\. Load it first, with AutoModel"),
     "batch": (lambda: (nn.Linear(2, 2), "text"), {"head": 0}, r"pattern\(batch\) must be a dict .* got str"),
 }  # fmt: skip
 

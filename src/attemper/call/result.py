@@ -304,10 +304,12 @@ class AttentionStats:
 
 
 class AttentionOutput(NamedTuple):
-    """``output`` [B, H, Q, E], and ``stats`` if any were asked for."""
+    """What attention gives: its output, and statistics if any were asked for."""
 
     output: Tensor
+    """[B, H, Q, E]."""
     stats: AttentionStats | None
+    """Statistics of the rows; None if none were asked for."""
 
     def merge(self, other: AttentionOutput) -> AttentionOutput:
         """The result over the keys of both; ``other`` holds the later keys of the same queries.

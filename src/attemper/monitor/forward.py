@@ -67,7 +67,8 @@ def _call(where: str, model: nn.Module, batch: Any) -> Any:
         return model(*batch)
     if isinstance(batch, Tensor):
         return model(batch)
+    read = " Text is tokenized first: tokenizer([text], return_tensors='pt')." if isinstance(batch, str) else ""
     raise InputError(
         f"{where} is {type(batch).__name__}; expected a dict (model(**batch)), a tuple or list (model(*batch)) or a "
-        "tensor (model(batch))."
+        f"tensor (model(batch)).{read}"
     )

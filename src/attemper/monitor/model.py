@@ -44,7 +44,8 @@ def check_model(where: str, model: Any) -> None:
         InputError: the model is no module, or TorchScript.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"{where}(model) must be a torch.nn.Module, got {type(model).__name__}.")
+        load = " Load it first, with AutoModel.from_pretrained of transformers." if isinstance(model, str) else ""
+        raise InputError(f"{where}(model) must be a torch.nn.Module, got {type(model).__name__}.{load}")
     if is_script(model):
         raise InputError(f"{where}({type(model).__name__}): {SCRIPTED}.")
 

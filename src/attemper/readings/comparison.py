@@ -101,7 +101,12 @@ class Comparison:
 
     @classmethod
     def between(cls, before: Reading, after: Reading, names: tuple[str, str] | None = None) -> Self:
-        """``names``: what to call the two sides; None for the names of their models.
+        """What changed from one reading to another.
+
+        Args:
+            before: the earlier one.
+            after: the later one, of the same architecture.
+            names: what to call the two sides; None for the names of their models.
 
         Raises:
             InputError: a site has not the same number of heads in both, or the two have no site in common.

@@ -49,6 +49,7 @@ _BUCKET_ENDS = {"first": "from", "last": "to"}
 class HeadReading:
     """One head of one site: means over its valid rows; ``max_logit`` is the largest.
 
+    Entropies are in nats, normalised entropy is in parts of log n, weights are shares of 1, and logits have no unit.
     ``logit_std`` is the logit spread under the weights, sqrt(mean ``logit_variance``): a key counts by its weight. It
     is near 0 where one key takes all the weight, however large the largest logit is.
     """
