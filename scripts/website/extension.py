@@ -74,7 +74,7 @@ def visit_displayed_math(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-SPLIT = re.compile(r"^(:returns?: )?\*(.+?)\* -- ")
+SPLIT = re.compile(r"^:returns: (\*?)(.+?)\1 -- ")
 """The first line of what is returned: napoleon takes for a type what stands before a colon."""
 
 
@@ -84,7 +84,7 @@ def keep_words(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
     if what in ("property", "attribute") and lines and lines[-1].startswith(":type: "):
         shape = lines.pop().removeprefix(":type: ")
         lines[0] = f"{shape}: {lines[0]}"
-    lines[:] = [SPLIT.sub(lambda split: f"{split[1] or ''}{split[2]}: ", line) for line in lines]
+    lines[:] = [SPLIT.sub(r":returns: \2: ", line) for line in lines]
     if lines and lines[0].startswith("Alias for field number "):
         lines.clear()
 
