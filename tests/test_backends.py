@@ -101,6 +101,8 @@ CALLS = {
     "temperature": {"temperature": torch.ones(2, 1)},
     "second_pass": {"stats": ("gini",)},
     "score_variance": {"stats": ("score_variance",)},
+    "self_weight": {"stats": ("self_weight",)},
+    "span_mass": {"stats": ("span_mass",), "spans": [(0, 0)]},
     "gqa": {"enable_gqa": True},
 }
 

@@ -58,6 +58,10 @@ class Column(IntEnum):
     """m - the mean of the visible scores without weights: softmax."""
     PLAIN_VARIANCE = auto()
     """Variance of the visible scores without weights."""
+    OWN_KEY = auto()
+    """p on the key of the query's own place."""
+    SPAN = auto()
+    """p on the keys that the caller marks."""
 
 
 ALL_COLUMNS = tuple(Column)
@@ -280,6 +284,24 @@ TABLE = (
             low=0.0, column="score variance", digits=2,
         ),
     ),
+    Statistic(
+        "self_weight", "p_ii: p on the query's own key, the one at distance 0; 0 where it is hidden", "0 to 1",
+        softmax=(Column.OWN_KEY,), rowwise=(Column.OWN_KEY,), by_name=True, mergeable=False, column=Column.OWN_KEY,
+        shown=Display(
+            "self_weight", "Own-key weight", "of the weight",
+            "Weight on the query's own key, mean over rows: near 1 a head passes its own token on.",
+            low=0.0, high=1.0, column="own key", digits=3, compared="own key, %", percent=True,
+        ),
+    ),
+    Statistic(
+        "span_mass", "p on the keys that `spans` marks", "0 to 1",
+        softmax=(Column.SPAN,), rowwise=(Column.SPAN,), by_name=True, column=Column.SPAN,
+        shown=Display(
+            "span_mass", "Span weight", "of the weight",
+            "Weight on the keys of the spans that were given, mean over rows.",
+            low=0.0, high=1.0, column="span", digits=3, compared="span, %", percent=True,
+        ),
+    ),
 )  # fmt: skip
 """All statistics, in the order in which they are listed everywhere."""
 
@@ -291,8 +313,8 @@ ONE_PASS = tuple(row.name for row in TABLE if not (row.by_name or row.softmax_by
 ROWWISE_ONE_PASS = tuple(row.name for row in TABLE if not row.by_name and row.rowwise is not None)
 """What "all" means where the normalizer is rowwise: not softmax."""
 BY_NAME = tuple(row.name for row in TABLE if row.name not in ONE_PASS)
-"""What softmax has only by name. ``mean_distance`` costs one more sum, ``score_variance`` two; ``gini`` (a sort) and
-``key_mass`` need all keys of a row at once.
+"""What softmax has only by name. ``mean_distance``, ``self_weight`` and ``span_mass`` cost one more sum each,
+``score_variance`` two; ``gini`` (a sort) and ``key_mass`` need all keys of a row at once.
 """
 OF_SOFTMAX = tuple(row.name for row in TABLE if row.rowwise is None)
 """What no other normalizer has."""
@@ -342,18 +364,28 @@ def asked_names(where: str, stats: str | Iterable[str], rowwise: str | None = No
     return names
 
 
-def reading_names(where: str, stats: str | Iterable[str]) -> tuple[str, ...]:
+def reading_names(where: str, stats: str | Iterable[str], spans: bool = False) -> tuple[str, ...]:
     """What a reading of heads shows, and ``stats`` beside it.
+
+    Args:
+        where: the public function, for messages.
+        stats: as the user gave it.
+        spans: whether spans of keys were given.
 
     Raises:
         InputError: ``stats`` names something else than statistics, or ``key_mass``: over batches of other texts the
-            same key is another token, and padded queries cannot be left out of its sum.
+            same key is another token, and padded queries cannot be left out of its sum; or ``span_mass`` without spans.
     """
     asked = asked_names(where, stats)
     if "key_mass" in asked:
         raise InputError(
             f"{where}(stats=...): key_mass is a number of each key, not of a head, so no reading can show it. Take it "
             "from attemper.attention_statistics(query, key, stats=('key_mass',)) for one call."
+        )
+    if "span_mass" in asked and not spans:
+        raise InputError(
+            f"{where}(stats=...): span_mass needs the spans of keys whose weight it sums: attemper.scan(..., "
+            "spans=[(0, 3)]) takes them (the first four keys of every text), or a function that marks those of a batch."
         )
     return asked_names(where, ("all", *asked))
 

@@ -93,9 +93,9 @@ def test_a_nan_in_a_key_spoils_the_rows_that_see_it_and_no_others(masked: bool, 
     query, key = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[:, 3] = not masked
-    clean = attemper.attention_statistics(query, key, mask, True, stats=NAMES, backend="blocked")
+    clean = attemper.attention_statistics(query, key, mask, True, stats=NAMES, spans=[(1, 3)], backend="blocked")
     key[:, :, 3] = math.nan
-    stats = attemper.attention_statistics(query, key, mask, True, stats=NAMES, backend="blocked")
+    stats = attemper.attention_statistics(query, key, mask, True, stats=NAMES, spans=[(1, 3)], backend="blocked")
     bad = torch.zeros(5, dtype=torch.bool) if masked else torch.arange(5) >= 3
     assert torch.equal(stats.nonfinite, bad.expand(1, 2, 5))
     for name in stats:

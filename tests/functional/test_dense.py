@@ -14,7 +14,7 @@ WEIGHTLESS = ("enable_gqa", "value")
 def test_dense_weights_reproduce_output_and_statistics(case: cases.Case):
     call = cases.tensors(case)
     names = tuple(
-        name for name in cases.NAMES if name not in ("gini", "lse", "max_logit", "mean_logit", "logit_variance")
+        name for name in case.names if name not in ("gini", "lse", "max_logit", "mean_logit", "logit_variance")
     )
     output, stats = attemper.attention(**call, stats=names, backend="blocked")
     assert stats is not None

@@ -14,6 +14,7 @@ from tests.support.calls import skip_without
 SMOOTH = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
     "logit_variance", "mass", "first_token_mass", "entropy_with_sink", "mean_distance", "score_variance",
+    "self_weight", "span_mass",
 )  # fmt: skip
 WHOLE_ROWS = ("gini", "key_mass")
 LARGER = pytest.mark.slow("the full size of what runs smaller by default")
@@ -49,6 +50,8 @@ def function(names: tuple[str, ...], backend: str, hidden: Tensor | None, **opti
         query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, sink: Tensor, bias: Tensor
     ) -> tuple[Tensor, ...]:
         mask = bias if hidden is None else bias.masked_fill(hidden, -torch.inf)
+        options.setdefault("spans", [(0, 0)])
+        options.setdefault("causal_alignment", "bottom-right")
         output, stats = attemper.attention(
             query, key, value, mask, temperature=temperature, sink_logits=sink, stats=names, backend=backend,
             enable_gqa=key.shape[1] != query.shape[1], **options,
@@ -102,7 +105,7 @@ def test_gradients_of_packed_documents_pass_gradcheck(backend: str, gradients_ag
     def call(query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, sink: Tensor) -> tuple[Tensor, ...]:
         output, stats = attemper.varlen_attention(
             query, key, value, offsets, offsets, is_causal=True, temperature=temperature, sink_logits=sink,
-            stats=SMOOTH + WHOLE_ROWS, backend=backend,
+            stats=SMOOTH + WHOLE_ROWS, spans=[(1, 3)], backend=backend,
         )  # fmt: skip
         assert stats is not None
         return output, *(stats[name] for name in SMOOTH + WHOLE_ROWS)

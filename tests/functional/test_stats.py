@@ -17,6 +17,8 @@ from attemper.statistics import NAMES, ONE_PASS, Column, state_columns
 from tests.support.calls import DTYPES, had, skip_without
 
 B, H, Q, K = 2, 3, 12, 12
+OWN: Any = {"spans": [(0, 2)], "causal_alignment": "bottom-right"}
+"""What self_weight and span_mass want of a call of 5 queries over 7 keys."""
 
 
 def measured(backend: str = "blocked", stats: Any = NAMES, **options: Any) -> AttentionStats:
@@ -27,6 +29,7 @@ def measured(backend: str = "blocked", stats: Any = NAMES, **options: Any) -> At
     mask[3] = False
     query[1, 2, 5] = math.nan
     names = had(backend, stats)
+    options = {"spans": [(0, 2), (7, 7)], **options}
     result = attemper.attention_statistics(query, key, mask, is_causal=True, stats=names, backend=backend, **options)
     assert isinstance(result, AttentionStats)
     return result
@@ -175,7 +178,9 @@ def test_types_and_shapes_are_those_that_the_documentation_names(backend: str):
         if str(dtype).removeprefix("torch.") not in DTYPES[backend]:
             continue
         query, key = torch.randn(B, 4, 5, 8, dtype=dtype), torch.randn(B, 2, 7, 8, dtype=dtype)
-        stats = attemper.attention_statistics(query, key, stats=had(backend, NAMES), enable_gqa=True, backend=backend)
+        stats = attemper.attention_statistics(
+            query, key, stats=had(backend, NAMES), enable_gqa=True, backend=backend, **OWN
+        )
         for name in stats:
             assert stats[name].dtype == (torch.int64 if name in ("visible_keys", "support_size") else own), name
             assert stats[name].shape == ((B, 4, 7) if name == "key_mass" else (B, 4, 5)), name

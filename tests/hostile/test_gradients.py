@@ -20,9 +20,11 @@ pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 SMOOTH = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
     "logit_variance", "mass", "first_token_mass", "entropy_with_sink", "mean_distance", "gini",
-    "score_variance",
+    "score_variance", "self_weight", "span_mass",
 )  # fmt: skip
 
+AT = {"spans": [(0, 0)], "window_size": (9, 9)}
+"""What self_weight and span_mass want of one query."""
 ROWS = {
     "[0, 0, -inf]": torch.tensor([0.0, 0.0, -math.inf]),
     "[100, 0, -200]": torch.tensor([100.0, 0.0, -200.0]),
@@ -51,7 +53,7 @@ def test_gradients_of_every_statistic_of_extreme_rows_are_finite(row: str, throu
     for name in had(backend, SMOOTH):
         if name == "score_variance" and row in BEYOND:
             continue  # of scores s and -s it moves by 2 s^2, which is beyond their type
-        output, stats = attended(backend, leaves[0], leaves[1], value, leaves[2], scale=1.0, stats=(name,))
+        output, stats = attended(backend, leaves[0], leaves[1], value, leaves[2], scale=1.0, stats=(name,), **AT)
         if name == "mass" and not stats.mass.requires_grad:
             continue  # without a sink it is a constant
         loss = stats[name].sum() + (output.float().sum() if name == "entropy" else 0)

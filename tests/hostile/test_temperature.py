@@ -18,6 +18,8 @@ from tests.support.calls import attended, had, skip_without
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
 H, Q, K, D = 3, 4, 6, 8
+AT: dict[str, Any] = {"spans": [(1, 3)], "causal_alignment": "bottom-right"}
+"""What self_weight and span_mass want of such a call."""
 
 
 def tensors() -> list[Tensor]:
@@ -79,7 +81,7 @@ def test_extreme_temperatures_give_one_hot_and_uniform_rows_and_finite_gradients
         leaves.append(divisor)
     # Scores of 1e30 have a variance of 1e60, beyond float32: inf, as is told.
     names = [name for name in NAMES if not (name == "score_variance" and temperature < 1)]
-    output, stats = attended(backend, *leaves[:3], mask, temperature=divisor, stats=had(backend, names))
+    output, stats = attended(backend, *leaves[:3], mask, temperature=divisor, stats=had(backend, names), **AT)
     for name in stats:
         assert torch.isfinite(stats[name]).all(), name
     if temperature < 1:

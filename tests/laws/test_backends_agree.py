@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attemper.statistics import NAMES
 from tests.support import calls
+from tests.support.cases import tells_own_key
 
 FIXED = ("visible_keys", "support_size")
 
@@ -57,6 +58,9 @@ def any_call(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[st
         call["temperature"] = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.3
     tile = (draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.sampled_from([1, 10, 100, 10_000])))
     names = draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=len(NAMES)))
+    if not tells_own_key(call, queries, keys):
+        names = [name for name in names if name != "self_weight"] or ["entropy"]
+    call["spans"] = torch.rand((batch if draw(st.booleans()) else 1, keys), generator=generator) < 0.5
     return call, tile, tuple(names)
 
 
@@ -122,6 +126,7 @@ def test_blocked_gives_what_the_reference_gives_on_packed_documents(drawn: Any, 
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     skipped = ("query", "key", "value", "attn_mask", "temperature")
     options = {name: value for name, value in call.items() if name not in skipped}
+    options["spans"] = torch.arange(total) % 3 == 1
     outcomes = []
     for backend in ("reference", "blocked"):
         if backend == "blocked":

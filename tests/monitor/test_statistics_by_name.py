@@ -22,10 +22,12 @@ from attemper.readings.reading import HeadReading, Reading
 from attemper.statistics import BY_NAME, NAMES, SHOWN_BY_NAME
 from tests.conftest import NATIVE
 from tests.sites.own_models import Own
+from tests.support.calls import had
 
 OF_ROWS = ("lse", "mean_logit", "visible_keys")
 """Of "all", and not of a reading: ``row_statistics`` has them."""
 REPORTED = [name for name in BY_NAME if name != "key_mass"]
+SPANS = [(0, 2), (9, 9)]
 X = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -38,6 +40,8 @@ def model() -> Own:
 
 
 def scanned(*stats: str, **options: Any) -> attemper.Scan:
+    if "span_mass" in stats:
+        options["spans"] = SPANS
     return attemper.scan(model(), [X[:1], X], stats=stats, **options)
 
 
@@ -60,6 +64,10 @@ def test_every_statistic_is_reported_or_of_rows_or_refused(name: str, read: Call
         ):
             read(name)
         return
+    if name == "span_mass" and read is watched:
+        with pytest.raises(InputError, match=r"watch\(stats=...\): span_mass needs the spans of keys.*attemper.scan"):
+            read(name)
+        return
     scan = read(name)
     assert name in scan.row_statistics(scan.sites[0].name)
     shown = {part.name for part in fields(HeadReading)}
@@ -71,12 +79,14 @@ def test_every_statistic_is_reported_or_of_rows_or_refused(name: str, read: Call
 @pytest.mark.parametrize("backend", ["blocked", *NATIVE, "auto"])
 @pytest.mark.parametrize("name", REPORTED)
 def test_a_reading_is_the_mean_over_the_rows_of_all_batches(name: str, backend: str) -> None:
-    backend = "auto" if name in ("gini", "score_variance") and backend == "native" else backend
+    backend = "auto" if backend in NATIVE and name not in had(backend, REPORTED) else backend
     scan = scanned(name, backend=backend)
     total = torch.zeros(4, dtype=torch.float64)
     for batch in (X[:1], X):
         query, key, _ = (part.detach().double() for part in model().split(batch))
-        stats = attemper.attention_statistics(query, key, is_causal=True, stats=(name,), backend="reference")
+        stats = attemper.attention_statistics(
+            query, key, is_causal=True, stats=(name,), spans=SPANS, backend="reference"
+        )
         total += stats[name].double().sum((0, 2))
     for head, wanted in zip(scan.sites[0].heads, total / 120, strict=True):
         assert getattr(head, FIELDS_OF[name]) == pytest.approx(float(wanted), rel=2e-6)
@@ -95,11 +105,11 @@ def test_it_stands_in_every_table(name: str) -> None:
     assert None not in values
     assert list(scan.to_pandas()[field]) == values
     assert [head[field] for head in json.loads(scan.to_json())["sites"][0]["heads"]] == values
-    digits = {"gini": 3, "entropy_with_sink": 2, "score_variance": 2}.get(name, 1)
+    digits = {"gini": 3, "entropy_with_sink": 2, "score_variance": 2, "self_weight": 3, "span_mass": 3}.get(name, 1)
     mean = f"{sum(values) / len(values):.{digits}f}"
     title = {
         "support_size": "support", "mean_distance": "distance", "gini": "gini", "entropy_with_sink": "H with sink",
-        "score_variance": "score variance",
+        "score_variance": "score variance", "self_weight": "own key", "span_mass": "span",
     }  # fmt: skip
     assert title[name] in str(scan)
     assert title[name] not in str(plain)
@@ -119,7 +129,7 @@ def test_it_stands_in_every_table(name: str) -> None:
     assert compare(scan, scan).largest(field, 1)[0].change(field) == 0
 
 
-@pytest.mark.parametrize("name", REPORTED)
+@pytest.mark.parametrize("name", [name for name in REPORTED if name != "span_mass"])
 def test_a_tracker_gets_it_by_its_name(name: str) -> None:
     field = FIELDS_OF[name]
     assert field in metrics.STATISTICS

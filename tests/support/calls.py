@@ -19,7 +19,8 @@ DTYPES = {backend.name: backend.dtypes for backend in BACKENDS}
 
 def had(backend: str, names: Iterable[str]) -> tuple[str, ...]:
     """Those of the statistics that the backend has."""
-    needs = {"gini": "second_pass", "key_mass": "second_pass", "score_variance": "score_variance"}
+    needs = {"gini": "second_pass", "key_mass": "second_pass"}
+    needs |= {name: name for name in ("score_variance", "self_weight", "span_mass")}
     return tuple(name for name in names if name not in needs or needs[name] in FEATURES[backend])
 
 

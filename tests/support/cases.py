@@ -15,11 +15,17 @@ from attemper.statistics import NAMES, ONE_PASS
 from tests.support import budgets, oracle
 
 DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "temperature", "sink_logits")
-MERGED = ONE_PASS + ("entropy_with_sink", "mean_distance", "support_size")
+MERGED = ONE_PASS + ("entropy_with_sink", "mean_distance", "support_size", "self_weight", "span_mass")
 """Statistics that a kernel sums over blocks of keys. The rest, gini and key_mass, make it hold whole rows."""
 
 MIN = torch.finfo(torch.float32).min
 BOTTOM_RIGHT = {"is_causal": True, "causal_alignment": "bottom-right"}
+
+
+def tells_own_key(options: dict[str, Any], rows: int, keys: int) -> bool:
+    """Whether a call says which key is each query's own."""
+    diagonal = options.get("is_causal") or options.get("causal_alignment") == "bottom-right"
+    return bool(diagonal) or options.get("window_size", (-1, -1)) != (-1, -1) or rows == keys
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,10 @@ class Case:
     make: Callable[[Case], dict[str, Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = NAMES
+
+    def __post_init__(self) -> None:
+        if not tells_own_key(self.options, self.rows, self.keys):
+            object.__setattr__(self, "names", tuple(name for name in self.names if name != "self_weight"))
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -70,6 +80,7 @@ def tensors(case: Case) -> dict[str, Any]:
     if case.make is not None:
         torch.manual_seed(zlib.crc32(case.name.encode()))
         call |= case.make(case)
+    call["spans"] = torch.rand((case.batch, case.keys), generator=generator) < 0.4
     if case.groups != case.heads:
         call["enable_gqa"] = True
     return call

@@ -66,6 +66,8 @@ def _results(
         if sink is None
         else share * entropy - share * logs(gap) - (1 - share) * logs(-gap),
         "mean_distance": (p * distance).sum(-1),
+        "self_weight": (p * (distance == 0)).sum(-1),
+        "span_mass": (p * _span(call)).sum(-1),
         "gini": (p.sort(-1).values * (2 * rank - n[..., None] - 1)).sum(-1) / n.clamp(min=1),
         "score_variance": ((finite - (finite.sum(-1) / n.clamp(min=1))[..., None]) ** 2 * visible).sum(-1)
         / n.clamp(min=1),
@@ -76,3 +78,9 @@ def _results(
     results["key_mass"] = p.sum(-2)
     results["output"] = (p * share[..., None]) @ v
     return results
+
+
+def _span(call: oracle.Inputs) -> Tensor:
+    """[B|1, 1, 1, K]: 1 at marked keys."""
+    marks = torch.zeros(1, call.key.shape[2]) if call.span is None else torch.tensor(call.span)
+    return marks[:, None, None].double()

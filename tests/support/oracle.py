@@ -24,7 +24,7 @@ Array = np.ndarray
 ROW_STATISTICS = (
     "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit",
     "logit_variance", "visible_keys", "mass", "first_token_mass", "support_size", "entropy_with_sink",
-    "mean_distance", "gini", "score_variance",
+    "mean_distance", "gini", "score_variance", "self_weight", "span_mass",
 )  # fmt: skip
 INTEGERS = ("visible_keys", "support_size")
 
@@ -44,10 +44,16 @@ class Row:
     first: Array
     distance: Array
     sink: FLOAT | None
+    span: Array | None = None
+    """[n] bool: the marked keys."""
 
     @property
     def n(self) -> int:
         return len(self.scores)
+
+    @property
+    def marked(self) -> Array:
+        return np.zeros(self.n, bool) if self.span is None else self.span
 
     @property
     def finite(self) -> bool:
@@ -81,6 +87,8 @@ class Row:
             "logit_variance": (s - mean) ** 2,
             "first_token_mass": self.first.astype(FLOAT),
             "mean_distance": self.distance,
+            "self_weight": (self.distance == 0).astype(FLOAT),
+            "span_mass": self.marked.astype(FLOAT),
             "gini": (2 * (np.argsort(np.argsort(p, kind="stable")) + 1) - n - 1).astype(FLOAT) / n,
         }
         by_s = {
@@ -119,6 +127,8 @@ def row_statistics(row: Row) -> dict[str, FLOAT]:
         "mean_distance": (p * row.distance).sum(),
         "gini": (np.sort(p) * (2 * np.arange(1, n + 1) - n - 1)).sum() / n,
         "score_variance": ((s - s.mean()) ** 2).mean(),
+        "self_weight": p[row.distance == 0].sum(),
+        "span_mass": p[row.marked].sum(),
     }
 
 
@@ -155,6 +165,8 @@ class Inputs:
     """[B, K] bool: keys that are not padding."""
     first_tokens: int
     offset: int
+    span: Array | None = None
+    """[B, K] bool."""
 
     def row(self, b: int, h: int, i: int) -> Row:
         places = np.flatnonzero(self.visible[b, h, i])
@@ -172,7 +184,8 @@ class Inputs:
         first = (self.tokens[b] & (rank <= self.first_tokens))[places]
         distance = np.abs(i + self.offset - places).astype(FLOAT)
         sink = None if self.sink is None else self.sink[h]
-        return Row(places, scores, x, derivative, terms, first, distance, sink)
+        span = None if self.span is None else self.span[b, places]
+        return Row(places, scores, x, derivative, terms, first, distance, sink, span)
 
     def values(self, b: int, h: int, row: Row) -> Array:
         """[n, E]: the values of the row's keys."""
@@ -188,7 +201,7 @@ def inputs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None = None, attn_mask: torch.Tensor | None = None,
     is_causal: bool = False, scale: float | None = None, *, temperature: float | torch.Tensor = 1.0,
     causal_alignment: str = "top-left", window_size: tuple[int, int] = (-1, -1), softcap: float | None = None,
-    sink_logits: torch.Tensor | None = None, first_tokens: int = 1,
+    sink_logits: torch.Tensor | None = None, first_tokens: int = 1, spans: torch.Tensor | None = None,
 ) -> Inputs:  # fmt: skip
     """The oracle's view of a call of ``attemper.attention``."""
     (batch, heads, rows, size), keys = query.shape, key.shape[2]
@@ -209,7 +222,7 @@ def inputs(
         temperature=np.broadcast_to(temperatures, (batch, heads, rows)),
         scale=FLOAT(scale) if scale is not None else 1 / np.sqrt(FLOAT(size)), softcap=softcap,
         sink=None if sink_logits is None else numbers(sink_logits), tokens=tokens, first_tokens=first_tokens,
-        offset=offset,
+        offset=offset, span=None if spans is None else np.broadcast_to(spans.numpy(), (batch, keys)),
     )  # fmt: skip
 
 

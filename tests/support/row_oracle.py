@@ -84,7 +84,7 @@ class Results:
 NAMES = (
     "entropy", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "mean_logit", "logit_variance",
     "visible_keys", "mass", "first_token_mass", "support_size", "mean_distance", "gini",
-    "score_variance",
+    "score_variance", "self_weight", "span_mass",
 )  # fmt: skip
 
 
@@ -120,6 +120,8 @@ def forward(call: Inputs, weights: list[Weights]) -> Results:
             "mean_distance": (p * row.distance).sum(),
             "gini": (np.sort(p) * (2 * np.arange(1, row.n + 1) - row.n - 1)).sum() / row.n,
             "score_variance": ((row.scores - row.scores.mean()) ** 2).mean(),
+            "self_weight": p[row.distance == 0].sum(),
+            "span_mass": p[row.marked].sum(),
         }
         for name, value in values.items():
             found[name][b, h, i] = value

@@ -39,6 +39,8 @@ class Problem:
     """[Q], ascending: where the rows stand among all queries; None for 0, 1, 2, ... On the CPU for ``blocked``."""
     first_keys: Tensor | None = None
     """[B|1, K] bool: which keys count as first tokens; None for the first ``first_tokens``."""
+    span_keys: Tensor | None = None
+    """[B|1, K] bool: the keys whose weight ``Column.SPAN`` sums."""
     cu_seqlens_q: Tensor | None = None
     """Of packed documents: where each starts among the queries, [documents + 1] int; ``blocked`` and ``native`` get one
     document at a time.

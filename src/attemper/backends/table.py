@@ -30,6 +30,8 @@ FEATURES = (
     "rows",
     "second_pass",
     "score_variance",
+    "self_weight",
+    "span_mass",
     "statistics_gradient",
     "second_derivative",
     "derivative_in_graph",
@@ -37,7 +39,8 @@ FEATURES = (
 )
 """What a call can ask for.
 
-``second_pass``: gini, key_mass (they need all keys of a row). ``second_derivative``: the gradient of a gradient.
+``second_pass``: gini, key_mass (they need all keys of a row). ``score_variance``, ``self_weight``, ``span_mass``: the
+statistics of these names. ``second_derivative``: the gradient of a gradient.
 ``derivative_in_graph``: ``torch.func`` or forward mode inside ``torch.compile``. ``normalizer``: another than softmax.
 """
 
@@ -130,6 +133,8 @@ def is_interpreted() -> bool:
 
 
 _ALL_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_NOT_COMPILED = frozenset(("dropout", "second_pass", "score_variance", "second_derivative", "derivative_in_graph"))
+"""What no compiled backend can do."""
 BACKENDS = (
     Backend(
         "blocked",
@@ -149,7 +154,7 @@ BACKENDS = (
     Backend(
         "native",
         "C++ for CPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "score_variance", "second_derivative", "derivative_in_graph"},
+        frozenset(FEATURES) - _NOT_COMPILED - {"self_weight", "span_mass"},
         ("float16", "bfloat16", "float32"),
         "cpu",
         _native_missing(),
@@ -161,7 +166,7 @@ BACKENDS = (
     Backend(
         "triton",
         "Triton for GPUs",
-        frozenset(FEATURES) - {"dropout", "second_pass", "score_variance", "second_derivative", "derivative_in_graph"},
+        frozenset(FEATURES) - _NOT_COMPILED - {"self_weight", "span_mass"},
         ("float16", "bfloat16", "float32"),
         "cuda",
         _triton_missing(),

@@ -93,7 +93,8 @@ class KnownRequests:
         """``request_of`` these, checked once for each shape and type."""
         plain = type(query) is type(key) is Tensor and query.dtype is key.dtype and not query.is_nested
         numbers = isinstance(options.normalizer, str) and isinstance(options.temperature, float)
-        if not (plain and numbers and options.sink_logits is None and transforms.is_undisturbed()):
+        given = options.sink_logits is not None or options.spans is not None
+        if given or not (plain and numbers and transforms.is_undisturbed()):
             return request_of("attention", query, key, None, None, options)
         place = (query.shape, key.shape, query.dtype, query.device, key.device, options)
         if place not in self._known:

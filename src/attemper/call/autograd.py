@@ -29,7 +29,7 @@ from attemper.errors import BackendError
 from attemper.statistics import ROWWISE_BASE, SOFTMAX_BASE
 
 table.probe()
-_TENSORS = NAMES.index("first_keys") + 1
+_TENSORS = NAMES.index("span_keys") + 1
 """The first fields, as far as a call that is not packed has tensors there."""
 
 

@@ -17,8 +17,8 @@ from attemper.backends.contract import DIFFERENTIABLE, NAMES, Problem
 from attemper.call.operator import COUNT
 from attemper.call.transforms import to_front
 
-_WITH_BATCH = ("query", "key", "value", "mask", "multiplier", "first_keys")
-_SHARED = ("mask", "multiplier", "first_keys")
+_WITH_BATCH = ("query", "key", "value", "mask", "multiplier", "first_keys", "span_keys")
+_SHARED = ("mask", "multiplier", "first_keys", "span_keys")
 """Of these, what may stand for a whole batch with a size of 1."""
 _PER_HEAD = ("sink", "per_head")
 """Differentiable, and the same for a whole batch."""

@@ -59,6 +59,9 @@ def merge(one: State, two: State) -> dict[Column, Tensor]:
         mean, variance = _moments(each, (d[0], d[1]), both(Column.PLAIN_VARIANCE))
         assert variance is not None
         result |= {Column.PLAIN_DEPTH: mean, Column.PLAIN_VARIANCE: variance}
+    if Column.SPAN in one:
+        f = both(Column.SPAN)
+        result[Column.SPAN] = p[0] * f[0] + p[1] * f[1]
     if Column.FIRST_TOKENS in one:
         # The first token stands in the first part, unless no row of the sequence sees that part: then it is padding.
         padding = ~(counts[0] > 0).flatten(1).any(1)[:, None, None]

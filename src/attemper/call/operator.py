@@ -236,6 +236,7 @@ def _document(whole: Problem, rows: slice, keys: slice, number: int) -> Document
         multiplier=multiplier[:, :, rows] if multiplier.shape[2] > 1 else multiplier,
         positions=None if whole.positions is None else whole.positions[rows],
         first_keys=None if whole.first_keys is None else whole.first_keys[:, keys],
+        span_keys=None if whole.span_keys is None else whole.span_keys[:, keys],
         cu_seqlens_q=None,
         cu_seqlens_k=None,
         seed=None if whole.seed is None else whole.seed + 104_729 * number,

@@ -14,12 +14,13 @@ from attemper.backends import table
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
 from attemper.call.masks import check_mask, without_causal_bias
-from attemper.call.normalizer import Normalization, normalization
+from attemper.call.normalizer import Normalization, normalization, rowwise_of
 from attemper.call.packing import Packing
+from attemper.call.spans import Spans, span_keys
 from attemper.call.temperature import row_multiplier
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
-from attemper.statistics import state_columns
+from attemper.statistics import rowwise_names, state_columns
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -41,6 +42,7 @@ class Options:
     sink_logits: Tensor | None = None
     stats: str | Iterable[str] = ()
     first_tokens: int = 1
+    spans: Spans | None = None
     dropout_p: float = 0.0
     enable_gqa: bool = False
     backend: str = "auto"
@@ -62,6 +64,7 @@ class Keywords(ScoreKeywords, total=False):
     normalizer: object
     stats: str | Iterable[str]
     first_tokens: int
+    spans: Spans | None
     backend: str
 
 
@@ -143,6 +146,12 @@ def request_of(
     chosen = normalization(where, options.normalizer)
     structure = _structure(where, options, packing)
     asked, names = chosen.statistics(where, options.stats)
+    if "self_weight" in names and not knows_own_keys(options, query, key):
+        raise InputError(
+            f"{where}(stats=...): self_weight needs each query's own key, and {query.shape[2]} queries over "
+            f"{key.shape[2]} keys without causality or a window do not say where the queries stand. With a key-value "
+            'cache pass causal_alignment="bottom-right" (they are the last); in cross attention leave it out.'
+        )
     mask = None if mask is None else check_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
     numbers = _numbers(where, options)
     features = _features(options, mask, names, structure) | ({"normalizer"} if chosen.rowwise else set())
@@ -160,12 +169,27 @@ def request_of(
         **structure,
         **numbers,
         **_state(mask, asked, names, options.first_tokens, chosen.rowwise),
+        span_keys=span_keys(where, options.spans, key, "span_mass" in names),
         **_parameters(where, query, options, chosen),
         dropout_p=_dropout(where, options.dropout_p),
     )
     if (scaled := chosen.multiplier(where, problem)) is not multiplier:
         problem = replace(problem, multiplier=scaled)
     return Request(problem, asked, names, chosen.name, query.shape[2])
+
+
+def knows_own_keys(options: Options, query: Tensor, key: Tensor) -> bool:
+    """Whether a call says which key is each query's own: as many queries as keys, or a rule with a diagonal."""
+    rule = options.is_causal or options.causal_alignment == "bottom-right" or tuple(options.window_size) != (-1, -1)
+    return rule or query.shape[2] == key.shape[2]
+
+
+def names_of_call(stats: tuple[str, ...], options: Options, query: Tensor, key: Tensor) -> tuple[str, ...]:
+    """Those of ``stats``, names of a reading, that a call has, whatever its normalizer and wherever its queries are."""
+    names = rowwise_names(stats) if rowwise_of(options.normalizer) else stats
+    missing = set() if knows_own_keys(options, query, key) else {"self_weight"}
+    missing |= {"span_mass"} if options.spans is None else set()
+    return tuple(name for name in names if name not in missing)
 
 
 def _structure(where: str, options: Options, packing: Packing | None) -> dict[str, Any]:
@@ -353,5 +377,7 @@ def _features(
         "varlen": structure["cu_seqlens_q"] is not None,
         "second_pass": "gini" in names or "key_mass" in names,
         "score_variance": "score_variance" in names,
+        "self_weight": "self_weight" in names,
+        "span_mass": "span_mass" in names,
     }
     return frozenset(feature for feature, needed in asked.items() if needed)

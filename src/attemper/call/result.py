@@ -112,6 +112,8 @@ class AttentionStats:
     gini: Tensor
     key_mass: Tensor
     score_variance: Tensor
+    self_weight: Tensor
+    span_mass: Tensor
 
     def __init__(
         self, values: Mapping[str, Tensor], state: State, facts: CallFacts, names: tuple[str, ...] | None = None
@@ -192,6 +194,12 @@ class AttentionStats:
         names = tuple(name for name in self.names if name != "key_mass")
         included = self._included_rows(rows.to(torch.bool).expand(self.shape))
         return AttentionStats(self._values, self._state, self._facts._replace(included=included), names)
+
+    def without(self, name: str) -> AttentionStats:
+        """The same statistics but for this one."""
+        return AttentionStats(
+            self._values, self._state, self._facts, tuple(each for each in self.names if each != name)
+        )
 
     def detach(self) -> AttentionStats:
         """The same statistics outside the autograd graph."""

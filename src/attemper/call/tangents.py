@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends import reference
-from attemper.backends.blocked.scores import dropout, first_keys
+from attemper.backends.blocked.scores import dropout, key_factors
 from attemper.backends.blocked.tiles import Tile, key_blocks, row_positions, tiles
 from attemper.backends.contract import DIFFERENTIABLE, UNBOUNDED, Problem
 from attemper.backends.reference import softmax
@@ -96,9 +96,8 @@ def _empty(problem: Problem) -> _Results:
 
 def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
     s, visible = _scores(problem, tile)
-    first = first_keys(problem, tile, 0, problem.key.shape[2])[:, 0].double()
-    places = torch.arange(problem.key.shape[2], device=s.device)
-    distance = (row_positions(problem, tile)[:, None] - places).abs().double()
+    factors = key_factors(problem, tile, 0, problem.key.shape[2])
+    of_heads = {column: u[:, 0] if u.dim() == 5 else u for column, u in factors.items()}  # one for all heads
     smallest = None
     if problem.rowwise:
         w = p = _row_weights(problem, tile, s)
@@ -107,7 +106,7 @@ def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
         p = softmax.weights(s, visible)
         sink = None if problem.sink is None else problem.sink[tile.heads]
         w = p * softmax.share(s, visible, sink)[..., None]
-    found = Rows(s, visible, p, first=first, distance=distance, smallest=smallest)
+    found = Rows(s, visible, p, factors=of_heads, smallest=smallest)
     known = found.columns()
     state = torch.stack([known[column]() for column in problem.columns]).to(problem.compute_dtype)
     key_mass = found.key_mass().to(problem.compute_dtype) if problem.key_mass else None

@@ -13,6 +13,7 @@ from attemper.call.options import Keywords, Options, options_of, request_of, sho
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sample
+from attemper.call.spans import Spans
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 
@@ -22,7 +23,7 @@ def attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
     temperature: float | Tensor = 1.0, normalizer: object = "softmax", causal_alignment: str = "top-left",
     window_size: tuple[int, int] = (-1, -1), softcap: float | None = None, sink_logits: Tensor | None = None,
-    stats: str | Iterable[str] = (), first_tokens: int = 1, backend: str = "auto",
+    stats: str | Iterable[str] = (), first_tokens: int = 1, spans: Spans | None = None, backend: str = "auto",
 ) -> AttentionOutput:  # fmt: skip
     r"""Scaled dot-product attention with exact per-row statistics, in one pass.
 
@@ -63,6 +64,8 @@ def attention(
         stats: names of statistics, or "all" for those of one pass.
         first_tokens: how many tokens count as first for ``first_token_mass``.
             A key that no query of the call may see under ``attn_mask`` is padding.
+        spans: the keys whose weight ``span_mass`` sums: a bool tensor [K] or [B, K], or a list of pairs (first, last),
+            both ends in the span: ``[(0, 3)]`` is the first four keys. Of packed documents: places among all keys.
         backend: "auto", or one that must be used: "reference", "blocked", "native" or "triton". `attemper doctor` lists
             what each can do.
 
@@ -91,6 +94,7 @@ def attention(
         sink_logits=sink_logits,
         stats=stats,
         first_tokens=first_tokens,
+        spans=spans,
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
         backend=backend,

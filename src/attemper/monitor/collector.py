@@ -6,20 +6,22 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from attemper.call.attention import KnownRequests, measurement
-from attemper.call.normalizer import rowwise_of
-from attemper.call.options import Request, first_true
+from attemper.call.options import Request, first_true, names_of_call
 from attemper.call.result import AttentionStats
+from attemper.call.spans import Spans
 from attemper.call.sums import CallSums
 from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
 from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
 from attemper.monitor.head_sums import SiteSums
+from attemper.monitor.kept_rows import RowKeeper
 from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
@@ -35,7 +37,6 @@ from attemper.sites.observation import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
 from attemper.sites.sharded import first_head, local
 from attemper.sites.tap_buffers import TapBuffer
-from attemper.statistics import rowwise_names
 
 
 class Collector:
@@ -60,6 +61,8 @@ class Collector:
         self.skipped: dict[str, str] = {}
         self.last: dict[str, AttentionStats | CallSums] = {}
         self._backends: dict[str, None] = {}
+        self.keeper: RowKeeper | None = None
+        """Keeps rows of chosen queries; None: nobody asked for them."""
         self.generator = torch.Generator().manual_seed(0)
         title = class_name(unwrap(model))
         self._names = {module: name or title for module, name in names_of(model).items()}
@@ -74,6 +77,7 @@ class Collector:
         """The type of each site's attention, and the number of its first head in the whole model."""
         self._places: dict[str, str] = {}
         """Name of a tap -> that of the module in which its attention ran."""
+        self._spans: Spans | None = None
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
         self.tapped = TapSums(scope)
@@ -127,6 +131,16 @@ class Collector:
         self._calls.clear()
         self.context.reset()
 
+    def take_batch(self, batch: Any) -> None:
+        """Takes note of the batch that the next pass reads."""
+        spans = self.scope.spans
+        self._spans = spans(batch) if callable(spans) else spans
+        if self.keeper is not None:
+            self.keeper.take_batch(batch)
+
+    def spans(self, module: nn.Module, keys: int) -> Spans | None:
+        return None if self._kind(module, keys) == "cross" else self._spans
+
     def running(self) -> nn.Module:
         return self.context.module()
 
@@ -161,23 +175,25 @@ class Collector:
         if tokens is not None and tokens.shape[0] == call.query.shape[0]:
             first = first_true(tokens, 1)
         try:
-            stats = rowwise_names(self.stats) if rowwise_of(call.options.normalizer) else self.stats
+            kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
+            options = replace(call.options, spans=None if kind == "cross" else self._spans, backend=self.backend)
+            stats = names_of_call(self.stats, options, call.query, call.key)
             mask = None if call.mask is None else call.mask.detach()
             request = measurement(
                 call.query.detach(),
                 call.key.detach(),
                 mask,
-                replace(call.options, stats=stats, backend=self.backend),
+                replace(options, stats=stats),
                 packing=call.packing,
                 first_keys=first,
                 rows=self.scope.rows,
                 generator=self.generator,
                 known=self._known,
             )
-            kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             shape = (*call.query.shape[:3], keys)
             real, reason = self._real(kind, shape, request.rows, call.tokens)
-            found = None if reason else measure(request, real, sums=fits_buckets(self.scope.fewest_keys))
+            sums = self.keeper is None and fits_buckets(self.scope.fewest_keys)
+            found = None if reason else measure(request, real, sums=sums)
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
@@ -285,6 +301,8 @@ class Collector:
         if reason is not None or found is None:
             seen.reason = reason or "it could not be measured"
             return
+        if kind == "cross" and isinstance(found, AttentionStats):
+            found = found.without("self_weight")  # keys of another sequence
         tokens, key = shape[0] * shape[2] if real is None else real.sum(), (seen.name, kind, seen.mode)
         if key not in self._attentions:
             self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
@@ -342,6 +360,8 @@ class Collector:
         self._backends[call.backend], site.attention, site.first_head = None, call.attention, call.first_head
         if isinstance(call.found, AttentionStats):
             site.add(call.found, call.queries, call.keys)
+            if self.keeper is not None and 0 not in call.shape:
+                self.keeper.add(call.key, call.found)
         elif 0 not in call.shape:
             site.add_sums(call.found.sums, call.queries, call.keys)
         self.last[call.key[0]] = call.found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attemper.call.spans import Spans
 from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
@@ -31,6 +32,8 @@ class Scope:
     """Names of sites, or their beginnings; None for all."""
     fewest_keys: int = FEWEST_KEYS
     """How many keys a row must see before its sharpness is judged."""
+    spans: Spans | Callable[[Any], Spans] | None = None
+    """The keys whose weight ``span_mass`` sums, or what tells them of a batch."""
 
 
 @dataclass(frozen=True)

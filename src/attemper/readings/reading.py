@@ -82,6 +82,10 @@ class HeadReading:
     """Entropy of the weights with the sink as one more outcome."""
     score_variance: float | None = None
     """Mean variance of the visible scores without weights, in logit^2; ``logit_std`` is under the weights."""
+    self_weight: float | None = None
+    """Mean weight on the query's own key."""
+    span_mass: float | None = None
+    """Mean weight on the keys of the spans that were given."""
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self) | {

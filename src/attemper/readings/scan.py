@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from attemper.readings.part import Part
+    from attemper.readings.rows import Rows
 
 
 class Scan:
@@ -31,6 +32,7 @@ class Scan:
         last: Mapping[str, Any] | None,
         not_judged: tuple[str, ...] = (),
         part: Part | None = None,
+        rows: Rows | None = None,
     ) -> None:
         """
         Args:
@@ -39,12 +41,14 @@ class Scan:
                 gives them. None: the reading was loaded, or merged.
             not_judged: which alarms on history have nothing to judge yet, and why; the table shows it.
             part: the sums that the reading follows from. None: there are none to save or to merge.
+            rows: of chosen queries, where they were kept.
         """
         self.not_judged = not_judged
         self.reading = reading
         self._loaded = last is None
         self._last = last or {}
         self._part = part
+        self._rows = rows
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Scan:
@@ -202,6 +206,21 @@ class Scan:
                 "graph, and none of them was kept. Run the model without torch.compile to see them."
             )
         raise InputError(f"no site {site!r} was seen. Sites: {', '.join(site.name for site in self.sites)}.")
+
+    def rows(self) -> Rows:
+        """The rows that ``attemper.scan(..., keep_rows=...)`` kept: of each query, site and head every statistic.
+
+        They are in memory alone, in no JSON and in no file of ``save``: ``rows().to_pandas()`` writes them anywhere.
+
+        Raises:
+            InputError: none were kept.
+        """
+        if self._rows is None:
+            raise InputError(
+                "rows(): this scan kept none. Pass keep_rows='last' (or a list of places) to attemper.scan; what was "
+                "loaded, merged or watched has none."
+            )
+        return self._rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from attemper.readings.scan_table import table

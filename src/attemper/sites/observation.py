@@ -19,6 +19,7 @@ from attemper.call.masks import is_plain
 from attemper.call.options import Options, Request
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats
+from attemper.call.spans import Spans
 from attemper.errors import InputError
 from attemper.sites.identity import Places
 from attemper.sites.identity import places as memory_of
@@ -122,6 +123,10 @@ class Observer(Protocol):
 
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
         """[B, K] bool: which keys are real tokens; None where only the call's own mask says so."""
+        ...
+
+    def spans(self, module: nn.Module, keys: int) -> Spans | None:
+        """The keys whose weight ``span_mass`` sums in a call of so many keys; None: it has none."""
         ...
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from attemper.call.attention import run
-from attemper.call.options import first_true, request_of
+from attemper.call.options import first_true, names_of_call, request_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
@@ -131,7 +131,9 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
 
 def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
     names = tuple(dict.fromkeys(name for observer in observers for name in observer.stats))
-    options = replace(call.options, stats=names, backend=observers[-1].backend)
+    options = replace(call.options, spans=observers[-1].spans(module, call.key.shape[2]))
+    names = names_of_call(names, options, call.query, call.key)
+    options = replace(options, stats=names, backend=observers[-1].backend)
     request = request_of(type(module).__name__, call.query, call.key, value, call.mask, options)
     tokens = observers[-1].key_tokens(module, call.key.shape[2])
     if tokens is not None:

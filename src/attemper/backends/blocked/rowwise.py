@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,10 +31,9 @@ from attemper.backends.blocked.gradients import (
 from attemper.backends.blocked.scores import (
     Scores,
     block_scores,
-    distance,
     dropout,
-    first_keys,
     gini_rank,
+    key_factors,
     query_tile,
     surely_finite,
 )
@@ -134,6 +134,11 @@ class _Rows:
     def score_variance(self) -> Tensor:
         return self.plain_deviations().square_().sum(-1) / self.count.clamp(min=1)
 
+    def _sum_with(self, p: Tensor, u: Tensor) -> Tensor:
+        """sum p u."""
+        tile = self.tile
+        return (tile.grid(p)[..., : u.shape[-1]] * u).sum(-1, dtype=self.problem.sum_dtype).view(tile.flat)
+
     def state(self) -> Tensor:
         """The columns asked for, [columns, n, R * rows]; NaN (but the count) where a visible score is not finite."""
         problem, tile, p = self.problem, self.tile, self.shares()
@@ -152,17 +157,13 @@ class _Rows:
             Column.ENTROPY: lambda: 0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1, dtype=wide),
             Column.VARIANCE: lambda: (p * deviation * deviation).sum(-1, dtype=wide),
             Column.SQUARED_WEIGHTS: lambda: (p * p).sum(-1, dtype=wide),
-            Column.FIRST_TOKENS: lambda: (
-                (tile.grid(p) * first_keys(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat)
-            ),
-            Column.DISTANCE: lambda: (
-                (tile.grid(p) * distance(problem, tile, low, high)).sum(-1, dtype=wide).view(tile.flat)
-            ),
             Column.PLAIN_VARIANCE: self.score_variance,
             Column.GINI: lambda: (p.sort(-1).values * gini_rank(self.count[..., None].to(p.dtype), p.shape[-1])).sum(
                 -1
             ),
         }
+        for column, u in key_factors(problem, tile, low, high).items():
+            parts[column] = partial(self._sum_with, p, u)
         found_parts = []
         for column in problem.columns:
             part = parts[column]().to(problem.compute_dtype)
@@ -237,10 +238,8 @@ def _statistics_gradient(problem: Problem, rows: _Rows, grad: dict[Column, Tenso
         b -= grad[Column.MEAN_DEPTH] * inside
     if Column.VARIANCE in grad:
         b += grad[Column.VARIANCE] * deviation * deviation
-    if Column.FIRST_TOKENS in grad:
-        tile.grid(b).add_(tile.grid(grad[Column.FIRST_TOKENS]) * first_keys(problem, tile, low, high))
-    if Column.DISTANCE in grad:
-        tile.grid(b).add_(tile.grid(grad[Column.DISTANCE]) * distance(problem, tile, low, high))
+    for column, u in key_factors(problem, tile, low, high).items():
+        tile.grid(b)[..., : u.shape[-1]].add_(tile.grid(grad[column]) * u)
     if Column.GINI in grad:
         b += gini_gradient(p, rows.count[..., None].to(p.dtype), grad[Column.GINI])
     if problem.key_mass:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attemper.backends.blocked.tiles import Tile, row_bounds, row_positions
 from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.statistics import Column
 
 VANISHED = -1000.0
 """exp(VANISHED) is 0 in float32 and float64: a masked key's distance from the maximum, finite so that 0 times it is 0.
@@ -108,19 +109,53 @@ def dropout(problem: Problem, values: Tensor, index: int, low: int) -> Tensor:
     return kept.mul_(values).div_(1 - problem.dropout_p)
 
 
-def distance(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
-    """abs(position of query - position of key), [rows, keys]."""
+def key_factors(problem: Problem, tile: Tile, low: int, high: int) -> dict[Column, Tensor]:
+    """u of each column asked for that is a sum of p u, on a block: broadcastable to [b, g, R, rows, keys].
+
+    The last dimension is that of the block, or shorter where u is 0 beyond it.
+    """
+    factors = {column: of(problem, tile, low, high) for column, of in _FACTORS.items() if column in problem.columns}
+    return {column: u.to(problem.compute_dtype) for column, u in factors.items()}
+
+
+def _first_tokens(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
+    """Whether a key is one of the first tokens of the sequence."""
+    if problem.first_keys is not None:
+        return _marks(problem.first_keys, tile, low, high)
+    return torch.ones(max(0, min(high, problem.first_tokens) - low), device=problem.query.device)
+
+
+def _distance(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
+    """abs(position of query - position of key)."""
     keys = torch.arange(low, high, device=problem.query.device)
-    return (row_positions(problem, tile)[:, None] - keys).abs_().to(problem.compute_dtype)
+    return (row_positions(problem, tile)[:, None] - keys).abs_()
 
 
-def first_keys(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
-    """1 at the first tokens of the sequence, else 0: [b|1, 1, 1, 1, keys]."""
-    if problem.first_keys is None:
-        first = torch.arange(low, high, device=problem.query.device)[None] < problem.first_tokens
-    else:
-        first = problem.first_keys[tile.batches if problem.first_keys.shape[0] > 1 else slice(None), low:high]
-    return first.to(problem.compute_dtype)[:, None, None, None]
+def _own_key(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
+    """Whether the key has the query's own place."""
+    return row_positions(problem, tile)[:, None] == torch.arange(low, high, device=problem.query.device)
+
+
+def _span(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
+    """Whether the caller marks the key."""
+    assert problem.span_keys is not None
+    return _marks(problem.span_keys, tile, low, high)
+
+
+def _marks(keys: Tensor, tile: Tile, low: int, high: int) -> Tensor:
+    """Marks of keys, [B|1, K], on a block: [b|1, 1, 1, 1, keys]."""
+    return keys[tile.batches if keys.shape[0] > 1 else slice(None), None, None, None, low:high]
+
+
+_FACTORS = {
+    Column.FIRST_TOKENS: _first_tokens,
+    Column.DISTANCE: _distance,
+    Column.OWN_KEY: _own_key,
+    Column.SPAN: _span,
+}
+"""Column -> its u on a block of keys."""
+WEIGHED = tuple(_FACTORS)
+"""Columns that are sums of p u."""
 
 
 def gini_rank(count: Tensor, keys: int) -> Tensor:

@@ -19,11 +19,11 @@ from attemper.backends.blocked.gradients import (
 )
 from attemper.backends.blocked.scores import (
     VANISHED,
+    WEIGHED,
     Scores,
     block_scores,
-    distance,
     dropout,
-    first_keys,
+    key_factors,
     mass,
     query_tile,
     surely_finite,
@@ -77,7 +77,7 @@ class _RowTerms:
     def _constant(self) -> Tensor:
         state, grad = self.state, self.grad
         constant = grad[Column.LOG_SUM] - (self.dot if self.mass is None else self.mass * self.dot)
-        for column in (Column.VARIANCE, Column.FIRST_TOKENS, Column.DISTANCE):
+        for column in (Column.VARIANCE, *WEIGHED):
             if column in grad:
                 constant = constant - grad[column] * state[column]
         if Column.MEAN_DEPTH in grad:
@@ -189,10 +189,8 @@ def _add_statistics(
     grad, tile = rows.grad, rows.tile
     if Column.SQUARED_WEIGHTS in grad:
         gradient += 2 * grad[Column.SQUARED_WEIGHTS] * weights
-    if Column.FIRST_TOKENS in grad:
-        tile.grid(gradient).add_(tile.grid(grad[Column.FIRST_TOKENS]) * first_keys(problem, tile, low, high))
-    if Column.DISTANCE in grad:
-        tile.grid(gradient).add_(tile.grid(grad[Column.DISTANCE]) * distance(problem, tile, low, high))
+    for column, u in key_factors(problem, tile, low, high).items():
+        tile.grid(gradient)[..., : u.shape[-1]].add_(tile.grid(grad[column]) * u)
     if problem.key_mass:
         upstream = rows.key_mass.to(gradient.dtype).unflatten(1, (-1, problem.repeats)).unsqueeze(3)
         mean = (tile.grid(weights) * upstream).sum(-1, keepdim=True)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from attemper.backends.blocked.scores import (
     VANISHED,
+    WEIGHED,
     block_scores,
-    distance,
     dropout,
-    first_keys,
     gini_rank,
+    key_factors,
     mass,
     query_tile,
     surely_finite,
@@ -48,14 +48,14 @@ class _Rows:
     first_moment: Tensor
     second_moment: Tensor
     squares: Tensor
-    first: Tensor
-    distance: Tensor
     plain_first: Tensor
     """sum d over visible keys, without weights."""
     plain_second: Tensor
     """sum d^2."""
     count: Tensor
     bad: Tensor
+    weighed: dict[Column, Tensor]
+    """sum e u of the columns that are sums of p u."""
     output: Tensor
     last: Tensor
     """Weights of the last block, relative to the maximum."""
@@ -63,7 +63,7 @@ class _Rows:
     @classmethod
     def empty(cls, problem: Problem, query: Tensor, width: int) -> _Rows:
         flat = query.shape[:2]
-        sums = query.new_zeros((8, *flat), dtype=problem.sum_dtype)
+        sums = query.new_zeros((6, *flat), dtype=problem.sum_dtype)
         count = torch.zeros(flat, dtype=torch.int64, device=query.device)
         return cls(
             maximum=query.new_full(flat, -math.inf),
@@ -71,12 +71,11 @@ class _Rows:
             first_moment=sums[1],
             second_moment=sums[2],
             squares=sums[3],
-            first=sums[4],
-            distance=sums[5],
-            plain_first=sums[6],
-            plain_second=sums[7],
+            plain_first=sums[4],
+            plain_second=sums[5],
             count=count,
             bad=count != 0,
+            weighed={column: torch.zeros_like(sums[0]) for column in WEIGHED if column in problem.columns},
             output=query.new_zeros((*flat, width)),
             last=query.new_zeros((*flat, 0)),
         )
@@ -94,7 +93,7 @@ class _Rows:
             shrink = step.exp()
             self.second_moment += step * (2 * self.first_moment + step * self.total)
             self.first_moment += step * self.total
-            for sums in (self.total, self.first_moment, self.second_moment, self.first, self.distance):
+            for sums in (self.total, self.first_moment, self.second_moment, *self.weighed.values()):
                 sums *= shrink
             self.squares *= shrink * shrink
             if plain:
@@ -134,12 +133,11 @@ class _Rows:
             Column.MEAN_DEPTH: mean.neg(),
             Column.VARIANCE: (self.second_moment * inverse - mean * mean).clamp_(min=0.0),
             Column.SQUARED_WEIGHTS: self.squares * inverse * inverse,
-            Column.FIRST_TOKENS: self.first * inverse,
-            Column.DISTANCE: self.distance * inverse,
             Column.PLAIN_DEPTH: plain_mean.neg(),
             # The largest score is at d = 0: at most a factor n cancels.
             Column.PLAIN_VARIANCE: (self.plain_second * share - plain_mean * plain_mean).clamp_(min=0.0),
         }
+        parts |= {column: sums * inverse for column, sums in self.weighed.items()}
         if Column.GINI in problem.columns:
             weights = self.weights().to(inverse.dtype)
             rank = gini_rank(self.count[..., None].to(inverse.dtype), weights.shape[-1])
@@ -181,12 +179,8 @@ def _add_sums(problem: Problem, tile: Tile, row: _Rows, d: Tensor, e: Tensor, lo
     """Adds a block to the sums that the columns need. ``d`` is overwritten."""
     columns = problem.columns
     row.total += e.sum(-1, dtype=row.total.dtype)
-    if Column.DISTANCE in columns:
-        row.distance += (tile.grid(e) * distance(problem, tile, low, high)).sum(-1).view(tile.flat)
-    if Column.FIRST_TOKENS in columns and problem.first_keys is not None:
-        row.first += (tile.grid(e) * first_keys(problem, tile, low, high)).sum(-1).view(tile.flat)
-    elif Column.FIRST_TOKENS in columns and low < problem.first_tokens:
-        row.first += e[..., : problem.first_tokens - low].sum(-1)
+    for column, u in key_factors(problem, tile, low, high).items():
+        row.weighed[column] += (tile.grid(e)[..., : u.shape[-1]] * u).sum(-1).view(tile.flat)
     if Column.SQUARED_WEIGHTS in columns:
         row.squares += (e * e).sum(-1)
     if Column.MEAN_DEPTH in columns or Column.VARIANCE in columns:

@@ -14,6 +14,8 @@ from attemper.backends.contract import Problem
 from attemper.backends.normalizers import CODES
 from attemper.statistics import Column
 
+COLUMNS = Column.OWN_KEY.value
+"""How many state columns the library knows: those before it."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
 
 
@@ -36,7 +38,7 @@ class Arguments(ctypes.Structure):
         ("depth", c_int64), ("width", c_int64),
         ("left", c_int64), ("right", c_int64), ("offset", c_int64), ("first_tokens", c_int64),
         ("softcap", c_double),
-        ("place", c_int64 * len(Column)),
+        ("place", c_int64 * COLUMNS),
         ("output", View), ("state", c_void_p), ("threads", c_int64),
         ("grad_output", View), ("grad_state", c_void_p),
         ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
@@ -95,7 +97,7 @@ def describe(
     sink, per_head = _numbers(problem.sink), _numbers(problem.per_head)
     positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
     first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
-    places = [-1] * len(Column)
+    places = [-1] * COLUMNS
     for place, column in enumerate(problem.columns):
         places[column] = place
     call = _PACK.pack(

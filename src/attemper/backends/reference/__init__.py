@@ -41,7 +41,7 @@ def forward(problem: Problem) -> Results:
         output = weigh(w, problem.value, problem.dropout_p).to(problem.query.dtype)
     smallest = torch.finfo(problem.compute_dtype).tiny if problem.rowwise else None
     of_statistics = w if problem.rowwise else softmax.weights(s, visible)
-    rows = Rows(s, visible, of_statistics, first=_first(problem), distance=_distance(problem), smallest=smallest)
+    rows = Rows(s, visible, of_statistics, factors=_factors(problem), smallest=smallest)
     known = rows.columns()
     direct = _DIRECT if Column.MEAN_DEPTH in problem.columns else _DIRECT[:1]
     state = {column: known[column]() for column in (*problem.columns, *direct)}
@@ -126,11 +126,16 @@ def _key_places(problem: Problem) -> Tensor:
     return places - starts[_documents(starts, len(places))]
 
 
-def _first(problem: Problem) -> Tensor:
-    if problem.first_keys is not None:
-        return problem.first_keys[:, None, None, :].double()
-    return (_key_places(problem) < problem.first_tokens).double()
-
-
-def _distance(problem: Problem) -> Tensor:
-    return (_positions(problem)[0][:, None] - _key_places(problem)).abs().double()
+def _factors(problem: Problem) -> dict[Column, Tensor]:
+    """u of each column that is a sum of p u, broadcastable to the scores."""
+    places, own = _key_places(problem), _positions(problem)[0][:, None]
+    first = places < problem.first_tokens if problem.first_keys is None else problem.first_keys[:, None, None]
+    factors = {
+        Column.FIRST_TOKENS: first,
+        Column.DISTANCE: (own - places).abs(),
+        # In other documents, too, whose keys have no weight here.
+        Column.OWN_KEY: own == places,
+    }
+    if problem.span_keys is not None:
+        factors[Column.SPAN] = problem.span_keys[:, None, None]
+    return {column: u.double() for column, u in factors.items() if column in problem.columns}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ class Rows:
     """Rows of scores and the weights p that follow, renormalised to sum 1, each [B, H, Q, K] in float64."""
 
     def __init__(
-        self, s: Tensor, visible: Tensor, weights: Tensor, *, first: Tensor, distance: Tensor, smallest: float | None
+        self, s: Tensor, visible: Tensor, weights: Tensor, *, factors: Mapping[Column, Tensor], smallest: float | None
     ) -> None:
         """A row that sees no key, or a score that is not finite, has no weights: its columns say so.
 
@@ -24,12 +25,12 @@ class Rows:
             s: -inf where hidden.
             visible: bool.
             weights: as they were computed; NaN where a visible score is not finite.
-            first: marks the first tokens, broadcastable to ``s``.
-            distance: abs(pos_q - pos_k), broadcastable to ``s``.
+            factors: u of every column that is a sum of p u, broadcastable to ``s``; its last dimension may be shorter
+                than the keys, where u is 0 beyond it.
             smallest: of a rowwise normalizer: a sum of weights below it is 0 in the precision of the call, and no
                 statistic of weights is defined. None for softmax, whose weights sum to 1.
         """
-        self.s, self.visible, self.first, self.distance = s, visible, first, distance
+        self.s, self.visible, self.factors = s, visible, factors
         self.n = visible.sum(-1)
         self.seen = self.n > 0
         self.bad = (visible & ~torch.isfinite(torch.where(visible, s, 0.0))).any(-1)
@@ -53,13 +54,16 @@ class Rows:
             Column.ENTROPY: lambda: row(0.0 - (p * torch.where(p > 0, p, 1.0).log()).sum(-1)),  # -(0.0) would be -0.0
             Column.VARIANCE: lambda: row((p * (self.finite - self._mean()[..., None]) ** 2).sum(-1)),
             Column.SQUARED_WEIGHTS: lambda: row((p * p).sum(-1)),
-            Column.FIRST_TOKENS: lambda: row((p * self.first).sum(-1)),
-            Column.DISTANCE: lambda: row((p * self.distance).sum(-1)),
             Column.GINI: lambda: row(self._gini()),
             Column.PLAIN_DEPTH: lambda: row(self.maximum - self._plain_mean()),
             Column.PLAIN_VARIANCE: lambda: row(self._plain_variance()),
         }
+        columns |= {column: partial(self._sum_with, u) for column, u in self.factors.items()}
         return columns | (self._of_softmax() if self.mass is None else self._of_rowwise(self.mass))
+
+    def _sum_with(self, u: Tensor) -> Tensor:
+        """sum p u."""
+        return self._row((self.p[..., : u.shape[-1]] * u).sum(-1))
 
     def _of_softmax(self) -> dict[Column, Callable[[], Tensor]]:
         """What comes from the sum of exponentials."""
