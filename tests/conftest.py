@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,6 +200,20 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def full_size(request: pytest.FixtureRequest) -> bool:
     """Whether a test that has a smaller and a larger size runs the larger: with ``--all``."""
     return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def derivatives_agree(full_size: bool) -> Callable[..., bool]:
+    """``derivatives_agree(function, inputs)``: the first and second ones are those of differences.
+
+    PyTorch's gradcheck and gradgradcheck: along random directions by default, with ``--all`` of every entry.
+    """
+
+    def agree(function: Callable[..., Any], inputs: Any, **options: Any) -> bool:
+        first, second = torch.autograd.gradcheck, torch.autograd.gradgradcheck
+        return all(check(function, inputs, fast_mode=not full_size, **options) for check in (first, second))
+
+    return agree
 
 
 @pytest.fixture

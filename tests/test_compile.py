@@ -86,7 +86,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.quick("blocked", "native-attention", "native-bias", "reference-causal", "reference-gini")
+@pytest.mark.quick("blocked", "native-bias", "reference-gini")
 def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(name: str, backend: str):
     if "gini" in name:
         skip_without(backend, "second_pass")
@@ -110,7 +110,7 @@ def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(na
 
 @pytest.mark.parametrize("backend", AFTER_THE_REFERENCE)
 @pytest.mark.parametrize("merged", [False, True], ids=["stats object", "merge"])
-@pytest.mark.quick("object-blocked", "merge-native")
+@pytest.mark.quick("merge-native")
 def test_a_compiled_function_may_return_the_result_itself(merged: bool, backend: str):
     def call(query: Tensor, key: Tensor, value: Tensor) -> attemper.AttentionOutput:
         one = attemper.attention(query, key[:, :, :4], value[:, :, :4], stats="all", backend=backend)
@@ -142,7 +142,7 @@ def test_compiled_dropout_draws_anew_at_every_call(backend: str):
 
 @pytest.mark.parametrize("backend", AFTER_THE_REFERENCE)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
-@pytest.mark.quick("automatic-native", "dynamic-blocked")
+@pytest.mark.quick("automatic-native")
 def test_lengths_may_vary_without_a_graph_for_each(dynamic: bool | None, backend: str):
     counter, function = CompileCounterWithBackend("aot_eager"), dense(backend, is_causal=True)
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=dynamic)

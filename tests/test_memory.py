@@ -85,7 +85,12 @@ def test_the_measurement_sees_the_weights_that_the_reference_holds():
     assert backward > square
 
 
-@pytest.mark.parametrize("what", ["causal", pytest.param("masked", marks=LARGER)])
+def test_4096_tokens_need_less_than_40_mib_beyond_results_and_gradients():
+    assert_below(40, 2, 4096, "causal")
+
+
+@LARGER
+@pytest.mark.parametrize("what", ["causal", "masked"])
 def test_8192_tokens_need_less_than_150_mib_beyond_results_and_gradients(what: str):
     assert_below(150, 2, 8192, what)
 

@@ -223,15 +223,16 @@ def finite(shape: tuple[int, ...], hidden: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["all visible", "masked"])
 @pytest.mark.parametrize("name", ["kl_to_uniform", "mutual_information"])
-def test_two_derivatives_by_scores_and_temperature_are_right(name: str, hidden: bool):
+def test_two_derivatives_by_scores_and_temperature_are_right(
+    name: str, hidden: bool, derivatives_agree: Callable[..., bool]
+):
     scores, mask = finite((2, 3, 4), hidden)
     temperature = (torch.rand(2, 3, dtype=torch.float64) + 0.5).requires_grad_()
 
     def function(scores: Tensor, temperature: Tensor) -> Tensor:
         return getattr(F, name)(scores.masked_fill(mask, -INF), temperature=temperature)
 
-    assert torch.autograd.gradcheck(function, (scores, temperature))
-    assert torch.autograd.gradgradcheck(function, (scores, temperature))
+    assert derivatives_agree(function, (scores, temperature))
     grads = torch.autograd.grad(function(scores, temperature).sum(), (scores, temperature))
     assert (grads[0][mask] == 0).all()
     assert all(grad.isfinite().all() for grad in grads)

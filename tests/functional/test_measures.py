@@ -198,7 +198,7 @@ SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_first_and_second_derivatives_are_right_under_masks(name: str, n: int):
+def test_first_and_second_derivatives_are_right_under_masks(name: str, n: int, derivatives_agree: Callable[..., bool]):
     hidden = torch.zeros(3, n + 1, dtype=torch.bool)
     hidden[:, n] = True
     hidden[1] = True
@@ -207,19 +207,17 @@ def test_first_and_second_derivatives_are_right_under_masks(name: str, n: int):
         return SMOOTH[name](scores.masked_fill(hidden, -math.inf)).nan_to_num(neginf=0.0)
 
     scores = torch.randn(3, n + 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, scores)
-    assert torch.autograd.gradgradcheck(function, scores)
+    assert derivatives_agree(function, scores)
     (grad,) = torch.autograd.grad(function(scores).sum(), scores)
     assert (grad[hidden] == 0).all()
 
 
 @pytest.mark.parametrize("name", ["entropy", "logit_variance", "softmax", "softmax_jacobian"])
-def test_derivatives_with_respect_to_temperature_are_right(name: str):
+def test_derivatives_with_respect_to_temperature_are_right(name: str, derivatives_agree: Callable[..., bool]):
     scores = torch.randn(2, 4, dtype=torch.float64)
     scores[:, 3] = -math.inf
     temperature = torch.tensor([0.7, 1.8], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda T: getattr(F, name)(scores, temperature=T), temperature)
-    assert torch.autograd.gradgradcheck(lambda T: getattr(F, name)(scores, temperature=T), temperature)
+    assert derivatives_agree(lambda T: getattr(F, name)(scores, temperature=T), temperature)
 
 
 @pytest.mark.parametrize("name", OF_SCORES + OF_WEIGHTS)

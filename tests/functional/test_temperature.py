@@ -3,6 +3,7 @@ closed forms and against transformers' own numbers for the models that have them
 """
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_hidden_keys_count_for_nothing_and_leave_no_nan_in_any_gradient():
         assert (y.grad[scores == -math.inf] == 0).all()
 
 
-def test_both_derivatives_of_the_slope_are_those_of_differences():
+def test_both_derivatives_of_the_slope_are_those_of_differences(derivatives_agree: Callable[..., bool]):
     y = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     b = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     T = (torch.rand(2, dtype=torch.float64) + 0.5).requires_grad_()
@@ -124,8 +125,7 @@ def test_both_derivatives_of_the_slope_are_those_of_differences():
     def slope(*parts: Tensor) -> Tensor:
         return F.entropy_slope(parts[0], parts[1], bias=parts[2])
 
-    assert torch.autograd.gradcheck(slope, (y, T, b))
-    assert torch.autograd.gradgradcheck(slope, (y, T, b))
+    assert derivatives_agree(slope, (y, T, b))
 
 
 @pytest.mark.parametrize("bias", [None, torch.tensor([1.0, 0.0, -2.0])], ids=["plain", "bias"])

@@ -57,6 +57,7 @@ def test_each_layer_is_a_mean_over_seeds_and_a_stuck_loss_has_no_fall():
     assert [chart.series[0].name for chart in found.charts] == ["plain"] * 3
 
 
+@pytest.mark.slow("it trains; test_length.py has a quick run by default")
 def test_a_quick_run_ends_with_tables_of_every_intervention(tmp_path: Path):
     found = train("collapse", out=tmp_path, workers=1, quick=True)
     assert found.tables[0].column("intervention") == tuple(INTERVENTIONS)

@@ -34,6 +34,7 @@ def model_of(implementation: str) -> Any:
 )
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize(("implementation", "way"), [("eager", "eager"), ("sdpa", "sdpa"), ("flex_attention", "flex")])
+@pytest.mark.quick("eager-1", "sdpa-sdpa-3", "flex-3")
 def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weights(
     implementation: str, way: str, number: int, seen: Callable[..., None]
 ) -> None:
@@ -55,6 +56,7 @@ def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weight
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.quick("sdpa")
 def test_training_steps_of_a_pretrained_encoder_are_bit_identical(
     implementation: str, steps: int, seen: Callable[..., None]
 ) -> None:

@@ -23,6 +23,7 @@ CHROMIUM = shutil.which("chromium")
 _QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
+    "--disable-software-rasterizer",  # no stand-in for a GPU: a page opens with a quarter less work
 )  # fmt: skip
 _WATCH = """
 window.violations = [];

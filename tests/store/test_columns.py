@@ -31,18 +31,24 @@ def check(folder: Path, most: int) -> None:
         np.testing.assert_allclose(found.largest[column], np.nanmax(part, 0), rtol=1e-3)
 
 
+@pytest.fixture(scope="module", params=[1, 5, 300, 2500])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of so many samples."""
+    path = tmp_path_factory.mktemp("run")
+    written(path, samples(request.param, every=3))
+    return path
+
+
 @pytest.mark.parametrize("most", [1, 7, 60, 300])
-@pytest.mark.parametrize("many", [1, 5, 300, 2500])
-def test_columns_are_those_of_the_samples(tmp_path: Path, most: int, many: int) -> None:
-    written(tmp_path, samples(many, every=3))
-    check(tmp_path, most)
+def test_columns_are_those_of_the_samples(folder: Path, most: int) -> None:
+    check(folder, most)
 
 
-@pytest.mark.parametrize("most", [8, 40])
-def test_columns_leave_out_what_was_replaced(tmp_path: Path, most: int) -> None:
+def test_columns_leave_out_what_was_replaced(tmp_path: Path) -> None:
     written(tmp_path, samples(1400))
     written(tmp_path, (sample(step) for step in range(1000, 2600)))
-    check(tmp_path, most)
+    for most in (8, 40):
+        check(tmp_path, most)
 
 
 def test_columns_of_a_thinned_run_know_the_least_and_largest_of_what_went(tmp_path: Path) -> None:

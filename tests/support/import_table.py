@@ -144,14 +144,15 @@ def layer_of(module: str) -> str:
 
 def violations(sources: Mapping[str, str], homes: Mapping[str, str]) -> Iterator[str]:
     """One line for each import that the table does not allow: file, line, both layers, what is allowed instead."""
-    for path, source in sources.items():
+    imports = {path: imports_of(path, source, homes) for path, source in sources.items()}
+    for path in sources:
         layer = layer_of(".".join(Path(path).with_suffix("").parts))
         layer = FACADE if path == f"{FACADE}/__init__.py" else layer
         if layer not in MAY_IMPORT and layer != FACADE:
             yield f"src/{path}:1: layer {layer!r} is not in the table of docs/design/0001-architecture.md"
             continue
-        for found in imports_of(path, source, homes):
-            reason = _refused(layer, found) or _slow_start(layer, found, sources, homes)
+        for found in imports[path]:
+            reason = _refused(layer, found) or _slow_start(layer, found, imports)
             if reason:
                 yield f"src/{path}:{found.line}: {reason}"
 
@@ -179,36 +180,39 @@ def _refused(layer: str, found: Import) -> str | None:
     return None
 
 
-def _slow_start(layer: str, found: Import, sources: Mapping[str, str], homes: Mapping[str, str]) -> str | None:
+def _slow_start(layer: str, found: Import, imports: Mapping[str, list[Import]]) -> str | None:
     """Why this import of the command line must wait until a verb runs, or None."""
     if layer != "cli" or not found.early:
         return None
-    chain = chain_to_heavy(found, sources, homes)
+    chain = chain_to_heavy(found, imports)
     if chain is None:
         return None
     return f"layer 'cli' loads {' -> '.join(chain)} outside a verb, where it slows every start"
 
 
-def chain_to_heavy(found: Import, sources: Mapping[str, str], homes: Mapping[str, str]) -> list[str] | None:
-    """Modules from this import to one of ``HEAVY``, each loading the next; None if it loads none of them."""
+def chain_to_heavy(found: Import, imports: Mapping[str, list[Import]]) -> list[str] | None:
+    """Modules from this import to one of ``HEAVY``, each loading the next; None if it loads none of them.
+
+    ``imports``: those of every file, by its path.
+    """
     chains = [[name] for name in (found.target, *(f"{found.target}.{member}" for member in found.members))]
     seen: set[str] = set()
     while chains:
         chain = chains.pop(0)
         if chain[-1].split(".")[0] in HEAVY:
             return chain
-        for path in _files_loaded(chain[-1], sources):
+        for path in _files_loaded(chain[-1], imports):
             if path in seen:
                 continue
             seen.add(path)
-            for inner in imports_of(path, sources[path], homes):
+            for inner in imports[path]:
                 if inner.early:
                     names = (inner.target, *(f"{inner.target}.{member}" for member in inner.members))
                     chains += [[*chain, name] for name in names]
     return None
 
 
-def _files_loaded(module: str, sources: Mapping[str, str]) -> list[str]:
+def _files_loaded(module: str, sources: Mapping[str, object]) -> list[str]:
     """The files of ours that run when ``module`` is imported: its packages first, then itself."""
     parts = module.split(".")
     stems = ["/".join(parts[: i + 1]) for i in range(len(parts))]

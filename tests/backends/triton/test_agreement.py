@@ -15,7 +15,7 @@ CASES = [case for case in cases.CASES if case.dtype != torch.float64]
 SIZES = [case for case in cases.RAGGED if max(case.size, case.width) <= 256]
 
 
-CUT = ("mask with empty rows", "window", "all at once")
+CUT = ("mask with empty rows", "window")
 """Enough to see by default that blocks leave no trace."""
 RAGGED = tuple(case.name for case in SIZES if case.keys == 97 and case.size < 100)
 FULL = pytest.mark.slow("more cases in Triton's interpreter")
