@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from attemper.lab import train
 from attemper.lab.trained.collapse import SETTING, experiment, plan
 from attemper.lab.trained.interventions import INTERVENTIONS
