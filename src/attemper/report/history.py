@@ -92,7 +92,7 @@ def extents(run: Run) -> Iterator[Extent]:
         yield Extent(MOST_COLUMNS, known, alarmed=alarmed)
     yield Extent(150, known)
     for names in (brief, one):
-        for many in (MOST_COLUMNS, 150, 80, 40):
+        for many in (MOST_COLUMNS, 150, 100, 75, 50):
             yield Extent(many, names)
 
 
