@@ -42,8 +42,8 @@ def picture(
     locale: str = "en-US",
     whole: bool = False,
 ) -> None:
-    """The top of ``page``, or all of it, as a person with a screen of this width and height sees it; a narrow one is a
-    phone's.
+    """The top of ``page``, or all of it, as a person with such a screen sees it: width and height; a narrow one is of
+    a phone.
     """
     width, height = screen
     context = browser.new_context(

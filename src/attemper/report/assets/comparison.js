@@ -47,6 +47,7 @@ const SIDES = ["before", "after"];
 
 function startPictures() {
   if (!DATA.pictures.length) return;
+  byId("attention").hidden = false;
   for (const side of SIDES) sheets.push(new Sheet(side, pointBoth));
   for (const button of document.querySelectorAll("[data-picture]")) {
     button.addEventListener("click", () => {
