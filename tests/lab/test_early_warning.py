@@ -180,7 +180,7 @@ def _write(folder: Path, trial: Trial, broken: bool) -> None:
         ),
     }  # fmt: skip
     arrays = {name: np.asarray(signal, np.float32) for name, signal in signals.items()}
-    run_file.write(folder / run_file.file_name(trial, corpus()), trial, corpus(), values, arrays)
+    run_file.write(folder / run_file.file_name(trial, corpus()), run_file.identity(trial, corpus()), values, arrays)
 
 
 def shown(folder: Path, trials: list[Trial]) -> Experiment:

@@ -16,6 +16,13 @@ from attemper.lab.model import ByteModel
 from attemper.lab.trained import early_warning, runs
 from attemper.lab.trained.early_warning import run_file
 from attemper.lab.trained.early_warning.attention import Moment, round_mantissa, write_out
+from attemper.lab.trained.early_warning.branch import (
+    REMEDIES,
+    Branch,
+    BranchedTraining,
+    measure_branch,
+    plan_branches,
+)
 from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
 from attemper.lab.trained.early_warning.grid import Trial, plan
 from attemper.lab.trained.early_warning.measures import effective_rank, of_moment, spectral_entropy
@@ -116,7 +123,9 @@ def test_every_faulty_run_of_the_plan_has_its_twin_in_the_plan_before_it():
 
 def test_a_file_holds_a_run_with_eleven_significant_bits(tmp_path: Path):
     signals = {"loss": np.array([1 / 3, np.nan, np.inf, -2e-30, 4096 + 1], np.float32), "heads": np.ones((2, 2, 3))}
-    run_file.write(tmp_path / "a.npz", trial(), corpus(), {"held_out": None, "diverged_at": 3}, signals)
+    run_file.write(
+        tmp_path / "a.npz", run_file.identity(trial(), corpus()), {"held_out": None, "diverged_at": 3}, signals
+    )
     found = run_file.read(tmp_path / "a.npz")
     assert found.about["diverged_at"] == 3
     assert found.about["trial"]["fault"] is None
@@ -160,3 +169,47 @@ def test_two_processes_write_the_bits_of_one(tmp_path: Path):
         for name, signal in first.signals.items():
             assert signal.tobytes() == second.signals[name].tobytes(), name
     assert runs.digest(run_file.identity(trials[0], corpus())) in one[0].name
+
+
+def test_a_remedy_changes_nothing_before_the_alarm_and_the_training_from_the_step_after_it():
+    faulty = Trial(small(every=1, rate=1e-2), Fault("head", 30.0, 2))
+    before = measure_run(faulty, corpus())[1]["loss"]
+    ends = set()
+    for remedy in REMEDIES:
+        values, signals = measure_branch(faulty, Branch(remedy, 4), corpus())
+        # What is changed before step 5 is seen in its loss by a roll-back, and by the others in a later one.
+        assert np.array_equal(signals["loss"][:5], before[:5]), remedy
+        assert not np.array_equal(signals["loss"][5:], before[5:]), remedy
+        ends.add(values["held_out"])
+    assert len(ends) == len(REMEDIES)
+
+
+def test_a_roll_back_takes_the_weights_and_moments_of_the_checkpoint():
+    training = BranchedTraining(Trial(small()), Branch("roll-back", 4), corpus())
+    weight = next(training.model.parameters())
+    first = weight.detach().clone()
+    for step in range(4):
+        assert training._step(step)
+    assert not torch.equal(weight, first)
+    assert training.optimizer.state[weight]["step"] == 4
+    REMEDIES["roll-back"](training)
+    assert torch.equal(weight, first)
+    assert not training.optimizer.state
+
+
+def test_branches_are_of_faulty_runs_with_a_warning_and_leave_clipping_to_models_without_norms():
+    quiet = {"max_logit": np.ones((4, 2, 2), np.float32)} | {
+        name: np.full((4, 2, 2), 0.5, np.float32) for name in ("normalized_entropy", "first_token_mass", "logit_std")
+    }
+    loud = quiet | {"max_logit": np.array([1, 1, 1, 200], np.float32)[:, None, None] * np.ones((4, 2, 2), np.float32)}
+    plain_one, normed = trial("head"), trial("head", config=replace(small().config, qk_norm=True))
+    files = [
+        (one, run_file.RunFile(run_file.identity(one, corpus()), signals))
+        for one, signals in ((trial(), loud), (trial("scale"), quiet), (plain_one, loud), (normed, loud))
+    ]
+    found = plan_branches(files)
+    assert {(one.run.config.qk_norm, branch.remedy) for one, branch in found} == {
+        (False, "QKClip"), (False, "learning rate / 3"), (False, "roll-back"),
+        (True, "learning rate / 3"), (True, "roll-back"),
+    }  # fmt: skip
+    assert {branch.step for _, branch in found} == {15}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.trained import runs
 from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning.branch import Branch, measure_branch, plan_branches
 from attemper.lab.trained.early_warning.grid import Trial, plan
 from attemper.lab.trained.early_warning.results import content
 from attemper.lab.trained.early_warning.tables import experiment
@@ -22,8 +24,14 @@ __all__ = ["experiment", "plan", "results", "train"]
 
 
 def results(planned: Sequence[Trial], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
-    """The content of the results file, from the runs in ``out`` once those that are missing are trained."""
-    train(planned, out, **how)
+    """The content of the results file, from the runs in ``out`` once those that are missing are trained.
+
+    When all are there, remedies from the first alarm on are trained, too.
+    """
+    paths = train(planned, out, **how)
+    if all(path.is_file() for path in paths):
+        files = [(trial, run_file.read(path)) for trial, path in zip(planned, paths, strict=True)]
+        train_branches(plan_branches(files), out, **how)
     return content(planned, out)
 
 
@@ -48,6 +56,29 @@ def train(
     return paths
 
 
+def train_branches(
+    branches: Sequence[tuple[Trial, Branch]],
+    folder: Path,
+    *,
+    workers: int = 2,
+    corpus: Corpus | None = None,
+    at_most: int | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Path]:
+    """As :func:`train`, of runs that go on from their alarm in another way."""
+    text = corpus or standard_library()
+    paths = [folder / run_file.file_name(trial, text, branch=asdict(branch)) for trial, branch in branches]
+    work = {path: partial(_write_branch, *one, corpus, path) for one, path in zip(branches, paths, strict=True)}
+    runs.write_missing(work, folder, workers=workers, at_most=at_most, report=report)
+    return paths
+
+
 def _write(trial: Trial, corpus: Corpus | None, path: Path) -> None:
     text = corpus or standard_library()
-    run_file.write(path, trial, text, *measure_run(trial, text))
+    run_file.write(path, run_file.identity(trial, text), *measure_run(trial, text))
+
+
+def _write_branch(trial: Trial, branch: Branch, corpus: Corpus | None, path: Path) -> None:
+    text = corpus or standard_library()
+    known = run_file.identity(trial, text, branch=asdict(branch))
+    run_file.write(path, known, *measure_branch(trial, branch, text))

@@ -47,7 +47,8 @@ def content(planned: Sequence[Trial], folder: Path) -> dict[str, Any]:
         "corpora": sorted({file.about["corpus"] for file in files}),
         "environments": _distinct([file.about["environment"] for file in files]),
         "minutes": round(sum(sum(file.about["seconds"].values()) for file in files) / 60, 1),
-        **_sum_up(files),
+        **_sum_up([file for file in files if "branch" not in file.about]),
+        "branches": _branches(files),
     }
 
 
@@ -80,6 +81,26 @@ def _sum_up(files: Sequence[RunFile]) -> dict[str, Any]:
             kind: _judgement(found) for kind, found in judge_left_out(cases, list(DETECTORS), LOSS.name).items()
         },
     }
+
+
+def _branches(files: Sequence[RunFile]) -> list[dict[str, Any]]:
+    """What each remedy came to: held-out loss of the healthy twin, of the faulty run unchanged, and with the remedy."""
+    plain_runs = {_key(file): file.about["held_out"] for file in files if "branch" not in file.about}
+    found = []
+    for file in files:
+        if "branch" in file.about:
+            twin = _key(file, {**file.about["trial"], "fault": None})
+            losses = {
+                "twin": plain_runs.get(twin),
+                "unchanged": plain_runs.get(_key(file)),
+                "remedied": file.about["held_out"],
+            }
+            found.append({**file.about["branch"], "fault": file.about["trial"]["fault"], **losses})
+    return found
+
+
+def _key(file: RunFile, trial: Mapping[str, Any] | None = None) -> str:
+    return json.dumps([trial or file.about["trial"], file.about["corpus"]], sort_keys=True)
 
 
 def _distinct(environments: Sequence[Mapping[str, str]]) -> list[Any]:

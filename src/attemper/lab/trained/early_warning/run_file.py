@@ -40,22 +40,22 @@ class RunFile:
     signals: dict[str, Array]
 
 
-def identity(trial: Trial, corpus: Corpus) -> dict[str, Any]:
-    """What must agree for a file to stand for a run, as plain values."""
-    return {"schema": SCHEMA, "trial": plain(asdict(trial)), "corpus": corpus.digest}
+def identity(trial: Trial, corpus: Corpus, **more: Any) -> dict[str, Any]:
+    """What must agree for a file to stand for a run, as plain values; ``more`` of a run that branches off."""
+    return {"schema": SCHEMA, "trial": plain(asdict(trial)), "corpus": corpus.digest, **more}
 
 
-def file_name(trial: Trial, corpus: Corpus) -> str:
+def file_name(trial: Trial, corpus: Corpus, **more: Any) -> str:
     """A name to read, and a hash of everything that the run follows from."""
     run, config = trial.run, trial.run.config
     fault = trial.fault.kind.replace(" ", "-") if trial.fault else "healthy"
     sizes = f"{config.layers}x{config.width}x{config.context}{'-qknorm' if config.qk_norm else ''}"
-    return f"{sizes}-{run.rate:g}-seed{run.seed}-{fault}-{digest(identity(trial, corpus))}{SUFFIX}"
+    return f"{sizes}-{run.rate:g}-seed{run.seed}-{fault}-{digest(identity(trial, corpus, **more))}{SUFFIX}"
 
 
-def write(path: Path, trial: Trial, corpus: Corpus, values: dict[str, Any], signals: dict[str, Array]) -> None:
-    """Writes the file of a run, whole or not at all."""
-    about = {**identity(trial, corpus), "environment": environment(), **plain(values)}
+def write(path: Path, known: dict[str, Any], values: dict[str, Any], signals: dict[str, Array]) -> None:
+    """Writes the file of the run whose :func:`identity` is ``known``, whole or not at all."""
+    about = {**known, "environment": environment(), **plain(values)}
     text = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
     packed = io.BytesIO()
     members: dict[str, Any] = {ABOUT: text, **{name: _planes(array) for name, array in signals.items()}}

@@ -145,6 +145,17 @@ class Training:
                 self.signals.add(increment_entropy=self.increments.read().numpy())
         self._moments.clear()
 
+    def finish(self, trial: Trial) -> dict[str, Any]:
+        """Trains to the end; the values of :func:`measure_run`."""
+        diverged = self.advance()
+        stays = trial.fault is not None and KINDS[trial.fault.kind].stays
+        last = self.effect.arithmetic(self.run.steps - 1) if stays else Arithmetic()
+        return {
+            "held_out": None if diverged is not None else self.held_out(last),
+            "diverged_at": diverged,
+            "seconds": {name: round(value, 3) for name, value in self.signals.seconds.items()},
+        }
+
     def held_out(self, arithmetic: Arithmetic) -> float | None:
         """The loss on all held-out windows, with attention computed in one way."""
         for layer in self.layers:
@@ -182,12 +193,5 @@ def measure_run(trial: Trial, corpus: Corpus) -> tuple[dict[str, Any], dict[str,
     so that neither the order of runs nor the number of processes changes a bit.
     """
     training = Training(trial, corpus)
-    diverged = training.advance()
-    stays = trial.fault is not None and KINDS[trial.fault.kind].stays
-    last = training.effect.arithmetic(training.run.steps - 1) if stays else Arithmetic()
-    values = {
-        "held_out": None if diverged is not None else training.held_out(last),
-        "diverged_at": diverged,
-        "seconds": {name: round(value, 3) for name, value in training.signals.seconds.items()},
-    }
+    values = training.finish(trial)
     return values, training.signals.arrays()
