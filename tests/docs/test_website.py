@@ -99,16 +99,23 @@ def without_languages(text: str) -> str:
     return re.sub(r"^\[(?:English|中文)\]\([\w.-]+\)\n", "", text, flags=re.MULTILINE)
 
 
-def test_the_tutorial_runs_in_both_languages_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_runs_in_both_languages_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its code is the same in both (above). The run goes wrong as it says, and is held as it says."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "tutorial"}
-    for code in re.findall(r"^```python\n(.*?)^```$", (DOCS / "tutorial.md").read_text("utf-8"), re.M | re.S):
+    page = (DOCS / "tutorial.md").read_text("utf-8")
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
         exec(compile(code, "docs/tutorial.md", "exec"), names)
     assert (names["first"].site, names["first"].since) == ("blocks.0.attention", 44)
     assert names["run"].history("max_logit").values.max() > 1000
     assert names["clipped"].history("max_logit").values.max() < 100
     assert {alarm.kind for alarm in names["run"].alarms()} >= {"logits", "logit_growth", "layer_fallen"}
+    quoted = re.findall(r"^attemper: (step .*?) \.\.\.$", page, re.M)
+    assert len(quoted) == 2
+    assert all(line in caplog.text for line in quoted), caplog.text
+    assert "step 45:" not in caplog.text, "QKClip, which looks at every step, rings no alarm of its own"
 
 
 @pytest.mark.parametrize("page", [page for page in api.PAGES if page.name != "keras"], ids=lambda page: page.name)

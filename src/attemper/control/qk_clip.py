@@ -19,6 +19,7 @@ from attemper.control.query_key_weights import Projections, projections_of
 from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
 from attemper.monitor.data_parallel import check_reduce, device_of_group
+from attemper.monitor.options import NO_ALARMS
 from attemper.monitor.watch import watch
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
 
@@ -88,7 +89,7 @@ class QKClip:
         """Whether any rank has seen an attention so far."""
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
-        self._watch = watch(model, rows=rows, sites=self._wanted)
+        self._watch = watch(model, rows=rows, sites=self._wanted, limits=NO_ALARMS)
         self._watch.step()  # from now on steps are counted, so that all passes of one are read together
 
     def __enter__(self) -> QKClip:

@@ -10,11 +10,15 @@ from typing import Any
 from attemper.call.spans import Spans
 from attemper.checks import one_of
 from attemper.errors import InputError
+from attemper.readings.alarms import DEFAULT_LIMITS
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS, Alarm
 from attemper.sites.names import check_sites
 from attemper.statistics import reading_names
 from attemper.store.options import Store
+
+NO_ALARMS = dict.fromkeys(DEFAULT_LIMITS)
+"""Limits of a watch that another part of attemper keeps: its user's own watch rings."""
 
 
 @dataclass(frozen=True)
