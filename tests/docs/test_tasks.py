@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+import attemper
+
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "tasks"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = (
     "my-loss-spikes", "long-context-is-diffuse", "sharpen-a-retrieval-head", "calibrate-after-extending-context",
-    "hold-entropy-while-training", "many-ranks", "past-one-machine", "scan-a-model-that-does-not-fit",
+    "hold-entropy-while-training", "many-ranks", "past-one-machine", "scan-a-model-that-does-not-fit", "features-for-a-probe",
 )  # fmt: skip
 ADVICE = "recommended-temperatures"
 
@@ -123,6 +125,28 @@ def test_hold_entropy_while_training(run: Any) -> None:
         assert (names["history"][0][site].entropy - 0.7).abs().max() > 0.1
         assert not reading.bounded.any()
     assert not any("attemper" in name for name in names["model"].state_dict())
+
+
+def test_features_for_a_probe(run: Any) -> None:
+    """Each feature of one head on one text is that of its n x n weights, by the definition of its paper."""
+    names = run("features-for-a-probe")
+    assert names["table"].shape == (8, 4 * 4 * 5)
+    site, text, head, context = names["rows"].sites[1], 3, 2, names["context"]
+    pattern = attemper.pattern(names["model"], names["texts"][text : text + 1], site=site.name, head=head)
+    weights = torch.as_tensor(pattern.weights).double()
+    found = {name: part[site.texts == text, head] for name, part in names["features"](site).items()}
+    for place, query in enumerate(range(context, names["length"])):
+        p = weights[query, : query + 1]
+        of_key, of_answer = p[:context].mean(), p[context:].mean()
+        wanted = {
+            "renyi": -(p * p).sum().log(),
+            "divergence": (p * (p * len(p)).log()).nansum(),
+            "own": p[query].log(),
+            "lookback": of_key / (of_key + of_answer),
+            "context": p[:context].sum(),
+        }
+        for name, value in wanted.items():
+            assert found[name][place] == pytest.approx(float(value), rel=2e-4, abs=2e-5), (name, query)
 
 
 def test_every_page_is_listed_and_run() -> None:
