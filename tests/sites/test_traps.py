@@ -60,14 +60,26 @@ def llama(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name(implementation: str) -> None:
-    model = llama()
+def test_what_a_keyword_that_is_not_known_means_is_read_inside_the_function(implementation: str) -> None:
+    model, ids = llama(), torch.randint(3, 101, (1, 9))
     model.set_attn_implementation(implementation)
     with attemper.watch(model) as watch:
+        model(ids, indices=torch.zeros(1))  # neither of the two functions does anything with it
+    assert watch.table().skipped == ()
+    assert entropies(watch.table()) == pytest.approx(entropies(attemper.scan(llama(), [ids])), abs=1e-5)
+
+
+def test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name_where_nobody_sees_inside() -> None:
+    tf = pytest.importorskip("transformers")
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    tf.AttentionInterface.register("another", lambda *args, **given: sdpa_attention_forward(*args, **given))
+    tf.AttentionMaskInterface.register("another", tf.AttentionMaskInterface()["sdpa"])
+    model = llama()
+    model.set_attn_implementation("another")
+    with attemper.watch(model) as watch:
         model(torch.randint(3, 101, (1, 9)), indices=torch.zeros(1))
-    with pytest.raises(
-        attemper.InputError, match=r"layers\.1\.self_attn: its attention is called with indices=, which is not known"
-    ):
+    with pytest.raises(attemper.InputError, match=r"layers\.1\.self_attn: how 'another' masks is not known here"):
         watch.table()
 
 

@@ -7,7 +7,7 @@ against docs/models.md and fails where they differ, and ``pytest --all --write-m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class Seen:
     """Training steps over which outputs, gradients and random numbers were bit-identical with and without a watch."""
     skipped: str | None = None
     """Why it is not seen; it is then skipped by name."""
+    more: tuple[tuple[str, str], ...] = ()
+    """Further columns of its library's table, by name."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -41,6 +43,7 @@ class Seen:
             _largest(self.error_nats, other.error_nats),
             _largest(self.identical_steps, other.identical_steps),
             self.skipped or other.skipped,
+            tuple((dict(self.more) | dict(other.more)).items()),
         )
 
 
@@ -50,11 +53,11 @@ def _largest(one: Any, two: Any) -> Any:
 
 
 def recorder(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``seen(library, model, way, error_nats=, identical_steps=, skipped=)``, called after the asserts of a test."""
+    """``seen(library, model, way, error_nats=, identical_steps=, skipped=, more=)``, called after a test's asserts."""
 
-    def seen(library: str, model: str, way: str, **found: Any) -> None:
-        row = Seen(library, model, way, **found)
-        record_property(PROPERTY, (*row.key, row.error_nats, row.identical_steps, row.skipped))
+    def seen(library: str, model: str, way: str, *, more: Mapping[str, str] | None = None, **found: Any) -> None:
+        row = Seen(library, model, way, **found, more=tuple((more or {}).items()))
+        record_property(PROPERTY, (*row.key, row.error_nats, row.identical_steps, row.skipped, row.more))
 
     return seen
 
@@ -71,19 +74,24 @@ def table(rows: list[Seen]) -> str:
     """The rows as Markdown, one table for each library."""
     parts = []
     for library in dict.fromkeys(row.library for row in rows):
-        parts.append(f"## {library}\n\n| model | how it is seen | largest error, nats | identical training steps |")
-        parts.append("|---|---|---|---|")
-        parts += [_line(row) for row in rows if row.library == library]
+        own = [row for row in rows if row.library == library]
+        more = tuple(dict.fromkeys(name for row in own for name, _ in row.more))
+        steps = () if more else ("identical training steps",)
+        columns = ("model", "how it is seen", "largest error, nats", *steps, *more)
+        parts.append(f"## {library}\n\n| {' | '.join(columns)} |")
+        parts.append("|---" * len(columns) + "|")
+        parts += [_line(row, more) for row in own]
         parts.append("")
     return "\n".join(parts).rstrip()
 
 
-def _line(row: Seen) -> str:
+def _line(row: Seen, more: Sequence[str]) -> str:
     if row.skipped is not None:
         return f"| {row.model} | {row.way} | skipped: {row.skipped} | |"
     error = "" if row.error_nats is None else f"{_rounded_up(row.error_nats):.0e}"
     steps = "" if row.identical_steps is None else str(row.identical_steps)
-    return f"| {row.model} | {row.way} | {error} | {steps} |"
+    rest = [dict(row.more).get(name, "") for name in more] or [steps]
+    return f"| {row.model} | {row.way} | {error} | {' | '.join(rest)} |"
 
 
 def _rounded_up(error: float) -> float:

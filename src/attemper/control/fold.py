@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 
 import torch
 from torch import Tensor, nn
 
 from attemper.call.options import DTYPES
-from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, Projections, projections_of
+from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, queries_of
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
-from attemper.sites.find import Site, chosen_sites
+from attemper.sites.find import Site, chosen_sites, used_names
 from attemper.sites.sharded import is_dtensor
 
 _TOLD_BY_NAME = ("normalize", "rms_norm", "layer_norm", "rel_pos", "relative_position")
@@ -109,17 +107,19 @@ class _GainFold:
 
 def _folds(where: str, site: Site, temperature: Tensor) -> Sequence[_RowFold | _GainFold]:
     module = site.module
-    found = projections_of(module)
-    heads = found.query.heads
+    query, query_alone = queries_of(module)
+    heads = query.heads
     if len(temperature) not in (1, heads):
         raise InputError(f"{where}: {site.name} has {heads} heads, and got {len(temperature)} temperatures.")
     factors = temperature.detach().double().reciprocal().expand(heads)
     _refuse_told_by_name(where, site)
     norms = {name: part for name, part in module.named_children() if name in QUERY_NORMS and _acts(part)}
     if norms:
-        return [_into_gain(where, site, found, norms, factors)]
-    _refuse_other_features(where, site, found)
-    folds = [_RowFold(rows, factors) for rows in (found.query, found.query_alone) if rows is not None]
+        return [_into_gain(where, site, query, norms, factors)]
+    if query_alone is None:
+        _refuse_other_features(where, site, query)
+    _refuse_clipped(where, site)
+    folds = [_RowFold(rows, factors) for rows in (query, query_alone) if rows is not None]
     for fold in folds:
         _check_rows(where, site, fold.rows)
     return folds
@@ -145,15 +145,14 @@ def _check_rows(where: str, site: Site, rows: HeadRows) -> None:
         )
 
 
-def _refuse_other_features(where: str, site: Site, found: Projections) -> None:
-    """A projection that makes gates beside queries, or whose features are clipped before they are used."""
-    size, own = found.query.index.shape[1], getattr(site.module, "head_dim", None)
-    if found.query_alone is None and isinstance(own, int) and own != size:
+def _refuse_other_features(where: str, site: Site, query: HeadRows) -> None:
+    """A projection that makes gates beside queries."""
+    size, own = query.index.shape[1], getattr(site.module, "head_dim", None)
+    if isinstance(own, int) and own != size:
         raise InputError(
             f"{where}: the query projection of {site.name} makes {size} features a head, whose size is {own}: not all "
             "of them are queries. Keep the temperatures with Calibration.apply."
         )
-    _refuse_clipped(where, site)
 
 
 def _refuse_clipped(where: str, site: Site) -> None:
@@ -169,7 +168,7 @@ def _refuse_told_by_name(where: str, site: Site) -> None:
     """Code that normalises by a function, or makes position scores of queries that the temperature leaves alone."""
     if type(site.module).__module__.startswith("torch."):
         return
-    for used in sorted(_used_names(type(site.module))):
+    for used in sorted(used_names(type(site.module))):
         if any(word in used for word in _TOLD_BY_NAME) and used not in QUERY_NORMS:
             raise InputError(
                 f"{where}: the code of {site.name} ({type(site.module).__name__}) uses {used}: its queries may be "
@@ -178,9 +177,7 @@ def _refuse_told_by_name(where: str, site: Site) -> None:
             )
 
 
-def _into_gain(
-    where: str, site: Site, found: Projections, norms: Mapping[str, nn.Module], factors: Tensor
-) -> _GainFold:
+def _into_gain(where: str, site: Site, query: HeadRows, norms: Mapping[str, nn.Module], factors: Tensor) -> _GainFold:
     name, norm = next(iter(norms.items()))
     said = f"{where}: {site.name} normalises its queries after their projection ({', '.join(norms)})"
     gain = norm._parameters.get("weight")
@@ -189,7 +186,7 @@ def _into_gain(
     if is_dtensor(gain):
         raise InputError(f"{said}, by a gain that is split over processes (DTensor), which is not supported.")
     _refuse_clipped(where, site)
-    heads, size = found.query.index.shape
+    heads, size = query.index.shape
     own = getattr(site.module, "head_dim", None)
     size = own if isinstance(own, int) else size
     each = _factors_of_gain(said, gain.shape, factors, size)
@@ -234,27 +231,6 @@ def _does(fold: _GainFold, shape: tuple[int, ...]) -> bool:
         wanted = norm(probe) * factors.to(probe)
         _GainFold(norm, factors, fold.offset).apply()
         return bool(torch.allclose(norm(probe), wanted, rtol=1e-4, atol=1e-5))
-
-
-def _used_names(kind: type) -> set[str]:
-    """Names of globals, attributes and methods that a module's forward uses, with its own methods that it calls."""
-    methods: dict[str, FunctionType] = {}
-    for base in reversed(kind.__mro__):
-        if not base.__module__.startswith(("torch.", "builtins")):
-            methods |= {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
-    names, waiting = set[str](), ["forward"]
-    while waiting:
-        function = methods.pop(waiting.pop(), None)
-        if function is not None:
-            new = _names_of(inspect.unwrap(function).__code__) - names
-            names |= new
-            waiting += [name for name in new if name in methods]
-    return names
-
-
-def _names_of(code: CodeType) -> set[str]:
-    inner = (_names_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*inner)
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:

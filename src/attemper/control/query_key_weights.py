@@ -102,6 +102,24 @@ def projections_of(module: nn.Module) -> Projections:
     )
 
 
+def queries_of(module: nn.Module) -> tuple[HeadRows, HeadRows | None]:
+    """``query`` and ``query_alone`` of an attention module's projections.
+
+    Also of a module that makes queries only, for the keys of another layer (Gemma 4's last ones).
+
+    Raises:
+        InputError: as ``projections_of``.
+    """
+    try:
+        found = projections_of(module)
+    except InputError:
+        alone = [part for names in _SEPARATE if (part := _projection(module, names[0])) is not None]
+        if len(alone) != 1:
+            raise
+        return _separate_rows(module, alone[0], _heads(module)), None
+    return found.query, found.query_alone
+
+
 @torch.no_grad()
 def _multiply_(tensor: Any, factors: Tensor, dim: int) -> None:
     """Multiplies a weight or bias by a factor for each of its places along ``dim``."""
@@ -147,20 +165,27 @@ def _latent(module: nn.Module) -> Projections | None:
 
 def _separate(module: nn.Module) -> Projections | None:
     for names in _SEPARATE:
-        pair = [getattr(module, name, None) for name in names]
-        if all(isinstance(part, nn.Module) and hasattr(part, "weight") for part in pair):
-            query, key = pair
-            assert isinstance(query, nn.Module)
-            assert isinstance(key, nn.Module)
-            heads = _heads(module)
-            (dim, features), (key_dim, key_features) = _features(query), _features(key)
-            size = _size(module, features, heads)
+        query, key = (_projection(module, name) for name in names)
+        if query is not None and key is not None:
+            rows = _separate_rows(module, query, _heads(module))
+            key_dim, key_features = _features(key)
             return Projections(
-                HeadRows(query, "weight", _bias(query), dim, torch.arange(features).view(heads, size)),
-                HeadRows(key, "weight", _bias(key), key_dim, torch.arange(key_features).view(-1, size)),
+                rows,
+                HeadRows(key, "weight", _bias(key), key_dim, torch.arange(key_features).view(-1, rows.index.shape[1])),
                 normalised=_normalises(module),
             )
     return None
+
+
+def _projection(module: nn.Module, name: str) -> nn.Module | None:
+    part = getattr(module, name, None)
+    return part if isinstance(part, nn.Module) and hasattr(part, "weight") else None
+
+
+def _separate_rows(module: nn.Module, query: nn.Module, heads: int) -> HeadRows:
+    dim, features = _features(query)
+    index = torch.arange(features).view(heads, _size(module, features, heads))
+    return HeadRows(query, "weight", _bias(query), dim, index)
 
 
 def _thirds(module: nn.Module) -> Projections | None:

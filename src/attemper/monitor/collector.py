@@ -26,12 +26,14 @@ from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
+from attemper.readings.labels import reason_of
 from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import fits_buckets
 from attemper.sites.find import all_sites, projects
 from attemper.sites.identity import Places, places, sketch
+from attemper.sites.mixers import Mixers
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
 from attemper.sites.padding import CallContext, Tokens
@@ -102,6 +104,10 @@ class Collector:
     def expected(self) -> tuple[str, ...]:
         """Names of the modules whose code attends, as far as they are wanted."""
         return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
+
+    @cached_property
+    def _mixers(self) -> Mixers:
+        return Mixers(self._names)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -329,6 +335,10 @@ class Collector:
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
         staged, self._calls = self._calls, []
+        called = {seen.name.partition("#")[0] if seen.module is None else seen.module for seen in staged}
+        for name, kind in self._mixers.unread(self.context.calls, called).items():
+            if is_wanted(name, self.scope.sites):
+                self.skipped[name] = reason_of(kind)
         first = True
         for seen in self._pairing.join(staged):
             if not seen.kept:

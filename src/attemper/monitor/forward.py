@@ -47,7 +47,7 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
     while True:
         collector.begin()
         try:
-            with torch.no_grad(), observing(collector), reading(model, switched=True):
+            with torch.no_grad(), observing(collector), reading(model):
                 _call(where, model, batch)
         except UnsupportedCallError as error:
             owner = collector.owner(error.module, switch.models)

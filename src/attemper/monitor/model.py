@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from attemper import __version__
 from attemper.errors import InputError
+from attemper.readings.labels import by_reason
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
+from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
 
 ADVICE = (
@@ -58,7 +60,14 @@ def device_of(model: nn.Module) -> torch.device | None:
 
 def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: str = "") -> str:
     """What to say of a model in which no attention was seen."""
-    reasons = "".join(f"\n  {entry.name}: {entry.reason}" for entry in skipped)
+    skipped = tuple(skipped)
+    reasons = "".join(f"\n  {name}: {reason}" for name, reason in by_reason((one.name, one.reason) for one in skipped))
+    if skipped and all(one.kind not in (None, UNREAD) for one in skipped):
+        kinds = ", ".join(dict.fromkeys(str(one.kind) for one in skipped))
+        return (
+            f"{where} saw no attention in {class_name(unwrap(model))}, and there is none to measure: its layers mix "
+            f"tokens without weights over keys ({kinds}).{reasons}"
+        )
     return f"{where} saw no attention in {class_name(unwrap(model))}.{hint} {ADVICE}{reasons}"
 
 

@@ -343,7 +343,7 @@ class Watch(TapReceiver, RunView):
             own = models or [unwrap(self.model)]
             stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
             stack.enter_context(observing(self._collector))
-            stack.enter_context(reading(self.model, switched=self._collector.replace))
+            stack.enter_context(reading(self.model))
             self._call = call_of(self.model)
             self._pass = stack.pop_all()
 

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+LAYER_KINDS = {
+    "delta rule": "a state that every token corrects",
+    "state space": "a state that decays from token to token",
+    "linear attention": "sums of keys times values, without a softmax",
+    "recurrence": "a state that goes from token to token",
+    "Fourier transform": "the same mixture of tokens for every text",
+    "convolution": "the same mixture of near tokens for every text",
+    "no softmax": "its name says attention, and no softmax over keys was seen in it; if it has one, put attemper.tap "
+    "beside it",
+}
+"""Kinds of layers that have no attention weights to measure, and what stands behind the kind in the reason."""
 _BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")
 """Names of lists that hold the blocks of a model: ``layers``, ``resblocks``, GPT-2's ``h``."""
 _INDEX = re.compile(r"[0-9]{1,9}")
@@ -48,3 +60,39 @@ def label_of(name: str) -> str:
     name, call, number = name.partition("#")
     numbers = ".".join(re.findall(r"\d+", name))
     return f"{numbers}{call}{number}" or "–"
+
+
+def reason_of(kind: str) -> str:
+    """Why a layer of this kind is not measured: its kind, a colon, and what it computes."""
+    return f"{kind}: {LAYER_KINDS[kind]}"
+
+
+def kind_of(reason: str) -> str | None:
+    """The kind of a layer that was not measured for this reason; None where it attends, or may."""
+    kind = reason.partition(":")[0]
+    return kind if kind in LAYER_KINDS else None
+
+
+def by_reason(skipped: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs of name and reason, with one pair for all that share a stack and a reason.
+
+    Example:
+        >>> by_reason([(f"layers.{n}.mixer", "why") for n in (0, 1, 2, 4)])
+        [('layers.*.mixer (0 to 2, 4)', 'why')]
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, reason in skipped:
+        groups.setdefault((pattern_of(name), reason), []).append(name)
+    return [
+        (names[0] if len(names) == 1 else f"{pattern} ({_ranges([label_of(name) for name in names])})", reason)
+        for (pattern, reason), names in groups.items()
+    ]
+
+
+def _ranges(labels: list[str]) -> str:
+    """Labels as a list, in which three or more numbers that follow one another are a range."""
+    runs: list[list[str]] = []
+    for label in labels:
+        follows = runs and label.isdecimal() and runs[-1][-1].isdecimal() and int(label) == int(runs[-1][-1]) + 1
+        runs[-1].append(label) if follows else runs.append([label])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)

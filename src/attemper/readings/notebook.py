@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from attemper.readings.alarms import by_kind
+from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
@@ -49,7 +50,8 @@ def scan_html(reading: Reading) -> str:
     parts += [_line(note, 400) for note in reading.notes]
     if reading.alarms or not reading.notes:
         parts.append(_alarms(reading.alarms))
-    parts += [_line(f"skipped {entry.name}: {entry.reason}", 400) for entry in reading.skipped]
+    skipped = by_reason((entry.name, entry.reason) for entry in reading.skipped)
+    parts += [_line(f"skipped {name}: {reason}", 400) for name, reason in skipped]
     return _frame(parts)
 
 

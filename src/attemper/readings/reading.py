@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from attemper.errors import InputError
-from attemper.readings.labels import layer_of
+from attemper.readings.labels import kind_of, layer_of
 from attemper.readings.schema import SCHEMA, check, check_schema, each, load, parse
 
 FEWEST_KEYS = 32
@@ -138,10 +138,19 @@ class SiteReading:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that attends, or may, and was not measured, and why."""
+    """Something that attends, or may, or mixes tokens in another way, and was not measured, and why."""
 
     name: str
     reason: str
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of a layer without attention weights ("state space"), with which its reason begins; else None."""
+        return kind_of(self.reason)
+
+    def to_dict(self) -> dict[str, Any]:
+        # Documents of models whose every layer attends are older than the field ``kind``, and stay as they were.
+        return asdict(self) | ({} if self.kind is None else {"kind": self.kind})
 
 
 @dataclass(frozen=True)
@@ -242,7 +251,7 @@ class Reading:
             "versions": None if self.versions is None else dict(self.versions),
             "notes": list(self.notes),
             "sites": [site.to_dict() for site in self.sites],
-            "skipped": [asdict(skipped) for skipped in self.skipped],
+            "skipped": [skipped.to_dict() for skipped in self.skipped],
             "alarms": [asdict(alarm) for alarm in self.alarms],
         }
 

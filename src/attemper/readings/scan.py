@@ -175,6 +175,9 @@ class Scan:
     def to_pandas(self) -> pandas.DataFrame:
         """One row per head: site, layer, kind, mode, and every number of ``HeadReading``.
 
+        ``frame.attrs["skipped"]`` lists what was not measured: name, reason, and the kind of a layer that does not
+        attend.
+
         Raises:
             MissingExtraError: pandas is not installed.
         """
@@ -183,7 +186,9 @@ class Scan:
         except ImportError as error:
             raise MissingExtraError("Scan.to_pandas", "pandas", "pandas") from error
         frame = pandas.DataFrame(head_rows(self.reading.placed_heads), columns=pandas.Index(HEAD_COLUMNS))
-        return frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
+        frame = frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
+        frame.attrs["skipped"] = [one.to_dict() for one in self.skipped]
+        return frame
 
     def row_statistics(self, site: str) -> Any:
         """Per-row statistics of the last batch at ``site``: an :class:`attemper.AttentionStats` of tensors [B, H, Q].

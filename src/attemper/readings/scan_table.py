@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of
+from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
@@ -29,7 +30,8 @@ def table(reading: Reading, width: int, not_judged: Iterable[str] = ()) -> Rende
         parts += _group(stack, width)
     parts += _alarms(reading)
     parts += [Text(clean(note), style="dim") for note in not_judged]
-    parts += [Text.assemble(("skipped ", "yellow"), clean(f"{s.name}: {s.reason}")) for s in reading.skipped]
+    for name, reason in by_reason((one.name, one.reason) for one in reading.skipped):
+        parts.append(Text.assemble(("skipped ", "yellow"), clean(f"{name}: {reason}")))
     return Group(*parts)
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from attemper import __version__
 from attemper.files import write_whole
+from attemper.readings.labels import by_reason
 from attemper.readings.reading import Reading
 from attemper.report import texts
 from attemper.report.document import archive, document, file_name, quantities, towers
@@ -126,7 +127,10 @@ def render(reading: Reading, **given: Any) -> str:
         .render(
             heads=sum(len(site.heads) for site in reading.sites),
             sampled_rows=reading.sampled_rows,
-            skipped=[(clean(skipped.name), texts.reason(skipped.reason)) for skipped in reading.skipped],
+            skipped=[
+                (clean(name), texts.reason(why))
+                for name, why in by_reason((one.name, one.reason) for one in reading.skipped)
+            ],
             rows=rows(reading, given["quantities"]),
             short_title=cut(given["title"], 120) if isinstance(given["title"], str) else given["title"],
             policy=policy(style, (library, script)),

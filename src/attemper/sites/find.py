@@ -124,6 +124,22 @@ def projects(module: nn.Module) -> bool:
     return isinstance(module, tuple(LAYERS))
 
 
+def used_names(kind: type) -> set[str]:
+    """Names of globals, attributes and methods that a module's forward uses, with its own methods that it calls."""
+    methods: dict[str, FunctionType] = {}
+    for base in reversed(kind.__mro__):
+        if not base.__module__.startswith(("torch.", "builtins")):
+            methods |= {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
+    names, waiting = set[str](), ["forward"]
+    while waiting:
+        function = methods.pop(waiting.pop(), None)
+        if function is not None:
+            new = set(_names(inspect.unwrap(function).__code__)) - names
+            names |= new
+            waiting += [name for name in new if name in methods]
+    return names
+
+
 def _callable_parts(module: nn.Module) -> Iterator[type]:
     """Classes of plain objects that a module holds and may call."""
     for value in vars(module).values():

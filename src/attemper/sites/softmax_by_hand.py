@@ -29,6 +29,7 @@ from attemper.sites.tensor_axes import (
     RESHAPES,
     VIEWS,
     FeatureAxes,
+    Features,
     FunctionCall,
     Product,
     functions,
@@ -93,6 +94,8 @@ class _Softmax:
     version: int | None
     learned: bool = False
     """Whether its scores are a parameter, or a view of one."""
+    over_features: str | None = None
+    """Why it is no attention, where it runs over features: whatever becomes of its weights then."""
     done: bool = False
     overwritten: bool = False
     """Whether a part of its weights was written to: without version counters (inference) nothing else tells."""
@@ -166,11 +169,12 @@ class ByHand:
         reason = RANDOM.format(func.__name__) if func in _OTHER_SOFTMAX else None
         if result.data_ptr() == scores.data_ptr():
             reason = OVERWRITTEN
+        over_features = _over_features(self._axes.of(scores), dim % scores.dim())
         learned, places, scores = is_weight(scores), self._origins.of_scores(scores), scores.detach()
         # Without a version counter nothing would show that scores were overwritten.
         scores = scores.clone() if scores.is_inference() else scores
-        softmax = _Softmax(scores, _version(scores), learned, places=places)
         key = dim % scores.dim()
+        softmax = _Softmax(scores, _version(scores), learned, over_features, places=places)
         self._weights[result] = _Weights(
             softmax, scores, scores, key, _version(result), logarithm=func in _LOG_SOFTMAX, reason=reason
         )
@@ -183,7 +187,7 @@ class ByHand:
         softmax.done = True
         place = next(place for place, operand in enumerate(found.operands) if operand is weights)
         known = _with_single_key(known, found, place)
-        reason = known.reason or self._refusal(weights, known, found, place)
+        reason = softmax.over_features or known.reason or self._refusal(weights, known, found, place)
         if reason is None and (_version(weights) != known.version or _is_changed(softmax)):
             reason = OVERWRITTEN
         softmax.scores = None
@@ -201,8 +205,8 @@ class ByHand:
         if known.softmax.learned:
             return MIXED
         features = self._axes.of(weights)
-        if known.key in features.axes:
-            return ROUTER if features.direct else CHANNELS
+        if reason := _over_features(features, known.key):
+            return reason
         if features.direct and any(axis in features.axes for axis in rows):
             return FACTORED
         for operand, letters in _others(found, place):
@@ -211,6 +215,13 @@ class ByHand:
             if key in letters and is_weight(operand):
                 return LEARNED
         return None
+
+
+def _over_features(features: Features, key: int) -> str | None:
+    """Why a softmax over the axis ``key`` is no attention; None where it is not known to run over features."""
+    if key not in features.axes:
+        return None
+    return ROUTER if features.direct else CHANNELS
 
 
 def read(module: nn.Module, found: HandAttention) -> AttentionCall:

@@ -42,7 +42,14 @@ from attemper.sites.observation import (
     report,
 )
 from attemper.sites.tap import tap_call
-from attemper.sites.transformers_arguments import OPTIONS, as_eager, reader_of, registry_call
+from attemper.sites.transformers_arguments import (
+    OPTIONS,
+    as_eager,
+    reader_of,
+    registry_call,
+    runs_torch_functions,
+    unknown_keywords,
+)
 
 NAME = "attemper"
 """The name of our own implementation in the registry."""
@@ -54,11 +61,37 @@ def register() -> None:
     """Makes ``set_attn_implementation("attemper")`` known to transformers. Safe to call again."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
     except ImportError as error:
         raise MissingExtraError("Measuring a transformers model", "transformers", "transformers") from error
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, mask_function)
+
+
+def mask_function(*sizes: Any, config: Any = None, **given: Any) -> Tensor | None:
+    """The mask of a model that attends by our implementation: bool, as SDPA takes it.
+
+    The code of a model that transformers has no sdpa attention for may compute with its mask, and expects the one that
+    eager attention adds: it gets that.
+    """
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    return (eager_mask if _adds_mask(type(config)) else sdpa_mask)(*sizes, config=config, **given)
+
+
+_adding: dict[type, bool] = {}
+"""Configuration -> whether its model knows added masks only."""
+
+
+def _adds_mask(kind: type) -> bool:
+    if kind not in _adding:
+        if torch.compiler.is_compiling():
+            return False  # no graph holds the search below; a model that ran before is known already
+        from transformers import MODEL_MAPPING
+
+        model = MODEL_MAPPING.get(kind, None)
+        models = model if isinstance(model, tuple) else (model,)
+        _adding[kind] = any(one is not None and not one._supports_sdpa for one in models)
+    return _adding[kind]
 
 
 def attention_forward(
@@ -221,15 +254,21 @@ def _reporting(function: Callable[..., Any], implementation: str, default: Calla
 
 
 class _Reporting:
-    """A registry function that runs as it would and then reports what it was called with."""
+    """A registry function that runs as it would and then reports what it was called with.
+
+    With a keyword that is not known here it reports nothing: the softmax by hand or the SDPA call inside is read then.
+    """
 
     def __init__(self, function: Callable[..., Any], reader: Reader) -> None:
         self.function, self.reader = function, reader
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given = _arguments(args, kwargs)
+        if unknown_keywords(given) and runs_torch_functions(self.reader):
+            return self.function(module, query, key, value, *args, **kwargs)
         with mark_reported(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
-        guard(current(), self._report, module, query, key, _arguments(args, kwargs))
+        guard(current(), self._report, module, query, key, given)
         return result
 
     def _report(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> None:

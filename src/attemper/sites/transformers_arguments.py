@@ -63,6 +63,11 @@ def as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: 
     return registry_call(module, *as_autocast_rounds(query, key), mask, eager=True, **given)
 
 
+def runs_torch_functions(reader: Reader) -> bool:
+    """Whether this is the convention of a function that softmaxes by hand or calls SDPA, where its call can be read."""
+    return reader in (as_eager, _as_sdpa)
+
+
 def _as_sdpa(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
     """SDPA's convention: a mask that is bool or added; without one, whether it is causal."""
     return registry_call(module, *as_autocast_rounds(query, key), mask, **given)
@@ -160,8 +165,14 @@ def registry_call(
     return AttentionCall(query, key, _mask(module, key, mask, bias), options)
 
 
+def unknown_keywords(given: Mapping[str, Any]) -> list[str]:
+    """Keywords of a registry call that might mean masking."""
+    known = WITHOUT_EFFECT.union(OPTIONS, ("mask",))
+    return sorted(name for name, value in given.items() if value is not None and name not in known)
+
+
 def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
-    unknown = sorted(name for name, given in others.items() if given is not None and name not in WITHOUT_EFFECT)
+    unknown = unknown_keywords(others)
     if unknown:
         raise UnsupportedCallError(
             module, f"its attention is called with {', '.join(unknown)}=, which is not known here"

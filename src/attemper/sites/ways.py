@@ -64,14 +64,9 @@ FUNCTIONS = {way.function: way for way in WAYS if way.function is not None}
 
 
 @contextmanager
-def reading(model: nn.Module, *, switched: bool = False) -> Iterator[None]:
-    """Reports every attention call of ``model`` in this thread to the current observers, whatever the way.
-
-    Args:
-        switched: models of transformers' registry attend in ``transformers.switching``, which reports for itself.
-    """
-    ways = [way for way in WAYS if not (switched and way is REGISTRY)]
+def reading(model: nn.Module) -> Iterator[None]:
+    """Reports every attention call of ``model`` in this thread to the current observers, whatever the way."""
     with ExitStack() as stack:
-        for read in dict.fromkeys(way.read for way in ways):
+        for read in dict.fromkeys(way.read for way in WAYS):
             stack.enter_context(read(model))
         yield

@@ -1,0 +1,123 @@
+"""Layers that mix tokens without attention weights, and modules whose name says attention where none was seen.
+
+A hybrid model attends in some of its layers only. The others are told by what their code uses, by their parameters and
+by the layers inside them, never by the name of a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import nn
+
+from attemper.sites.find import used_names, way_of
+from attemper.sites.names import Names, own_class
+
+UNREAD = "no softmax"
+"""The kind of a module whose name says attention and in which no call was seen."""
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """One way of mixing tokens."""
+
+    kind: str
+    names: str = "(?!)"
+    """A pattern in the names that the code of a module uses."""
+    classes: str = "(?!)"
+    """A pattern in the name of its class."""
+    parameters: frozenset[str] = frozenset()
+    """Names of parameters of its own, all of which it has."""
+    layers: tuple[type[nn.Module], ...] = ()
+    """Layers of torch, one of which it holds."""
+    depthwise: bool = False
+    """Whether it holds a convolution over tokens, channel by channel."""
+
+    def is_in(self, module: nn.Module) -> bool:
+        """Whether this module's own code mixes so."""
+        kind = own_class(module)
+        children = tuple(module.children())
+        return bool(
+            re.search(self.classes, kind.__name__)
+            or (self.parameters and self.parameters <= module._parameters.keys())
+            or any(isinstance(child, self.layers) for child in children)
+            or (self.depthwise and any(map(_is_depthwise, children)))
+            or any(re.search(self.names, name) for name in _names(kind))
+        )
+
+
+MIXINGS = (
+    Mixing("delta rule", names="delta_(rule|attention)"),
+    Mixing(
+        "state space",
+        names="selective_scan|selective_state|chunk_scan|ssm_state",
+        parameters=frozenset(("A_log", "D")),
+    ),
+    Mixing("linear attention", names="linear_attention", classes="Lightning|LinearAttention$"),
+    Mixing("recurrence", names="rnn_scan|[ms]lstm", layers=(nn.RNNBase,)),
+    Mixing("Fourier transform", names="fourier_transform|^fftn?$"),
+    Mixing("convolution", names="causal_conv1d", depthwise=True),
+)
+"""The first that holds counts: layers of the first kinds have a convolution inside."""
+
+_NAMED_ATTENTION = re.compile(r"(attention|attn)$", re.IGNORECASE)
+_KINDS = tuple(mixing.kind for mixing in MIXINGS)
+
+_names = lru_cache(maxsize=4096)(used_names)
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv1d) and 1 < module.groups == module.in_channels and module.kernel_size[0] > 1
+
+
+class Mixers:
+    """The modules of a model that mix tokens without attention weights, and those whose name says attention."""
+
+    def __init__(self, names: Names) -> None:
+        own = {module: name for module, name in names.items() if not own_class(module).__module__.startswith("torch.")}
+        attends = [name for module, name in own.items() if way_of(module) is not None]
+        self._kinds: dict[nn.Module, str] = {}
+        for module, name in own.items():
+            if not any(_holds(name, other) or _holds(other, name) for other in attends):
+                kind = next((mixing.kind for mixing in MIXINGS if mixing.is_in(module)), None)
+                if kind is not None:
+                    self._kinds[module] = kind
+        self._names = own
+        self._outermost()
+        self._named = [module for module in own if _NAMED_ATTENTION.search(own_class(module).__name__)]
+
+    def _outermost(self) -> None:
+        """Keeps the outermost of those that lie in one another, as the first kind of all."""
+        found = dict(self._kinds)
+        self._kinds = {}
+        for module in found:
+            name = self._names[module]
+            if any(_holds(self._names[outer], name) for outer in self._kinds):
+                continue
+            inside = [kind for inner, kind in found.items() if _holds(name, self._names[inner])]
+            self._kinds[module] = min(inside, key=_KINDS.index)
+
+    def unread(self, ran: Collection[nn.Module], called: Collection[str]) -> Mapping[str, str]:
+        """Name -> kind of the modules that ran in a pass and have no weights to read, in the order of the model.
+
+        Args:
+            ran: modules whose forward ran.
+            called: names of modules in which an attention call was seen, measured or not.
+        """
+        found = dict(self._kinds)
+        mixers = [self._names[module] for module in found]
+        silent = [module for module in self._named if not any(_holds(self._names[module], name) for name in called)]
+        for module in silent:
+            name = self._names[module]
+            inner = any(other is not module and _holds(name, self._names[other]) for other in silent)
+            if not inner and not any(_holds(mixer, name) or _holds(name, mixer) for mixer in mixers):
+                found[module] = UNREAD
+        return {name: found[module] for module, name in self._names.items() if module in found and module in ran}
+
+
+def _holds(outer: str, inner: str) -> bool:
+    """Whether a module of one name is, or holds, that of the other."""
+    return not outer or inner == outer or inner.startswith(f"{outer}.")
