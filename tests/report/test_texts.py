@@ -13,6 +13,7 @@ import pytest
 import attemper
 from attemper.monitor import recorder, tap_sums
 from attemper.readings.alarms import ALARMS, AlarmKind
+from attemper.readings.labels import LAYER_KINDS, reason_of
 from attemper.readings.reading import Skipped
 from attemper.report.texts import (
     LANGUAGES,
@@ -149,6 +150,7 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 def given_reasons() -> Iterator[str]:
     """Every reason that the package's own code gives for a module that it does not measure."""
+    yield from map(reason_of, LAYER_KINDS)
     yield from (names.COMPILED, names.SCRIPTED, recorder.UNSEEN, tap_sums.PADDED, UNSAMPLED)
     by_hand = vars(softmax_by_hand)
     for name in ("ROUTER", "CHANNELS", "FACTORED", "LEARNED", "MIXED", "OTHER_AXIS", "OVERWRITTEN", "PARTLY"):
