@@ -175,8 +175,8 @@ class Scan:
     def to_pandas(self) -> pandas.DataFrame:
         """One row per head: site, layer, kind, mode, and every number of ``HeadReading``.
 
-        ``frame.attrs["skipped"]`` lists what was not measured: name, reason, and the kind of a layer that does not
-        attend.
+        ``frame.attrs["skipped"]`` lists what was not measured: its name, the reason, and where a layer does not attend
+        its kind.
 
         Raises:
             MissingExtraError: pandas is not installed.
