@@ -41,7 +41,9 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS=1 # no look-up of a newer pyright
     fail "TYPES WERE NOT CHECKED: pyright did not start. It needs node: put node on PATH, or .venv/bin/pip install 'pyright[nodejs]'."
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT
-.venv/bin/python -m pyright --pythonpath .venv/bin/python >"$types" 2>&1 & # beside the tests
+# Beside the tests. Room for what lives briefly: node collects it less often, and checking takes an eighth less time.
+NODE_OPTIONS="${NODE_OPTIONS:-} --max-semi-space-size=128" \
+    .venv/bin/python -m pyright --pythonpath .venv/bin/python >"$types" 2>&1 &
 pyright=$!
 
 # Two workers and a hundred processes that tests start read the same modules: compiled once, they take 15 CPU seconds less.
