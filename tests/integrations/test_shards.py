@@ -160,6 +160,7 @@ def by_processes(texts: Path, out: Path, shards: int, workers: int, killed: Path
     return merged(work)
 
 
+@pytest.mark.slow("starts several processes")
 def test_workers_have_the_same_bits_though_one_is_killed(tmp_path: Path):
     texts = text_file(tmp_path / "texts.txt", 500)
     expected = scanned(task(texts, tmp_path / "one", 3))
