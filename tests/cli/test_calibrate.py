@@ -28,6 +28,7 @@ def words(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow("takes many seconds")
 def test_without_a_model_the_one_that_ships_is_calibrated_on_the_text_that_ships(run: Run, tmp_path: Path) -> None:
     ended = run("calibrate", "--out", tmp_path / "found.safetensors")
     assert ended.code == 0, ended.err
