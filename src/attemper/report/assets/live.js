@@ -14,7 +14,7 @@
   Object.assign(bar.style, {
     position: "fixed", left: "50%", bottom: "14px", transform: "translateX(-50%)", zIndex: "20", maxWidth: "calc(100vw - 24px)",
     padding: "7px 16px", borderRadius: "999px", background: "#201c28", color: "#ffffff", font: "13.5px/1.5 system-ui, sans-serif",
-    boxShadow: "0 2px 10px rgba(0, 0, 0, 0.3)",
+    boxShadow: "0 2px 10px rgba(0, 0, 0, 0.3)", border: "1px solid #807a8b",
   });
   document.body.append(bar);
 
