@@ -311,9 +311,9 @@ def assert_backward(
 
 
 def everywhere() -> Iterator[Any]:
-    """Every case with every normalizer; by default with every second one, the others in the next case.
+    """Every case with every normalizer; by default with every second one, and with the others in the next case.
 
-    Of a normalizer with several numbers one, another in every case.
+    Of a normalizer that has several numbers a case has one, by default.
     """
     of_normalizer: dict[str, list[str]] = {}
     for name, (normalizer, *_) in zip(NAMES, NORMALIZERS, strict=True):
