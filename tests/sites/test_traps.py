@@ -66,10 +66,10 @@ def test_what_a_keyword_that_is_not_known_means_is_read_inside_the_function(impl
     with attemper.watch(model) as watch:
         model(ids, indices=torch.zeros(1))  # neither of the two functions does anything with it
     assert watch.table().skipped == ()
-    assert entropies(watch.table()) == pytest.approx(entropies(attemper.scan(llama(), [ids])), abs=1e-5)
+    assert entropies(watch.table()) == pytest.approx(entropies(attemper.scan(model, [ids])), abs=1e-5)
 
 
-def test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name_where_nobody_sees_inside() -> None:
+def test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name() -> None:
     tf = pytest.importorskip("transformers")
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

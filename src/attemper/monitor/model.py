@@ -61,14 +61,18 @@ def device_of(model: nn.Module) -> torch.device | None:
 def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: str = "") -> str:
     """What to say of a model in which no attention was seen."""
     skipped = tuple(skipped)
-    reasons = "".join(f"\n  {name}: {reason}" for name, reason in by_reason((one.name, one.reason) for one in skipped))
+    pairs = [(one.name, one.reason) for one in skipped]
     if skipped and all(one.kind not in (None, UNREAD) for one in skipped):
         kinds = ", ".join(dict.fromkeys(str(one.kind) for one in skipped))
         return (
             f"{where} saw no attention in {class_name(unwrap(model))}, and there is none to measure: its layers mix "
-            f"tokens without weights over keys ({kinds}).{reasons}"
+            f"tokens without weights over keys ({kinds}).{_lines(by_reason(pairs))}"
         )
-    return f"{where} saw no attention in {class_name(unwrap(model))}.{hint} {ADVICE}{reasons}"
+    return f"{where} saw no attention in {class_name(unwrap(model))}.{hint} {ADVICE}{_lines(pairs)}"
+
+
+def _lines(pairs: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"\n  {name}: {reason}" for name, reason in pairs)
 
 
 def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[Skipped, ...]:
