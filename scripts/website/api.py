@@ -31,6 +31,9 @@ PAGES = (
         "attemper", "attemper", "attemper",
         {
             "Reading a model": ("scan", "Scan", "load_scan", "pattern", "Pattern", "compare", "Comparison"),
+            "Explaining a difference": (
+                "fingerprint", "Fingerprint", "load_fingerprint", "explain", "Explanation",
+            ),
             "Watching a training": ("watch", "Watch", "tap", "AlarmLimits", "Store", "open_run"),
             "Attention that reports": (
                 "attention", "attention_statistics", "varlen_attention", "dense_weights", "AttentionOutput",

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from attemper.control.temper import Tempered, temper
     from attemper.control.thermostat import Thermostat
     from attemper.errors import BackendError, InputError, MissingExtraError
+    from attemper.fingerprints.explain import explain
+    from attemper.fingerprints.explanation import Explanation
+    from attemper.fingerprints.file import load_fingerprint
+    from attemper.fingerprints.record import Fingerprint
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.integrations.folder import load
+    from attemper.monitor.fingerprint import fingerprint
     from attemper.monitor.pattern import Pattern, pattern
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
@@ -48,6 +53,11 @@ _HOMES = {
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
     "Comparison": "attemper.readings.comparison",
+    "Explanation": "attemper.fingerprints.explanation",
+    "Fingerprint": "attemper.fingerprints.record",
+    "explain": "attemper.fingerprints.explain",
+    "fingerprint": "attemper.monitor.fingerprint",
+    "load_fingerprint": "attemper.fingerprints.file",
     "compare": "attemper.readings.comparison",
     "Pattern": "attemper.monitor.pattern",
     "pattern": "attemper.monitor.pattern",
@@ -87,6 +97,8 @@ __all__ = [
     "EntropyBonus",
     "EntropyDiversity",
     "EntropyTarget",
+    "Explanation",
+    "Fingerprint",
     "InputError",
     "MissingExtraError",
     "Pattern",
@@ -104,8 +116,11 @@ __all__ = [
     "calibrate",
     "compare",
     "dense_weights",
+    "explain",
+    "fingerprint",
     "functional",
     "load",
+    "load_fingerprint",
     "load_scan",
     "nn",
     "open_run",

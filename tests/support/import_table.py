@@ -27,8 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call", "backends"},
     "readings": {"report"},
+    "fingerprints": set(),
     "store": {"readings", "report"},
-    "monitor": {"sites", "functional", "store", "readings", "call", "backends"},
+    "monitor": {"sites", "functional", "store", "readings", "fingerprints", "call", "backends"},
     "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
     "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
     "report": {"store", "readings"},
@@ -43,7 +44,7 @@ FACADE = "attemper"
 ONLY_INSIDE = {(layer, "report"): ("to_html",) for layer in ("readings", "store")}
 """(importer, imported) -> the functions that may hold the import: a page is loaded when one is written."""
 
-WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "readings", "store", "report"}
+WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "fingerprints", "readings", "store", "report"}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

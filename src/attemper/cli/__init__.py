@@ -1,7 +1,8 @@
 """The command line: one file a verb, each parses, calls one library function and prints.
 
-Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm``, 130 interrupted. With ``--json`` stdout
-carries one JSON document and nothing else; progress and errors go to stderr.
+Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm`` or a fault that ``compare --explain``
+names, 130 interrupted. With ``--json`` stdout carries one JSON document and nothing else; progress and errors go
+to stderr.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from attemper.cli.compare import compare
 from attemper.cli.demo import demo
 from attemper.cli.doctor import doctor
 from attemper.cli.export import export, report
+from attemper.cli.fingerprint import fingerprint
 from attemper.cli.lab import lab
 from attemper.cli.merge import merge
 from attemper.cli.output import Verbs, exit_code
@@ -36,6 +38,7 @@ app = typer.Typer(
 app.command("scan")(scan)
 app.command("merge")(merge)
 app.command("compare")(compare)
+app.command("fingerprint")(fingerprint)
 app.command("runs")(runs)
 app.command("show")(show)
 app.command("watch")(watch)

@@ -10,12 +10,13 @@ import typer
 
 from attemper.backends.table import check_backend
 from attemper.checks import one_of
+from attemper.cli.fingerprint import fingerprint_of
 from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import patterns_of, scan_of
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
-from attemper.text import clean_name
+from attemper.text import clean, clean_name
 
 if TYPE_CHECKING:
     from attemper.monitor.pattern import Pattern
@@ -58,13 +59,30 @@ def compare(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Of two fingerprints (`attemper fingerprint`), or models: say where they first differ, and why. Exit "
+            "with 3 if that is a fault.",
+        ),
+    ] = False,
 ) -> None:
     """What differs between A and B, head by head: two files of `attemper scan --json`, two runs or two models, or
     one of each.
 
-    Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained.
+    Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained. With
+    --explain, both are fingerprints or models over the same tokens, and the first difference is named.
     """
     _check_usage(sort, backend, device)
+    if explain:
+        if html is not None or sort is not None:
+            raise typer.BadParameter("is of a comparison head by head: leave it out.", param_hint="--html or --sort")
+        _explain(a, b, Input(text, max_length, batch_size, device, dtype), as_json)
+        return
+    for side in (a, b):
+        if _is_fingerprint(side):
+            raise InputError(f"{clean_name(side)} is a fingerprint: `attemper compare A B --explain` reads it.")
     import attemper
     from attemper.readings.reading import Reading
 
@@ -99,6 +117,40 @@ def compare(
 
         console = Console()
         console.print(table(found, console.width, statistic=sort, top=top))
+
+
+def _explain(a: str, b: str, given: Input, as_json: bool) -> None:
+    """Prints why two fingerprints, or models, differ; exits with 3 if that is a fault."""
+    import attemper
+
+    stored = [attemper.load_fingerprint(side) if _is_safetensors(side) else None for side in (a, b)]
+    if None not in stored and given.text is not None:
+        raise typer.BadParameter("is of no use: both A and B are fingerprints.", param_hint="--text")
+    words = "" if None not in stored else read_text(given.text)
+    sides = [
+        fingerprint_of(side, words, given) if known is None else known
+        for side, known in zip((a, b), stored, strict=True)
+    ]
+    found = attemper.explain(*sides)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(clean(found.message))
+    if found.is_fault:
+        raise typer.Exit(3)
+
+
+def _is_safetensors(side: str) -> bool:
+    path = Path(side)
+    return path.suffix.lower() == ".safetensors" and len(side) < 4096 and not path.is_dir()
+
+
+def _is_fingerprint(side: str) -> bool:
+    if not _is_safetensors(side):
+        return False
+    from attemper.fingerprints.file import is_fingerprint
+
+    return is_fingerprint(side)
 
 
 def _check_usage(sort: str | None, backend: str, device: str) -> None:

@@ -209,7 +209,7 @@ def scan_of(
 
     import attemper
 
-    loaded, batches, tokenizer = _model_and_text(model, words, given)
+    loaded, batches, tokenizer = model_and_text(model, words, given)
     options |= {"name": title_of(model), "text": text_name(given.text)}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("scan", total=len(batches))
@@ -223,11 +223,11 @@ def scan_of(
 
 def patterns_of(model: str | None, words: str, given: Input, heads: Iterable[tuple[str, int]]) -> list[Pattern]:
     """The weights of some heads (site, number) of a model on the first tokens of a text."""
-    loaded, batches, tokenizer = _model_and_text(model, words, given)
+    loaded, batches, tokenizer = model_and_text(model, words, given)
     return list(_patterns(loaded, batches[0], heads, tokenizer))
 
 
-def _model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
+def model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
     """A model, the text as its batches, and what names its tokens."""
     if model is None:
         return (*_shipped_batches(words, given), _bytes)

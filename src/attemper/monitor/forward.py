@@ -20,12 +20,14 @@ from attemper.sites.ways import reading
 
 
 @contextmanager
-def observation(model: nn.Module, collector: Collector) -> Iterator[registry.Switch]:
-    """Models of transformers' registry attend here, masks and cross attention are followed, compiled code runs as it
-    was written.
+def observation(model: nn.Module, collector: Collector, *, switched: bool = True) -> Iterator[registry.Switch]:
+    """Masks and cross attention are followed, compiled code runs as it was written.
+
+    Args:
+        switched: whether models of transformers' registry attend here; else their own attention is looked at.
     """
     with ExitStack() as stack:
-        switch = stack.enter_context(registry.switching(model))
+        switch = stack.enter_context(registry.switching(model)) if switched else registry.Switch()
         stack.enter_context(tracking(collector.context, model, registry.pretrained_models(model)))
         # Python modules are searched for attention functions once, not for each batch.
         stack.enter_context(package_functions.reading(model))

@@ -55,6 +55,10 @@ class AttentionCall:
     """[B, Q] bool: which queries are real tokens, where the call itself tells."""
     places: Places = frozenset()
     """Memory of the tensors that it was called with. A tap of the same memory is of the same attention."""
+    value: Tensor | None = None
+    """[B, G, K, E], where the way into the model shows it."""
+    output: Tensor | None = None
+    """[B, H, Q, E]: what the model's own code made of it, where that can be seen."""
 
 
 OPERANDS = """Tensor query, Tensor key, Tensor? mask, Tensor? temperature, Tensor? sink, float? scale, bool is_causal,
@@ -196,13 +200,20 @@ def guard(observers: Iterable[Observer], action: Callable[..., None], *args: Any
 
 
 def report(
-    reader: Reader, args: Any, kwargs: dict[str, Any], site: nn.Module | None = None, places: Places = frozenset()
+    reader: Reader,
+    args: Any,
+    kwargs: dict[str, Any],
+    site: nn.Module | None = None,
+    places: Places = frozenset(),
+    value: Tensor | None = None,
+    output: Tensor | None = None,
 ) -> None:
     """Reads a call that has run and reports it to every observer, or the reason why it cannot be measured.
 
     Args:
         site: the module that attends, where it is known; else the module that is running.
         places: memory of its queries and keys, where ``args`` and ``kwargs`` do not hold them.
+        value, output: as in ``AttentionCall``.
     """
     observers = current()
     if not observers:
@@ -215,7 +226,8 @@ def report(
             places = places | memory_of(given)
             call = reader(module, *args, **kwargs)
             check_mask(module, call)
-            call = replace(call, places=places | memory_of((call.query, call.key)))
+            places |= memory_of((call.query, call.key))
+            call = replace(call, places=places, value=value, output=output)
             for observer in observers:
                 observer.context.settle(call.mask)
         except Exception as error:  # whatever it is, it must not end a training run

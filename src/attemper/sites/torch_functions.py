@@ -95,17 +95,19 @@ class AttentionMode(TorchFunctionMode):
         if func in _FUNCTIONS and current() and not in_backward():
             with mark_reported():
                 result = func(*args, **kwargs)
-            guard(current(), self._report, func, args, kwargs)
+            guard(current(), self._report, func, args, kwargs, result)
             return result
         result = func(*args, **kwargs)
         if type(result) not in _PLAIN and (observers := current()) and not in_backward():
             guard(observers, self._follow, FunctionCall(func, args, kwargs, result))
         return result
 
-    def _report(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _report(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         names, reader = _FUNCTIONS[func]
+        given = _by_name(names, args, kwargs)
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            report(_of_tokens(_readable(reader), self._axes), (), _by_name(names, args, kwargs))
+            value, output = _value_and_output(func, given, result)
+            report(_of_tokens(_readable(reader), self._axes), (), given, value=value, output=output)
 
     def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values."""
@@ -129,6 +131,14 @@ class AttentionMode(TorchFunctionMode):
             self._partly.add(module)
         partly = found.scores is not None and module in self._partly
         return softmax_by_hand.HandAttention(None, softmax_by_hand.PARTLY) if partly else found
+
+
+def _value_and_output(func: Any, given: dict[str, Any], result: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Values and the output of a call, where they are [B, heads, tokens, size] as they stand."""
+    value = given.get("value")
+    if func is not F.scaled_dot_product_attention or not isinstance(value, Tensor) or not isinstance(result, Tensor):
+        return None, None
+    return (value, result) if value.dim() == result.dim() == 4 else (None, None)
 
 
 def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

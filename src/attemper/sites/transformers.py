@@ -268,12 +268,16 @@ class _Reporting:
             return self.function(module, query, key, value, *args, **kwargs)
         with mark_reported(), _without_mode():
             result = self.function(module, query, key, value, *args, **kwargs)
-        guard(current(), self._report, module, query, key, given)
+        guard(current(), self._report, module, query, key, value, result, given)
         return result
 
-    def _report(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> None:
+    def _report(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, result: Any, given: dict[str, Any]
+    ) -> None:
         reader = partial(self.reader, query=query, key=key)
-        report(reader, (), given, module, places((query, key)))
+        made = result[0] if isinstance(result, tuple) else result
+        output = made.transpose(1, 2) if isinstance(made, Tensor) and made.dim() == 4 else None
+        report(reader, (), given, module, places((query, key)), value=value, output=output)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

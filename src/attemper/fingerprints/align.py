@@ -1,0 +1,88 @@
+"""Two fingerprints side by side: sites by order and shape, rows by token; refused by what differs where they are not of
+the same tokens or the same architecture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from attemper.errors import InputError
+from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.record import Fingerprint, SiteFingerprint
+from attemper.text import clean_name
+
+_SHAPE = {"kind": "its kind", "heads": "its heads", "head_dim": "the size of its heads"}
+
+
+def align(a: Fingerprint, b: Fingerprint) -> list[SitePair]:
+    """The sites of both, in the order in which they ran.
+
+    Raises:
+        InputError: they are of other tokens or another architecture; the message says what differs.
+    """
+    if a.lengths != b.lengths:
+        raise InputError(
+            f"explain: a is of {_sequences(a)} and b of {_sequences(b)}: take fingerprints of the same tokens."
+        )
+    if a.tokens is not None and b.tokens is not None and a.tokens != b.tokens:
+        raise InputError(
+            f"explain: the tokens differ (hash {a.tokens[:8]} of a, {b.tokens[:8]} of b): take fingerprints of the "
+            "same text, by the same tokenizer."
+        )
+    if len(a.sites) != len(b.sites):
+        more, fewer = (a, b) if len(a.sites) > len(b.sites) else (b, a)
+        first = clean_name(more.sites[len(fewer.sites)].name)
+        raise InputError(
+            f"explain: a has {len(a.sites)} sites of attention and b {len(b.sites)}; {first} has no partner. They must "
+            f"be of one architecture with as many layers{_not_read(a, b)}."
+        )
+    return [_pair(number, *pair) for number, pair in enumerate(zip(a.sites, b.sites, strict=True))]
+
+
+def _sequences(one: Fingerprint) -> str:
+    lengths = ", ".join(map(str, one.lengths[:8])) + (", ..." if len(one.lengths) > 8 else "")
+    return f"{len(one.lengths)} sequences of {lengths} tokens"
+
+
+def _not_read(a: Fingerprint, b: Fingerprint) -> str:
+    names = [clean_name(name) for name in (*a.skipped, *b.skipped)]
+    return f" (not read: {', '.join(names[:4])})" if names else ""
+
+
+def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
+    for field, words in _SHAPE.items():
+        one, two = getattr(a, field), getattr(b, field)
+        scores_only = field == "head_dim" and 1 in (one, two)
+        if one != two and not scores_only:
+            raise InputError(
+                f"explain: site {number} ({clean_name(a.name)}) differs in {words}: {one} in a, {two} in b. They must "
+                "be of one architecture."
+            )
+    if a.query.shape[1] != b.query.shape[1]:
+        raise InputError(
+            f"explain: site {number} ({clean_name(a.name)}) keeps {a.query.shape[1]} places of vectors in a and "
+            f"{b.query.shape[1]} in b: take both fingerprints with the same version."
+        )
+    places = {tuple(row): place for place, row in enumerate(b.rows.tolist())}
+    both = [(place, places[tuple(row)]) for place, row in enumerate(a.rows.tolist()) if tuple(row) in places]
+    if not both:
+        raise InputError(
+            f"explain: site {number} ({clean_name(a.name)}) has no row that both keep: take both with the same rows=."
+        )
+    one, two = (np.array(part) for part in zip(*both, strict=True))
+    return SitePair(number, _rows(a, one), _rows(b, two))
+
+
+def _rows(site: SiteFingerprint, chosen: np.ndarray) -> SiteFingerprint:
+    """The site with these of its rows."""
+    if len(chosen) == len(site.rows) and (chosen == np.arange(len(chosen))).all():
+        return site
+    return replace(
+        site,
+        **{name: getattr(site, name)[chosen] for name in ("rows", "pair_keys", "residual", "input")},
+        **{name: getattr(site, name)[:, chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
+        counts={name: part[:, chosen] for name, part in site.counts.items()},
+        statistics={name: part[:, chosen] for name, part in site.statistics.items()},
+    )

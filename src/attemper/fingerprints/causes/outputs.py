@@ -1,0 +1,55 @@
+"""Causes behind the scores: values, and what happens inside a kernel that no tap sees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attemper.fingerprints import floor
+from attemper.fingerprints.finding import Finding, in_words, of_heads
+from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
+from attemper.fingerprints.record import SiteFingerprint
+
+STAGE = "head output"
+INSIDE = 16.0
+"""An output is not the one of its own queries, keys and values if it is so many roundings away from it."""
+
+
+def inside(pair: SitePair) -> Finding | None:
+    """One run's output does not follow from its own queries, keys, values and mask: the fault is in its kernel."""
+    levels = [_mismatch(site, site.recomputed, pair.eps) for site in (pair.a, pair.b)]
+    off = [level > 1 for level in levels]
+    if not (off[0] ^ off[1]).any():
+        return None
+    which = 1 if (off[1] & ~off[0]).any() else 0
+    site, marked = (pair.a, pair.b)[which], off[which]
+    heads, name = of_heads(marked.tolist()), "ab"[which]
+    if (_mismatch(site, site.tiled, pair.eps)[marked] <= 1).all() and not np.isnan(site.tiled).all():
+        words = f"query head h of run {name} reads key head h mod {site.kv_heads}, in place of groups side by side"
+        return Finding("grouping", STAGE, 0.0, None, heads, words, own=True)
+    words = (
+        f"{in_words(heads)}the output of run {name} does not follow from its own q, k, v and mask: its kernel differs"
+    )
+    return Finding("scores", STAGE, 1.0, None, heads, words, own=True)
+
+
+def _mismatch(site: SiteFingerprint, expected: np.ndarray, eps: float) -> np.ndarray:
+    """[H]: how far the output is from ``expected``, in units of what rounding explains; 0 where it was not seen."""
+    if np.isnan(site.output).all() or np.isnan(expected).all():
+        return np.zeros(site.heads)
+    rows = sketch_difference(site.output, expected)
+    own = max(eps, 1e-6)
+    return np.array([level_of_rows(row) for row in rows]) / (INSIDE * own)
+
+
+def values(pair: SitePair) -> Finding | None:
+    """Outputs differ by more than scores and inputs explain."""
+    if np.isnan(pair.output).all():
+        return None
+    level = np.array([level_of_rows(row) for row in pair.output])
+    times = floor.times(level, floor.outputs(pair))
+    if not (times > 1).any():
+        return None
+    heads = of_heads((times > 1).tolist())
+    return Finding(
+        "values", STAGE, 0.5, None, heads, f"{in_words(heads)}weights are the same and outputs differ: values do"
+    )

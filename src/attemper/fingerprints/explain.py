@@ -1,0 +1,255 @@
+"""``attemper.explain``: where two runs over the same tokens first differ, and why.
+
+Sites are walked in order, and in each its stages: what enters the block, what enters the attention, queries and keys,
+which keys are seen, the final score, the mass that a sink leaves, the head output. The first stage that is further
+apart than rounding explains, given the stage before it, almost names the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attemper.errors import InputError
+from attemper.fingerprints import floor
+from attemper.fingerprints.align import align
+from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors
+from attemper.fingerprints.explanation import Explanation, Remark
+from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, of_heads
+from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.record import Fingerprint
+from attemper.text import clean_name
+
+OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
+    masks.find,
+    scores.find,
+    lambda pair: _some(vectors.key_rounding(pair) if pair.vectors else None),
+    lambda pair: _some(outputs.inside(pair)),
+)
+"""What each run shows by itself: exact, whatever came before it."""
+VECTORS: tuple[Callable[[SitePair], Finding | None], ...] = (
+    vectors.factor_of_products,
+    rotary.find,
+    vectors.head_order,
+    vectors.bias,
+)
+"""What may make queries and keys differ; that which leaves least counts."""
+SURE = 4.0
+"""A factor of all products that no single one shows is sure from so many levels of vectors on: rounding of weights
+shifts it, too.
+"""
+ORDER = ("residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output")
+"""Stages of a site."""
+
+
+def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
+    """Where and why two runs of one model over the same tokens differ.
+
+    Each run is first tested against itself: its final scores as a function of its own products q.k, its visible keys,
+    the mass that its sink takes. Rounding of queries and keys cancels there. What is left is compared stage by stage
+    with the level that rounding reaches, by the precision of both and by the stage before. A cause is accepted only if
+    it leaves little of the difference.
+
+    Args:
+        a, b: of :func:`attemper.fingerprint` or :func:`attemper.load_fingerprint`, over the same tokens.
+
+    Returns:
+        :class:`attemper.Explanation`: ``kind``, ``site``, ``stage``, ``extent``, ``value``, ``message``.
+
+    Raises:
+        InputError: they are of other tokens, or of models of another architecture or number of layers.
+    """
+    for name, one in (("a", a), ("b", b)):
+        if not isinstance(one, Fingerprint):
+            raise InputError(
+                f"explain({name}) must be a fingerprint, of attemper.fingerprint, got {type(one).__name__}."
+            )
+    pairs = align(a, b)
+    own = [_own(pair) for pair in pairs]
+    walk = _Walk(pairs, own)
+    for pair, findings in zip(pairs, own, strict=True):
+        found = walk.first_at(pair, findings)
+        if found is not None:
+            return walk.explanation(pair, found)
+    return walk.without_cause()
+
+
+def _some(found: Finding | None) -> list[Finding]:
+    return [] if found is None else [found]
+
+
+def _own(pair: SitePair) -> list[Finding]:
+    return [found for cause in OWN for found in cause(pair)]
+
+
+@dataclass
+class _Level:
+    """How far a run is apart before a site."""
+
+    residual: float = 0.0
+    output: float = 0.0
+
+
+class _Walk:
+    """From the first site on."""
+
+    def __init__(self, pairs: list[SitePair], own: list[list[Finding]]) -> None:
+        self.pairs, self.own = pairs, own
+        self._before = _Level()
+        self._equivalent: list[tuple[SitePair, Finding]] = []
+        self._small: list[tuple[SitePair, str, float]] = []
+        self._few: list[SitePair] = []
+
+    def first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
+        """The first cause at this site, if it has one."""
+        found = self._entering(pair) or self._vectors(pair, own)
+        if self._equivalent and self._equivalent[-1][0] is pair:
+            # What queries and keys are longer by, the multiplier takes back.
+            own[:] = [one for one in own if one.kind not in ("scale", "logn")]
+        found = found or _earliest(own) or self._scores(pair) or outputs.values(pair)
+        self._before = _Level(max(level_of_rows(pair.residual), level_of_rows(pair.input)), _largest(pair.output))
+        return found
+
+    def _entering(self, pair: SitePair) -> Finding | None:
+        """What enters the block, or the attention."""
+        before = floor.residual(self._before.residual, self._before.output, pair.eps)
+        entering = level_of_rows(pair.residual)
+        for stage, level, expected in (
+            ("residual", entering, before),
+            ("input", level_of_rows(pair.input), floor.entering(pair)),
+        ):
+            times = float(floor.times(level, expected))
+            if times > 1:
+                what = "its block" if stage == "residual" else "the attention"
+                words = f"what enters {what} differs by {level:.2g} of its size, where rounding explains {expected:.2g}"
+                return Finding("input", stage, 0.0, None, None, words)
+            if times > 0.7:
+                self._small.append((pair, stage, times))
+        rows = pair.residual[~np.isnan(pair.residual)]
+        if len(rows) and float(floor.times(rows.max(), before)) > 2 and rows.max() > 8 * max(entering, pair.eps):
+            self._few.append(pair)
+        return None
+
+    def _vectors(self, pair: SitePair, own: list[Finding]) -> Finding | None:
+        """Queries and keys."""
+        levels = pair.query_level, pair.key_level, pair.raw_level
+        if not pair.vectors or not max(level.max() for level in levels):
+            return None
+        vector, product = floor.vectors(pair), floor.products(pair)
+        times = [floor.times(level, own) for level, own in zip(levels, (vector, vector, product), strict=True)]
+        largest = float(np.concatenate(times).max())
+        if largest <= 1:
+            if largest > 0.7:
+                self._small.append((pair, "q and k", largest))
+            found = vectors.factor_of_products(pair)
+            sure = found is not None and found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
+            return found if sure and not _is_equivalent(pair) else None
+        rounded = [found for found in own if found.kind == "key_rounding"]
+        if rounded:
+            return rounded[0]
+        best = best_of(pair)
+        if _is_equivalent(pair):
+            words = "queries and keys differ" if best is None else best.message
+            words += ", and so does what makes scores of them: final scores agree"
+            self._equivalent.append((pair, Finding("equivalent", "q and k", 0.0, None, None, words)))
+            return None
+        if best is not None:
+            return best
+        marked = np.maximum(times[0], times[2]) > 1
+        heads = of_heads(marked.tolist()) if marked.any() else None
+        words = f"{in_words(heads)}queries and keys of the same input differ by no rule that is known: other weights"
+        return Finding("weights", "q and k", 1.0, None, heads, words)
+
+    def _scores(self, pair: SitePair) -> Finding | None:
+        """Attention whose queries were not seen: scores alone."""
+        if pair.vectors:
+            return None
+        both = np.isfinite(pair.a.final) & np.isfinite(pair.b.final)
+        size = float(np.sqrt((np.where(both, pair.a.final, 0.0) ** 2).sum() / max(both.sum(), 1)))
+        times = floor.times(pair.score_level / max(size, 1e-300), floor.vectors(pair))
+        if not (times > 1).any():
+            return None
+        a, b = (np.where(both, site.final, 0.0).astype(np.float64) for site in (pair.a, pair.b))
+        c = (a * b).sum() / max((a * a).sum(), 1e-300)
+        left = float(((b - c * a) ** 2).sum() / max(((b - a) ** 2).sum(), 1e-300))
+        if left <= ACCEPTED:
+            words = f"scores of run b are {c:.5g} times those of run a"
+            return Finding("scale", "final score", left, float(c), of_heads((times > 1).tolist()), words)
+        return Finding("scores", "final score", 1.0, None, of_heads((times > 1).tolist()), "scores differ")
+
+    def explanation(self, pair: SitePair, found: Finding) -> Explanation:
+        """What was found, where else it is, and what else each run shows by itself."""
+        also = self._also(pair, found)
+        if not found.own:
+            return Explanation.of(pair, found, None, len(self.pairs), also)
+        return Explanation.of(pair, found, self._sites_with(found.kind), len(self.pairs), also)
+
+    def _sites_with(self, kind: str) -> int:
+        """How many sites show a kind by themselves."""
+        return sum(any(one.kind == kind for one in own) for own in self.own)
+
+    def _also(self, pair: SitePair, found: Finding) -> tuple[Remark, ...]:
+        """Findings of another kind that no difference before them can have made; each kind once."""
+        seen: dict[str, Remark] = {}
+        for other, own in zip(self.pairs, self.own, strict=True):
+            for one in own:
+                if one.kind not in (found.kind, "scores") and one.kind not in seen:
+                    seen[one.kind] = Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message)
+        for other, one in self._equivalent:
+            seen.setdefault(one.kind, Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message))
+        return tuple(seen.values())
+
+    def without_cause(self) -> Explanation:
+        """No stage of any site is beyond rounding."""
+        if self._equivalent:
+            pair, found = self._equivalent[0]
+            return Explanation.of(pair, found, len(self._equivalent), len(self.pairs), ())
+        if all(pair.identical for pair in self.pairs):
+            return Explanation.plain("none", "every number of both fingerprints is the same")
+        if self._few:
+            found = Finding(
+                "few_tokens", "residual", 0.0, message="a few tokens differ by much, the others by rounding"
+            )
+            return Explanation.of(self._few[0], found, len(self._few), len(self.pairs), ())
+        if self._small:
+            pair, stage, times = max(self._small, key=lambda one: one[2])
+            words = f"{stage} differs by {times:.2g} of what rounding may explain: too little to name a cause"
+            return Explanation.of(pair, Finding("too_small", stage, 1.0, message=words), None, len(self.pairs), ())
+        return Explanation.plain("rounding", "they differ by no more than rounding explains")
+
+
+def _largest(rows: np.ndarray) -> float:
+    levels = [level_of_rows(row) for row in rows]
+    return float(np.mean(levels)) if levels else 0.0
+
+
+def _earliest(own: list[Finding]) -> Finding | None:
+    """The finding of the first stage; within one, that which leaves least."""
+    return min(own, key=lambda one: (ORDER.index(one.stage), one.residual), default=None)
+
+
+def best_of(pair: SitePair, accepted: float = ACCEPTED) -> Finding | None:
+    """The cause in queries and keys that leaves least of their difference, if that is little, rounding aside."""
+    noise = _noise(pair)
+    named = [found for cause in VECTORS if (found := cause(pair)) is not None]
+    named = [replace(one, residual=max(one.residual - noise, 0.0) / (1 - noise)) for one in named]
+    best = min(named, key=lambda one: one.residual, default=None)
+    return best if best is not None and best.residual <= accepted else None
+
+
+def _noise(pair: SitePair) -> float:
+    """The share of the squared difference of queries and keys that is rounding, 0 to 0.8."""
+    level = max(float(np.sqrt((part**2).mean())) for part in (pair.query_level, pair.key_level))
+    return min((floor.vectors(pair) / level) ** 2, 0.8) if level else 0.0
+
+
+def _is_equivalent(pair: SitePair) -> bool:
+    """Whether final scores agree though queries and keys do not."""
+    if any((pair.a.counts[name] != pair.b.counts[name]).any() for name in ("visible_keys", "first_visible")):
+        return False
+    apart = np.hypot(pair.query_level, pair.key_level.max()) / np.sqrt(pair.a.head_dim)
+    final = pair.score_level / np.maximum(pair.score_size, 1e-300)
+    agree = floor.times(final, floor.products(pair)) < 1
+    return bool(agree.all() and (final < 0.2 * np.maximum(apart, pair.raw_level)).any())

@@ -1,0 +1,137 @@
+"""One site in two fingerprints: how far its stages are apart, relative to their size, and what rounding explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from attemper.fingerprints.record import SiteFingerprint
+
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-23}
+"""Largest relative error of rounding once. What is kept of float64 is float32."""
+TRIMMED = 0.15
+"""Share of rows, the worst, that a level leaves out: routers of experts flip on a few tokens."""
+
+
+@dataclass(eq=False)
+class SitePair:
+    """A site of two runs with the same rows. H heads, R rows, P places of vectors."""
+
+    number: int
+    a: SiteFingerprint
+    b: SiteFingerprint
+
+    @cached_property
+    def eps(self) -> float:
+        """Of the lower precision of the two."""
+        return max(ROUNDING.get(site.dtype, 2.0**-8) for site in (self.a, self.b))
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """[R]: the place of each row among the tokens of its sequence."""
+        return self.a.rows[:, 1]
+
+    @cached_property
+    def vectors(self) -> bool:
+        """Whether queries and keys were seen in both runs."""
+        return self.a.head_dim == self.b.head_dim > 1 and not np.isnan(self.a.raw).all()
+
+    @cached_property
+    def query(self) -> tuple[np.ndarray, np.ndarray]:
+        """[H, P, D] of both runs, float64."""
+        return self.a.query.astype(np.float64), self.b.query.astype(np.float64)
+
+    @cached_property
+    def key(self) -> tuple[np.ndarray, np.ndarray]:
+        """[G, P, D] of both runs in float64; of as many heads as there are queries where the two differ in G."""
+        keys = self.a.key.astype(np.float64), self.b.key.astype(np.float64)
+        if len(keys[0]) == len(keys[1]):
+            return keys
+        return tuple(np.repeat(key, self.a.heads // len(key), 0) for key in keys)  # type: ignore[return-value]
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        """[R]: relative difference of what enters the block."""
+        return sketch_difference(self.a.residual, self.b.residual)
+
+    @cached_property
+    def input(self) -> np.ndarray:
+        """[R]: relative difference of what enters the attention."""
+        return sketch_difference(self.a.input, self.b.input)
+
+    @cached_property
+    def output(self) -> np.ndarray:
+        """[H, R]: relative difference of head outputs."""
+        return sketch_difference(self.a.output, self.b.output)
+
+    @cached_property
+    def query_level(self) -> np.ndarray:
+        """[H]: relative difference of queries."""
+        return vector_level(*self.query)
+
+    @cached_property
+    def key_level(self) -> np.ndarray:
+        """[G]: relative difference of keys."""
+        return vector_level(*self.key)
+
+    @cached_property
+    def raw_level(self) -> np.ndarray:
+        """[H]: difference of q.k, relative to |q| |k|, over all rows."""
+        change = np.nan_to_num(self.b.raw.astype(np.float64) - self.a.raw)
+        rows = np.sqrt((change**2).mean(-1))
+        size = self.a.statistics["q_norm"] * np.median(self.a.statistics["k_norm"], 1, keepdims=True)
+        relative = rows / np.maximum(size, 1e-300)
+        return np.array([level_of_rows(row) for row in relative])
+
+    @cached_property
+    def score_level(self) -> np.ndarray:
+        """[H]: difference of final scores in the pairs that both see, less the mean of each row: what moves weights."""
+        both = np.isfinite(self.a.final) & np.isfinite(self.b.final)
+        change = np.where(both, np.where(both, self.b.final, 0.0) - np.where(both, self.a.final, 0.0), 0.0)
+        count = both.sum(-1, keepdims=True)
+        change = np.where(both, change - change.sum(-1, keepdims=True) / np.maximum(count, 1), 0.0)
+        rows = np.sqrt((change**2).sum(-1) / np.maximum(count[..., 0], 1))
+        return np.array([level_of_rows(row) for row in rows])
+
+    @cached_property
+    def score_size(self) -> np.ndarray:
+        """[H]: what a relative error 1 of queries and keys would be in scores: median of m |q| |k|."""
+        part = self.a.statistics
+        return np.median(np.abs(part["multiplier"]) * part["q_norm"] * part["k_norm"], 1).astype(np.float64)
+
+    @cached_property
+    def identical(self) -> bool:
+        """Whether every number is the same."""
+        a, b = self.a, self.b
+        names = ("raw", "final", "query", "key", "residual", "input", "output")
+        same = all(
+            getattr(a, name).shape == getattr(b, name).shape
+            and np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True)
+            for name in names
+        )
+        return same and all(np.array_equal(a.counts[name], b.counts[name]) for name in a.counts)
+
+
+def sketch_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Relative difference of the vectors of two sketches [..., 1 + PROJECTIONS]; NaN where one was not seen."""
+    change = np.sqrt(((b[..., 1:].astype(np.float64) - a[..., 1:]) ** 2).mean(-1))
+    size = np.maximum(a[..., 0], b[..., 0]).astype(np.float64)
+    return np.where(size > 0, change / np.where(size > 0, size, 1.0), 0.0)
+
+
+def vector_level(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """[H]: relative difference of vectors [H, P, D], by the median of places."""
+    change = np.linalg.norm(b - a, axis=-1)
+    size = np.maximum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1))
+    return np.median(np.where(size > 0, change / np.where(size > 0, size, 1.0), 0.0), 1)
+
+
+def level_of_rows(rows: np.ndarray) -> float:
+    """Root mean square of what is left without the worst rows; 0 where nothing was seen."""
+    known = np.sort(rows[~np.isnan(rows)])
+    if not len(known):
+        return 0.0
+    kept = known[: max(len(known) - int(np.ceil(TRIMMED * len(known))), 1)]
+    return float(np.sqrt((kept**2).mean()))

@@ -1,0 +1,171 @@
+"""A fingerprint: what is kept of each attention site for a few rows, and which rows, keys and vectors these are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
+"""Pairs of a row: the keys so many tokens before its own place ..."""
+FIXED_KEYS = 8
+"""... and so many keys, evenly spaced from the first of the sequence to its last, the same for all rows."""
+PAIRS = len(OFFSETS) + FIXED_KEYS
+VECTOR_ROWS = (0, 1, 2, 4, 8, 16, 32, 64)
+"""Places of the first sequence whose queries and keys are kept as they are."""
+PROJECTIONS = 8
+"""Numbers of a sketch beside its norm."""
+ROWS = 32
+"""Rows that are kept, by default."""
+
+COUNTS = ("visible_keys", "first_visible", "last_visible", "argmax")
+"""Exact whole numbers of a row. Keys are counted by token: padding before a sequence is below 0, behind it from its
+length on. -1 and 0 of a row that sees nothing.
+"""
+STATISTICS = (
+    *("max_logit", "mean", "variance", "lse", "lse_keys", "kept_mass", "self_weight", "first_token_mass"),
+    *("q_norm", "k_norm", "multiplier"),
+)
+"""Numbers of a row: of its scores under their own softmax; ``lse`` with a sink; ``multiplier`` is scale / T."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteFingerprint:
+    """One attention site. H heads, G heads of keys, R rows, P places of ``VECTOR_ROWS`` that the sequence has.
+
+    Attributes:
+        name: a note for people; sites are aligned by ``order`` and shape.
+        order: when it ran among the sites of a pass.
+        kind: "self" or "cross".
+        heads, kv_heads, head_dim: H, G and D.
+        scale: of the call, where all rows share it.
+        softcap: of the call, or None.
+        inv_freq: angles per token of rotary pairs, where the model has such a buffer.
+        dtype: of queries and keys.
+        matmul_precision: of float32 products in that run.
+        keys: the largest number of keys.
+        rows: [R, 2] int32: sequence and place of each row, by tokens.
+        pair_keys: [R, PAIRS] int32: the key of each pair, by tokens; -1 where there is none.
+        counts: name of ``COUNTS`` -> [H, R] int32.
+        statistics: name of ``STATISTICS`` -> [H, R] float32.
+        raw, final: [H, R, PAIRS] float32: q.k, and the score that enters softmax (-inf where the key is hidden).
+        query, key: [H, P, D] and [G, P, D] in float32, exactly the numbers of the run's own type.
+        residual, input: [R, 1 + PROJECTIONS] float32: what enters the block, and the module that attends.
+        output, recomputed: [H, R, 1 + PROJECTIONS] float32: of each head's output as the model made it, and as it
+            follows from the queries, keys and values that were seen.
+        tiled: the same as ``recomputed`` if query head h read key head h mod G; None where every head has its own.
+
+    What was not seen is NaN.
+    """
+
+    name: str
+    order: int
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float | None
+    softcap: float | None
+    inv_freq: tuple[float, ...] | None
+    dtype: str
+    matmul_precision: str
+    keys: int
+    rows: np.ndarray
+    pair_keys: np.ndarray
+    counts: Mapping[str, np.ndarray]
+    statistics: Mapping[str, np.ndarray]
+    raw: np.ndarray
+    final: np.ndarray
+    query: np.ndarray
+    key: np.ndarray
+    residual: np.ndarray
+    input: np.ndarray
+    output: np.ndarray
+    recomputed: np.ndarray
+    tiled: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """What :func:`attemper.fingerprint` keeps of a model over some tokens. It holds no text and no token ids.
+
+    Attributes:
+        model: its class and what it was loaded from.
+        tokens: a hash of the token ids of every sequence, without padding; None where the model was given no ids.
+        lengths: tokens of each sequence, without padding.
+        sites: in the order in which they ran.
+        skipped: name of a site that was seen and could not be read -> the reason.
+        about: date, type of the weights, versions.
+    """
+
+    model: str
+    tokens: str | None
+    lengths: tuple[int, ...]
+    sites: tuple[SiteFingerprint, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it as one safetensors file, whole or not at all; :func:`attemper.load_fingerprint` reads it.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: no file can be written there.
+        """
+        from attemper.fingerprints.file import save
+
+        return save(self, path)
+
+    def __repr__(self) -> str:
+        rows = max((len(site.rows) for site in self.sites), default=0)
+        return f"Fingerprint({self.model}: {len(self.sites)} sites, {rows} rows, {len(self.lengths)} sequences)"
+
+
+def chosen_sequences(sequences: int, rows: int) -> dict[int, int]:
+    """Sequence -> how many of its rows are kept, so that there are about ``rows`` in all."""
+    if sequences <= rows:
+        return dict.fromkeys(range(sequences), rows // sequences)
+    return {number * sequences // rows: 1 for number in range(rows)}
+
+
+def chosen_rows(length: int, count: int) -> list[int]:
+    """Places of ``count`` rows of a sequence: evenly spaced, its last token among them."""
+    return sorted({(length * (number + 1)) // count - 1 for number in range(count)} - {-1})
+
+
+def keys_of_row(place: int, length: int) -> list[int]:
+    """The keys of a row's pairs by tokens, [PAIRS]; -1 where there is none."""
+    near = [place - offset if 0 <= place - offset < length else -1 for offset in OFFSETS]
+    last = FIXED_KEYS - 1
+    return [*near, *((number * (length - 1)) // last if length else -1 for number in range(FIXED_KEYS))]
+
+
+def vector_rows(length: int) -> list[int]:
+    """Places of a sequence whose queries and keys are kept."""
+    return [place for place in VECTOR_ROWS if place < length]
+
+
+@lru_cache(maxsize=64)
+def projection(width: int) -> np.ndarray:
+    """[width, PROJECTIONS] of +1 and -1, the same everywhere: the mean square of a vector's projections is about its
+    squared norm.
+    """
+    import numpy as np
+
+    # The stream of RandomState is frozen; that of newer generators may change.
+    return np.random.RandomState(width).randint(0, 2, (width, PROJECTIONS)).astype(np.float32) * 2 - 1
+
+
+def join_rows(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Parts of rows, one after another."""
+    import numpy as np
+
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)

@@ -1,0 +1,259 @@
+"""``attemper.fingerprint``: what a model's attention does with some tokens, small enough to send to somebody."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from attemper.call.attention import measurement
+from attemper.errors import BackendError, InputError
+from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
+from attemper.monitor.collector import Collector
+from attemper.monitor.fingerprint_rows import SeenAttention, SiteRows
+from attemper.monitor.forward import observation, run
+from attemper.monitor.model import check_model, date_of, provenance, title, why_nothing
+from attemper.monitor.options import Scope
+from attemper.sites.find import all_sites
+from attemper.sites.identity import Places
+from attemper.sites.names import names_of
+from attemper.sites.observation import AttentionCall, UnsupportedCallError
+from attemper.sites.padding import CallContext
+from attemper.sites.sharded import local
+from attemper.statistics import ONE_PASS
+
+_BLOCK = re.compile(r"(^|\.)\d+$")
+"""How the names of blocks end: a number in a list."""
+
+
+def fingerprint(model: nn.Module, batches: Iterable[Any], *, rows: int = ROWS, name: str | None = None) -> Fingerprint:
+    """What the attention of ``model`` does with ``batches``, for :func:`attemper.explain`: a few rows of every site.
+
+    Each batch runs through the model once, without gradients. The model's own attention runs and is looked at; nothing
+    is put in its place. Rows are chosen by token: padding, its side, and how texts are batched make no difference.
+
+    Args:
+        model: any module, in evaluation mode.
+        batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor
+            (``model(batch)``), on the model's device.
+        rows: how many rows of each site are kept, of all sequences together.
+        name: of the model in the result; None for its class and what it was loaded from.
+
+    Returns:
+        :class:`attemper.Fingerprint`: ``.sites``, ``.skipped``; ``.save(path)``.
+
+    Raises:
+        InputError: the model is no module, or in training mode; there is no batch, or no attention was seen.
+    """
+    check_model("fingerprint", model)
+    if isinstance(batches, Tensor | Mapping | str):
+        raise InputError(
+            f"fingerprint(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch]."
+        )
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InputError(f"fingerprint(rows=...) must be an int of at least 1, got {rows!r}.")
+    if any(part.training and isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
+        raise InputError("fingerprint: the model is in training mode, and its dropout is random: call model.eval().")
+    listed = list(batches)
+    if not listed:
+        raise InputError("fingerprint: there is no batch: batches is empty (or was used up before).")
+    sizes = [_sequences(batch) for batch in listed]
+    collector = FingerprintCollector(model, CallContext(), chosen_sequences(sum(sizes), rows))
+    with observation(model, collector, switched=False) as switch, following(model) as hidden:
+        collector.hidden = hidden
+        for number, batch in enumerate(listed):
+            run(f"fingerprint: batch {number + 1}", model, batch, collector, switch)
+            collector.first_sequence += sizes[number]
+    sites = collector.fingerprints()
+    if not sites:
+        raise InputError(why_nothing("fingerprint", model, collector.skips(())))
+    skipped = {skip.name: skip.reason for skip in collector.skips(()) if skip.name not in {s.name for s in sites}}
+    own = next((site for site in collector.found.values() if site.kind == "self"), None)
+    lengths = () if own is None else tuple(own.lengths)
+    hashed = _hash(listed)
+    about = {key: part for key, part in provenance(model, date_of(time.time())).items() if part is not None}
+    return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about)
+
+
+class FingerprintCollector(Collector):
+    """Keeps the chosen rows of every call of a pass that went through.
+
+    ``counts``: sequence among all batches -> how many of its rows.
+    """
+
+    def __init__(self, model: nn.Module, context: CallContext, counts: Mapping[int, int]) -> None:
+        super().__init__(model, context, Scope(ONE_PASS, "reference", replace=False))
+        self._model, self._counts = model, counts
+        self.first_sequence = 0
+        self.hidden = HiddenStates()
+        self.found: dict[tuple[str, str], SiteRows] = {}
+        self._kept: dict[int, tuple[Places, SeenAttention, str]] = {}
+        """By the identity of a call's ``places``."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._kept.clear()
+
+    def _see(self, module: nn.Module, call: AttentionCall) -> None:
+        seen = self._note_call(module, call)
+        try:
+            own = local(module, call)
+        except UnsupportedCallError as error:
+            seen.reason = error.reason
+            return
+        if any(map(is_functorch_wrapped_tensor, (own.query, own.key))):
+            seen.reason = "it runs inside a transform of torch.func (vmap, grad): call the model outside of it"
+            return
+        place, keys = self._place(module), own.key.shape[2]
+        kind = self._kind(place, keys) if own.cross is None else ("cross" if own.cross else "self")
+        try:
+            mask = None if own.mask is None else own.mask.detach()
+            options = replace(own.options, stats=self.stats, backend=self.backend)
+            request = measurement(own.query.detach(), own.key.detach(), mask, options, packing=own.packing)
+            shape = (*own.query.shape[:3], keys)
+            real, reason = self._real(kind, shape, None, own.tokens)
+        except (InputError, BackendError) as error:
+            seen.reason = str(error)
+            return
+        if reason is not None:
+            seen.reason = reason
+            return
+        real_keys = self.key_tokens(place, keys)
+        if real_keys is None and kind == "self" and shape[2] == keys:
+            real_keys = real
+        attention = SeenAttention(
+            request.problem, kind, real, real_keys, own.value, own.output, *self.hidden.around(place, self._names)
+        )
+        self._kept[id(seen.places)] = seen.places, attention, torch.get_float32_matmul_precision()
+
+    def commit(self) -> None:
+        """Keeps the rows of a pass that went through. A tap and the attention beside it are one site."""
+        staged, self._calls = self._calls, []
+        for seen in self._pairing.join(staged):
+            if seen.reason is not None:
+                self.skipped[seen.name] = seen.reason
+            elif id(seen.places) in self._kept:
+                _, attention, inner = self._kept[id(seen.places)]
+                self._add_rows(seen.name, attention, inner)
+        self._kept.clear()
+
+    def _add_rows(self, name: str, seen: SeenAttention, inner: str) -> None:
+        key = name, seen.kind
+        if key not in self.found:
+            angles = _inv_freq(self._model, name, seen.problem.query.shape[3])
+            self.found[key] = SiteRows.of(name, len(self.found), seen, inv_freq=angles, matmul_precision=inner)
+        if not self.found[key].add(seen, self.first_sequence, self._counts):
+            self.skipped[name] = "its heads or their size change from batch to batch"
+
+    def fingerprints(self) -> tuple[SiteFingerprint, ...]:
+        """What was kept, a site each, in the order in which they ran."""
+        return tuple(site.fingerprint() for site in self.found.values() if site.rows)
+
+
+class HiddenStates:
+    """What the modules whose forward is running were given, outermost first."""
+
+    def __init__(self) -> None:
+        self.running: list[tuple[nn.Module, Tensor | None]] = []
+
+    def around(self, place: nn.Module, names: Mapping[nn.Module, str]) -> tuple[Tensor | None, Tensor | None]:
+        """The input of a module that attends, and that of its block; the first is both where there is no block."""
+        at = next((n for n in reversed(range(len(self.running))) if self.running[n][0] is place), None)
+        if at is None:
+            return None, None
+        inner = next((states for _, states in reversed(self.running[: at + 1]) if states is not None), None)
+        around = reversed(self.running[: at + 1])
+        block = next((states for module, states in around if _BLOCK.search(names.get(module, ""))), None)
+        return inner, inner if block is None else block
+
+
+@contextmanager
+def following(model: nn.Module) -> Iterator[HiddenStates]:
+    """Notes what the modules of ``model`` are given, by hooks that are removed afterwards."""
+    hidden = HiddenStates()
+    attending = {site.module for site in all_sites(names_of(model))}
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = (kwargs.get("hidden_states"), *args, *kwargs.values())
+        states = next((part for part in given if isinstance(part, Tensor) and _is_hidden(part)), None)
+        hidden.running.append((module, None if states is None else states.detach()))
+
+    def leave(*_: Any) -> None:
+        if hidden.running:
+            hidden.running.pop()
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule) or not (module in attending or any(module.children())):
+                continue
+            hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield hidden
+
+
+def _is_hidden(part: Tensor) -> bool:
+    return part.dim() == 3 and part.is_floating_point() and not part.is_nested
+
+
+def _inv_freq(model: nn.Module, name: str, size: int) -> tuple[float, ...] | None:
+    """The angles per token of a site's rotary embedding, where the model has one buffer that can be meant."""
+    found = [
+        (key, part)
+        for key, part in model.named_buffers()
+        if key.endswith("inv_freq") and "original" not in key and 2 * part.numel() <= size
+    ]
+    number = re.search(r"\.(\d+)\.", f".{name}.")
+    kinds = getattr(getattr(model, "config", None), "layer_types", None)
+    if len(found) > 1 and kinds and number and int(number[1]) < len(kinds):
+        kind = str(kinds[int(number[1])])
+        found = [(key, part) for key, part in found if kind in key]
+    if len(found) != 1 or found[0][1].is_meta:
+        return None
+    return tuple(found[0][1].detach().cpu().double().flatten().tolist())
+
+
+def _sequences(batch: Any) -> int:
+    """How many sequences a batch has, by its first tensor."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
+    tensors = [part for part in parts if isinstance(part, Tensor) and part.dim() > 1]
+    return tensors[0].shape[0] if tensors else 1
+
+
+def _ids(batch: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The token ids [B, tokens] that a batch holds, and its mask."""
+    if isinstance(batch, Mapping):
+        named = {str(key): part for key, part in batch.items() if isinstance(part, Tensor)}
+        ids = named.get("input_ids", next((p for key, p in named.items() if key.endswith("input_ids")), None))
+        return ids, named.get("attention_mask")
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    whole = (part for part in parts if isinstance(part, Tensor) and part.dim() == 2 and not part.is_floating_point())
+    return next(whole, None), None
+
+
+def _hash(batches: Iterable[Any]) -> str | None:
+    """A hash of the token ids of every sequence, padding left out; None where there are no ids."""
+    rows: list[Tensor] = []
+    for batch in batches:
+        ids, mask = _ids(batch)
+        if ids is None:
+            return None
+        masked = mask is not None and mask.shape == ids.shape
+        rows += [row[mask[number].bool()] if masked and mask is not None else row for number, row in enumerate(ids)]
+    return hash_of_tokens(rows)
+
+
+def hash_of_tokens(rows: Iterable[Tensor]) -> str:
+    """A hash of the token ids of sequences, each [tokens]."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        numbers = row.detach().cpu().to(torch.int64)
+        digest.update(len(numbers).to_bytes(8, "little") + numbers.numpy().tobytes())
+    return digest.hexdigest()

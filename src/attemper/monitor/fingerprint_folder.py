@@ -1,0 +1,164 @@
+"""A fingerprint from queries and keys that any engine saved: one safetensors file a layer.
+
+docs/fingerprints.md has the format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from attemper.call.attention import measurement
+from attemper.call.options import Options
+from attemper.errors import InputError
+from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
+from attemper.monitor.fingerprint import hash_of_tokens
+from attemper.monitor.fingerprint_rows import SeenAttention, SiteRows
+from attemper.monitor.model import versions
+from attemper.statistics import ONE_PASS
+from attemper.text import clean_name
+
+KNOWN = ("q", "k", "v", "out", "mask", "sink", "inv_freq", "real", "token_ids", "input", "residual")
+"""Tensors of a file."""
+FACTS = ("scale", "softcap", "causal", "window")
+"""Its metadata."""
+
+
+def fingerprint_of_folder(folder: Path, *, rows: int = ROWS, name: str | None = None) -> Fingerprint:
+    """A fingerprint of the layers in a folder, one safetensors file each, in the order of their names (numbers count).
+
+    Raises:
+        InputError: there is no file, or one that cannot be read as the format says.
+    """
+    files = sorted(folder.glob("*.safetensors"), key=_natural)
+    if not files:
+        raise InputError(f"there is no .safetensors file in {clean_name(folder.name)}: one a layer is expected.")
+    sites, hashes, lengths = [], set(), ()
+    for order, path in enumerate(files):
+        tensors, facts = _read(path)
+        site, own = _site(path, order, tensors, facts, rows)
+        lengths = lengths or own
+        if own != lengths:
+            raise InputError(
+                f"{clean_name(path.name)} has sequences of {own} tokens, the files before it of {lengths}."
+            )
+        sites.append(site)
+        if "token_ids" in tensors:
+            hashes.add(_token_hash(path, tensors))
+    if len(hashes) > 1:
+        raise InputError(f"the files in {clean_name(folder.name)} are of different token_ids.")
+    hashed = next(iter(hashes), None)
+    return Fingerprint(name or folder.name, hashed, lengths, tuple(sites), {}, {"versions": versions()})
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    """Layer 10 stands behind layer 9."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", path.stem)]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    name = clean_name(path.name)
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            facts = dict(file.metadata() or {})
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, SafetensorError) as error:
+        raise InputError(f"{name} is cut off or no safetensors file ({error}). Save it again.") from error
+    unknown = [key for key in tensors if key not in KNOWN] + [key for key in facts if key not in (*FACTS, "format")]
+    if unknown:
+        known = f"{', '.join(KNOWN)} and in its metadata {', '.join(FACTS)}"
+        raise InputError(f"{name} has {clean_name(unknown[0])!r}, which is not known. A file may have {known}.")
+    if not {"q", "k"} <= tensors.keys():
+        raise InputError(f"{name} must have the tensors q and k, it has {', '.join(tensors) or 'none'}.")
+    if "mask" not in tensors and "causal" not in facts:
+        raise InputError(
+            f"{name} does not say what is masked: give the tensor mask, or causal = true or false in its metadata."
+        )
+    return {key: _with_sequences(name, key, part) for key, part in tensors.items()}, facts
+
+
+_DIMENSIONS = {"q": 4, "k": 4, "v": 4, "out": 4, "mask": 4, "real": 2, "token_ids": 2, "input": 3, "residual": 3}
+
+
+def _with_sequences(name: str, key: str, tensor: Tensor) -> Tensor:
+    """With an axis of sequences, where it was left out for one."""
+    wanted = _DIMENSIONS.get(key, 1)
+    if tensor.dim() == wanted - 1 and wanted > 1:
+        return tensor[None]
+    if tensor.dim() != wanted:
+        raise InputError(f"{name}: {key} is {list(tensor.shape)}, expected {wanted} dimensions.")
+    return tensor
+
+
+def _site(
+    path: Path, order: int, tensors: Mapping[str, Tensor], facts: Mapping[str, str], rows: int
+) -> tuple[SiteFingerprint, tuple[int, ...]]:
+    query, key = tensors["q"], tensors["k"]
+    options = Options(
+        scale=_number(path, facts, "scale"),
+        softcap=_number(path, facts, "softcap"),
+        is_causal=_flag(path, facts),
+        causal_alignment="bottom-right",
+        window_size=_window(path, facts),
+        sink_logits=tensors.get("sink"),
+        enable_gqa=query.shape[1] != key.shape[1],
+        stats=ONE_PASS,
+        backend="reference",
+    )
+    name = clean_name(path.name)
+    try:
+        request = measurement(query, key, tensors.get("mask"), options)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    real = tensors.get("real")
+    if real is not None and real.shape != (query.shape[0], query.shape[2]):
+        raise InputError(f"{name}: real is {list(real.shape)}, expected [sequences, tokens] of q.")
+    real = None if real is None else real.bool()
+    kind = "self" if query.shape[2] == key.shape[2] else "cross"
+    states = [tensors.get(part) for part in ("value", "out", "input", "residual")]
+    states[0] = tensors.get("v")
+    seen = SeenAttention(request.problem, kind, real, real if kind == "self" else None, *states)
+    angles = tensors.get("inv_freq")
+    told = None if angles is None else tuple(angles.double().tolist())
+    site = SiteRows.of(path.stem, order, seen, inv_freq=told, matmul_precision="highest")
+    site.add(seen, 0, chosen_sequences(query.shape[0], rows))
+    return site.fingerprint(), tuple(site.lengths)
+
+
+def _number(path: Path, facts: Mapping[str, str], name: str) -> float | None:
+    if name not in facts:
+        return None
+    try:
+        return float(facts[name])
+    except ValueError:
+        raise InputError(
+            f"{clean_name(path.name)}: {name} is {clean_name(facts[name])!r}, expected a number."
+        ) from None
+
+
+def _flag(path: Path, facts: Mapping[str, str]) -> bool:
+    told = facts.get("causal", "false").lower()
+    if told not in ("true", "false"):
+        raise InputError(f"{clean_name(path.name)}: causal is {clean_name(told)!r}, expected true or false.")
+    return told == "true"
+
+
+def _window(path: Path, facts: Mapping[str, str]) -> tuple[int, int]:
+    """A window of so many keys, the row's own among them."""
+    size = _number(path, facts, "window")
+    return (-1, -1) if size is None else (int(size) - 1, -1)
+
+
+def _token_hash(path: Path, tensors: Mapping[str, Any]) -> str:
+    ids, real = tensors["token_ids"], tensors.get("real")
+    if real is not None and real.shape != ids.shape:
+        raise InputError(f"{clean_name(path.name)}: token_ids are {list(ids.shape)}, and real is {list(real.shape)}.")
+    return hash_of_tokens(row if real is None else row[real[number].bool()] for number, row in enumerate(ids))

@@ -1,0 +1,86 @@
+"""``attemper fingerprint`` and ``attemper compare --explain``: files, their mistakes, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import attemper
+from attemper import cli
+from tests.support.engine_faults import FAULTS
+from tests.support.engine_models import tiny, tokens
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and the same one with a wrong scale."""
+    folder = tmp_path_factory.mktemp("pair")
+    fault = next(one for one in FAULTS if one.kind == "scale")
+    model = tiny("llama", layers=3)
+    a = attemper.fingerprint(model.model, [tokens()]).save(folder / "a.safetensors")
+    with fault.patch(model, [1], 0.5):
+        b = attemper.fingerprint(model.model, [tokens()]).save(folder / "b.safetensors")
+    return a, b
+
+
+def test_a_fault_is_named_and_the_exit_code_says_so(run: Run, pair: tuple[Path, Path]):
+    code, out, _ = run("compare", *pair, "--explain")
+    assert code == 3
+    assert out.startswith("scale at layers.1.self_attn, final score (1 of 3 sites): scores of run b are 0.5 times")
+    code, out, _ = run("compare", *pair, "--explain", "--json")
+    assert code == 3
+    assert json.loads(out)["value"] == 0.5
+    code, out, _ = run("compare", pair[0], pair[0], "--explain")
+    assert (code, out.split(":")[0]) == (0, "none")
+
+
+def test_the_model_that_ships_is_kept_without_its_text(run: Run, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20, "utf-8")
+    path = tmp_path / "one.safetensors"
+    code, out, err = run("fingerprint", "--text", tmp_path / "text.txt", "--out", path, "--sequences", 2)
+    assert (code, out) == (0, "")
+    assert "no text and no ids are in it" in err
+    assert b"quick brown" not in path.read_bytes()
+    assert attemper.load_fingerprint(path).sites
+
+
+def test_a_folder_of_an_engine_takes_the_place_of_a_model(run: Run, tmp_path: Path):
+    from tests.fingerprints.test_folder import layers
+
+    folder, path = layers(tmp_path / "engine"), tmp_path / "out.safetensors"
+    assert run("fingerprint", "--from", folder, "--out", path)[0] == 0
+    assert len(attemper.load_fingerprint(path).sites) == 3
+
+
+def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):
+    code, _, err = run("fingerprint")
+    assert (code, "--out" in err) == (2, True)
+    code, _, err = run("fingerprint", "--from", tmp_path / "gone", "--out", tmp_path / "x.safetensors")
+    assert (code, "is no folder" in err) == (1, True)
+    code, _, err = run("compare", *pair)
+    assert (code, "--explain` reads it" in err) == (1, True)
+    code, _, err = run("compare", *pair, "--explain", "--html", tmp_path / "x.html")
+    assert (code, "head by head" in err) == (2, True)
+    code, _, err = run("compare", *pair, "--explain", "--text", tmp_path / "x.txt")
+    assert (code, "both A and B are fingerprints" in err) == (2, True)
+    (tmp_path / "cut.safetensors").write_bytes(pair[0].read_bytes()[:5000])
+    code, _, err = run("compare", pair[0], tmp_path / "cut.safetensors", "--explain")
+    assert (code, "cut.safetensors is cut off" in err) == (1, True)

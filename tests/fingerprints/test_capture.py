@@ -1,0 +1,118 @@
+"""What a fingerprint keeps, against direct computations on the model's own attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from attemper.errors import InputError
+from attemper.fingerprints.record import OFFSETS
+from tests.support.engine_models import padded, tiny, tokens
+
+
+def test_rows_are_those_of_eager_attention():
+    model = tiny("llama", layers=2, kernel="eager").model
+    batch = tokens()
+    found = attemper.fingerprint(model, [batch])
+    with torch.no_grad():
+        weights = model(**batch, output_attentions=True).attentions
+    for site, expected in zip(found.sites, weights, strict=True):
+        for row, (sequence, place) in enumerate(site.rows):
+            own = expected[sequence, :, place].double()
+            np.testing.assert_allclose(site.statistics["self_weight"][:, row], own[:, place], atol=2e-6)
+            np.testing.assert_allclose(site.statistics["first_token_mass"][:, row], own[:, 0], atol=2e-6)
+            assert (site.counts["argmax"][:, row] == own.argmax(-1).numpy()).all()
+            assert (site.counts["visible_keys"][:, row] == place + 1).all()
+            final, lse = site.final[:, row, 0], site.statistics["lse"][:, row]
+            np.testing.assert_allclose(np.exp(final - lse), own[:, place], atol=2e-6)
+            assert site.pair_keys[row, 1] == place - OFFSETS[1]
+        np.testing.assert_allclose(site.output, site.recomputed, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_and_its_side_and_the_split_of_batches_change_no_row():
+    model = tiny("qwen3", layers=2).model
+    left, right = padded(side="left"), padded(side="right")
+    lengths = left["attention_mask"].sum(1).tolist()
+    for number, length in enumerate(lengths):
+        right["input_ids"][number, :length] = left["input_ids"][number, -length:]
+    one, other = (attemper.fingerprint(model, [batch]) for batch in (left, right))
+    alone = [{"input_ids": left["input_ids"][number : number + 1, -length:]} for number, length in enumerate(lengths)]
+    apart = attemper.fingerprint(model, alone)
+    assert one.lengths == other.lengths == apart.lengths == tuple(lengths)
+    assert one.tokens == other.tokens == apart.tokens
+    for b in (other, apart):
+        for first, second in zip(one.sites, b.sites, strict=True):
+            np.testing.assert_array_equal(first.rows, second.rows)
+            for name in first.counts:
+                np.testing.assert_array_equal(first.counts[name], second.counts[name], err_msg=name)
+            np.testing.assert_allclose(first.raw, second.raw, rtol=1e-4, atol=1e-4)
+        assert attemper.explain(one, b).kind in ("none", "rounding")
+
+
+def test_the_model_and_its_output_are_left_as_they_were():
+    model, batch = tiny("gpt2", layers=2).model, tokens()
+    with torch.no_grad():
+        before = model(**batch).last_hidden_state
+        attemper.fingerprint(model, [batch])
+        after = model(**batch).last_hidden_state
+    assert torch.equal(before, after)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+class Plain(nn.Module):
+    """A model of plain torch whose attention is softmaxed by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 32
+        self.project = nn.Linear(32, 96)
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        scores = q @ k.transpose(2, 3) * self.factor
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_attention_by_hand_has_scores_and_no_queries():
+    torch.manual_seed(0)
+    model, x = Plain(), torch.randn(2, 40, 32)
+    one = attemper.fingerprint(model, [x])
+    assert one.tokens is None
+    assert np.isnan(one.sites[0].raw).all()
+    assert np.isfinite(one.sites[0].final).any()
+    model.factor = 1.5
+    found = attemper.explain(one, attemper.fingerprint(model, [x]))
+    assert (found.kind, found.stage) == ("scale", "final score")
+    assert found.value == pytest.approx(1.5, rel=1e-5)
+
+
+def test_torch_layers_are_seen():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 30, 32)
+    found = attemper.fingerprint(model, [x])
+    assert [site.heads for site in found.sites] == [4, 4]
+    assert np.isfinite(found.sites[1].residual).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([torch.zeros(1, 4, dtype=torch.int64)], {"rows": 0}), r"rows=\.\.\.\) must be an int of at least 1"),
+        (([], {}), "there is no batch"),
+        ((torch.zeros(1, 4), {}), r"write \[batch\]"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(arguments, message):
+    batches, options = arguments
+    with pytest.raises(InputError, match=message):
+        attemper.fingerprint(tiny("gpt2", layers=2).model, batches, **options)
+
+
+def test_dropout_that_is_on_is_refused():
+    with pytest.raises(InputError, match=r"call model\.eval\(\)"):
+        attemper.fingerprint(nn.Sequential(nn.Dropout(0.1)).train(), [torch.zeros(1, 2)])

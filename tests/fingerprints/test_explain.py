@@ -1,0 +1,112 @@
+"""Faults of patched models are named, harmless pairs are not blamed, and what does not belong together is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import InputError
+from tests.support.engine_faults import FAULTS, Fault
+from tests.support.engine_models import tiny, tokens
+from tests.support.engine_pairs import HARMLESS, clean, double_faults, harmless, is_same, outcome, places
+
+SHORT = {
+    "scale": "llama",
+    "softcap": "gemma2",
+    "logn": "gpt2",
+    "key_shift": "llama",
+    "distance_bias": "bert",
+    "window": "mistral",
+    "causality": "gpt2",
+    "padding": "bert",
+    "sink": "gpt_oss",
+    "rotary": "llama",
+    "head_order": "qwen3",
+    "grouping": "llama",
+    "key_rounding": "llama",
+    "bias": "gpt2",
+    "weights": "bert",
+    "values": "llama",
+    "input": "llama",
+}
+"""Kind -> the architecture on which it is tried by default; benchmarks/faults_named.py tries them all."""
+
+
+@pytest.mark.quick(
+    *("bfloat16-scale-of_the_call", "bfloat16-window-off", "float32-sink-left", "bfloat16-rotary-base", "float32-logn"),
+    *("bfloat16-key_rounding", "float32-grouping", "bfloat16-head_order-of", "float32-bias", "bfloat16-values"),
+)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.variant}".replace(" ", "_"))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
+    names = [SHORT[fault.kind], "bert", "mistral", "gpt_oss"]
+    own = "eager" if fault.kind == "grouping" else "sdpa"
+    models = (tiny(name, dtype=getattr(torch, precision), kernel=own) for name in names)
+    model = next(model for model in models if fault.fits(model) and next(places(fault, model), None))
+    sites = list(places(fault, model))[1 if fault.shift == 0 and not fault.everywhere else 0]
+    found = outcome(fault, model, fault.sizes[-1], sites, precision, own)
+    assert found.named, str(found)
+    assert found.valued is not False, str(found)
+    assert found.extended is not False, str(found)
+    assert found.found.is_fault
+
+
+@pytest.mark.quick("bfloat16", "padding")
+@pytest.mark.parametrize("way", [*HARMLESS[:2], "padding side, other kernel", "batch split, bfloat16"])
+def test_a_harmless_pair_is_not_blamed(way: str):
+    pair = harmless(way, "llama", 0)
+    assert pair is not None
+    assert not is_same(*pair)
+    found = attemper.explain(*pair)
+    assert not found.is_fault, found.message
+    assert found.value is None
+
+
+def test_two_faults_at_once_are_both_told():
+    said = list(double_faults("llama", "float32"))
+    assert len(said) == 4
+    for first, second, found in said:
+        assert found.kind == first, found.message
+        assert second in [one.kind for one in found.also], found.message
+
+
+def test_a_factor_that_the_scale_takes_back_is_equivalent():
+    model = tiny("llama")
+    a = attemper.fingerprint(model.model, [tokens()])
+    for module in model.attentions:
+        module.scaling /= 4
+        module.q_proj.weight.data *= 4
+    found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()]))
+    assert found.kind == "equivalent", found.message
+    assert not found.is_fault
+
+
+def test_the_explanation_is_json_without_nan():
+    fault = next(one for one in FAULTS if one.kind == "window")
+    found = outcome(fault, tiny("mistral"), -1.0, [1], "float32", "sdpa").found
+    document = json.loads(found.to_json())
+    assert document["kind"] == "window"
+    assert document["value"] == 23
+    assert set(document) == {*("kind", "site", "stage", "extent", "value", "residual", "confidence", "also", "message")}
+    assert str(found) == document["message"]
+
+
+def test_what_is_not_comparable_is_refused_by_what_differs():
+    a = clean("llama", False)
+    model = tiny("llama")
+    with pytest.raises(InputError, match=r"the tokens differ \(hash"):
+        attemper.explain(a, attemper.fingerprint(model.model, [tokens(1)]))
+    with pytest.raises(InputError, match="3 sequences of 96, 96, 96 tokens"):
+        attemper.explain(a, attemper.fingerprint(model.model, [tokens(0, 3)]))
+    with pytest.raises(InputError, match=r"a has 4 sites of attention and b 2; layers\.2\.self_attn has no partner"):
+        attemper.explain(a, attemper.fingerprint(tiny("llama", layers=2).model, [tokens()]))
+    with pytest.raises(InputError, match="explain\\(b\\) must be a fingerprint"):
+        attemper.explain(a, "b.safetensors")  # pyright: ignore[reportArgumentType]
+    other: Any = tiny("llama").model
+    small = type(other)(type(other.config)(**{**other.config.to_dict(), "num_attention_heads": 2, "head_dim": 32}))
+    with pytest.raises(InputError, match=r"site 0 \(layers\.0\.self_attn\) differs in its heads: 4 in a, 2 in b"):
+        attemper.explain(a, attemper.fingerprint(small.eval(), [tokens()]))

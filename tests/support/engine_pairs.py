@@ -1,0 +1,188 @@
+"""Pairs of runs for naming faults: a faulty model beside its clean twin, and pairs that differ and are harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import attemper
+from tests.support.engine_faults import FAULTS, Fault
+from tests.support.engine_models import Tiny, padded, tiny, tokens
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of one faulty pair."""
+
+    architecture: str
+    precision: str
+    kernel: str
+    kind: str
+    variant: str
+    size: float
+    sites: tuple[int, ...]
+    expected_site: str
+    expected_value: float | None
+    expected_extent: int
+    found: attemper.Explanation
+
+    @property
+    def named(self) -> bool:
+        """Whether kind and site are right."""
+        return self.found.kind == self.kind and self.found.site == self.expected_site
+
+    @property
+    def valued(self) -> bool | None:
+        """Whether the number is right: within 0.5% of a scale, exactly a window's, within 5% elsewhere; None where
+        there is none to give.
+        """
+        if self.expected_value is None or not self.named:
+            return None
+        if self.found.value is None:
+            return False
+        limit = {"scale": 0.005, "window": 0.0, "key_rounding": 0.0}.get(self.kind, 0.05)
+        return abs(self.found.value / self.expected_value - 1) <= limit
+
+    @property
+    def extended(self) -> bool | None:
+        """Whether the number of sites is right, where it is told."""
+        if not self.named or self.found.extent.startswith("from site"):
+            return None
+        every = self.found.extent.startswith("all sites")
+        return (4 if every else int(self.found.extent.split()[0])) == self.expected_extent
+
+    def __str__(self) -> str:
+        return (
+            f"{self.architecture} {self.precision} {self.kernel}: {self.kind} {self.variant} {self.size:g} at "
+            f"{self.expected_site} -> {self.found.message}"
+        )
+
+
+def batch_of(architecture: str, is_padded: bool, side: str | None = None) -> dict[str, Any]:
+    """The tokens of a pair."""
+    batch = padded(side=side or ("right" if architecture == "bert" else "left")) if is_padded else tokens()
+    if architecture == "bert":
+        batch.pop("position_ids", None)
+    return batch
+
+
+@lru_cache(maxsize=4)
+def clean(architecture: str, is_padded: bool) -> attemper.Fingerprint:
+    """Of the twin: float32, the kernel that its model takes by default."""
+    return attemper.fingerprint(tiny(architecture).model, [batch_of(architecture, is_padded)])
+
+
+def places(fault: Fault, model: Tiny) -> Iterator[list[int]]:
+    """The sites that a fault is put at: the first, a later one, all."""
+    layers = range(len(model.attentions))
+    if fault.everywhere:
+        yield list(layers)
+        return
+    wanted = [[0], [2]] if fault.shift else [[0], [2], list(layers)]
+    seen = []
+    for sites in wanted:
+        chosen = [site for site in sites if fault.at(model, site)]
+        if chosen and chosen not in seen:
+            seen.append(chosen)
+            yield chosen
+
+
+def faulty_pairs(
+    architecture: str, precision: str, kernel: str = "sdpa", kinds: Sequence[str] | None = None
+) -> Iterator[Outcome]:
+    """Every fault that fits an architecture, in every size and place."""
+    for fault in FAULTS:
+        if kinds is not None and fault.kind not in kinds:
+            continue
+        own = "eager" if fault.kind == "grouping" else kernel
+        model = tiny(architecture, dtype=PRECISIONS[precision], kernel=own)
+        if not fault.fits(model):
+            continue
+        for size in fault.sizes:
+            for sites in places(fault, model):
+                yield outcome(fault, model, size, sites, precision, own)
+
+
+def outcome(fault: Fault, model: Tiny, size: float, sites: list[int], precision: str, kernel: str) -> Outcome:
+    """What is said of one fault."""
+    a = clean(model.name, fault.padding)
+    with fault.patch(model, sites, size):
+        b = attemper.fingerprint(model.model, [batch_of(model.name, fault.padding)])
+    found = attemper.explain(a, b)
+    site = a.sites[sites[0] + fault.shift].name
+    value = fault.value(model, size)
+    return Outcome(
+        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), site, value, len(sites), found
+    )  # fmt: skip
+
+
+def double_faults(architecture: str, precision: str) -> Iterator[tuple[str, str, attemper.Explanation]]:
+    """Two faults at once: the kind that comes first, the other one, and what is said."""
+    chosen = {fault.variant: fault for fault in FAULTS}
+    for first, second, sites in (
+        ("one key", "of the call", ([0], [2])),
+        ("of the call", "one that should not be", ([0], [3])),
+        ("stored keys", "of the call", ([1], [2])),
+        ("base", "one that should not be", ([0, 1, 2, 3], [3])),
+    ):
+        faults = chosen[first], chosen[second]
+        model = tiny(architecture, dtype=PRECISIONS[precision])
+        if not all(fault.fits(model) for fault in faults) or not faults[1].at(model, sites[1][0]):
+            continue
+        with ExitStack() as stack:
+            for fault, where in zip(faults, sites, strict=True):
+                stack.enter_context(fault.patch(model, where, fault.sizes[-1] if fault.kind != "key_rounding" else 4.0))
+            b = attemper.fingerprint(model.model, [batch_of(architecture, False)])
+        yield faults[0].kind, faults[1].kind, attemper.explain(clean(architecture, False), b)
+
+
+HARMLESS = (
+    *("bfloat16", "float16", "bfloat16 eager", "other kernel", "batch split, other kernel"),
+    *("batch split, bfloat16", "padding side, other kernel", "padding behind, other kernel"),
+    *("bfloat16 24 layers", "24 layers, other kernel"),
+)
+"""Ways in which two runs differ and neither is wrong."""
+
+
+def harmless(way: str, architecture: str, seed: int) -> tuple[attemper.Fingerprint, attemper.Fingerprint] | None:
+    """A pair that is not the same bits, and harmless; None where it does not fit."""
+    deep = 24 if "24" in way else 4
+    one = tiny(architecture, seed, layers=deep)
+    low = torch.bfloat16 if "bfloat16" in way else torch.float16 if "float16" in way else torch.float32
+    kernel = "eager" if "eager" in way or "other kernel" in way else "sdpa"
+    if low is torch.float32 and one.model.config._attn_implementation == "eager":
+        return None
+    other = tiny(architecture, seed, layers=deep, dtype=low, kernel=kernel)
+    batch = batches = tokens(seed, 3)
+    if "padding" in way and architecture in ("bert", "gpt2"):
+        return None
+    if "padding side" in way:
+        batch = padded(seed, "left")
+        batches = _flipped(batch)
+    elif "padding behind" in way:
+        batches = {name: torch.nn.functional.pad(part, (0, 29)) for name, part in batch.items()}
+    apart = [batches]
+    if "split" in way:
+        apart = [{name: part[number : number + 1] for name, part in batch.items()} for number in range(3)]
+    return attemper.fingerprint(one.model, [batch]), attemper.fingerprint(other.model, apart)
+
+
+def _flipped(batch: dict[str, Any]) -> dict[str, Any]:
+    """The same sequences with padding on the right."""
+    ids, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
+    for number, real in enumerate(batch["attention_mask"].bool()):
+        length = int(real.sum())
+        ids[number, :length], mask[number, :length] = batch["input_ids"][number][real], 1
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def is_same(a: attemper.Fingerprint, b: attemper.Fingerprint) -> bool:
+    """Whether two fingerprints are bit for bit the same."""
+    return attemper.explain(a, b).kind == "none"
