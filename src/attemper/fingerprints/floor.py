@@ -18,7 +18,7 @@ MARGIN = 2.0
 
 def residual(before: float, output: float, eps: float) -> float:
     """What enters a block: as the block before it, whose head outputs were ``output`` apart."""
-    return eps * math.hypot(before / eps, 0.5 * output / eps, 1.5)
+    return eps * math.hypot(before / eps, output / eps, 2.0)
 
 
 def entering(pair: SitePair) -> float:

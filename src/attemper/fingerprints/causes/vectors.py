@@ -17,7 +17,7 @@ def factor_of_products(pair: SitePair) -> Finding | None:
     """Queries, keys or both are longer by a factor, of a head or by row: read off all products, whose errors
     average out.
     """
-    a, b = (np.nan_to_num(site.raw.astype(np.float64)) for site in (pair.a, pair.b))
+    a, b = (_less_row_mean(site.raw.astype(np.float64)) for site in (pair.a, pair.b))
     size = np.maximum((a * a).sum(-1), 1e-300)
     c = (a * b).sum(-1) / size
     rest, total = ((b - c[..., None] * a) ** 2).sum(-1), ((b - a) ** 2).sum(-1)
@@ -49,6 +49,15 @@ def factor_of_products(pair: SitePair) -> Finding | None:
             "each, as by the magnitude of a rotary embedding (YaRN)"
         )
     return Finding("scale", STAGE, residual, value, heads, words)
+
+
+def _less_row_mean(raw: np.ndarray) -> np.ndarray:
+    """Products less the mean of their row, which moves no weight; 0 where there is none. Where all tokens are alike,
+    products share their rounding errors, and these must not pass for a factor.
+    """
+    known = ~np.isnan(raw)
+    mean = np.where(known, raw, 0.0).sum(-1, keepdims=True) / np.maximum(known.sum(-1, keepdims=True), 1)
+    return np.where(known, raw - mean, 0.0)
 
 
 SURE = 6.0
