@@ -322,7 +322,7 @@ def test_what_stands_at_a_hidden_key_reaches_nothing(rows: int, number: float):
 
 
 @pytest.mark.parametrize("rows", [3, 45])
-def test_any_keys_may_be_first_tokens(rows: int):
+def test_any_keys_may_be_first_tokens_or_in_a_span(rows: int):
     """Marked key by key, other ones in each batch, about the ends of blocks and outside of windows."""
     query, key = torch.randn(2, 1, rows, 16), torch.randn(2, 1, 600, 16)
     first = torch.stack([torch.arange(600) % 7 == 2, torch.arange(600) // 8 % 32 == 31])
@@ -333,15 +333,18 @@ def test_any_keys_may_be_first_tokens(rows: int):
         value=None,
         mask=None,
         multiplier=torch.full((1, 1, 1), 0.25),
-        columns=state_columns(("first_token_mass",)),
+        columns=state_columns(("first_token_mass", "self_weight", "span_mass")),
         first_keys=first,
+        span_keys=~first,
         positions=positions,
         left=100,
     )
     hidden = torch.arange(600) < positions[:, None] - 100
     weights = (query.double() @ key.double().mT / 4).masked_fill(hidden, -torch.inf).softmax(-1)
-    want = (weights * first[:, None, None]).sum(-1)
-    torch.testing.assert_close(native.forward(problem)[1][3].double(), want, rtol=0, atol=2e-6)
+    own = torch.arange(600) == positions[:, None]
+    for column, marks in enumerate((first[:, None, None], own, ~first[:, None, None]), 3):
+        want = (weights * marks).sum(-1)
+        torch.testing.assert_close(native.forward(problem)[1][column].double(), want, rtol=0, atol=2e-6)
 
 
 def test_no_entropy_is_above_the_logarithm_of_its_count():

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned_empty"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]
-COLUMNS = state_columns((*ROWWISE_ONE_PASS, "mean_distance"), rowwise=True)
+COLUMNS = state_columns((*ROWWISE_ONE_PASS, "mean_distance", "self_weight", "span_mass"), rowwise=True)
 SUPPORT_COLUMNS = state_columns(("support_size",), rowwise=True)
 SMOOTH = tuple(column for column in COLUMNS if column not in (Column.VISIBLE_KEYS, Column.THRESHOLD, Column.SUPPORT))
 NORMALIZERS = (
@@ -75,6 +75,7 @@ class Case:
             multiplier=torch.rand(1, self.heads, 1) * 0.2 + 1 / math.sqrt(self.size),
             per_head=per_head,
             columns=COLUMNS,
+            span_keys=torch.arange(self.keys) % 5 == torch.arange(self.batch)[:, None],
             normalizer=normalizer,
             number=number,
             maximum_gradient=True,
@@ -187,6 +188,8 @@ class Dense:
             first = (keys < problem.first_tokens).double()
         else:
             first = problem.first_keys[:, None, None].double()
+        assert problem.span_keys is not None
+        span = problem.span_keys[:, None, None].double()
         positions = torch.arange(s.shape[2]) if problem.positions is None else problem.positions
         columns = {
             Column.MASS: total,
@@ -199,6 +202,8 @@ class Dense:
             Column.SQUARED_WEIGHTS: (p * p).sum(-1),
             Column.FIRST_TOKENS: (p * first).sum(-1),
             Column.DISTANCE: (p * ((positions + problem.offset)[:, None] - keys).abs()).sum(-1),
+            Column.OWN_KEY: (p * ((positions + problem.offset)[:, None] == keys)).sum(-1),
+            Column.SPAN: (p * span).sum(-1),
         }
         columns = {column: torch.where(some, value, 0.0) for column, value in columns.items()}
         return columns | {Column.MAXIMUM: torch.where(some, m[..., 0], -math.inf), Column.VISIBLE_KEYS: n.double()}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper import BackendError, InputError
+from attemper import InputError
 from attemper.nn import Sparsemax, TopK
-from tests.support.calls import FEATURES, PRESENT, attended, known, packed, skip_without
+from tests.support.calls import attended, packed, skip_without
 
 B, H, Q, K, D = 2, 3, 9, 9, 8
 NAMES = ("self_weight", "span_mass")
@@ -196,10 +196,3 @@ def test_a_call_that_does_not_say_where_queries_stand_has_no_own_key(tensors: An
         attemper.attention_statistics(query[:, :, :2], key, LOWER[-2:], stats="self_weight")
     stats = attemper.attention_statistics(query[:, :, :2], key, stats="self_weight", window_size=(1, 1))
     assert stats.self_weight.shape == (B, H, 2)
-
-
-@pytest.mark.parametrize("backend", [name for name in PRESENT if "span_mass" not in FEATURES[name]])
-def test_a_backend_without_them_says_so(backend: str, tensors: Any):
-    with pytest.raises(BackendError, match=r"it has no s.*'blocked'|must be on cuda"):
-        attemper.attention(*tensors, stats=NAMES, spans=MARKS, backend=backend)
-    assert known(attemper.attention(*tensors, stats=NAMES, spans=MARKS).stats).span_mass.shape == (B, H, Q)

@@ -48,7 +48,8 @@ LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
 EXPONENTIALS = (f"{TESTS}::test_exponentials_have_every_digit_of_float32",)
 HALVES = oracle("tall: bfloat16", "blocks, bfloat16")
 FORKED = (f"{TESTS}::test_a_forked_process_computes_too",)
-MARKED = (f"{TESTS}::test_any_keys_may_be_first_tokens",)
+OWN = both("causal")
+MARKED = (f"{TESTS}::test_any_keys_may_be_first_tokens_or_in_a_span",)
 OVERFLOW = (f"{TESTS}::test_scores_that_overflow_only_with_their_bias_are_told",)
 HIDDEN = (f"{TESTS}::test_what_stands_at_a_hidden_key_reaches_nothing",)
 BOUND = (f"{TESTS}::test_no_entropy_is_above_the_logarithm_of_its_count",)
@@ -69,6 +70,10 @@ MUTANTS = (
     Mutant("rows: total not moved", ROWS, "row.total *= shrink, row.first", "row.first", RISING),
     Mutant("rows: first tokens not moved", ROWS, "row.first *= shrink, row.distance", "row.distance", RISING),
     Mutant("rows: distance not moved", ROWS, "row.distance *= shrink, row.squares", "row.squares", RISING),
+    Mutant("rows: the own key not moved", ROWS, "row.own *= shrink, row.span", "row.span", RISING),
+    Mutant("rows: spans not moved", ROWS, "row.own *= shrink, row.span *= shrink;", "row.own *= shrink;", RISING),
+    Mutant("rows: joined without the own key", ROWS, "row.own += sums.own, row.span", "row.span", PLAIN),
+    Mutant("rows: joined without spans", ROWS, "row.own += sums.own, row.span += sums.span;", "row.own += sums.own;", PLAIN),
     Mutant("rows: squares by one factor", ROWS, "row.squares *= shrink * shrink", "row.squares *= shrink", RISING),
     Mutant("rows: first moment not moved", ROWS, "row.first_moment = shrink * (row.first_moment + step * row.total)", "row.first_moment = shrink * row.first_moment", RISING),
     Mutant("rows: second moment without its cross term", ROWS, "step * (2 * row.first_moment + step * row.total)", "step * step * row.total", RISING),
@@ -123,6 +128,10 @@ MUTANTS = (
     Mutant("first tokens: all between the first and the last", SCORES, "if (!first || first[key * call.first_keys_stride[1]]) sum", "sum", MARKED),
     Mutant("first tokens: those of the first batch", SCORES, "first = call.first_keys + batch * call.first_keys_stride[0];\n        if", "first = call.first_keys;\n        if", both("left padding")),
     Mutant("first tokens: of a block as if it were the first", SCORES, "sum += weights[key - start];", "sum += weights[key % KEYS];", MARKED),
+    Mutant("spans: those of the first batch", SCORES, "call.span_keys + batch * step[0]", "call.span_keys", MARKED),
+    Mutant("spans: of a block as if it were the first", SCORES, "start + i < call.keys && marks[start + i]", "start + i < call.keys && marks[i]", MARKED),
+    Mutant("marks: first tokens of the first batch", SCORES, "call.first_keys + batch * step[0]", "call.first_keys", ("tests/backends/test_native_rowwise.py::test_rows_agree_with_dense_float64[marked first tokens-entmax15-None]",)),
+    Mutant("own key: the one before", FORWARD, "rows[i].position - block - begin;", "rows[i].position - 1 - block - begin;", MARKED),
     # Packing and conversion.
     Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
     Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
@@ -147,7 +156,11 @@ MUTANTS = (
     Mutant("backward: a settled row has its noise", BACKWARD, "const bool settled = z == 0 && terms.mass == 1;", "const bool settled = false;", EXTREME),
     Mutant("backward: variance without its linear term", BACKWARD, "(x * terms.variance + (2 * terms.variance - terms.depth))", "(x * terms.variance - terms.depth)", PLAIN),
     Mutant("backward: concentration without its gradient", BACKWARD, "+ p * terms.squares;", ";", PLAIN),
-    Mutant("backward: first tokens without their gradient", BACKWARD, "if (first) gradient[key - begin] += terms.first;", "", PLAIN),
+    Mutant("backward: first tokens without their gradient", BACKWARD, "if (first[key]) gradient[key - begin] += terms.first;", "", PLAIN),
+    Mutant("backward: spans without their gradient", BACKWARD, "if (span[key]) gradient[key - begin] += terms.span;", "", PLAIN),
+    Mutant("backward: the own key without its gradient", BACKWARD, "gradient[row.position - begin] += terms.own;", ";", OWN),
+    Mutant("backward: the own key without its mean", BACKWARD, "terms.own * value[Column::OWN_KEY] - ", "", OWN),
+    Mutant("backward: spans without their mean", BACKWARD, " - terms.span * value[Column::SPAN] -", " -", PLAIN),
     Mutant("backward: distance without its gradient", BACKWARD, "if (terms.distance != 0) ds += magnitude(number) * terms.distance;", "", PLAIN),
     Mutant("backward: nothing falls on the maximum", BACKWARD, "gradient[top - begin] += terms.top;", ";", PLAIN),
     Mutant("backward: gradient of the softcap dropped", BACKWARD, "store(ds + j, load(ds + j) * load(desk.softcap + j));", ";", both("softcap")),

@@ -154,7 +154,7 @@ BACKENDS = (
     Backend(
         "native",
         "C++ for CPUs",
-        frozenset(FEATURES) - _NOT_COMPILED - {"self_weight", "span_mass"},
+        frozenset(FEATURES) - _NOT_COMPILED,
         ("float16", "bfloat16", "float32"),
         "cpu",
         _native_missing(),
@@ -166,7 +166,7 @@ BACKENDS = (
     Backend(
         "triton",
         "Triton for GPUs",
-        frozenset(FEATURES) - _NOT_COMPILED - {"self_weight", "span_mass"},
+        frozenset(FEATURES) - _NOT_COMPILED,
         ("float16", "bfloat16", "float32"),
         "cuda",
         _triton_missing(),

@@ -14,8 +14,6 @@ from attemper.backends.contract import Problem
 from attemper.backends.normalizers import CODES
 from attemper.statistics import Column
 
-COLUMNS = Column.OWN_KEY.value
-"""How many state columns the library knows: those before it."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
 
 
@@ -34,11 +32,12 @@ class Arguments(ctypes.Structure):
         ("multiplier", c_void_p), ("multiplier_stride", c_int64 * 3),
         ("sink", c_void_p), ("positions", c_void_p),
         ("first_keys", c_void_p), ("first_keys_stride", c_int64 * 2),
+        ("span_keys", c_void_p), ("span_keys_stride", c_int64 * 2),
         ("batch", c_int64), ("heads", c_int64), ("groups", c_int64), ("queries", c_int64), ("keys", c_int64),
         ("depth", c_int64), ("width", c_int64),
         ("left", c_int64), ("right", c_int64), ("offset", c_int64), ("first_tokens", c_int64),
         ("softcap", c_double),
-        ("place", c_int64 * COLUMNS),
+        ("place", c_int64 * len(Column)),
         ("output", View), ("state", c_void_p), ("threads", c_int64),
         ("grad_output", View), ("grad_state", c_void_p),
         ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
@@ -97,7 +96,8 @@ def describe(
     sink, per_head = _numbers(problem.sink), _numbers(problem.per_head)
     positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
     first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
-    places = [-1] * COLUMNS
+    span = problem.span_keys
+    places = [-1] * len(Column)
     for place, column in enumerate(problem.columns):
         places[column] = place
     call = _PACK.pack(
@@ -106,6 +106,7 @@ def describe(
         address(multiplier), *view_strides(multiplier),
         address(sink), address(positions),
         address(first), *((0, 0) if first is None else view_strides(first)),
+        address(span), *((0, 0) if span is None else view_strides(span)),
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
@@ -115,7 +116,7 @@ def describe(
     )  # fmt: skip
     if problem.rowwise:
         call += _ROWWISE.pack(CODES[problem.normalizer], problem.number, address(per_head), address(grad_per_head))
-    return call, (multiplier, sink, per_head, positions, first)
+    return call, (multiplier, sink, per_head, positions, first, span)
 
 
 def _numbers(per_head: Tensor | None) -> Tensor | None:

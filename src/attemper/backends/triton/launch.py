@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.triton.scores import BIAS, BOOL, VISIBLE, Constants, Structure, View
+from attemper.backends.triton.scores import BIAS, BOOL, SPAN_MARK, VISIBLE, Constants, Structure, View
 from attemper.backends.triton.tuning import Config, power_of_two
 
 FAR = (1 << 30) - 2
@@ -61,10 +61,10 @@ def _offsets(offsets: Tensor | None, query: Tensor) -> Tensor:
 
 
 def inputs(problem: Problem) -> tuple[View, ...]:
-    """What every forward kernel reads: query, key, value, multiplier, mask, first tokens. What a call has not is the query."""
+    """What every forward kernel reads: query, key, value, multiplier, mask, marks of keys. What a call has not is the query."""
     query, value = problem.query, problem.value
     values = view_of(query if value is None else value)
-    return view_of(query), view_of(problem.key), values, _multiplier(problem), _mask(problem), _first(problem)
+    return view_of(query), view_of(problem.key), values, _multiplier(problem), _mask(problem), _marks(problem)
 
 
 def gradient_inputs(problem: Problem, upstream: Upstream) -> tuple[View, ...]:
@@ -87,11 +87,13 @@ def _mask(problem: Problem) -> View:
     return view_of(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
 
 
-def _first(problem: Problem) -> View:
-    first = problem.first_keys
-    if first is None:
-        return View(problem.query)
-    return view_of(first.view(torch.uint8)[:, None, None])
+def _marks(problem: Problem) -> View:
+    """Marked keys: first tokens as they are, where there is no span beside them."""
+    first, span = (None if keys is None else keys.view(torch.uint8) for keys in (problem.first_keys, problem.span_keys))
+    if span is not None:
+        span = span * SPAN_MARK.value
+        first = span if first is None else first + span
+    return View(problem.query) if first is None else view_of(first[:, None, None])
 
 
 def _multiplier(problem: Problem) -> View:

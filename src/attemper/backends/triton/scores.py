@@ -18,6 +18,9 @@ import triton.language as tl
 VISIBLE, BOOL, BIAS = (tl.constexpr(kind) for kind in (0, 1, 2))
 """What stands in for a mask: nothing, bool, an additive bias."""
 
+FIRST_MARK, SPAN_MARK = tl.constexpr(1), tl.constexpr(2)
+"""Bits of a key's mark: it is a first token, it is in the span that the caller marks."""
+
 VANISHED = tl.constexpr(-1000.0)
 """exp(VANISHED) is 0: a masked key's distance from the maximum, finite so that 0 times it is 0."""
 
@@ -77,6 +80,7 @@ class Call(NamedTuple):
     multiplier: Any
     mask: Any
     first: Any
+    """Marks of keys, uint8: bits of ``FIRST_MARK`` and ``SPAN_MARK``."""
     structure: Any
     heads: Any
     repeats: Any
@@ -282,10 +286,24 @@ def first_of(tile, place, call, CALL: tl.constexpr):
     if CALL.FIRST:
         source = call.first.pointer + tile.batch.to(tl.int64) * call.first.batch
         marked = tl.load(source + place.to(tl.int64) * call.first.column, mask=place < call.structure.keys, other=0)
-        found = (marked != 0)[None, :]
+        found = ((marked & FIRST_MARK) != 0)[None, :]
     else:
         found = place[None, :] - tile.origin[:, None] < call.first_tokens
     return found  # at one place: compiled, a function has one type of result
+
+
+@triton.jit
+def span_of(tile, place, call):
+    """Which keys the caller marks, [1, N] bool."""
+    source = call.first.pointer + tile.batch.to(tl.int64) * call.first.batch
+    marked = tl.load(source + place.to(tl.int64) * call.first.column, mask=place < call.structure.keys, other=0)
+    return ((marked & SPAN_MARK) != 0)[None, :]
+
+
+@triton.jit
+def own_of(tile, place):
+    """Which key is the query's own, [M, N] bool; also in the document before, whose keys the row does not see."""
+    return tile.diagonal[:, None] == place[None, :]
 
 
 @triton.jit

@@ -127,7 +127,7 @@ def chunk_sums_kernel(
             at = included.pointer + batch * included.batch + row.to(tl.int64) * included.column
             counted = counted & (tl.load(at, mask=counted, other=0) != 0)
         source = state + (tl.cast(batch, tl.int64) * heads + head) * rows + row
-        m, z, n, a, v, c, f, _ = softmax.load(source, plane, counted, STATE)
+        m, z, n, a, v, c, f, _, _, _ = softmax.load(source, plane, counted, STATE)
         mass = tl.zeros_like(z) + 1.0
         if SINK:
             mass = softmax.share(m + z, tl.load(sink + head).to(tl.float32))

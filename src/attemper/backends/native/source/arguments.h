@@ -19,7 +19,8 @@ struct View {
 struct Column {
     enum Name : int {
         MAXIMUM, LOG_SUM, VISIBLE_KEYS, THRESHOLD, MASS, SUPPORT, LARGEST_WEIGHT, MEAN_DEPTH, ENTROPY, VARIANCE,
-        SQUARED_WEIGHTS, FIRST_TOKENS, DISTANCE, GINI, PLAIN_DEPTH, PLAIN_VARIANCE, COUNT
+        SQUARED_WEIGHTS, FIRST_TOKENS, DISTANCE, GINI, PLAIN_DEPTH, PLAIN_VARIANCE, OWN_KEY, SPAN,
+        COUNT
     };
 };
 
@@ -32,6 +33,8 @@ struct Arguments {
     const int64_t* positions;     // [Q], ascending
     const uint8_t* first_keys;    // [B|1, K]
     int64_t first_keys_stride[2];
+    const uint8_t* span_keys;  // [B|1, K]; null: not asked for
+    int64_t span_keys_stride[2];
     int64_t batch, heads, groups, queries, keys, depth, width;
     int64_t left, right, offset, first_tokens;
     double softcap;  // 0: none

@@ -2,7 +2,8 @@
 // (docs/design/0002), g_z, g_a, ... their gradients, X = d + a and P = exp(d - z):
 //
 //     dS = P [ mass dP + g_z - mass D - g_a (1 + X) + g_v (X^2 + 2 X - v) + 2 g_c (P - c) + g_f (1[first] - f)
-//              + g_t (distance - t) ] + 1[argmax] (g_m - g_z + g_a),     dP = dO V^T,  D = dO . O
+//              + g_t (distance - t) + g_o (1[own key] - o) + g_b (1[span] - b) ] + 1[argmax] (g_m - g_z + g_a),
+//     dP = dO V^T,  D = dO . O
 //     dbias = dS    dx = dS softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = (mass P)^T dO
 //
 // A task is one (batch, key head) and a share of its rows; gradients of keys and values are summed in the task, in
@@ -33,7 +34,8 @@ struct Terms {
     float base, log_total, mean;  // m (0 for an empty row), z, a
     float constant, mass, dot;
     float output;  // what dP counts: mass, or 0 where all weight is on one key, to the last digit of Z
-    float depth, variance, squares, first, distance, top;  // upstream gradients; top falls on the maximum
+    float depth, variance, squares, first, distance, own, span;  // upstream gradients
+    float top;                                                   // what falls on the maximum
     bool bad, empty;
 };
 
@@ -72,8 +74,10 @@ inline Terms terms_of(const Arguments& call, int64_t batch, const Row& row, floa
     terms.depth = grad[Column::MEAN_DEPTH], terms.variance = grad[Column::VARIANCE];
     terms.squares = 2 * grad[Column::SQUARED_WEIGHTS];
     terms.first = grad[Column::FIRST_TOKENS], terms.distance = grad[Column::DISTANCE];
+    terms.own = grad[Column::OWN_KEY], terms.span = grad[Column::SPAN];
     terms.constant = grad[Column::LOG_SUM] - terms.mass * terms.dot - terms.variance * value[Column::VARIANCE] -
                      terms.first * value[Column::FIRST_TOKENS] - terms.distance * value[Column::DISTANCE] -
+                     terms.own * value[Column::OWN_KEY] - terms.span * value[Column::SPAN] -
                      terms.depth - 2 * grad[Column::SQUARED_WEIGHTS] * value[Column::SQUARED_WEIGHTS];
     terms.top = grad[Column::MAXIMUM] - grad[Column::LOG_SUM] + terms.depth;
     return terms;
@@ -86,6 +90,7 @@ inline void score_gradients(const Arguments& call, int64_t batch, const Row& row
     const Vec least = splat(VANISHED), zero = {};
     const Vec shift = splat(terms.bad ? NAN : 0.0f);
     const bool squares = terms.depth != 0 || terms.variance != 0;
+    const bool single = terms.first != 0 || terms.own != 0 || terms.span != 0;  // what single keys take
     const auto finish = [&](int64_t j, Vec p, Vec ds, Vec number) {
         if (terms.distance != 0) ds += magnitude(number) * terms.distance;
         store(gradient + j, p == zero ? zero : p * ds);
@@ -101,20 +106,21 @@ inline void score_gradients(const Arguments& call, int64_t batch, const Row& row
             Vec x = d + terms.mean;
             ds += x * (x * terms.variance + (2 * terms.variance - terms.depth));
         }
-        if (terms.first == 0) {
+        if (!single) {
             finish(j, p, ds, number);
         } else {
             store(gradient + j, ds);
             store(weight + j, p);
         }
     }
-    if (terms.first != 0) {
-        for (int64_t key = begin; key < begin + n && key < call.keys; key++) {
-            bool first = call.first_keys ? call.first_keys[batch * call.first_keys_stride[0] +
-                                                           key * call.first_keys_stride[1]]
-                                         : key < call.first_tokens;
-            if (first) gradient[key - begin] += terms.first;
-        }
+    if (single) {
+        const Marks first = first_tokens_of(call, batch), span = span_of(call, batch);
+        const int64_t end = begin + n < call.keys ? begin + n : call.keys;
+        for (int64_t key = begin; terms.first != 0 && key < end; key++)
+            if (first[key]) gradient[key - begin] += terms.first;
+        for (int64_t key = begin; terms.span != 0 && key < end; key++)
+            if (span[key]) gradient[key - begin] += terms.span;
+        if (row.position >= begin && row.position < end) gradient[row.position - begin] += terms.own;
         number = start;
         for (int64_t j = 0; j < n; j += LANES, number += float(LANES))
             finish(j, load(weight + j), load(gradient + j), number);

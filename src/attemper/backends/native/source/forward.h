@@ -100,12 +100,18 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
                       (call.place[Column::DISTANCE] >= 0 ? DISTANCE : 0) | (tile.halves ? HALVES : 0);
     const Weigh tied = weigh_of(parts | TIES), free = weigh_of(parts);
     const FirstTokens first(call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0);
+    const bool own = call.place[Column::OWN_KEY] >= 0;
+    float marks[KEYS];
+    const bool span = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
     for (int64_t i = 0; i < count; i++) {
         float* s = tile.scores + i * tile.apart + begin;
         uint16_t* halves = tile.halves ? tile.halves + i * tile.halves_apart + begin : nullptr;
         Sums sums = (best[i] == rows[i].maximum ? tied : free)(s, n, base_of(rows[i]), block + begin - rows[i].position,
                                                                halves);
         if (first.begin < first.end) sums.first = first.share(call, batch, s, block + begin);
+        const int64_t diagonal = rows[i].position - block - begin;
+        if (own && diagonal >= 0 && diagonal < n) sums.own = s[diagonal];
+        if (span) sums.span = marked_sum(s, marks, n);
         add(rows[i], sums);
     }
 }

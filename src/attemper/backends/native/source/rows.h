@@ -18,7 +18,7 @@ struct Row {
     int64_t head, query, position;  // position: the key on the row's diagonal
     int64_t low, high;              // keys it may see before masks: low <= key < high
     float maximum;
-    double total, first_moment, second_moment, squares, first, distance;
+    double total, first_moment, second_moment, squares, first, distance, own, span;
     int64_t count;
     bool bad;     // a visible score is not finite
     bool poison;  // one is NaN or +inf: the output is NaN
@@ -26,7 +26,7 @@ struct Row {
 
 // Sums over one block, relative to its `base`.
 struct Sums {
-    double total = 0, first_moment = 0, second_moment = 0, squares = 0, first = 0, distance = 0;
+    double total = 0, first_moment = 0, second_moment = 0, squares = 0, first = 0, distance = 0, own = 0, span = 0;
 };
 
 inline void begin(Row& row, const Arguments& call, int64_t head, int64_t query) {
@@ -54,6 +54,7 @@ inline float raise(Row& row, float maximum) {
     row.second_moment = shrink * (row.second_moment + step * (2 * row.first_moment + step * row.total));
     row.first_moment = shrink * (row.first_moment + step * row.total);
     row.total *= shrink, row.first *= shrink, row.distance *= shrink, row.squares *= shrink * shrink;
+    row.own *= shrink, row.span *= shrink;
     row.maximum = maximum;
     return float(shrink);
 }
@@ -61,13 +62,15 @@ inline float raise(Row& row, float maximum) {
 inline void add(Row& row, const Sums& sums) {
     row.total += sums.total, row.first_moment += sums.first_moment, row.second_moment += sums.second_moment;
     row.squares += sums.squares, row.first += sums.first, row.distance += sums.distance;
+    row.own += sums.own, row.span += sums.span;
 }
 
 // Joins a row over later keys into `row`; returns the factors of the two outputs.
 inline void join(Row& row, Row other, float& keep, float& take) {
     keep = raise(row, other.maximum);
     take = raise(other, row.maximum);
-    add(row, Sums{other.total, other.first_moment, other.second_moment, other.squares, other.first, other.distance});
+    add(row, Sums{other.total, other.first_moment, other.second_moment, other.squares, other.first, other.distance,
+                  other.own, other.span});
     row.count += other.count;
     row.bad |= other.bad, row.poison |= other.poison;
 }
@@ -220,6 +223,7 @@ inline float finish(const Arguments& call, int64_t batch, const Row& row) {
     columns[Column::VARIANCE] = variance > 0 ? variance : 0.0;
     columns[Column::SQUARED_WEIGHTS] = row.squares * inverse * inverse;
     columns[Column::FIRST_TOKENS] = row.first * inverse, columns[Column::DISTANCE] = row.distance * inverse;
+    columns[Column::OWN_KEY] = row.own * inverse, columns[Column::SPAN] = row.span * inverse;
     write_state(call, batch, row, columns);
     if (row.poison) return NAN;
     if (row.count == 0) return 0.0f;

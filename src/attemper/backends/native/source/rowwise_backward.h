@@ -3,7 +3,8 @@
 // p = w / W, d = s - m, D = sum p d:
 //
 //     g = dO.v + g_w + (b - sum p b) / W
-//     b = -g_h log p + 2 g_c p - g_a d + g_v (d - D)^2 + g_f 1[first] + g_t distance + g_p 1[argmax]
+//     b = -g_h log p + 2 g_c p - g_a d + g_v (d - D)^2 + g_f 1[first] + g_t distance + g_o 1[own key] + g_b 1[span]
+//         + g_p 1[argmax]
 //     ds = J g + p (2 g_v (d - D) - g_a) + 1[argmax] (g_m + g_a)
 //     J g = r (g - sum(r g) / sum r),  r = w^(2 - alpha) (entmax), w (top-k, threshold);  w (1 - w) g (sigmoid)
 //     dx = ds softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = w^T dO
@@ -43,6 +44,7 @@ inline Above above_of(const Arguments& call, int64_t batch, const Row& row) {
     if (!call.maximum_gradient) above.of[Column::LARGEST_WEIGHT] = 0;
     for (int column = Column::LARGEST_WEIGHT; column <= Column::DISTANCE; column++)
         above.statistics |= above.of[column] != 0;
+    above.statistics |= above.of[Column::OWN_KEY] != 0 || above.of[Column::SPAN] != 0;
     above.top = call.maximum_gradient || call.place[Column::MEAN_DEPTH] >= 0;
     return above;
 }
@@ -59,7 +61,7 @@ inline void add_statistics(const Arguments& call, int64_t batch, const Row& row,
                            const Support& list, const Moments& sums, int64_t first_key, float* g) {
     const float of_mass = above.of[Column::MASS], of_depth = above.of[Column::MEAN_DEPTH];
     const float of_entropy = above.of[Column::ENTROPY], of_variance = above.of[Column::VARIANCE];
-    const float of_squares = above.of[Column::SQUARED_WEIGHTS], of_first = above.of[Column::FIRST_TOKENS];
+    const float of_squares = above.of[Column::SQUARED_WEIGHTS];
     const float of_distance = above.of[Column::DISTANCE], of_largest = above.of[Column::LARGEST_WEIGHT];
     if (of_mass != 0)
         for (int64_t j = 0; j < list.size; j++) g[j] += of_mass;
@@ -73,9 +75,14 @@ inline void add_statistics(const Arguments& call, int64_t batch, const Row& row,
         if (of_entropy != 0) sum -= (log_of(w) - log_total) * of_entropy;
         store(b + j, w > zero ? sum : zero);
     }
-    if (of_first != 0)
-        for (int64_t j = 0; j < list.size; j++)
-            if (is_first(call, batch, first_key + list.place[j])) b[j] += of_first;
+    const auto add_marked = [&](const Marks& marks, float gradient) {
+        for (int64_t j = 0; gradient != 0 && j < list.size; j++)
+            if (marks[first_key + list.place[j]]) b[j] += gradient;
+    };
+    add_marked(first_tokens_of(call, batch), above.of[Column::FIRST_TOKENS]);
+    add_marked(span_of(call, batch), above.of[Column::SPAN]);
+    for (int64_t j = 0; above.of[Column::OWN_KEY] != 0 && j < list.size; j++)
+        if (first_key + list.place[j] == row.position) b[j] += above.of[Column::OWN_KEY];
     if (of_distance != 0)
         for (int64_t j = 0; j < list.size; j++)
             b[j] += of_distance * float(std::abs(first_key + list.place[j] - row.position));

@@ -146,9 +146,12 @@ inline double spread_of(const Support& of, double mean) {
     return lane_sum(sum) + rest;
 }
 
-inline bool is_first(const Arguments& call, int64_t batch, int64_t key) {
-    if (!call.first_keys) return key < call.first_tokens;
-    return call.first_keys[batch * call.first_keys_stride[0] + key * call.first_keys_stride[1]] != 0;
+// Sum of the weights of the marked keys of a list. `first_key`: the key at place 0.
+inline double marked_sum(const Support& of, const Marks& marks, int64_t first_key) {
+    double sum = 0;
+    for (int64_t j = 0; j < of.size; j++)
+        if (marks[first_key + of.place[j]]) sum += of.weight[j];
+    return sum;
 }
 
 // What a row's support tells, of the state columns that were asked for.
@@ -169,9 +172,12 @@ inline void describe(const Arguments& call, int64_t batch, const Row& row, const
     }
     columns[Column::LARGEST_WEIGHT] = most * share, columns[Column::SUPPORT] = double(size);
     if (call.place[Column::FIRST_TOKENS] >= 0)
+        columns[Column::FIRST_TOKENS] = marked_sum(support, first_tokens_of(call, batch), first_key) * share;
+    if (call.place[Column::SPAN] >= 0)
+        columns[Column::SPAN] = marked_sum(support, span_of(call, batch), first_key) * share;
+    if (call.place[Column::OWN_KEY] >= 0)
         for (int64_t j = 0; j < support.size; j++)
-            if (is_first(call, batch, first_key + support.place[j]))
-                columns[Column::FIRST_TOKENS] += support.weight[j] * share;
+            if (first_key + support.place[j] == row.position) columns[Column::OWN_KEY] = support.weight[j] * share;
     if (call.place[Column::DISTANCE] >= 0)
         for (int64_t j = 0; j < support.size; j++)
             columns[Column::DISTANCE] +=

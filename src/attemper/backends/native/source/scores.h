@@ -107,6 +107,41 @@ inline Seen shape_row(const Arguments& call, const Row& row, float* s, const flo
     return Seen{int64_t(lane_sum(count)), lane_sum(bad) > 0, lane_sum(poison) > 0};
 }
 
+// Marks of the keys of a batch; without any, those below `limit`.
+struct Marks {
+    const uint8_t* data;
+    int64_t step, limit;
+
+    bool operator[](int64_t key) const { return data ? data[key * step] != 0 : key < limit; }
+};
+
+inline Marks first_tokens_of(const Arguments& call, int64_t batch) {
+    const int64_t* step = call.first_keys_stride;
+    return {call.first_keys ? call.first_keys + batch * step[0] : nullptr, step[1], call.first_tokens};
+}
+
+inline Marks span_of(const Arguments& call, int64_t batch) {
+    const int64_t* step = call.span_keys_stride;
+    return {call.span_keys ? call.span_keys + batch * step[0] : nullptr, step[1], 0};
+}
+
+// 1 at the marked ones of `n` keys from `start` on, 0 elsewhere; returns whether there is one.
+inline bool read_marks(const Arguments& call, const Marks& marks, int64_t start, int64_t n, float* to) {
+    bool any = false;
+    for (int64_t i = 0; i < n; i++) {
+        const bool marked = start + i < call.keys && marks[start + i];
+        to[i] = marked ? 1.0f : 0.0f, any |= marked;
+    }
+    return any;
+}
+
+// Sum of the weights of marked keys, n a multiple of LANES.
+inline double marked_sum(const float* weights, const float* marks, int64_t n) {
+    Vec sum = {};
+    for (int64_t j = 0; j < n; j += LANES) sum += load(weights + j) * load(marks + j);
+    return lane_sum(sum);
+}
+
 // Where among the keys begin, begin + 1, ... first tokens are: all of them between `begin` and `end`.
 struct FirstTokens {
     int64_t begin, end;

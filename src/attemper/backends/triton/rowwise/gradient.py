@@ -2,7 +2,7 @@ r"""What the backward kernels of the rowwise normalizers share: what is known of
 
 With p = omega / Omega, l = log omega, dP = dO V^T, X = d + a, and g the gradients of the state columns::
 
-    b = -g_h l + 2 g_c p - g_a d + g_v X^2 + g_f [first] + g_t distance + g_p [j = winner]
+    b = -g_h l + 2 g_c p - g_a d + g_v X^2 + g_f [first] + g_t distance + g_o [own key] + g_b [span] + g_p [j = winner]
     ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/design/0008 and normalizers.py)
     entmax    ds = r (G - sum r G / sum r),   G = dP + b less that of the key of the largest r, where it is exactly 0
     sigmoid   ds = (1 - w) (w (dP + g_w) + p (b - sum p b))
@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 
 from attemper.backends.triton.rowwise.normalizers import ENTMAX, SIGMOID, gradient_weights, parameters, shares, sigmoid
-from attemper.backends.triton.rowwise.state import A, C, F, H, P, T, V, load
+from attemper.backends.triton.rowwise.state import OWN, SPAN, A, C, F, H, P, T, V, load
 from attemper.backends.triton.rowwise.tiles import below
-from attemper.backends.triton.scores import distance_of, first_of, product, tile_zeros
+from attemper.backends.triton.scores import distance_of, first_of, own_of, product, span_of, tile_zeros
 
 NUMBERS, PLACES = 5, 3
 """Planes of float32 and of int32 that the kernel of queries leaves for the others."""
@@ -109,6 +109,10 @@ def statistics_gradient(p, d, logs, place, tile, call, facts, CALL: tl.constexpr
         b += tl.where(first_of(tile, place, call, CALL), above[10][:, None], 0.0)
     if T & CALL.STATE:
         b += above[11][:, None] * distance_of(tile, place)
+    if OWN & CALL.STATE:
+        b += tl.where(own_of(tile, place), above[12][:, None], 0.0)
+    if SPAN & CALL.STATE:
+        b += tl.where(span_of(tile, place, call), above[13][:, None], 0.0)
     if CALL.MAXIMUM and (P & CALL.STATE):
         b += tl.where(place[None, :] == facts.winner[:, None], above[5][:, None], 0.0)
     return b

@@ -4,6 +4,7 @@ With omega the weights relative to the largest, l = log omega and d = s - m, in 
 
     Z = sum omega    H = sum omega l    A = sum omega d    B = sum omega (d - A/Z)^2    C = sum omega^2
     F, T: omega on first tokens, times distance            S: keys with weight
+    OWN, SPAN: omega on the query's own key, on marked keys
 
     w = omega_max Z    p = 1/Z    h = log Z - H/Z    a = -A/Z    v = B/Z    c = C/Z^2    f = F/Z    t = T/Z
 
@@ -18,12 +19,12 @@ import triton
 import triton.language as tl
 
 from attemper.backends.triton.rowwise.normalizers import SIGMOID, largest
-from attemper.backends.triton.scores import distance_of, first_of
+from attemper.backends.triton.scores import distance_of, first_of, own_of, span_of
 from attemper.backends.triton.softmax.state import add, log_of, spread
 from attemper.statistics import Column
 
-W, S, P, A, H, V, C, F, T = (tl.constexpr(1 << bit) for bit in range(9))
-"""Bits of STATE: the state columns w, s, p, a, h, v, c, f, t beyond m, n and x that the call needs."""
+W, S, P, A, H, V, C, F, T, OWN, SPAN = (tl.constexpr(1 << bit) for bit in range(11))
+"""Bits of STATE: the state columns w, s, p, a, h, v, c, f, t, o, b beyond m, n and x that the call needs."""
 _COLUMNS = (
     Column.MASS,
     Column.SUPPORT,
@@ -34,6 +35,8 @@ _COLUMNS = (
     Column.SQUARED_WEIGHTS,
     Column.FIRST_TOKENS,
     Column.DISTANCE,
+    Column.OWN_KEY,
+    Column.SPAN,
 )
 """The same by name, in the order of their bits."""
 
@@ -53,15 +56,16 @@ def relative(columns: Iterable[Column]) -> bool:
 
 @triton.jit
 def no_sums(BLOCK_M: tl.constexpr):
-    """``(z, z_low, h, h_low, a, a_low, b, b_low, c, c_low, f, t, s)`` of no key."""
+    """``(z, z_low, h, h_low, a, a_low, b, b_low, c, c_low, f, t, s, own, span)`` of no key."""
     zero = tl.zeros([BLOCK_M], tl.float32)
-    return zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, tl.zeros([BLOCK_M], tl.int32)
+    count = tl.zeros([BLOCK_M], tl.int32)
+    return zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, count, zero, zero
 
 
 @triton.jit
 def gather(sums, omega, logs, d, tile, call, place, CALL: tl.constexpr):
     """``sums`` with a block of weights [M, N]."""
-    z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
+    z, zl, h, hl, a, al, b, bl, c, cl, f, t, s, own, span = sums
     block_z = tl.sum(omega, 1)
     if H & CALL.STATE:
         h, hl = add(h, hl, tl.sum(omega * logs, 1))
@@ -79,16 +83,20 @@ def gather(sums, omega, logs, d, tile, call, place, CALL: tl.constexpr):
         f += tl.sum(tl.where(first_of(tile, place, call, CALL), omega, 0.0), 1)
     if T & CALL.STATE:
         t += tl.sum(omega * distance_of(tile, place), 1)
+    if OWN & CALL.STATE:
+        own += tl.sum(tl.where(own_of(tile, place), omega, 0.0), 1)
+    if SPAN & CALL.STATE:
+        span += tl.sum(tl.where(span_of(tile, place, call), omega, 0.0), 1)
     if S & CALL.STATE:
         s += tl.sum((omega > 0).to(tl.int32), 1)
     z, zl = add(z, zl, block_z)
-    return z, zl, h, hl, a, al, b, bl, c, cl, f, t, s
+    return z, zl, h, hl, a, al, b, bl, c, cl, f, t, s, own, span
 
 
 @triton.jit
 def finish(sums, m, n, number, CALL: tl.constexpr):
-    """``(w, s, p, a, h, v, c, f, t)`` and what the product with values is multiplied by, [M]; all 0 without weight."""
-    z, zl, h, hl, a, al, b, bl, c, cl, f, t, s = sums
+    """``(w, s, p, a, h, v, c, f, t, o, b)`` and what the product with values is multiplied by, [M]; all 0 without weight."""
+    z, zl, h, hl, a, al, b, bl, c, cl, f, t, s, own, span = sums
     z, zl = add(z, 0.0, zl)
     mass = tl.where(n > 0, 1.0, 0.0)
     some = n > 0
@@ -111,7 +119,8 @@ def finish(sums, m, n, number, CALL: tl.constexpr):
     mean = 0.0 - (a + al) * inverse
     support = tl.where(some, s, 0).to(tl.float32)
     variance, concentration = (b + bl) * inverse, (c + cl) * inverse * inverse
-    return (mass, support, inverse, mean, entropy, variance, concentration, f * inverse, t * inverse), scale
+    marked = (f * inverse, t * inverse, own * inverse, span * inverse)
+    return (mass, support, inverse, mean, entropy, variance, concentration) + marked, scale
 
 
 @triton.jit
@@ -122,7 +131,7 @@ def store(m, n, x, left, bad, target, plane, exists, STATE: tl.constexpr):
     tl.store(target + plane, n.to(tl.float32), mask=exists)
     tl.store(target + 2 * plane, tl.where(n > 0, x, 0.0) + spoiled, mask=exists)
     target += 3 * plane
-    for bit in tl.static_range(9):
+    for bit in tl.static_range(11):
         if (1 << bit) & STATE:
             tl.store(target, left[bit] + spoiled, mask=exists)
             target += plane
@@ -130,16 +139,17 @@ def store(m, n, x, left, bad, target, plane, exists, STATE: tl.constexpr):
 
 @triton.jit
 def load(source, plane, exists, STATE: tl.constexpr):
-    """``(m, n, x, w, s, p, a, h, v, c, f, t)`` of rows (or their gradients); 0 where STATE has none."""
+    """``(m, n, x, w, s, p, a, h, v, c, f, t, o, b)`` of rows (or their gradients); 0 where STATE has none."""
     m = tl.load(source, mask=exists, other=-float("inf"))
     n = tl.load(source + plane, mask=exists, other=0.0)
     x = tl.load(source + 2 * plane, mask=exists, other=0.0)
     rest = (n * 0.0,)
     place = source + 3 * plane
-    for bit in tl.static_range(9):
+    for bit in tl.static_range(11):
         if (1 << bit) & STATE:
             rest = rest + (tl.load(place, mask=exists, other=0.0),)
             place += plane
         else:
             rest = rest + (n * 0.0,)
-    return m, n, x, rest[1], rest[2], rest[3], rest[4], rest[5], rest[6], rest[7], rest[8], rest[9]
+    weights = (rest[1], rest[2], rest[3], rest[4], rest[5], rest[6], rest[7], rest[8], rest[9], rest[10], rest[11])
+    return (m, n, x) + weights

@@ -27,9 +27,17 @@ from attemper.backends.triton.scores import (
 )
 from attemper.backends.triton.softmax import state as softmax
 from attemper.backends.triton.softmax.forward import join_block
+from attemper.backends.triton.softmax.state import OWN, SPAN
 
 CARRIED = tl.constexpr(12)
-"""Numbers that a row carries from one kernel to the other."""
+"""Numbers that a row carries from one kernel to the other: ``softmax.nothing`` but for its last two."""
+MARKED = tl.constexpr(OWN.value | SPAN.value)
+"""Bits of STATE with which it carries these, too."""
+
+
+def row_numbers(bits: int) -> int:
+    """Numbers that a row carries where STATE is ``bits``."""
+    return CARRIED.value + (2 if MARKED.value & bits else 0)
 
 
 # Parts, keys and the strides of masks grow while decoding: nothing is compiled for what divides them.
@@ -79,8 +87,9 @@ def split_kernel(
     exists = place < count
     at = (batch.to(tl.int64) * groups + group) * count + place
     plane = tl.num_programs(0).to(tl.int64) // splits * count
-    left = parts + split.to(tl.int64) * CARRIED * plane + at
-    for number in tl.static_range(CARRIED):
+    COUNT: tl.constexpr = CARRIED + 2 if MARKED & CALL.STATE else CARRIED
+    left = parts + split.to(tl.int64) * COUNT * plane + at
+    for number in tl.static_range(COUNT):
         tl.store(left + number * plane, rows[number].to(tl.float32), mask=exists)
     if CALL.E > 0:
         column = tl.arange(0, CALL.BLOCK_E)
@@ -89,13 +98,19 @@ def split_kernel(
 
 
 @triton.jit
-def _carry(source, plane, exists):
+def _carry(source, plane, exists, STATE: tl.constexpr):
     """What rows carry, as the split kernel left it: ``softmax.nothing``'s tuple."""
     sums = (tl.load(source, mask=exists, other=-float("inf")),)
     for number in tl.static_range(1, CARRIED - 1):
         sums = sums + (tl.load(source + number * plane, mask=exists, other=0.0),)
     count = tl.load(source + (CARRIED - 1) * plane, mask=exists, other=0.0)
-    return sums + (count.to(tl.int32),)
+    sums = sums + (count.to(tl.int32),)
+    for number in tl.static_range(CARRIED, CARRIED + 2):
+        if MARKED & STATE:
+            sums = sums + (tl.load(source + number * plane, mask=exists, other=0.0),)
+        else:
+            sums = sums + (0.0 * count,)
+    return sums
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -109,9 +124,10 @@ def join_kernel(
     written = exists[:, None] & (column < CALL.E)[None, :]
     rows = softmax.nothing(ROWS)
     out = tile_zeros(ROWS, CALL.BLOCK_E, tl.float32)
+    COUNT: tl.constexpr = CARRIED + 2 if MARKED & CALL.STATE else CARRIED
     for split in range(splits):
         at = tl.cast(split, tl.int64) * plane
-        other = _carry(parts + CARRIED * at + place, plane, exists)
+        other = _carry(parts + COUNT * at + place, plane, exists, CALL.STATE)
         if CALL.E > 0:
             more = tl.load(outputs + (at + place)[:, None] * CALL.E + column[None, :], mask=written, other=0.0)
             new = tl.maximum(rows[0], other[0])

@@ -34,16 +34,18 @@ from attemper.backends.triton.scores import (
     edge_start,
     first_of,
     intervals,
+    own_of,
     product,
     raw_scores,
     raw_unit,
     row_zeros,
     scale_of,
+    span_of,
     tile_zeros,
     visibility,
 )
 from attemper.backends.triton.softmax import state as softmax
-from attemper.backends.triton.softmax.state import F, T
+from attemper.backends.triton.softmax.state import OWN, SPAN, F, T
 
 
 @triton.jit
@@ -72,6 +74,10 @@ def join_block(
             rows = softmax.with_first(rows, e, first_of(tile, place, call, CALL))
     if T & CALL.STATE:
         rows = softmax.with_distance(rows, e, distance_of(tile, place))
+    if OWN & CALL.STATE:
+        rows = softmax.with_own(rows, e, own_of(tile, place))
+    if SPAN & CALL.STATE:
+        rows = softmax.with_span(rows, e, span_of(tile, place, call))
     if CALL.E > 0:
         values = block_of(call.value, tile.batch, tile.group, start, local, CALL.E, CALL, EDGE, structure.keys)
         out = product(e.to(values.dtype), values, out * shrink[:, None])

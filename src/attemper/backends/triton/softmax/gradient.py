@@ -3,7 +3,8 @@ r"""What the kernels of the backward pass share: the numbers of a row, and the g
 With P and d = s - m of recomputed scores, dP = dO V^T, D = rowsum(dO O), the mass that a sink leaves to the keys (1
 without), and g the gradients of the state columns::
 
-    dS = P (mass (dP - D) + constant_gradient + varying_gradient + g_f [first] + g_t distance)
+    dS = P (mass (dP - D) + constant_gradient + varying_gradient + g_f [first] + g_t distance
+        + g_o [own key] + g_b [span])
        + [j = winner] at_maximum
 
 What of it is the same along a row, ``constant_gradient - mass D``, is computed once per row, before all else. A key that is
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attemper.backends.triton.scores import distance_of, first_of, product, rows_of, scores, visibility
+from attemper.backends.triton.scores import distance_of, first_of, own_of, product, rows_of, scores, span_of, visibility
 from attemper.backends.triton.softmax.state import (
+    OWN,
+    SPAN,
     F,
     T,
     at_maximum,
@@ -108,6 +111,10 @@ def score_gradients(tile, block, upstream, values, terms, place, call, CALL: tl.
         gradient += tl.where(first_of(tile, place, call, CALL), above[6][:, None], 0.0)
     if T & CALL.STATE:
         gradient += above[7][:, None] * distance_of(tile, place)
+    if OWN & CALL.STATE:
+        gradient += tl.where(own_of(tile, place), above[8][:, None], 0.0)
+    if SPAN & CALL.STATE:
+        gradient += tl.where(span_of(tile, place, call), above[9][:, None], 0.0)
     ds = p * gradient
     if CALL.MAXIMUM:
         ds += tl.where(place[None, :] == winner[:, None], peak[:, None], 0.0)

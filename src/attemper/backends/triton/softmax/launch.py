@@ -16,7 +16,7 @@ from attemper.backends.triton import launch, tuning
 from attemper.backends.triton.softmax.backward_bias import bias_gradient_kernel
 from attemper.backends.triton.softmax.backward_key import key_gradient_kernel
 from attemper.backends.triton.softmax.backward_query import query_gradient_kernel
-from attemper.backends.triton.softmax.decode import CARRIED, join_kernel, split_kernel
+from attemper.backends.triton.softmax.decode import join_kernel, row_numbers, split_kernel
 from attemper.backends.triton.softmax.forward import forward_kernel
 from attemper.backends.triton.softmax.gradient import Rows, constants_kernel
 from attemper.backends.triton.softmax.state import bits
@@ -84,7 +84,7 @@ def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, spl
     query, key = problem.query, problem.key
     batch, heads, rows, _ = query.shape
     total, width = batch * heads * rows, output.shape[3]
-    parts = query.new_empty((splits, CARRIED.value, total), dtype=torch.float32)
+    parts = query.new_empty((splits, row_numbers(bits(problem.columns)), total), dtype=torch.float32)
     outputs = query.new_empty((splits, total, width), dtype=torch.float32)
     *tensors, mask, first = launch.inputs(problem)
     constants = launch.constants(problem, config, bits(problem.columns), fused=True)

@@ -4,6 +4,7 @@ Another normalizer is another file with these functions. A row carries, relative
 bits, for the hardware's exponential is 2^d::
 
     Z = sum 2^d    A = sum 2^d d    B = sum 2^d (d - A/Z)^2    C = sum 4^d    F, T: 2^d on first tokens, times distance
+    OWN, SPAN: 2^d on the query's own key, on marked keys
 
 Scores come as they leave the product, and m is kept so: d = (s - m) unit, where unit [M] is what one of them is in bits.
 At the maximum d is 0 whatever is rounded, and no score is multiplied but to find its distance. ``in_nats`` and ``finish``
@@ -30,8 +31,8 @@ import triton.language as tl
 from attemper.backends.triton.scores import INTERPRETED, VANISHED
 from attemper.statistics import Column
 
-A, V, C, F, T = (tl.constexpr(bit) for bit in (1, 2, 4, 8, 16))
-"""Bits of STATE: the state columns a, v, c, f, t (docs/design/0002) beyond m, z and n that the call needs."""
+A, V, C, F, T, OWN, SPAN = (tl.constexpr(bit) for bit in (1, 2, 4, 8, 16, 32, 64))
+"""Bits of STATE: the state columns a, v, c, f, t, o, b (docs/design/0002) beyond m, z and n that the call needs."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -45,6 +46,8 @@ _BITS = {
     Column.SQUARED_WEIGHTS: C,
     Column.FIRST_TOKENS: F,
     Column.DISTANCE: T,
+    Column.OWN_KEY: OWN,
+    Column.SPAN: SPAN,
 }
 
 
@@ -57,11 +60,11 @@ def bits(columns: Iterable[Column]) -> int:
 def nothing(BLOCK_M: tl.constexpr):
     """Rows that have seen no key: the identity of joining.
 
-    ``(m, z, z_low, a, a_low, b, b_low, c, c_low, f, t, n)``.
+    ``(m, z, z_low, a, a_low, b, b_low, c, c_low, f, t, n, own, span)``.
     """
     zero = tl.zeros([BLOCK_M], tl.float32)
     count = tl.zeros([BLOCK_M], tl.int32)
-    return zero - float("inf"), zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, count
+    return zero - float("inf"), zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, count, zero, zero
 
 
 @triton.jit
@@ -98,7 +101,7 @@ def spread(z, a, b, block_z, block_a, block_b):
 @triton.jit
 def lower(rows, down, shrink, STATE: tl.constexpr):
     """The sums of rows moved to a maximum that is ``-down`` higher."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
     if A & STATE:
         a, al = add(a, al, down * z)
         a, al = a * shrink, (al + down * zl) * shrink
@@ -110,7 +113,11 @@ def lower(rows, down, shrink, STATE: tl.constexpr):
         f = f * shrink
     if T & STATE:
         t = t * shrink
-    return m, z * shrink, zl * shrink, a, al, b, bl, c, cl, f, t, n
+    if OWN & STATE:
+        own = own * shrink
+    if SPAN & STATE:
+        span = span * shrink
+    return m, z * shrink, zl * shrink, a, al, b, bl, c, cl, f, t, n, own, span
 
 
 @triton.jit
@@ -129,7 +136,7 @@ def absorb(rows, s, unit, more, STATE: tl.constexpr, MASKED: tl.constexpr):
     """
     new = tl.maximum(rows[0], tl.max(s, 1))
     base, down, shrink = step(rows[0], new, unit)
-    _, z, zl, a, al, b, bl, c, cl, f, t, n = lower(rows, down, shrink, STATE)
+    _, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = lower(rows, down, shrink, STATE)
     d = (s - base[:, None]) * unit[:, None]
     if MASKED:
         d = tl.where(s == -float("inf"), VANISHED, d)
@@ -150,29 +157,43 @@ def absorb(rows, s, unit, more, STATE: tl.constexpr, MASKED: tl.constexpr):
     if C & STATE:
         c, cl = add(c, cl, tl.sum(e * e, 1))
     z, zl = add(z, zl, block_z)
-    return (new, z, zl, a, al, b, bl, c, cl, f, t, n + more), e, shrink
+    return (new, z, zl, a, al, b, bl, c, cl, f, t, n + more, own, span), e, shrink
 
 
 @triton.jit
 def with_first(rows, e, first):
     """Adds a block's weight on first tokens. ``first`` [M or 1, N] bool."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
-    return m, z, zl, a, al, b, bl, c, cl, f + tl.sum(tl.where(first, e, 0.0), 1), t, n
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
+    return m, z, zl, a, al, b, bl, c, cl, f + tl.sum(tl.where(first, e, 0.0), 1), t, n, own, span
 
 
 @triton.jit
 def with_distance(rows, e, distance):
     """Adds a block's weight times its distance [M, N]."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
-    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance, 1), n
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
+    return m, z, zl, a, al, b, bl, c, cl, f, t + tl.sum(e * distance, 1), n, own, span
+
+
+@triton.jit
+def with_own(rows, e, same):
+    """Adds a block's weight on the query's own key. ``same`` [M, N] bool."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
+    return m, z, zl, a, al, b, bl, c, cl, f, t, n, own + tl.sum(tl.where(same, e, 0.0), 1), span
+
+
+@triton.jit
+def with_span(rows, e, marked):
+    """Adds a block's weight on marked keys. ``marked`` [1, N] bool."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
+    return m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span + tl.sum(tl.where(marked, e, 0.0), 1)
 
 
 @triton.jit
 def in_nats(rows, nats):
     """``rows`` with the maximum in nats; ``nats`` [M]: what a score of 1 is."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
     # -inf times 0, which an endless temperature gives, would be NaN.
-    return tl.where(m == -float("inf"), m, m * nats), z, zl, a, al, b, bl, c, cl, f, t, n
+    return tl.where(m == -float("inf"), m, m * nats), z, zl, a, al, b, bl, c, cl, f, t, n, own, span
 
 
 @triton.jit
@@ -180,9 +201,9 @@ def join(rows, other, STATE: tl.constexpr):
     """The rows over the keys of both, their maxima in nats: the same law, for two parts that were computed apart."""
     new = tl.maximum(rows[0], other[0])
     _, down, shrink = step(rows[0], new, LOG2E)
-    _, z, zl, a, al, b, bl, c, cl, f, t, n = lower(rows, down, shrink, STATE)
+    _, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = lower(rows, down, shrink, STATE)
     _, down, shrink = step(other[0], new, LOG2E)
-    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, n2 = lower(other, down, shrink, STATE)
+    _, z2, zl2, a2, al2, b2, bl2, c2, cl2, f2, t2, n2, own2, span2 = lower(other, down, shrink, STATE)
     if V & STATE:
         b, bl = add(b, bl + bl2, spread(z, a, b, z2, a2, b2))
         b, bl = add(b, bl, b2)
@@ -191,7 +212,7 @@ def join(rows, other, STATE: tl.constexpr):
     if C & STATE:
         c, cl = add(c, cl + cl2, c2)
     z, zl = add(z, zl + zl2, z2)
-    return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, n + n2
+    return new, z, zl, a, al, b, bl, c, cl, f + f2, t + t2, n + n2, own + own2, span + span2
 
 
 @triton.jit
@@ -235,9 +256,9 @@ def log_of(high, low):
 
 @triton.jit
 def finish(rows, STATE: tl.constexpr):
-    """The state that rows leave, their maximum being in nats: ``(m, z, n, a, v, c, f, t)``, 0 where STATE has none; NaN but
-    for n where a visible score is not finite. And Z, to divide the output by (1 on an empty row)."""
-    m, z, zl, a, al, b, bl, c, cl, f, t, n = rows
+    """The state that rows leave, their maximum being in nats: ``(m, z, n, a, v, c, f, t, o, b)``, 0 where STATE has none; NaN
+    but for n where a visible score is not finite. And Z, to divide the output by (1 on an empty row)."""
+    m, z, zl, a, al, b, bl, c, cl, f, t, n, own, span = rows
     bad = (z != z) | (m == float("inf"))
     if A & STATE:
         bad = bad | (a != a)
@@ -249,7 +270,7 @@ def finish(rows, STATE: tl.constexpr):
     log_z = tl.where(n > 0, tl.maximum(log_of(z, zl), 0.0), 0.0)
     not_a_number = tl.where(bad, float("nan"), 0.0)
     zero = tl.zeros_like(z)
-    mean, variance, square, on_first, distance = zero, zero, zero, zero, zero
+    mean, variance, square, on_first, distance, on_own, on_span = zero, zero, zero, zero, zero, zero, zero
     if A & STATE:
         mean = -(a + al) / z * LN2 + not_a_number
         # -0.0 is no number to show.
@@ -262,14 +283,18 @@ def finish(rows, STATE: tl.constexpr):
         on_first = f / z + not_a_number
     if T & STATE:
         distance = t / z + not_a_number
-    state = (m + not_a_number, log_z + not_a_number, n.to(tl.float32), mean, variance, square, on_first, distance)
-    return state, z
+    if OWN & STATE:
+        on_own = own / z + not_a_number
+    if SPAN & STATE:
+        on_span = span / z + not_a_number
+    of_scores = (m + not_a_number, log_z + not_a_number, n.to(tl.float32), mean, variance, square)
+    return of_scores + (on_first, distance, on_own, on_span), z
 
 
 @triton.jit
 def store(state, target, plane, exists, STATE: tl.constexpr):
     """Writes the columns that were asked for, one plane of ``plane`` numbers after another, in the operator's order."""
-    m, z, n, a, v, c, f, t = state
+    m, z, n, a, v, c, f, t, own, span = state
     tl.store(target, m, mask=exists)
     tl.store(target + plane, z, mask=exists)
     tl.store(target + 2 * plane, n, mask=exists)
@@ -288,6 +313,12 @@ def store(state, target, plane, exists, STATE: tl.constexpr):
         place += plane
     if T & STATE:
         tl.store(place, t, mask=exists)
+        place += plane
+    if OWN & STATE:
+        tl.store(place, own, mask=exists)
+        place += plane
+    if SPAN & STATE:
+        tl.store(place, span, mask=exists)
 
 
 @triton.jit
@@ -300,12 +331,12 @@ def share(lse, sink):
 
 @triton.jit
 def load(source, plane, exists, STATE: tl.constexpr):
-    """``(m, z, n, a, v, c, f, t)`` of rows, as ``store`` left them; 0 where STATE has none."""
+    """``(m, z, n, a, v, c, f, t, o, b)`` of rows, as ``store`` left them; 0 where STATE has none."""
     m = tl.load(source, mask=exists, other=-float("inf"))
     z = tl.load(source + plane, mask=exists, other=0.0)
     n = tl.load(source + 2 * plane, mask=exists, other=0.0)
     place = source + 3 * plane
-    a, v, c, f, t = 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n
+    a, v, c, f, t, own, span = 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n, 0.0 * n
     if A & STATE:
         a = tl.load(place, mask=exists, other=0.0)
         place += plane
@@ -320,7 +351,13 @@ def load(source, plane, exists, STATE: tl.constexpr):
         place += plane
     if T & STATE:
         t = tl.load(place, mask=exists, other=0.0)
-    return m, z, n, a, v, c, f, t
+        place += plane
+    if OWN & STATE:
+        own = tl.load(place, mask=exists, other=0.0)
+        place += plane
+    if SPAN & STATE:
+        span = tl.load(place, mask=exists, other=0.0)
+    return m, z, n, a, v, c, f, t, own, span
 
 
 @triton.jit
@@ -350,6 +387,10 @@ def constant_gradient(state, above, STATE: tl.constexpr):
         constant -= above[6] * state[6]
     if T & STATE:
         constant -= above[7] * state[7]
+    if OWN & STATE:
+        constant -= above[8] * state[8]
+    if SPAN & STATE:
+        constant -= above[9] * state[9]
     return constant
 
 
@@ -357,8 +398,8 @@ def constant_gradient(state, above, STATE: tl.constexpr):
 def varying_gradient(p, d, state, above, STATE: tl.constexpr):
     """What of a score's gradient differs from key to key, as P: -g_a X + g_v (X^2 + 2X) + 2 g_c P, with X = d + a.
 
-    With ``constant_gradient`` and mass (dP - D), times P, it is the gradient of a score before the softcap; first tokens
-    and distance add ``above[6]`` where first and ``above[7]`` times the distance.
+    With ``constant_gradient`` and mass (dP - D), times P, it is the gradient of a score before the softcap; first tokens,
+    distance, own key and span add ``above[6]`` where first, ``above[7]`` times the distance, ``above[8]`` and ``above[9]``.
     """
     gradient = 0.0 * p
     if A & STATE:
