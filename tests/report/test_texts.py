@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import attemper
+from attemper.cli.show import Language
 from attemper.monitor import recorder, tap_sums
 from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.labels import LAYER_KINDS, reason_of
@@ -36,6 +37,11 @@ from attemper.sites import names, softmax_by_hand
 from attemper.sites.package_arguments import TAP
 from attemper.store.run import UNSAMPLED
 from tests.report import readings
+
+
+def test_the_command_line_offers_the_languages_of_pages() -> None:
+    """Help names them, and must not wait for what pages load."""
+    assert tuple(Language) == LANGUAGES
 
 
 def test_every_text_is_there_in_every_language_with_the_same_places() -> None:
