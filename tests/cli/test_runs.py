@@ -405,6 +405,7 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
 )
 def test_a_mistake_is_one_line(command: Command, folder: Path, monkeypatch, arguments, line: str) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for 20 seconds
     code, out, err = command(*arguments)
     assert (code, out) == (1, "")
     assert line in err

@@ -13,6 +13,7 @@ import torch
 import attemper
 from tests.docs.test_guide import blocks
 from tests.support import encoder
+from tests.support.engine_models import tiny, tokens
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,6 +22,7 @@ RUN = {
     "docs/alarms.md": "docs/test_alarms_page.py",
     "docs/articles/from-article-to-library.md": "articles/test_pages.py",
     "docs/derivations/entropy.md": "docs/test_blocks.py",
+    "docs/fingerprints.md": "docs/test_blocks.py",
     "docs/guide.md": "docs/test_blocks.py",  # and the section on acting in docs/test_guide.py
     "docs/history.md": "docs/test_history_page.py",
     "docs/lab/README.md": "docs/test_blocks.py",
@@ -72,6 +74,19 @@ def test_the_file_of_a_reading(
     (block,) = code("docs/reading-file.md")
     exec(compile(block, "docs/reading-file.md", "exec"), names)
     assert "2 heads" in capsys.readouterr().out
+
+
+def test_the_fingerprints_of_two_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, other = tiny("llama").model, tiny("llama").model
+    other.get_submodule("layers.1.self_attn").scaling *= 1.25
+    (block,) = code("docs/fingerprints.md")
+    names: dict[str, Any] = {"attemper": attemper, "model": model, "my_other_engine": other, "batches": [tokens()]}
+    exec(compile(block, "docs/fingerprints.md", "exec"), names)
+    assert (names["found"].kind, names["found"].site) == ("scale", "layers.1.self_attn")
+    assert capsys.readouterr().out.startswith("scale layers.1.self_attn 1.25\n")
 
 
 @pytest.mark.slow("takes many seconds")

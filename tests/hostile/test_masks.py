@@ -164,6 +164,10 @@ HIDING = {
 @pytest.mark.grid
 def test_what_stands_at_a_masked_key_or_value_reaches_no_statistic(where: str, how: str, number: float, backend: str):
     options, rows = HIDING[how]
+    options = {
+        "causal_alignment": "bottom-right" if "attn_mask" in options else "top-left",
+        "spans": [(3, 4)],
+    } | options
     query, key, value = tensors()
     clean_output, clean = attended(backend, query, key, value, stats=had(backend, OF_ROWS), **options)
     (key if where == "key" else value)[:, :, 4] = number

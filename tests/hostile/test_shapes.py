@@ -47,7 +47,8 @@ def test_an_empty_dimension_gives_empty_results_and_gradients(empty: str, backen
     query = torch.randn(size["B"], size["H"], size["Q"], size["D"], requires_grad=True)
     key = torch.randn(size["B"], size["H"], size["K"], size["D"], requires_grad=True)
     value = torch.randn(size["B"], size["H"], size["K"], size["E"], requires_grad=True)
-    output, stats = attended(backend, query, key, value, stats=had(backend, cases.NAMES), is_causal=True)
+    spans = torch.ones(size["K"], dtype=torch.bool)
+    output, stats = attended(backend, query, key, value, stats=had(backend, cases.NAMES), spans=spans, is_causal=True)
     assert output.shape == (size["B"], size["H"], size["Q"], size["E"])
     for name in stats:
         assert stats[name].shape == (size["B"], size["H"], size["K"] if name == "key_mass" else size["Q"]), name

@@ -184,7 +184,7 @@ def _write(folder: Path, trial: Trial, broken: bool) -> None:
 
 
 def shown(folder: Path, trials: list[Trial]) -> Experiment:
-    content = early_warning.results(trials, folder, quick=False, workers=1, corpus=corpus())
+    content = early_warning.results(trials, folder, quick=False, workers=1, corpus=corpus(), at_most=0)
     return early_warning.experiment(json.loads(json.dumps(plain(content))))
 
 
@@ -237,6 +237,6 @@ def test_default_alarms_are_those_of_a_watch(tmp_path: Path):
 
 def test_files_of_other_plans_are_left_out(tmp_path: Path):
     trials = made_files(tmp_path)
-    result = early_warning.results(trials[:4], tmp_path, quick=False, workers=1, corpus=corpus())
+    result = early_warning.results(trials[:4], tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)
     assert len(result["runs"]) == result["planned"] == 4
     assert [row["fault"] is None for row in result["runs"]].count(True) == 2

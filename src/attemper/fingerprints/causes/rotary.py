@@ -98,7 +98,7 @@ def _angles(pair: SitePair) -> Finding | None:
         return None
     value, words = _number_of(pair, slopes)
     if abs(length - 1) > max(2 * pair.eps, 1e-4):
-        words += f", and rotated features are longer by {short(length)}"
+        words += f", and rotated features are {short(length)} times as long"
     return Finding("rotary", STAGE, left, value, None, words)
 
 

@@ -45,8 +45,8 @@ def factor_of_products(pair: SitePair) -> Finding | None:
     words = f"{in_words(heads)}q.k of run b is {short(value)} times that of run a"
     if both:
         words = (
-            f"q.k of run b is {short(value)} times that of run a, with queries and keys longer by {short(sizes[0])} "
-            "each, as by the magnitude of a rotary embedding (YaRN)"
+            f"q.k of run b is {short(value)} times that of run a, with queries and keys {short(sizes[0])} times as "
+            "long, as by the magnitude of a rotary embedding (YaRN)"
         )
     return Finding("scale", STAGE, residual, value, heads, words)
 
