@@ -86,7 +86,8 @@ def test_the_fingerprints_of_two_engines(
     names: dict[str, Any] = {"attemper": attemper, "model": model, "my_other_engine": other, "batches": [tokens()]}
     exec(compile(block, "docs/fingerprints.md", "exec"), names)
     assert (names["found"].kind, names["found"].site) == ("scale", "layers.1.self_attn")
-    assert capsys.readouterr().out.startswith("scale layers.1.self_attn 1.25\n")
+    assert names["found"].value == pytest.approx(1.25, rel=1e-6)
+    assert "1.25 times those of run a" in capsys.readouterr().out
 
 
 @pytest.mark.slow("takes many seconds")
