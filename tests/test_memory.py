@@ -78,6 +78,7 @@ def assert_below(limit: float, heads: int, tokens: int, what: str) -> None:
     assert forward > -5, f"measured less than the results themselves: {figures}"
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_measurement_sees_the_weights_that_the_reference_holds():
     forward, backward = extra_mib(2, 1024, "dense")
     square = 2 * 1024**2 * 8 / 2**20

@@ -436,6 +436,7 @@ print(extra_mib(64, 16384), extra_mib(1, 65536))
 """
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_call_needs_a_few_mib_beyond_its_tensors():
     # A float32 copy of the keys would be 32 and 128 MiB, the bias of every head 32 and 2.
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=300, check=False)

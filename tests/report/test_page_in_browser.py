@@ -244,6 +244,7 @@ def test_a_long_table_shows_the_first_heads_of_its_order_and_says_so(open_page: 
     assert (page.text_content("#all-more") or "").startswith("The first 1,000 of 6,400 in this order")
 
 
+@pytest.mark.slow("takes many seconds")  # by default report/test_hostile.py
 def test_hostile_names_are_shown_as_text_everywhere(open_page: Open) -> None:
     page = open_page(readings.hostile())
     for row in range(len(readings.HOSTILE)):

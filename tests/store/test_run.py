@@ -79,7 +79,7 @@ def test_a_run_that_was_resumed_has_no_step_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("back", [500, 501, 510, 1000])
-@pytest.mark.quick("501", "1000")
+@pytest.mark.quick("501")
 def test_thinning_brings_nothing_back_that_was_replaced(tmp_path: Path, back: int) -> None:
     label = sites(2, 24)
     old = [replace(one, values=one.values + 100) for one in samples(1030, labels=label)]

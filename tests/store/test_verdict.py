@@ -69,6 +69,7 @@ def test_at_the_very_limit_a_run_of_15_bits_may_be_judged_otherwise_than_its_wat
     assert [(one.kind, one.since) for one in again] == [(one.kind, one.since) for one in judge(taken, {"logits": 99.9})]
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_thinned_run_is_judged_by_what_is_left_of_it_and_says_so(tmp_path: Path) -> None:
     label = sites(2, 24)
     names = ("normalized_entropy", "judged_normalized_entropy", "max_logit", "rows", "judged_rows", "empty_rows")

@@ -410,6 +410,7 @@ def test_what_a_watch_still_holds_is_handed_over_at_the_end_of_the_process(tmp_p
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("store", [None, "folder"])
+@pytest.mark.quick("folder")
 def test_a_child_does_not_wait_for_a_lock_that_was_held_when_it_was_forked(tmp_path, store):
     run = open_writer(store and tmp_path / "run")
     run.take(sample(0))
