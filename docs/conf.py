@@ -58,9 +58,10 @@ smartquotes = False
 nitpicky = True
 # Types of other packages, names that are imported for annotations alone, and types that nobody outside needs.
 nitpick_ignore_regex = [
-    ("py:class", r"(torch|nn|abc|collections|os|pathlib|pandas|numpy|transformers|lightning|keras|rich)\..+"),
-    ("py:class", r"(Tensor|Module|Path|ProcessGroup|DeviceMesh|RenderableType|Part|Target|Site)"),
+    ("py:class", r"(torch|nn|abc|collections|os|pathlib|pandas|numpy|np|transformers|lightning|keras|rich)\..+"),
+    ("py:class", r"(Tensor|Module|Path|ProcessGroup|DeviceMesh|RenderableType|Part|Target|Site|Spans|Rows)"),
     ("py:class", r"attemper\.(call|sites|monitor|statistics|store\.ranks|control\.query_key_weights)\..+"),
+    ("py:class", r"attemper\.fingerprints\.(finding|pair|align|floor)\..+"),
     ("py:class", r"attemper\.(readings\.judge\.|readings\.comparison\.HasReading|integrations\.training\.).*"),
     ("py:class", r"attemper\..+\._\w+"),
 ]

@@ -106,6 +106,10 @@ PAGES = (
                 "attemper.readings.reading.Reading", "attemper.readings.reading.SiteReading",
                 "attemper.readings.reading.HeadReading", "attemper.readings.reading.VisibleKeyBucket",
                 "attemper.readings.reading.Alarm", "attemper.readings.reading.Skipped",
+                "attemper.readings.rows.Rows", "attemper.readings.rows.SiteRows",
+            ),
+            "Fingerprints": (
+                "attemper.fingerprints.record.SiteFingerprint", "attemper.fingerprints.explanation.Remark",
             ),
             "A comparison": ("attemper.readings.comparison.HeadChange",),
             "A stored run": (
