@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import attemper
-from attemper import cli
+from tests.cli.conftest import Run
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import tiny, tokens
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return command
 
 
 @pytest.fixture(scope="module")

@@ -7,29 +7,14 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from attemper import __version__, cli
+from attemper import __version__
 from attemper.cli.output import exit_code, print_json
 from attemper.errors import InputError
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return command
+from tests.cli.conftest import Run
 
 
 def in_a_process(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError
-from attemper.files import write_whole
+from attemper.files import check_header, write_whole
 from attemper.fingerprints.record import COUNTS, PAIRS, PROJECTIONS, STATISTICS, Fingerprint, SiteFingerprint
 from attemper.text import clean_name
 
@@ -83,14 +83,7 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
     path = Path(path)
     header, arrays = _read(path)
     name = clean_name(path.name)
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise InputError(f"{name} is a safetensors file, but no fingerprint: `attemper fingerprint` writes one.")
-    version = header.get("version")
-    if version != VERSION:
-        raise InputError(
-            f"{name} is of version {version!r:.20} of the format; this attemper reads version {VERSION}. Read it with "
-            "the attemper that wrote it, or a newer one."
-        )
+    header = check_header(name, header, FORMAT, VERSION, what="fingerprint", writer="`attemper fingerprint`")
     try:
         sites = tuple(_site(one, number, header, arrays) for number, one in enumerate(header["sites"]))
         tokens = header["tokens"]

@@ -164,15 +164,10 @@ class Collector:
         seen = self._note_call(module, call)
         if not self._is_kept(seen):
             return
-        whole = call
-        try:
-            call = local(module, call)
-        except UnsupportedCallError as error:
-            seen.reason = error.reason
+        own = self._own_call(module, call, seen)
+        if own is None:
             return
-        if any(map(is_functorch_wrapped_tensor, (call.query, call.key))):
-            seen.reason = "it runs inside a transform of torch.func (vmap, grad): call the model outside of it"
-            return
+        whole, call = call, own
         place, keys = self._place(module), call.key.shape[2]
         if self._projects and (seen.is_tap or projects(module)):
             seen.sketch = sketch(call.query, call.key)
@@ -244,6 +239,18 @@ class Collector:
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Takes note of modules (by name, empty for the root) into which nothing can look."""
         self._refused |= reasons
+
+    def _own_call(self, module: nn.Module, call: AttentionCall, seen: SeenCall) -> AttentionCall | None:
+        """What this rank has of the call; None, with the reason in ``seen``, where it cannot be read."""
+        try:
+            own = local(module, call)
+        except UnsupportedCallError as error:
+            seen.reason = error.reason
+            return None
+        if any(map(is_functorch_wrapped_tensor, (own.query, own.key))):
+            seen.reason = "it runs inside a transform of torch.func (vmap, grad): call the model outside of it"
+            return None
+        return own
 
     def _note_call(self, module: nn.Module, call: AttentionCall | None, memory: Places = frozenset()) -> SeenCall:
         """Takes note of a call, or a tap, of the pass that is running."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from attemper.call.attention import measurement
 from attemper.errors import BackendError, InputError
@@ -25,9 +24,8 @@ from attemper.monitor.options import Scope
 from attemper.sites.find import all_sites
 from attemper.sites.identity import Places
 from attemper.sites.names import names_of
-from attemper.sites.observation import AttentionCall, UnsupportedCallError
+from attemper.sites.observation import AttentionCall
 from attemper.sites.padding import CallContext
-from attemper.sites.sharded import local
 from attemper.statistics import ONE_PASS
 
 _BLOCK = re.compile(r"(^|\.)\d+$")
@@ -104,13 +102,8 @@ class FingerprintCollector(Collector):
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
-        try:
-            own = local(module, call)
-        except UnsupportedCallError as error:
-            seen.reason = error.reason
-            return
-        if any(map(is_functorch_wrapped_tensor, (own.query, own.key))):
-            seen.reason = "it runs inside a transform of torch.func (vmap, grad): call the model outside of it"
+        own = self._own_call(module, call, seen)
+        if own is None:
             return
         place, keys = self._place(module), own.key.shape[2]
         kind = self._kind(place, keys) if own.cross is None else ("cross" if own.cross else "self")

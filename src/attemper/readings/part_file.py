@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError
-from attemper.files import write_whole
+from attemper.files import check_header, write_whole
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteLabel
@@ -199,14 +199,7 @@ def read_header(path: Path) -> Header:
         raise InputError(f"{_name(path)} cannot be read: {error.strerror or error}.") from error
     except (ValueError, SafetensorError) as error:
         raise InputError(f"{_name(path)} is cut off or no reading ({error}). {AGAIN}.") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise InputError(f"{_name(path)} is a safetensors file, but no reading: Scan.save writes one.")
-    version = fields.get("version")
-    if version != VERSION:
-        raise InputError(
-            f"{_name(path)} is of version {version!r:.20} of the format; this attemper reads version {VERSION}. "
-            "Read it with the attemper that wrote it, or a newer one."
-        )
+    fields = check_header(_name(path), fields, FORMAT, VERSION, what="reading", writer="Scan.save")
     try:
         header = Header(path, fields)
         assert header.shards

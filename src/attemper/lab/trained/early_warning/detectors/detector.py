@@ -50,3 +50,9 @@ def after_window(values: npt.NDArray[np.float32], scores: Array) -> Array:
     found = np.full(len(values), np.nan)
     found[WINDOW:] = scores
     return np.where(np.isfinite(values), found, np.inf)
+
+
+def times_median(values: npt.NDArray[np.float32]) -> Array:
+    """[T] as multiples of the median of the ``WINDOW`` values before; NaN and inf as by :func:`after_window`."""
+    before, now = windows_before(values)
+    return after_window(values, now / np.median(before, 1))

@@ -5,20 +5,11 @@ It costs one pass over the gradients, which clipping needs anyway.
 
 from __future__ import annotations
 
-import numpy as np
-
-from attemper.lab.trained.early_warning.detectors.detector import (
-    Array,
-    Detector,
-    Signals,
-    after_window,
-    windows_before,
-)
+from attemper.lab.trained.early_warning.detectors.detector import Array, Detector, Signals, times_median
 
 
 def score(signals: Signals) -> Array:
-    before, now = windows_before(signals["gradient_norm"])
-    return after_window(signals["gradient_norm"], now / np.median(before, 1))
+    return times_median(signals["gradient_norm"])
 
 
 DETECTOR = Detector("gradient norm", score, group="gradient_norm")
