@@ -79,10 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.workeroutput["held back"] = config.stash[HELD_BACK]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def pytest_collection() -> None:
+    """Loads modules and makes cases that stay: until they are there, no collection of garbage looks at them."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection of garbage needs to look at it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -20,7 +20,7 @@ from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
 from tests.control.models import BUILD, built
-from tests.monitor.tiny_models import GROUPED, TINY, inputs
+from tests.monitor.tiny_models import GROUPED, TINY, from_config, inputs
 
 HARD = ("bloom",)
 """Softmaxed by hand: nothing to temper from outside."""
@@ -421,7 +421,7 @@ def _gemma3() -> nn.Module:
         vocab_size=101, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
         intermediate_size=64, pad_token_id=0,
     )  # fmt: skip
-    return tf.Gemma3ForCausalLM._from_config(config, attn_implementation="eager")
+    return from_config(tf.Gemma3ForCausalLM, config, attn_implementation="eager")
 
 
 @pytest.mark.parametrize("name", ["Olmo2", "Olmo3"])

@@ -42,6 +42,13 @@ _DROPOUTS = (
 """Under which names configs hold probabilities of dropout."""
 
 
+def from_config(model: Any, config: Any, **options: Any) -> Any:
+    """A model of that class. Without its type: what ``_from_config`` returns, pyright would look for in all of
+    transformers.
+    """
+    return model._from_config(config, **options)
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A model, how to feed it, and how its documentation calls it."""
@@ -63,7 +70,7 @@ class Tiny:
             for name in _DROPOUTS:
                 if isinstance(getattr(config, name, None), (int, float)):
                     setattr(config, name, dropout)
-        return self.model._from_config(config, attn_implementation="eager")
+        return from_config(self.model, config, attn_implementation="eager")
 
     @property
     def implementations(self) -> tuple[str, ...]:

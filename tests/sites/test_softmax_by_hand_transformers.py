@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 import transformers as tf
 
-from tests.monitor.tiny_models import eager_entropies, head_entropies, inputs
+from tests.monitor.tiny_models import eager_entropies, from_config, head_entropies, inputs
 from tests.support.identical_training import STEPS, assert_identical_training
 
 FALCON: dict[str, Any] = {
@@ -31,7 +31,7 @@ FALCON: dict[str, Any] = {
 
 def _falcon(implementation: str, **options: Any) -> tf.PreTrainedModel:
     config = tf.FalconConfig(**FALCON, **options)
-    return tf.FalconForCausalLM._from_config(config, attn_implementation=implementation)
+    return from_config(tf.FalconForCausalLM, config, attn_implementation=implementation)
 
 
 def _gptj() -> tf.PreTrainedModel:
@@ -39,14 +39,14 @@ def _gptj() -> tf.PreTrainedModel:
         vocab_size=101, n_positions=128, n_embd=48, n_layer=2, n_head=4, rotary_dim=8, n_inner=64, attn_pdrop=0.1,
         resid_pdrop=0.1, embd_pdrop=0.1,
     )  # fmt: skip
-    return tf.GPTJForCausalLM._from_config(config)
+    return from_config(tf.GPTJForCausalLM, config)
 
 
 def _bloom() -> tf.PreTrainedModel:
     config = tf.BloomConfig(
         vocab_size=101, hidden_size=48, n_layer=2, n_head=4, attention_dropout=0.1, hidden_dropout=0.1
     )
-    return tf.BloomForCausalLM._from_config(config)
+    return from_config(tf.BloomForCausalLM, config)
 
 
 def _deberta() -> tf.PreTrainedModel:
@@ -56,7 +56,7 @@ def _deberta() -> tf.PreTrainedModel:
         relative_attention=True, max_relative_positions=32, pos_att_type=["p2c", "c2p"], max_position_embeddings=64,
         **options,
     )  # fmt: skip
-    return tf.DebertaV2Model._from_config(config)
+    return from_config(tf.DebertaV2Model, config)
 
 
 HAND, SDPA = "softmax by hand", "F.scaled_dot_product_attention"
@@ -185,7 +185,7 @@ def test_longformer_is_skipped_by_name_in_every_layer(names: tuple[int, ...], se
         vocab_size=101, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
         attention_window=8, max_position_embeddings=64, pad_token_id=1,
     )  # fmt: skip
-    model = tf.LongformerModel._from_config(config).eval()
+    model = from_config(tf.LongformerModel, config).eval()
     batch = inputs("encoder", "right")
     batch["global_attention_mask"] = torch.zeros_like(batch["input_ids"])
     batch["global_attention_mask"][:, list(names)] = 1
