@@ -53,7 +53,7 @@ unset PYTHONDONTWRITEBYTECODE
 
 say "pytest ${all:+--all }(pyright runs beside it)"
 failed=
-.venv/bin/python -m pytest -n 2 --dist worksteal "$@" || failed=tests # one thread each: tests/conftest.py
+.venv/bin/python -m pytest -n 2 --dist worksteal "$@" || failed=tests # one thread each: tests/support/fixtures.py
 
 say "pyright"
 wait "$pyright" || failed="${failed:+$failed and }types"

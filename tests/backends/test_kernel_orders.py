@@ -21,7 +21,7 @@ from attemper.backends.normalizers import CODES
 from attemper.backends.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH
 from attemper.errors import BackendError
 from attemper.statistics import ONE_PASS, Column, state_columns
-from tests.conftest import NATIVE
+from tests.support.fixtures import NATIVE
 
 BACKENDS = Path(attemper.__file__).parent / "backends"
 COLUMN_OF = {

@@ -9,8 +9,8 @@ import torch
 
 import attemper
 from attemper.nn import Entmax
-from tests.conftest import NATIVE
 from tests.support.budgets import UNIT
+from tests.support.fixtures import NATIVE
 
 U = UNIT[torch.float32]
 PIECE, BLOCK = 64, 256

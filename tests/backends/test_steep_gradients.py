@@ -13,7 +13,7 @@ import attemper
 from attemper import functional as F
 from attemper.backends.native import rows as native_rows
 from attemper.backends.normalizers import NORMALIZERS
-from tests.conftest import NATIVE
+from tests.support.fixtures import NATIVE
 
 ROWS = {
     "one small": [0.6, 0.4 - 1e-6, 1e-6, 0.0],

@@ -18,7 +18,7 @@ from attemper.backends.normalizers import CODES, NORMALIZERS
 from attemper.backends.normalizers.simplex import Normalizer
 from attemper.backends.table import COMPILED_NORMALIZERS
 from attemper.call.row_operator import row_weights
-from tests.conftest import NATIVE
+from tests.support.fixtures import NATIVE
 
 BACKENDS = Path(attemper.__file__).parent / "backends"
 

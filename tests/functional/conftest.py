@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attemper.call import row_operator
-from tests.conftest import NATIVE
+from tests.support.fixtures import NATIVE
 
 
 @pytest.fixture(params=("pytorch", *NATIVE))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import BACKENDS
 from tests.support.calls import PRESENT
+from tests.support.fixtures import BACKENDS
 
 
 @pytest.fixture(params=(*BACKENDS, *(("triton",) if "triton" in PRESENT else ())))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import attemper
 from attemper import functional
-from tests.conftest import BACKENDS
 from tests.support.calls import attended, packed
+from tests.support.fixtures import BACKENDS
 
 pytestmark = pytest.mark.hostile
 

@@ -14,7 +14,7 @@ from attemper.backends.sums import COLUMNS, WIDTH
 from attemper.call.result import AttentionStats
 from attemper.monitor import head_sums
 from attemper.readings.reading import SiteReading
-from tests.conftest import NATIVE
+from tests.support.fixtures import NATIVE
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
 BATCH, HEADS, ROWS = 3, 4, 37

@@ -20,9 +20,9 @@ from attemper.integrations.training import Monitor
 from attemper.readings.comparison import compare
 from attemper.readings.reading import HeadReading, Reading
 from attemper.statistics import BY_NAME, NAMES, SHOWN_BY_NAME
-from tests.conftest import NATIVE
 from tests.sites.own_models import Own
 from tests.support.calls import had
+from tests.support.fixtures import NATIVE
 
 OF_ROWS = ("lse", "mean_logit", "visible_keys")
 """Of "all", and not of a reading: ``row_statistics`` has them."""

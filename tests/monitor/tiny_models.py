@@ -43,9 +43,7 @@ _DROPOUTS = (
 
 
 def from_config(model: Any, config: Any, **options: Any) -> Any:
-    """A model of that class. Without its type: what ``_from_config`` returns, pyright would look for in all of
-    transformers.
-    """
+    """A model of that class. Not typed: for what ``_from_config`` returns pyright would read all of transformers."""
     return model._from_config(config, **options)
 
 

@@ -1,0 +1,134 @@
+"""What every test may ask for: seeds, backends, sizes by ``--all``, Triton's interpreter."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attemper.backends import contract
+from attemper.call import options
+from attemper.lab import run
+from attemper.sites import tap, tap_buffers
+from tests.support import interpreter, models_seen
+from tests.support.calls import PRESENT
+from tests.support.experiments import Run, kept_in
+from tests.support.identical_training import FEW_STEPS, STEPS
+
+# Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
+torch.set_num_threads(1)
+
+NATIVE = ("native",) if "native" in PRESENT else ()
+"""Tests run on the native kernels, too; where a compiler is and they are not, test_native_build.py fails."""
+BACKENDS = ("reference", "blocked", *NATIVE)
+
+
+@pytest.fixture
+def seen(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``seen(library, model, way, error_nats=, identical_steps=, skipped=)``: a row of docs/models.md."""
+    return models_seen.recorder(record_property)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    # torch.manual_seed takes a stack trace for a GPU that is not in use yet: 1 ms, ten thousand times.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_watch_is_left() -> Iterator[None]:
+    """A watch that is left open sees the taps of every later test of the process."""
+    yield
+    if not (tap._listeners or tap_buffers._receivers):
+        return
+    gc.collect()  # those that somebody dropped without closing them
+    left = len(tap._listeners), len(tap_buffers._receivers)
+    tap._listeners.clear()
+    tap_buffers._receivers.clear()
+    tap_buffers._up.clear()
+    assert left == (0, 0), "this test left a watch open"
+
+
+@pytest.fixture(scope="session")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``experiment(name, seed=0)``: what ``lab.run`` gives, computed once for all tests and workers.
+
+    Not for a test that changes what the experiment reads.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    return kept_in(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, run)
+
+
+@pytest.fixture
+def full_size(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that has a smaller and a larger size runs the larger: with ``--all``."""
+    return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def derivatives_agree(full_size: bool) -> Callable[..., bool]:
+    """``derivatives_agree(function, inputs)``: the first and second ones are those of differences.
+
+    PyTorch's gradcheck and gradgradcheck: along random directions by default, with ``--all`` of every entry.
+    """
+
+    def agree(function: Callable[..., Any], inputs: Any, **options: Any) -> bool:
+        first, second = torch.autograd.gradcheck, torch.autograd.gradgradcheck
+        return all(check(function, inputs, fast_mode=not full_size, **options) for check in (first, second))
+
+    return agree
+
+
+@pytest.fixture
+def steps(full_size: bool) -> int:
+    """How many steps a model is trained with and without a watch."""
+    return STEPS if full_size else FEW_STEPS
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def interpreted():
+    """Triton's kernels run in its interpreter."""
+    with interpreter.interpreting():
+        yield
+
+
+@pytest.fixture
+def tiled(monkeypatch: pytest.MonkeyPatch):
+    """``tiled(rows, keys, scores)``: the public functions cut their tiles so, from here to the end of the test."""
+
+    def cut(*tile: int) -> None:
+        sizes = dict(zip(("tile_rows", "tile_keys", "tile_elements"), tile, strict=False))
+        monkeypatch.setattr(options, "Problem", partial(contract.Problem, **sizes))
+
+    return cut
+
+
+@pytest.fixture
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.empty`` and its kin come full of NaN: a kernel that reads what it never wrote is found out."""
+
+    def poisoned(make):
+        def filled(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.dtype.is_floating_point else tensor
+
+        return filled
+
+    for place, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(place, name, poisoned(getattr(place, name)))
