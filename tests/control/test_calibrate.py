@@ -130,6 +130,7 @@ def test_both_searches_stay_within_the_bounds_and_within_their_steps(search: Any
     assert not found.converged
 
 
+@pytest.mark.slow("takes many seconds")  # by default the temperatures that made the data, and cli/test_calibrate.py
 def test_scores_scaled_by_a_factor_want_that_factor_more_temperature():
     windows = text()
     plain = calibrate(shipped(), windows, loss)

@@ -100,7 +100,7 @@ PIECES = (
         f"monitor.collector:Collector.{name}"
         for name in (
             "name_of", "owns", "begin", "running", "key_tokens", "see", "skip", "commit", "forget", "_see",
-            "_note_call", "_place", "_is_kept", "_real", "_kind", "_next_name", "_add", "_site",
+            "_note_call", "_place", "_is_kept", "_kind", "_next_name", "_add", "_site",
         )
     ),
     *(f"monitor.collector:{name}" for name in ("measurement", "measure", "local", "sketch", "places")),
@@ -123,7 +123,8 @@ PIECES = (
     *(
         f"sites.padding:{name}"
         for name in ("_other_sequence", "_token_mask", "_past", "CallContext.settle", "CallContext.module",
-                     "CallContext.is_cross", "CallContext.reset", "CallContext.tokens", "Tokens.of_queries")
+                     "CallContext.is_cross", "CallContext.reset", "CallContext.tokens", "CallContext.real_queries",
+                     "Tokens.of_queries")
     ),
     *(
         f"sites.torch_functions:{name}"

@@ -36,7 +36,7 @@ from attemper.sites.identity import Places, places, sketch
 from attemper.sites.mixers import Mixers
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 from attemper.sites.observation import AttentionCall, UnsupportedCallError
-from attemper.sites.padding import CallContext, Tokens
+from attemper.sites.padding import CallContext
 from attemper.sites.sharded import first_head, local
 from attemper.sites.tap_buffers import TapBuffer
 
@@ -192,7 +192,7 @@ class Collector:
                 known=self._known,
             )
             shape = (*call.query.shape[:3], keys)
-            real, reason = self._real(kind, shape, request.rows, call.tokens)
+            real, reason = self.context.real_queries(kind, shape, request.rows, call.tokens)
             sums = self.keeper is None and fits_buckets(self.scope.fewest_keys)
             found = None if reason else measure(request, real, sums=sums)
         except (InputError, BackendError) as error:
@@ -206,7 +206,7 @@ class Collector:
             return
         keys = call.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
-        real, reason = self._real(kind, shape, stats.rows, None)
+        real, reason = self.context.real_queries(kind, shape, stats.rows)
         found = with_real_rows(stats, real)
         self._fill(seen, found, module, kind, shape, real, reason, request, call)
 
@@ -280,23 +280,6 @@ class Collector:
             taps = (tap for tap in self._calls if tap.is_tap and tap.kept and tap.places)
             seen.kept = any(tap.places <= seen.places for tap in taps)
         return seen.kept
-
-    def _real(
-        self, kind: str, shape: tuple[int, ...], rows: Tensor | None, tokens: Tensor | None
-    ) -> tuple[Tensor | None, str | None]:
-        """Which queries of a call (batch, heads, queries, keys) are real tokens, [B, Q] (None for all); or why that
-        cannot be told.
-        """
-        context = self.context.tokens if tokens is None else Tokens(tokens, None)
-        if context.own is None:
-            return None, None
-        real = context.of_queries(shape[2], shape[3], cross=kind == "cross")
-        if real is not None and real.shape[0] == shape[0]:
-            return real, None
-        if bool(context.own.all()):
-            return None, None
-        seen = [*shape[:2], shape[2] if rows is None else len(rows)]
-        return None, f"padding of its queries cannot be told: {seen} rows under a mask of {list(context.own.shape)}"
 
     def _fill(
         self,

@@ -112,7 +112,7 @@ class FingerprintCollector(Collector):
             options = replace(own.options, stats=self.stats, backend=self.backend)
             request = measurement(own.query.detach(), own.key.detach(), mask, options, packing=own.packing)
             shape = (*own.query.shape[:3], keys)
-            real, reason = self._real(kind, shape, None, own.tokens)
+            real, reason = self.context.real_queries(kind, shape, None, own.tokens)
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return

@@ -133,6 +133,28 @@ class CallContext:
 
         return safe
 
+    def real_queries(
+        self, kind: str, shape: tuple[int, ...], rows: Tensor | None, tokens: Tensor | None = None
+    ) -> tuple[Tensor | None, str | None]:
+        """Which queries of a call (batch, heads, queries, keys) are real tokens, [B, Q] (None for all); or why that
+        cannot be told.
+
+        Args:
+            kind: "self" or "cross".
+            rows: the queries that are measured; None for all.
+            tokens: the real tokens of the call itself, [B, tokens] bool; None: those of the model around it.
+        """
+        known = self.tokens if tokens is None else Tokens(tokens, None)
+        if known.own is None:
+            return None, None
+        real = known.of_queries(shape[2], shape[3], cross=kind == "cross")
+        if real is not None and real.shape[0] == shape[0]:
+            return real, None
+        if bool(known.own.all()):
+            return None, None
+        seen = [*shape[:2], shape[2] if rows is None else len(rows)]
+        return None, f"padding of its queries cannot be told: {seen} rows under a mask of {list(known.own.shape)}"
+
     def module(self) -> nn.Module:
         """The innermost module that is running."""
         return self.running[-1]
