@@ -45,7 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[HELD_BACK] = {}
     # The process that only hands cases out to workers loads no torch: it would take seconds, and no worker begin.
     if config.getoption("dist", "no") == "no":
-        config.pluginmanager.import_plugin("tests.support.fixtures")
+        from tests.support import fixtures
+
+        config.pluginmanager.register(fixtures)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("all" if config.getoption("--all") else "default")
 
