@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import torch
-from tests.support.engine_models import ARCHITECTURES
+from tests.support.engine_models import ARCHITECTURES, PRETRAINED
 from tests.support.engine_pairs import HARMLESS, Outcome, double_faults, faulty_pairs, harmless, is_same
 
 import attemper
@@ -33,7 +33,7 @@ UNSEEN = ("phi", "olmo2", "qwen3_moe")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
+    parser.add_argument("--architectures", default=",".join((*ARCHITECTURES, PRETRAINED)))
     parser.add_argument("--precisions", default="float32,bfloat16,float32 other kernel")
     parser.add_argument("--seeds", type=int, default=2, help="seeds of harmless pairs")
     parser.add_argument("--misses", action="store_true", help="list every pair that was not named")

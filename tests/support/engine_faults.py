@@ -175,7 +175,8 @@ def _hidden_tokens(tiny: Tiny, sites: list[int], _: float) -> Any:
 
 
 def _permuted(order: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    return lambda x: x[..., list(order), :]
+    """The first heads in another order."""
+    return lambda x: x[..., [*order, *range(len(order), x.shape[-2])], :]
 
 
 def _tiled_keys(tiny: Tiny, sites: list[int], _: float) -> Any:
@@ -204,14 +205,14 @@ FAULTS: tuple[Fault, ...] = (
         "left out",
         (0.0,),
         lambda t, s, _: attributes([t.attentions[i] for i in s], "attn_logit_softcapping", lambda _: None),
-        _has("attn_logit_softcapping"),
+        lambda t: bool(getattr(t.attentions[0], "attn_logit_softcapping", None)),
     ),
     Fault(
         "softcap",
         "another",
         (30.0, 5.0),
         lambda t, s, c: attributes([t.attentions[i] for i in s], "attn_logit_softcapping", lambda _: c),
-        _has("attn_logit_softcapping"),
+        lambda t: bool(getattr(t.attentions[0], "attn_logit_softcapping", None)),
         lambda _, c: c,
     ),
     Fault("logn", "on queries", (16.0, 40.0), _logn, _no_norm, lambda _, n: n),

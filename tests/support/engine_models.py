@@ -1,4 +1,6 @@
-"""Small models of transformers with random weights whose attention is as that of trained ones, and tokens for them."""
+"""Small models of transformers with random weights whose attention is as that of trained ones, a trained encoder, and
+tokens for them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from attemper.lab.representation import shipped_text
+from tests.support import encoder
 
 TOKENS = 96
 VOCABULARY = 120
@@ -40,6 +45,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name -> classes of transformers, and what differs from ``SHARED``."""
+PRETRAINED = "minilm"
+"""The trained one among them: all-MiniLM-L6-v2, on the shipped text."""
 
 
 @dataclass
@@ -54,19 +61,21 @@ class Tiny:
 
     @property
     def causal(self) -> bool:
-        return self.name != "bert"
+        return self.name not in ("bert", PRETRAINED)
 
     @property
     def rotary(self) -> bool:
-        return self.name not in ("bert", "gpt2")
+        return self.causal and self.name != "gpt2"
 
 
 def tiny(
     name: str, seed: int = 0, *, layers: int = 4, dtype: torch.dtype = torch.float32, kernel: str = "sdpa"
 ) -> Tiny:
-    """A model with random weights whose scores spread as those of a trained one do."""
+    """A model with random weights whose scores spread as those of a trained one do; or the trained one."""
     import transformers
 
+    if name == PRETRAINED:
+        return _found(name, transformers.AutoModel.from_pretrained(encoder.folder(), attn_implementation=kernel), dtype)
     prefix, changes = ARCHITECTURES[name]
     given = {**SHARED, **changes, "num_hidden_layers": layers}
     if name == "gemma3":
@@ -89,9 +98,14 @@ def tiny(
     kind = getattr(transformers, f"{prefix}Model")
     model = kind(config).eval()
     _as_if_trained(model, torch.Generator().manual_seed(seed + 1))
-    model = model.to(dtype)
-    found = [m for n, m in model.named_modules() if n.rsplit(".", 1)[-1] in ("self_attn", "attn", "self")]
-    return Tiny(name, model, [m for m in found if hasattr(m, "forward") and not isinstance(m, nn.ModuleList)])
+    return _found(name, model, dtype)
+
+
+def _found(name: str, model: Any, dtype: torch.dtype) -> Tiny:
+    model = model.to(dtype).eval()
+    named = [m for n, m in model.named_modules() if n.rsplit(".", 1)[-1] in ("self_attn", "attn", "self")]
+    attentions = [module for module in named if not isinstance(module, nn.ModuleList)]
+    return Tiny(name, model, attentions, heads=model.config.num_attention_heads)
 
 
 def _as_if_trained(model: nn.Module, generator: torch.Generator) -> None:
@@ -134,3 +148,13 @@ def padded(seed: int = 0, side: str = "left", lengths: Sequence[int] = (TOKENS, 
         mask[number, part] = 1
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
+def text(seed: int = 0, lengths: Sequence[int] = (TOKENS, TOKENS)) -> dict[str, Tensor]:
+    """Sequences of the shipped text as the trained encoder reads it, padded on the right."""
+    _, tokenizer = encoder.loaded()
+    words = bytes(shipped_text().tolist()).decode(errors="replace")
+    ids = tokenizer(words, add_special_tokens=False)["input_ids"]
+    starts = [(seed * len(lengths) + number) * TOKENS for number in range(len(lengths))]
+    cut = [{"input_ids": ids[start : start + length]} for start, length in zip(starts, lengths, strict=True)]
+    return dict(tokenizer.pad(cut, padding_side="right", return_tensors="pt"))

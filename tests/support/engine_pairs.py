@@ -12,7 +12,7 @@ import torch
 
 import attemper
 from tests.support.engine_faults import FAULTS, Fault
-from tests.support.engine_models import Tiny, padded, tiny, tokens
+from tests.support.engine_models import PRETRAINED, TOKENS, Tiny, padded, text, tiny, tokens
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,6 +31,8 @@ class Outcome:
     expected_site: str
     expected_value: float | None
     expected_extent: int
+    of: int
+    """How many sites there are."""
     found: attemper.Explanation
 
     @property
@@ -56,7 +58,7 @@ class Outcome:
         if not self.named or self.found.extent.startswith("from site"):
             return None
         every = self.found.extent.startswith("all sites")
-        return (4 if every else int(self.found.extent.split()[0])) == self.expected_extent
+        return (self.of if every else int(self.found.extent.split()[0])) == self.expected_extent
 
     def __str__(self) -> str:
         return (
@@ -67,6 +69,8 @@ class Outcome:
 
 def batch_of(architecture: str, is_padded: bool, side: str | None = None) -> dict[str, Any]:
     """The tokens of a pair."""
+    if architecture == PRETRAINED:
+        return text(lengths=(TOKENS, 60 if is_padded else TOKENS))
     batch = padded(side=side or ("right" if architecture == "bert" else "left")) if is_padded else tokens()
     if architecture == "bert":
         batch.pop("position_ids", None)
@@ -119,7 +123,8 @@ def outcome(fault: Fault, model: Tiny, size: float, sites: list[int], precision:
     site = a.sites[sites[0] + fault.shift].name
     value = fault.value(model, size)
     return Outcome(
-        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), site, value, len(sites), found
+        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), site, value, len(sites),
+        len(a.sites), found,
     )  # fmt: skip
 
 
@@ -154,14 +159,16 @@ HARMLESS = (
 def harmless(way: str, architecture: str, seed: int) -> tuple[attemper.Fingerprint, attemper.Fingerprint] | None:
     """A pair that is not the same bits, and harmless; None where it does not fit."""
     deep = 24 if "24" in way else 4
+    if architecture == PRETRAINED and deep == 24:
+        return None
     one = tiny(architecture, seed, layers=deep)
     low = torch.bfloat16 if "bfloat16" in way else torch.float16 if "float16" in way else torch.float32
     kernel = "eager" if "eager" in way or "other kernel" in way else "sdpa"
     if low is torch.float32 and one.model.config._attn_implementation == "eager":
         return None
     other = tiny(architecture, seed, layers=deep, dtype=low, kernel=kernel)
-    batch = batches = tokens(seed, 3)
-    if "padding" in way and architecture in ("bert", "gpt2"):
+    batch = batches = text(seed, (TOKENS,) * 3) if architecture == PRETRAINED else tokens(seed, 3)
+    if "padding" in way and architecture in ("bert", "gpt2", PRETRAINED):
         return None
     if "padding side" in way:
         batch = padded(seed, "left")
