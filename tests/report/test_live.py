@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
@@ -81,7 +82,7 @@ def test_the_page_and_its_state_are_served_under_the_token(server: LiveServer, f
     status, body = ask(server, f"/{server.token}/")
     assert status == 200
     assert body.startswith("<!doctype html>")
-    assert "connect-src 'self'" in body
+    assert "connect-src 'self'" in unescape(body)
     assert server.url == f"http://127.0.0.1:{server.server_port}/{server.token}/"
     assert state(server) == {"samples": 1, "step": 1, "live": False, "gone": None}
     append(folder, 5)
@@ -91,7 +92,7 @@ def test_the_page_and_its_state_are_served_under_the_token(server: LiveServer, f
 def test_it_listens_on_this_machine_alone(server: LiveServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     with pytest.raises(InputError, match=r"cannot be served on: .*Name another, or 0 for a free one"):
-        LiveServer(RunSource("a", lambda run: ""), port=server.server_port)
+        LiveServer(RunSource("a", run_page), port=server.server_port)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_a_run_that_is_deleted_is_told_and_its_last_page_stays(server: LiveServe
     assert str(folder.parent) not in str(found["gone"]), "no page shows a path unasked"
     status, after = ask(server, f"/{server.token}/")
     assert status == 200
-    assert before.split("data-look")[0] == after.split("data-look")[0]
+    assert before == after
     folder.mkdir()
     append(folder, 9)
     assert state(server) == {"samples": 1, "step": 9, "live": False, "gone": None}, "one that comes back is shown again"
@@ -164,14 +165,14 @@ def test_what_cannot_be_drawn_yet_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
         def look(self) -> Look:
             return Look(0, None, live=True)
 
-        def page(self) -> str:
+        def page(self, look: Look) -> str:
             raise InputError("the run <b>a</b> has no sample yet.")
 
     server = LiveServer(Empty())
     shown = server.page()
     server.server_close()
     assert "<p>the run &lt;b&gt;a&lt;/b&gt; has no sample yet.</p>" in shown
-    assert "&quot;samples&quot;: 0" in shown
+    assert '"samples": 0' in shown
 
 
 def test_ctrl_c_stops_it_and_nothing_opens(folder: Path) -> None:

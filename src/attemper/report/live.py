@@ -8,13 +8,11 @@ token) is refused, so that neither another user of the network nor another page 
 from __future__ import annotations
 
 import hmac
-import html
 import json
-import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -24,8 +22,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from attemper.errors import InputError
-from attemper.report.page import asset, policy
-from attemper.report.texts import LANGUAGES, texts
+from attemper.report.page import message_page
 from attemper.store.folder import open_run
 from attemper.store.run import Run
 from attemper.text import clean
@@ -54,13 +51,21 @@ class Source(Protocol):
     """What is served. Both raise InputError or OSError if it cannot be read."""
 
     def look(self) -> Look: ...
-    def page(self) -> str: ...
+    def page(self, look: Look) -> str:
+        """The page with the script that refreshes it, and in it how the run looked when it was drawn."""
+        ...
+
+
+class PageOf(Protocol):
+    """How a run is drawn: ``run_page``."""
+
+    def __call__(self, run: Run, *, look: Mapping[str, Any]) -> str: ...
 
 
 class RunSource:
     """A stored run, opened anew for each answer: a run that is deleted and made again is the new one."""
 
-    def __init__(self, path: str, page: Callable[[Run], str]) -> None:
+    def __init__(self, path: str, page: PageOf) -> None:
         self._path, self._page = path, page
 
     def look(self) -> Look:
@@ -68,9 +73,9 @@ class RunSource:
             steps = run.steps
             return Look(len(steps), int(steps[-1]) if len(steps) else None, run.live)
 
-    def page(self) -> str:
+    def page(self, look: Look) -> str:
         with self._run() as run:
-            return self._page(run)
+            return self._page(run, look=asdict(look))
 
     @contextmanager
     def _run(self) -> Iterator[Run]:
@@ -118,18 +123,18 @@ class LiveServer(ThreadingHTTPServer):
             return self._fresh()
 
     def page(self) -> str:
-        """The page of now. Of a run that is gone, the last that was drawn; else a sentence."""
+        """The page of now; of a run that is gone, the last that was drawn; else a sentence."""
         with self._lock:
             now = self._fresh()
             if now.gone is None and (self._drawn is None or self._drawn[0] != now):
                 try:
-                    self._drawn = now, self._source.page()
+                    self._drawn = now, self._source.page(now)
                 except (InputError, OSError) as error:
                     if self._drawn is None:
-                        return with_script(_message(_reason(error)), now)
+                        return message_page(_reason(error), asdict(now))
             if self._drawn is None:
-                return with_script(_message(now.gone or ""), now)
-            return with_script(self._drawn[1], now)
+                return message_page(now.gone or "", asdict(now))
+            return self._drawn[1]
 
     def _fresh(self) -> Look:
         if time.monotonic() - self._looked >= LOOK_SECONDS:
@@ -209,49 +214,8 @@ def serve(server: LiveServer) -> None:
         server.server_close()
 
 
-def with_script(page: str, look: Look) -> str:
-    """The page with the script that refreshes it, which its policy then allows, and requests to its own address."""
-    script = asset("live.js")
-    allowed = re.search(r"script-src ([^;]*)", policy("", (script,)))
-    assert allowed is not None
-    found = re.search(r'http-equiv="Content-Security-Policy" content="[^"]*script-src ', page)
-    assert found is not None, "every page has a policy"
-    place = found.end()
-    page = f"{page[:place]}{allowed[1]} {page[place:]}"
-    page = page.replace("; base-uri ", "; connect-src 'self'; base-uri ", 1)
-    head, end, tail = page.rpartition("</body>")
-    given = f'data-look="{_attribute(asdict(look))}" data-texts="{_attribute(_texts())}"'
-    return f"{head}<script {given}>{script}</script>\n{end}{tail}"
-
-
-def _texts() -> dict[str, dict[str, Any]]:
-    """What the script says, in every language."""
-    return {
-        language: {key: text for key, text in texts(language).items() if key.startswith("live.")}
-        for language in LANGUAGES
-    }
-
-
-def _attribute(value: Any) -> str:
-    return html.escape(json.dumps(value, ensure_ascii=False), quote=True)
-
-
 def _reason(error: Exception) -> str:
     """What is said of a run that cannot be read."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return clean(error)
-
-
-def _message(reason: str) -> str:
-    """A page that says why there is none."""
-    style = "body { font: 17px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 34em; padding: 0 20px; }"
-    rules = html.escape(policy(style, ("",)), quote=True).replace("&#x27;", "'")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f'<title>attemper</title><link rel="icon" href="data:,"><style>{style}</style></head>\n'
-        f"<body><main><p>{html.escape(reason)}</p></main>\n</body></html>\n"
-    )

@@ -21,7 +21,7 @@ from attemper.report import texts
 from attemper.report.document import archive, document, file_name, quantities, towers
 from attemper.report.overview import figures, groups, origin, picture_places, rows
 from attemper.report.picture import MOST_PICTURES, Weights, pictures
-from attemper.report.texts import Message, mark, message, say, span
+from attemper.report.texts import Message, live_texts, mark, message, say, span
 from attemper.report.verdict import verdict
 from attemper.text import clean, cut, script_json
 
@@ -118,8 +118,12 @@ def size_facts(reading: Reading) -> list[tuple[int, Message]]:
     return [(heads, message("fact.heads", n=heads)), (sites, message("fact.layers", n=sites))]
 
 
-def render(reading: Reading, **given: Any) -> str:
-    """The page of a reading, alone or as the last sample of a run, from ``templates/page.html.j2``."""
+def render(reading: Reading, *, look: Mapping[str, Any] | None = None, **given: Any) -> str:
+    """The page of a reading, alone or as the last sample of a run, from ``templates/page.html.j2``.
+
+    Args:
+        look: how a run looks that is served while it is written (``live.Look``): with the script that follows it.
+    """
     style, script, library = asset("page.css"), _script(), ECHARTS.read_text(encoding="utf-8")
     return (
         templates()
@@ -133,7 +137,8 @@ def render(reading: Reading, **given: Any) -> str:
             ],
             rows=rows(reading, given["quantities"]),
             short_title=cut(given["title"], 120) if isinstance(given["title"], str) else given["title"],
-            policy=policy(style, (library, script)),
+            policy=policy(style, (library, script), look),
+            live=_live(look),
             style=Markup(style),
             library=Markup(library),
             script=Markup(script),
@@ -142,6 +147,18 @@ def render(reading: Reading, **given: Any) -> str:
             **given,
         )
     )
+
+
+def message_page(said: str, look: Mapping[str, Any]) -> str:
+    """A served page that says why there is no other, and asks whether there is one now."""
+    style = asset("message.css")
+    made = templates().get_template("message.html.j2")
+    return made.render(said=said, policy=policy(style, (), look), style=Markup(style), live=_live(look))
+
+
+def _live(look: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the script of a served page needs: its text, what it says in every language, and how the run looks."""
+    return {"script": Markup(asset("live.js")), "look": look, "texts": live_texts()} if look else None
 
 
 @cache
@@ -180,12 +197,15 @@ def _script() -> str:
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
-def policy(style: str, scripts: tuple[str, ...]) -> str:
-    """A content security policy: these scripts and this style by their hashes, and nothing from anywhere."""
-    allowed = " ".join(_hash(script) for script in scripts)
+def policy(style: str, scripts: tuple[str, ...], look: Mapping[str, Any] | None = None) -> str:
+    """A content security policy: these scripts and this style by their hashes, and nothing from anywhere; of a page
+    that is served, with ``look``, also the script that refreshes it, and requests to its own address.
+    """
+    allowed = " ".join(_hash(script) for script in (*scripts, *([asset("live.js")] if look else ())))
+    requests = "connect-src 'self'; " if look else ""
     return (
         f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"{requests}base-uri 'none'; form-action 'none'"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,8 +45,13 @@ def write_run(run: Run, path: str | os.PathLike[str], last: Reading | None = Non
     return write_whole(path, run_page(run, last))
 
 
-def run_page(run: Run, last: Reading | None = None) -> str:
-    """The page of a run, as far as it is written. The same samples give the same page, to the byte."""
+def run_page(run: Run, last: Reading | None = None, *, look: Mapping[str, Any] | None = None) -> str:
+    """The page of a run, as far as it is written. The same samples give the same page, to the byte.
+
+    Args:
+        last: as ``write_run`` takes it.
+        look: how the run looks, where the page is served and follows it; see ``live``.
+    """
     with run.ranks.snapshot():
         judge = run.judge
         reading = last_reading(run)
@@ -61,6 +66,7 @@ def run_page(run: Run, last: Reading | None = None) -> str:
         given = {
             **_words(run, reading, judge.alarms, [*reading.notes, *judge.notes, *run.remarks]),
             "details": details,
+            "look": look,
         }
         drawn = given["towers"]
         data = document(reading, drawn, details=details, alarms=alarms) | {"pictures": []}

@@ -298,6 +298,14 @@ def page_texts(said: Iterable[Message | str] = ()) -> dict[str, dict[str, Text]]
     }
 
 
+def live_texts() -> dict[str, dict[str, Text]]:
+    """What the script of a page that is served says, by language."""
+    return {
+        language: {key: text for key, text in texts(language).items() if key.startswith("live.")}
+        for language in LANGUAGES
+    }
+
+
 def _inner(said: Message | str) -> Iterable[Any]:
     return said.values.values() if isinstance(said, Message) else ()
 

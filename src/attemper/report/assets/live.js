@@ -79,6 +79,7 @@
   }
 
   restore();
-  say(shown.gone ? "gone" : !shown.samples ? "waiting" : shown.live ? "live" : "ended");
+  say(!shown.samples ? "waiting" : shown.live ? "live" : "ended");
+  ask();
   setInterval(ask, 1000 * SECONDS);
 })();
