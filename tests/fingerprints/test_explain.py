@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,12 @@ def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
     assert found.found.is_fault
 
 
+def test_a_mask_of_an_encoder_is_patched_in_eager_attention_as_well():
+    fault = next(one for one in FAULTS if one.variant == "of an encoder")
+    found = outcome(fault, tiny("bert", kernel="eager"), 0.0, [0], "float32", "eager")
+    assert found.named, str(found)
+
+
 @pytest.mark.quick("bfloat16", "padding")
 @pytest.mark.parametrize("way", [*HARMLESS[:2], "padding side, other kernel", "batch split, bfloat16"])
 def test_a_harmless_pair_is_not_blamed(way: str):
@@ -106,6 +113,10 @@ def test_what_is_not_comparable_is_refused_by_what_differs():
         attemper.explain(a, attemper.fingerprint(model.model, [tokens(0, 3)]))
     with pytest.raises(InputError, match=r"a has 4 sites of attention and b 2; layers\.2\.self_attn has no partner"):
         attemper.explain(a, attemper.fingerprint(tiny("llama", layers=2).model, [tokens()]))
+    reason = "its eager attention is given a bool mask"
+    apart = replace(a, sites=a.sites[1:], skipped={"layers.0.self_attn": reason})
+    with pytest.raises(InputError, match=rf"layers\.0\.self_attn has no partner.*\.0\.self_attn of b: {reason}"):
+        attemper.explain(a, apart)
     with pytest.raises(InputError, match="explain\\(b\\) must be a fingerprint"):
         attemper.explain(a, "b.safetensors")  # pyright: ignore[reportArgumentType]
     other: Any = tiny("llama").model

@@ -108,6 +108,8 @@ def masked(tiny: Tiny, sites: list[int], change: Callable[[Tensor], Tensor]) -> 
     def edit(_: Any, kwargs: dict[str, Any]) -> None:
         mask, states = kwargs.get("attention_mask"), kwargs["hidden_states"]
         seen, additive = _seen(mask, states, tiny.causal)
+        # Eager attention adds its mask: of True and False it would hide nothing.
+        additive |= tiny.model.config._attn_implementation == "eager"
         seen = change(seen)
         least = torch.finfo(states.dtype).min
         kwargs["attention_mask"] = torch.where(seen, 0.0, least).to(states.dtype) if additive else seen

@@ -11,7 +11,7 @@ import numpy as np
 from attemper.errors import InputError
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import Fingerprint, SiteFingerprint
-from attemper.text import clean_name
+from attemper.text import clean, clean_name
 
 _SHAPE = {"kind": "its kind", "heads": "its heads", "head_dim": "the size of its heads"}
 
@@ -32,11 +32,9 @@ def align(a: Fingerprint, b: Fingerprint) -> list[SitePair]:
             "same text, by the same tokenizer."
         )
     if len(a.sites) != len(b.sites):
-        more, fewer = (a, b) if len(a.sites) > len(b.sites) else (b, a)
-        first = clean_name(more.sites[len(fewer.sites)].name)
         raise InputError(
-            f"explain: a has {len(a.sites)} sites of attention and b {len(b.sites)}; {first} has no partner. They must "
-            f"be of one architecture with as many layers{_not_read(a, b)}."
+            f"explain: a has {len(a.sites)} sites of attention and b {len(b.sites)}; {_alone(a, b)} has no partner. "
+            f"They must be of one architecture with as many layers{_not_read(a, b)}."
         )
     return [_pair(number, *pair) for number, pair in enumerate(zip(a.sites, b.sites, strict=True))]
 
@@ -46,9 +44,21 @@ def _sequences(one: Fingerprint) -> str:
     return f"{len(one.lengths)} sequences of {lengths} tokens"
 
 
+def _alone(a: Fingerprint, b: Fingerprint) -> str:
+    """The first site that one of both does not have: by name where they share names, else by order."""
+    fewer, more = sorted(([site.name for site in one.sites] for one in (a, b)), key=len)
+    missing = [name for name in more if name not in fewer]
+    by_name = len(missing) == len(more) - len(fewer)
+    return clean_name(missing[0] if by_name else more[len(fewer)])
+
+
 def _not_read(a: Fingerprint, b: Fingerprint) -> str:
-    names = [clean_name(name) for name in (*a.skipped, *b.skipped)]
-    return f" (not read: {', '.join(names[:4])})" if names else ""
+    told = [
+        f"{clean_name(name)} of {run}: {clean(reason)}"
+        for run, one in (("a", a), ("b", b))
+        for name, reason in one.skipped.items()
+    ]
+    return f" (not read: {'; '.join(told[:4])})" if told else ""
 
 
 def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
