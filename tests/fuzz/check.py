@@ -277,6 +277,8 @@ def joined(
         temperature = leaves.get("temperature")
         if temperature is not None and temperature.dim() == 3 and temperature.shape[2] == leaves["query"].shape[2] > 1:
             part["temperature"] = temperature[:, :, rows]
+        if (marked := _marked(made, leaves, 1, leaves["key"].shape[2])) is not None:
+            part["spans"] = marked[:, keys]
         parts.append(oracle.results(_call(made, part, mixed), rounding, tiny))
     return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}
 
@@ -310,7 +312,19 @@ def _call(made: Draw, leaves: dict[str, Tensor], mixed: bool) -> oracle.Call:
         query, key, value, (max(size, 1) ** -0.5 if scale is None else scale), given,
         (marks & ruled).expand(batch, heads, queries, keys), bias, options.get("softcap"), leaves.get("sink_logits"),
         made.normalizer, number, tokens & (tokens.long().cumsum(-1) <= options.get("first_tokens", 1)), offset[0],
+        _marked(made, leaves, batch, keys),
     )  # fmt: skip
+
+
+def _marked(made: Draw, leaves: dict[str, Tensor], batch: int, keys: int) -> Tensor | None:
+    """[B, K] bool of the keys in the spans; of one of several documents they are among ``leaves``."""
+    given = leaves.get("spans", made.options.get("spans"))
+    if given is None or isinstance(given, Tensor):
+        return None if given is None else given.expand(batch, keys)
+    marks = torch.zeros(keys, dtype=torch.bool)
+    for first, last in given:
+        marks[first : last + 1] = True
+    return marks.expand(batch, keys)
 
 
 def _mask(

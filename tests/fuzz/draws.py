@@ -20,7 +20,7 @@ from tests.support.calls import had
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 FUNCTIONS = ("attention", "attention_statistics", "varlen_attention", "dense_weights")
 STATISTICS = tuple(name for name in NAMES if name not in ("self_weight", "span_mass"))
-"""What calls ask for, in the order in which a seed chooses."""
+"""What calls ask for, in the order in which a seed chooses; the two that need more than tensors come last."""
 ROWWISE = ("sparsemax", "entmax15", "entmax", "topk", "threshold", "sigmoid")
 LAYOUTS = ("plain", "tokens first", "sliced", "broadcast", "negated", "every other", "subclass")
 TRANSFORMS = ("", "grad", "vmap", "vmap grad", "jvp", "jacrev")
@@ -78,6 +78,7 @@ def draw(seed: int, backends: tuple[str, ...]) -> Draw:
     _mask(rng, generator, made, shape)
     _results(rng, made)
     _kinds(rng, made)
+    _own_key_and_spans(rng, generator, made, shape)
     return made
 
 
@@ -255,6 +256,35 @@ def _kinds(rng: random.Random, made: Draw) -> None:
         made.transform = rng.choice(TRANSFORMS[1:])
         if made.transform == "jvp":
             made.layouts["query"] = "plain"  # torch itself copies a tangent into the layout of its tensor
+
+
+def _own_key_and_spans(rng: random.Random, generator: torch.Generator, made: Draw, n: dict[str, int]) -> None:
+    """The two statistics that a call must say more for: which key is a query's own, and which keys are marked."""
+    if made.function == "dense_weights" or rng.random() < 0.6:
+        return
+    known = ("self_weight", "span_mass")
+    known = known if made.backend == "auto" else had(made.backend, known)
+    names = [name for name in known if (name != "self_weight" or _has_own_keys(made, n)) and rng.random() < 0.7]
+    if "span_mass" in names:
+        batch = rng.choice((None, 1, n["batch"]))
+        shape = (n["keys"],) if batch is None else (batch, n["keys"])
+        marks = torch.rand(shape, generator=generator) < rng.choice((0.0, 0.2, 0.5, 1.0))
+        made.options["spans"] = _pairs(marks) if batch is None and rng.random() < 0.5 and bool(marks.any()) else marks
+    made.stats += tuple(names)
+    made.wanted += tuple(name for name in names if made.wanted and rng.random() < 0.7)
+
+
+def _has_own_keys(made: Draw, n: dict[str, int]) -> bool:
+    options = made.options
+    ruled = options.get("is_causal") or options.get("causal_alignment") == "bottom-right" or made.mask == "causal bias"
+    return bool(ruled) or options.get("window_size", (-1, -1)) != (-1, -1) or n["queries"] == n["keys"]
+
+
+def _pairs(marks: Tensor) -> list[tuple[int, int]]:
+    """The marked keys as pairs, each key a pair of its own but for the first two, which make one where they touch."""
+    keys = marks.nonzero()[:, 0].tolist()
+    joined = [(keys[0], keys[1])] if len(keys) > 1 and keys[1] == keys[0] + 1 else []
+    return joined + [(key, key) for key in keys]
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:

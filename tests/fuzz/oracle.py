@@ -145,6 +145,8 @@ class Call:
     first: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
     """[B, K] bool."""
     offset: int = 0
+    marked: Tensor | None = None
+    """[B, K] bool: the keys of the spans."""
 
 
 def scores_of(call: Call, rounding: Rounding) -> Tensor:
@@ -360,6 +362,10 @@ def _statistics(call: Call, s: Tensor, p: Tensor, rounding: Rounding) -> dict[st
         "visible_keys": n,
         "first_token_mass": rounding((p * call.first[:, None, None]).sum(-1), 4),
         "mean_distance": rounding((p * distance).sum(-1), 4),
+        "self_weight": rounding((p * (distance == 0)).sum(-1), 4),
+        "span_mass": rounding(
+            torch.zeros_like(best) if call.marked is None else (p * call.marked[:, None, None]).sum(-1), 4
+        ),
         "gini": rounding(gini / torch.where(seen, width, 1.0), 4, p.sum(-1)),
         "key_mass": rounding(p.sum(-2), 4),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import attemper
 from tests.fuzz.__main__ import backends
@@ -47,6 +48,17 @@ def test_a_wrong_output_is_found(factor: float, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(attemper, "attention", wrong)
     assert any("output is" in line for seed in range(30) for line in findings(seed, ("blocked",)))
+
+
+def test_the_weight_of_other_keys_than_the_marked_is_found(monkeypatch: pytest.MonkeyPatch):
+    right = attemper.attention
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        spans = kwargs.get("spans")
+        return right(*args, **kwargs | ({"spans": ~spans} if isinstance(spans, Tensor) else {}))
+
+    monkeypatch.setattr(attemper, "attention", wrong)
+    assert any(line.startswith("span_mass is off") for seed in range(60) for line in findings(seed, ("blocked",)))
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 import attemper
+from attemper.call.spans import spans_in_words
 from attemper.errors import InputError
 from attemper.readings import part_file
 from attemper.readings.part import Part, label_list, merge
@@ -166,6 +167,39 @@ def test_unlike_machines_are_words():
 def test_what_is_not_of_one_whole_is_refused(other: Any, message: str):
     with pytest.raises(InputError, match=message):
         scan(0).merge(other())
+
+
+EACH = torch.tensor([[True, False, True], [True, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("spans", "law"),
+    [
+        (((4, 5), (0, 2), (3, 3), (7, 7)), [[0, 5], [7, 7]]),
+        (torch.tensor([True, True, False, True]), [[0, 1], [3, 3]]),
+        (torch.tensor([[False, True, True]]), [[1, 2]]),
+        (torch.zeros(3, dtype=torch.bool), []),
+        (lambda batch: batch, "a function of each batch"),
+    ],
+)
+def test_spans_are_kept_as_ranges_of_keys(spans: Any, law: Any):
+    assert spans_in_words(spans) == law
+
+
+def test_marks_of_each_sequence_are_told_apart_by_a_digest():
+    assert spans_in_words(EACH) == spans_in_words(EACH.T.contiguous().T)
+    assert spans_in_words(EACH) != spans_in_words(EACH.flip(0))
+
+
+def test_scans_of_other_spans_do_not_merge(tmp_path: Path):
+    first = scan(0, stats="span_mass", spans=[(0, 1), (2, 3)])
+    path = first.save(tmp_path / "first.safetensors")
+    merged = attemper.load_scan(path).merge(scan(1, stats="span_mass", spans=[(0, 3)]))
+    assert merged.reading.sites[0].heads[0].span_mass is not None
+    with pytest.raises(
+        InputError, match=r"differ in the spans of keys that span_mass sums: \[\[0, 3\]\] and \[\[0, 4\]\]"
+    ):
+        first.merge(scan(1, stats="span_mass", spans=[(0, 4)]))
 
 
 def test_another_normalizer_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -70,3 +71,26 @@ def _pair(where: str, span: Any, keys: int) -> tuple[int, int]:
             "Both ends are in the span: (0, 3) is the first four keys, (3, 3) the fourth alone."
         )
     return first, last
+
+
+def spans_in_words(spans: Spans | Any) -> list[list[int]] | str:
+    """Which keys ``spans`` marks, so that what was measured with others is told apart: ranges [first, last] in order,
+    a digest where each sequence has its own marks, or that a function of each batch marks them, which has no name.
+    """
+    if callable(spans):
+        return "a function of each batch"
+    if not isinstance(spans, Tensor):
+        marked = sorted({key for first, last in spans for key in range(first, last + 1)})
+    elif spans.dim() == 2 and spans.shape[0] > 1:
+        marks = spans.detach().cpu().contiguous()
+        digest = hashlib.blake2b(marks.numpy().tobytes(), digest_size=6).hexdigest()
+        return f"of each of {marks.shape[0]} sequences of {marks.shape[1]} keys, #{digest}"
+    else:
+        marked = spans.detach().cpu().reshape(-1).nonzero()[:, 0].tolist()
+    ranges: list[list[int]] = []
+    for key in marked:
+        if ranges and ranges[-1][1] == key - 1:
+            ranges[-1][1] = key
+        else:
+            ranges.append([key, key])
+    return ranges

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.backends.table import check_backend
-from attemper.call.spans import Spans
+from attemper.call.spans import Spans, spans_in_words
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
@@ -61,7 +61,8 @@ def scan(
             visible_keys are of rows: see ``row_statistics``.
         spans: the keys whose weight ``span_mass`` sums, as :func:`attemper.attention` takes them, the same in every
             text; or a function of a batch that gives them, such as a bool tensor [B, K] that marks each text's prompt.
-            Cross attention, whose keys are of another sequence, has neither ``span_mass`` nor ``self_weight``.
+            Cross attention, whose keys are of another sequence, has neither ``span_mass`` nor ``self_weight``. Scans
+            of other spans do not merge; whether two functions mark alike is not known.
         limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of the names collapsed, diffuse, logits and
             first_token; those not named keep their default.
         fewest_keys: a row must see so many keys to count for alarms about sharpness and first tokens. A head without
@@ -218,7 +219,7 @@ class BlockScan:
         return Part(
             options.name or title(self._model),
             self._hash,
-            {"stats": list(options.names), "fewest_keys": options.fewest_keys, **law},
+            {"stats": list(options.names), "fewest_keys": options.fewest_keys, **_spans_law(options), **law},
             options.limits.to_dict(),
             (Segment((shard,), sites),),
             tuple(self._backends),
@@ -228,6 +229,13 @@ class BlockScan:
             options.text,
             **provenance(self._model, date_of(time.time())),
         )
+
+
+def _spans_law(options: ScanOptions) -> dict[str, Any]:
+    """Which keys ``span_mass`` is of, where it is measured."""
+    if options.spans is None or "span_mass" not in options.names:
+        return {}
+    return {"spans": spans_in_words(options.spans)}
 
 
 def _check(model: Any, batches: Any) -> None:

@@ -67,7 +67,9 @@ class Part:
     model_hash: str
     """Of its weights, from a sample of each."""
     law: Mapping[str, Any]
-    """What must agree: statistics, ``fewest_keys``, how texts became batches, the input and the number of shards."""
+    """What must agree: statistics, spans of keys, ``fewest_keys``, how texts became batches, the input and the number
+    of shards.
+    """
     limits: Mapping[str, Any]
     """Of alarms, as ``AlarmLimits.to_dict`` has them."""
     segments: tuple[Segment, ...]
@@ -262,6 +264,7 @@ def _words(value: Any) -> str:
 _LAWS = {
     "input": "the texts that were cut into shards (digests of the whole input)",
     "shards": "the number of shards",
+    "spans": "the spans of keys that span_mass sums",
     "stats": "the statistics",
     "tokenizer": "the tokenizer (digests of its vocabulary and of what it makes of a sample)",
 }
