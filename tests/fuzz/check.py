@@ -318,7 +318,8 @@ def _call(made: Draw, leaves: dict[str, Tensor], mixed: bool) -> oracle.Call:
 
 def _marked(made: Draw, leaves: dict[str, Tensor], batch: int, keys: int) -> Tensor | None:
     """[B, K] bool of the keys in the spans; of one of several documents they are among ``leaves``."""
-    given = leaves.get("spans", made.options.get("spans"))
+    given: Any = leaves.get("spans")
+    given = made.options.get("spans") if given is None else given
     if given is None or isinstance(given, Tensor):
         return None if given is None else given.expand(batch, keys)
     marks = torch.zeros(keys, dtype=torch.bool)
