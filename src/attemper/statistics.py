@@ -219,8 +219,8 @@ TABLE = (
         "mass", "weight given to values: 1, or sigmoid(lse - sink) with a learned sink", "0 to 1",
         defined=Rows.ALL, uses_sink=True, column=Column.MASS,
         shown=Display(
-            "mass", "Mass", "",
-            "Sum of the weights: below 1 where a sink takes a part, above 1 only without normalisation.",
+            "mass", "Sum of the weights", "",
+            "1 with softmax; below 1 where a sink takes a part, above 1 only without normalisation.",
             low=0.0, high=1.0,
         ),
     ),

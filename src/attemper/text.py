@@ -40,6 +40,16 @@ def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
+def token_text(token: str) -> str:
+    """A token as it is drawn: newline and tab as arrows, what else cannot be seen as ``clean`` has it.
+
+    Example:
+        >>> token_text("a\\n"), token_text("\\t")
+        ('a↵', '⇥')
+    """
+    return clean(token.replace("\n", "\u21b5").replace("\t", "\u21e5"))
+
+
 LONGEST_NAME = 200
 
 

@@ -138,3 +138,10 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
 def test_the_public_names_are_these() -> None:
     assert attemper.Pattern is Pattern
     assert attemper.pattern.__module__ == Pattern.__module__
+
+
+def test_a_newline_and_a_tab_are_arrows() -> None:
+    text = Parsed(made(rows=("a\n", "\t"))._repr_html_()).text
+    assert "a↵" in text
+    assert "⇥" in text
+    assert "u000a" not in text

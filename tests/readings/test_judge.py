@@ -77,7 +77,7 @@ def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
     found = judge(series("max_logit", [90, 101, 99, 130, 85, 79, 60]))
     (alarm,) = [one for one in found if one.kind == "logits"]
     assert (alarm.since, alarm.ended, alarm.step, alarm.value, alarm.limit) == (10, 50, 30, 130.0, 100.0)
-    assert alarm.message == "layers.0 head 0: largest logit 130.0 (90 at step 0)"
+    assert alarm.message == "layers.0 head 0: largest logit 130.0 (it was 90 at step 0)"
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
 
 
@@ -125,7 +125,10 @@ def test_a_head_has_fallen_below_its_share_of_the_baseline_and_not_at_it():
     (alarm,) = judge(series(ENTROPY, [0.5, 0.5, below, 0.18, 0.2]), limits)
     assert (alarm.kind, alarm.head, alarm.severity, alarm.since, alarm.ended) == ("fallen", 0, "warning", 20, 40)
     assert (alarm.value, alarm.limit) == (below, 0.125)
-    assert alarm.message == "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (0.5 at step 10)"
+    assert (
+        alarm.message
+        == "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (it was 0.5 at step 10)"
+    )
 
 
 def test_the_baseline_is_the_median_of_the_first_five_healthy_readings():
@@ -149,7 +152,7 @@ def test_falling_is_a_fast_fall_to_almost_nothing():
     ((_, head, since, ended),) = told(found)
     assert (head, since) == (0, 40)
     assert ended is not None
-    assert "(0.4 at step 30)" in found[0].message
+    assert "(it was 0.4 at step 30)" in found[0].message
     slow = list(np.linspace(0.6, 0.03, 100))
     assert told(judge(series(ENTROPY, slow, apart=5)), "falling") == []
     wide = [0.9] * 5 + [0.5, 0.2, 0.1] + [0.1] * 20
@@ -218,7 +221,8 @@ def test_a_layer_that_collapses_is_one_alarm_with_its_step_and_speed():
     assert (alarm.kind, alarm.site, alarm.head, alarm.severity) == ("layer_fallen", "layers.0", None, "warning")
     assert (alarm.since, alarm.step, alarm.ended) == (50, 70, None)
     assert alarm.message == (
-        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.0049 (0.609 at step 40)"
+        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.0049 "
+        "(it was 0.609 at step 40)"
     )
 
 

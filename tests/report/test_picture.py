@@ -66,7 +66,7 @@ def test_the_picture_says_where_the_weight_of_a_query_goes(open_page: Open) -> N
     page.click("#picture .place")
     assert page.text_content("#picture-head") == "layer 0, head 2"
     assert page.locator("#picture-keys .token").count() == 4
-    assert (page.text_content("#picture-said") or "").startswith("Keys by the weight")
+    assert (page.text_content("#picture-said") or "").startswith("Keys are coloured by the weight")
     canvas = page.locator("#picture-map")
     canvas.scroll_into_view_if_needed()
     size = canvas.bounding_box()

@@ -146,3 +146,23 @@ def test_every_kind_of_alarm_has_its_clause_and_its_card(kind: AlarmKind, many: 
 def test_a_layer_that_collapses_is_told_as_a_layer() -> None:
     raised = alarm("layer_fallen", "warning", "layers.0.attn", None, 0.01, step=9, since=3)
     assert "1 layer has collapsed" in verdict(reading(site("layers.0.attn"), alarms=(raised,))).sentence
+
+
+def test_heads_of_a_card_stand_in_the_order_in_which_their_alarms_began() -> None:
+    began = {0: 30, 1: 20, 2: 20, 3: 40}
+    values = {0: 120.0, 1: 130.0, 2: 300.0, 3: 900.0}
+    raised = tuple(alarm("logits", "warning", "a", at, values[at], step=50, since=step) for at, step in began.items())
+    given = reading(site("a"), alarms=raised)
+    (card,) = groups(given, towers(given.sites))
+    assert [place.head for place in (*card.told, *card.places)] == [2, 1, 0, 3], "of one step the largest first"
+    assert card.order == "alarms.earliest_first"
+    assert "(the first at step 20)" in verdict(given).sentence
+
+
+@pytest.mark.parametrize(("kind", "order"), [("logits", [1, 0]), ("collapsed", [0, 1])])
+def test_heads_of_a_card_of_a_scan_stand_worst_first(kind: str, order: list[int]) -> None:
+    raised = tuple(alarm(kind, "warning", "a", at, value) for at, value in enumerate((0.01, 150.0)))
+    given = reading(site("a"), alarms=raised)
+    (card,) = groups(given, towers(given.sites))
+    assert [place.head for place in card.places] == order
+    assert card.order == "alarms.worst_first"

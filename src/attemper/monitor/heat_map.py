@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.notebook import VIRIDIS
-from attemper.text import clean, cut
+from attemper.text import clean, cut, token_text
 
 MOST_CELLS = 48
 """Rows and columns up to which HTML is a table with labels; beyond, an image without."""
@@ -64,7 +64,7 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         step = max(1, -(-len(names) // MOST_LABELS))
         places = range(0, len(names), step)
-        labels = axis.set_ticks(places, [cut(clean(names[place]), LONGEST_LABEL) for place in places], fontsize=7)
+        labels = axis.set_ticks(places, [cut(token_text(names[place]), LONGEST_LABEL) for place in places], fontsize=7)
         for label in labels:
             label.label1.set_parse_math(False)  # a token may be a dollar sign
     axes.tick_params(axis="x", rotation=90)
@@ -91,7 +91,7 @@ def _colours(weights: Tensor) -> Tensor:
 
 
 def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> str:
-    names = [[escape(cut(clean(name), LONGEST_LABEL)) for name in axis] for axis in (rows, columns)]
+    names = [[escape(cut(token_text(name), LONGEST_LABEL)) for name in axis] for axis in (rows, columns)]
     plain = "border:0;padding:0 4px;text-align:right;font-weight:400;white-space:pre;background:transparent"
     turned = "border:0;padding:0;vertical-align:bottom;font-weight:400;background:transparent"
     upright = (

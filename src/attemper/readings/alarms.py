@@ -128,7 +128,7 @@ class AlarmKind:
         """
         place = site if head is None else f"{site} head {head}"
         said = self.message.format(value=value, **(figures or {}))
-        pace = "" if origin is None else f" ({origin[0]:.3g} at step {origin[1]})"
+        pace = "" if origin is None else f" (it was {origin[0]:.3g} at step {origin[1]})"
         return Alarm(
             site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}", self.advice, **steps
         )

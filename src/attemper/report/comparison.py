@@ -132,7 +132,7 @@ def comparison_page(
             style=Markup(style),
             script=Markup(script),
             pictured=[_pair_place(one) for one, _ in pictured],
-            data=Markup(script_json({"texts": page_texts(), "pictures": paired_pictures(pictured)})),
+            data=Markup(script_json({"texts": page_texts(compares=True), "pictures": paired_pictures(pictured)})),
             version=__version__,
         )
     )
@@ -242,4 +242,4 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
         return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", before != after, title)
 
     dots = tuple(dot(*one) for one in reversed(known))
-    return Picture(quantity(key).title, float(f"{low:.3g}"), float(f"{high:.3g}"), dots)
+    return Picture(quantity(key).title, low, high, dots)

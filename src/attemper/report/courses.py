@@ -66,7 +66,7 @@ def _courses(runs: tuple[Run, Run], heads: Sequence[Mapping[str, Any]], name: st
         )
         for head, both in found
     )  # fmt: skip
-    ends = {"low": float(f"{low:.3g}"), "high": float(f"{high:.3g}")}
+    ends = {"low": float(low), "high": float(high)}
     return Courses(
         quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), pairs
     )

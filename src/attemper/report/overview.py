@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attemper.readings.alarms import by_kind, is_heard, level_of
+from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
 from attemper.report.texts import Date, Message, advice, alarm_title, message, own_name, said, severity_title
@@ -48,6 +48,13 @@ class Group:
     places: tuple[Place, ...]
     more: int
 
+    @property
+    def order(self) -> str:
+        """In which order the heads stand: the key of the hint before them."""
+        if self.many == 1:
+            return "alarms.hint"
+        return "alarms.earliest_first" if self.told else "alarms.worst_first"
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -62,25 +69,31 @@ class Figure:
 def groups(
     reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm] | None = None, most: int = MOST_PLACES
 ) -> tuple[Group, ...]:
-    """Alarms by severity, worst first, then by kind in the order met; those of the reading, or others.
+    """Alarms by severity, worst first, then by kind in the order met; those of the reading, or others. Of a kind, those
+    of a run stand in the order in which they began, and what began together, or is of a scan, the worst first.
 
     Args:
         most: heads of a kind that are listed.
     """
     labels, named = spoken_labels(towers), by_name(reading.sites)
+
+    def place(alarm: Alarm) -> Place:
+        return _alarm_place(alarm, site_of(alarm, named), labels)
+
     return tuple(
-        _group(
-            severity,
-            kind,
-            found,
-            [_alarm_place(one, site_of(one, named), labels) for one in found[: most + MOST_TOLD]],
-            most,
-        )
+        _group(severity, kind, sorted(found, key=_urgency), place, most)
         for (severity, kind), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
     )
 
 
-def _group(severity: str, kind: str, alarms: Sequence[Alarm], places: list[Place], most: int) -> Group:
+def _urgency(alarm: Alarm) -> tuple[int, float]:
+    """What comes first is least: the step at which it began, then how far its value is on the alarming side."""
+    kind, value = KINDS.get(alarm.kind), alarm.value or 0.0
+    return alarm.since or 0, value if kind is not None and kind.side == "below" else -value
+
+
+def _group(severity: str, kind: str, alarms: Sequence[Alarm], place: Callable[[Alarm], Place], most: int) -> Group:
+    places = [place(one) for one in alarms[: most + MOST_TOLD]]
     told = tuple(places[:MOST_TOLD]) if places[0].when else ()
     rest = tuple(places[len(told) :][:most])
     return Group(
@@ -178,22 +191,17 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
         value, at, head = found
         place = _place(at, head, reading.sites[at].name, labels)
         return Figure(
-            message(f"figure.{title}"), _brief(value), unit, replace(place, label=_spoken(at, head, place, labels))
+            message(f"figure.{title}"), float(value), unit, replace(place, label=_spoken(at, head, place, labels))
         )
 
     of_log, logits = message("statistic.normalized_entropy.unit"), _values(reading, "max_logit")
     largest = "logit" if reading.sampled_rows is None else "logit_at_least"
     return (
-        Figure(message("figure.mean"), _brief(mean), of_log),
+        Figure(message("figure.mean"), mean, of_log),
         extreme("sharpest", of_log, min(entropies, key=_value)),
         extreme("diffuse", of_log, max(entropies, key=_value)),
         *([extreme(largest, "", max(logits, key=_value))] if logits else []),
     )
-
-
-def _brief(value: float) -> float:
-    """Three digits of it."""
-    return float(value) if abs(value) >= 1000 else float(f"{value:.3g}")
 
 
 def _values(reading: Reading, key: str) -> list[tuple[float, int, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from attemper.readings.reading import Reading
-from attemper.text import clean, cut
+from attemper.text import cut, token_text
 
 MOST_TOKENS = 128
 """On each side."""
@@ -69,7 +69,7 @@ def _picture(one: Weights) -> dict[str, Any]:
 
 
 def _token(token: str) -> str:
-    return cut(clean(token.replace("\n", "\u21b5").replace("\t", "\u21e5")), 24)
+    return cut(token_text(token), 24)
 
 
 def interesting_heads(reading: Reading) -> list[tuple[str, int]]:

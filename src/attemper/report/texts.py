@@ -289,11 +289,20 @@ def _with_tap(text: str) -> Message | None:
     return whole and said and Message(whole.key, {"said": said})
 
 
-def page_texts(said: Iterable[Message | str] = ()) -> dict[str, dict[str, Text]]:
-    """The tables that a page carries, by language: of the reasons only those that it says."""
+def page_texts(said: Iterable[Message | str] = (), *, compares: bool = False) -> dict[str, dict[str, Text]]:
+    """The tables that a page carries, by language: of the reasons only those that it says.
+
+    Args:
+        compares: whether it is the page of a comparison, which alone says what begins with ``compared.``.
+    """
+    other = ("live.",) if compares else ("live.", "compared.")
     used = {found.key for one in said for found in (one, *_inner(one)) if isinstance(found, Message)}
     return {
-        language: {key: text for key, text in texts(language).items() if key not in REASONS or key in used}
+        language: {
+            key: text
+            for key, text in texts(language).items()
+            if (key not in REASONS or key in used) and not key.startswith(other)
+        }
         for language in LANGUAGES
     }
 

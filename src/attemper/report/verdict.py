@@ -98,7 +98,8 @@ def _clause(name: str, alarms: list[Alarm], is_bound: bool) -> Message:
     """``is_bound``: whether the worst value is a bound; else it is exact."""
     many, kind = len(alarms), KINDS.get(name)
     steps = [alarm.since for alarm in alarms if alarm.since is not None]
-    since = message("verdict.since", step=min(steps)) if len(steps) == many else ""
+    began = "since" if len(set(steps)) == 1 else "first"
+    since = message(f"verdict.{began}", step=min(steps)) if len(steps) == many else ""
     if kind is None:
         return message("verdict.unknown", n=many, kind=cut(clean(name), 40), since=since)
     clause, limit, worst = message(f"alarm.{name}.clause", n=many), "", ""

@@ -60,6 +60,7 @@ function firstHead() {
 function redrawAll() {
   applyTheme();
   startTitles();
+  fillGlossary();
   if (byId("all-table") && byId("all-table").firstChild) fillTable();
   redraw();
 }
@@ -76,6 +77,7 @@ if (HEADS.length) {
   startTable();
   chosen.head = firstHead();
   for (const map of maps) if (map.stack.sites.includes(chosen.head.site)) aim(map, chosen.head);
+  fillGlossary();
   redraw();
   followWidth();
   // A live page that is drawn again goes back to the head that its reader chose.

@@ -71,6 +71,15 @@ function sortBy(column) {
   byId("all-table").querySelectorAll(".sort")[column].focus();
 }
 
+// What each number means, at the foot of the page: titles that show on hover alone help nobody with a finger.
+function fillGlossary() {
+  byId("glossary").replaceChildren(...DATA.quantities.map(({ title, meaning }) => {
+    const entry = element("div");
+    entry.append(element("dt", say(title)), element("dd", say(meaning)));
+    return entry;
+  }));
+}
+
 function startTable() {
   const all = byId("all");
   if (!all) return;
