@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = (
     "my-loss-spikes", "long-context-is-diffuse", "sharpen-a-retrieval-head", "calibrate-after-extending-context",
     "hold-entropy-while-training", "many-ranks", "past-one-machine", "scan-a-model-that-does-not-fit", "features-for-a-probe",
+    "two-engines-differ",
 )  # fmt: skip
 ADVICE = "recommended-temperatures"
 
@@ -68,6 +70,18 @@ def test_scan_a_model_that_does_not_fit(run: Any) -> None:
     assert {parameter.device.type for parameter in names["model"].parameters()} == {"cpu", "meta"}
     whole = names["LlamaForCausalLM"].from_pretrained(names["folder"]).eval()
     assert names["scan"].reading.sites == names["attemper"].scan(whole, names["batches"]).reading.sites
+
+
+def test_two_engines_differ(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    names = run("two-engines-differ")
+    said = capsys.readouterr().out.splitlines()
+    page = " ".join((PAGES / "two-engines-differ.md").read_text("utf-8").split())
+    assert said[0] == "14.7 keys, 30.4 in the engine"
+    assert said[1] in page
+    assert said[2] == "equivalent"
+    assert names["found"].value == pytest.approx((1 + 0.1 * math.log(8)) ** -2, rel=1e-5)
+    assert names["apart"] < 1e-4
 
 
 def test_many_ranks(run: Any) -> None:
