@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import attemper
+from attemper.lab.trained import early_warning
 from attemper.readings import laws
 from attemper.readings.alarms import ALARMS, AlarmKind
 
@@ -34,6 +36,15 @@ def row(kind: AlarmKind) -> str:
 def test_the_table_is_the_list():
     written = [line for line in PAGE.splitlines() if line.startswith("| `")]
     assert written == [row(kind) for kind in ALARMS], "\n".join(map(row, ALARMS))
+
+
+@pytest.mark.parametrize("page", ["alarms.md", "alarms.zh-CN.md"])
+def test_the_counts_are_those_of_the_benchmark(page: str):
+    content = json.loads((DOCS / "lab" / "results" / "early-warning.json").read_text("utf-8"))
+    rows = early_warning.experiment(content).table("the alarms that ship, by their defaults").rows
+    told = [f"| {name} | {' | '.join(map(str, counts))} | {lead:g} |" for name, _, *counts, lead, _ in rows]
+    text = (DOCS / page).read_text("utf-8")
+    assert "\n".join(told) in text, "\n".join(told)
 
 
 def test_every_advice_stands_under_its_title():

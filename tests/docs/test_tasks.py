@@ -47,6 +47,7 @@ def test_my_loss_spikes(run: Any) -> None:
     names = run("my-loss-spikes")
     assert names["calm"] == []
     assert {alarm.site for alarm in names["rung"]} == {"blocks.1.attention"}
+    assert names["rose"] == [60]
     assert set(names["clipped"])
     assert largest_logit(names["scan"]) < 105, "1343 before; the optimizer moved the weights after they were measured"
     assert not any("parametrizations" in name for name, _ in names["model"].named_parameters())

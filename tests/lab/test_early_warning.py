@@ -27,6 +27,7 @@ from attemper.lab.trained.early_warning.judging import (
     judge,
     judge_left_out,
     recall_at,
+    recall_together,
     ring,
     shuffle_labels,
 )
@@ -97,6 +98,8 @@ def test_a_combination_takes_what_finds_more_and_no_more():
     both = judge(cases(), ["early", "other", "blind"], "loss", combined=True)
     assert both.found == (40, 40)
     assert both.members == ("early", "other")
+    assert recall_together(cases(), ["early", "other", "blind"]) == (40, 40)
+    assert recall_together(cases(), ["early", "blind"]).hits < 40
 
 
 def test_without_a_kind_the_combination_does_not_learn_of_it():
@@ -195,13 +198,16 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     assert set(rows) == {*DETECTORS, "combination"}
     assert rows["largest logit"][1:6:2] == ("10 of 10", "0 of 10", "10 of 10")
     assert rows["entropy"][1] == "0 of 10"
+    assert rows["combination"][5:7] == ("10 of 10", None)
     leads = {row[0]: row for row in result.table("lead and cost").rows}
-    assert leads["largest logit"][3:] == (25, 10, "5.0%")  # rings at 50, held-out loss tells at 75
+    assert leads["largest logit"][3:] == (25, 10, "5.0%", 5)  # rings at 50, held-out loss tells at 75
     runs = {row[0]: row for row in result.table("the runs").rows}
     assert runs["scale"][2:] == (10, 10, 0.5)
     assert "20 of 20 runs are done, 20 are judged: 10 healthy ones and 10 with a fault" in result.table("the runs").see
-    growth = ("logit_growth", "warning", "0 of 10", "0 of 0", "10 of 10", 20, 10)  # a sample each 5 steps
-    assert result.table("the alarms that ship, by their defaults").rows == (growth,)
+    counts = ("0 of 10", "0 of 0", "10 of 10", 20, 10)  # a sample each 5 steps
+    alarms = result.table("the alarms that ship, by their defaults")
+    assert alarms.rows == (("logit_growth", "warning", *counts), ("any above notice", None, *counts))
+    assert "In no run at all: nonfinite, collapsed" in alarms.see
 
 
 def test_runs_that_broke_did_hurt_and_have_no_excess(tmp_path: Path):
@@ -233,6 +239,7 @@ def test_default_alarms_are_those_of_a_watch(tmp_path: Path):
     file.signals["max_logit"][12:] = 150
     assert first_alarms(file)["logits"] == 60
     assert "logits" not in first_alarms(file, since=65)
+    assert "logits" not in first_alarms(file, limits={"logits": 160})
 
 
 def test_files_of_other_plans_are_left_out(tmp_path: Path):

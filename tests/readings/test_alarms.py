@@ -43,8 +43,8 @@ def test_a_level_or_a_nan_is_known_from_one_reading_and_all_else_needs_a_history
 def test_a_level_of_sharpness_alone_is_a_notice_and_what_collapses_in_a_run_a_warning() -> None:
     severities = {kind.name: kind.severity for kind in ALARMS}
     assert severities == {
-        **dict.fromkeys(("collapsed", "diffuse", "first_token", "drift", "dead"), "notice"),
-        **dict.fromkeys(("logits", "layer_fallen", "fallen", "falling", "logit_growth", "spread_growth"), "warning"),
+        **dict.fromkeys(("collapsed", "diffuse", "first_token", "spread_growth", "drift", "dead"), "notice"),
+        **dict.fromkeys(("logits", "layer_fallen", "fallen", "falling", "logit_growth"), "warning"),
         "rank_differs": "warning",
         "nonfinite": "critical",
     }

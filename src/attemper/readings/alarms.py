@@ -292,7 +292,7 @@ ALARMS = (
         release=1.0,
         floor=5.0,
         judged=False,
-        severity="warning",
+        severity="notice",
         message="logit spread {now:.2f} doubles in {value:.1f} steps",
         clause=(
             "has a logit spread that doubles within few steps",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from attemper.lab.trained.early_warning.run_file import RunFile
 from attemper.lab.trained.early_warning.spacing import ATTENTION
 from attemper.readings.judge import Judge
+from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.sample import Sample, SiteLabel
 
@@ -18,8 +22,10 @@ JUDGED = {
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
 
 
-def first_alarms(file: RunFile, since: int = 0) -> dict[str, int]:
-    """Kind of alarm -> the step of its first from ``since`` on, by default limits, at a sample each 5 steps."""
+def first_alarms(
+    file: RunFile, since: int = 0, limits: AlarmLimits | Mapping[str, Any] | None = None
+) -> dict[str, int]:
+    """Kind of alarm -> the step of its first from ``since`` on, at a sample each 5 steps; limits as in a watch."""
     import numpy as np
 
     run = file.about["trial"]["run"]
@@ -32,7 +38,7 @@ def first_alarms(file: RunFile, since: int = 0) -> dict[str, int]:
     )
     heads = config["layers"] * config["heads"]
     counted = np.repeat(np.array(counts, np.float32)[:, None], heads, 1)
-    judge = Judge()
+    judge = Judge(limits)
     found: dict[str, int] = {}
     for place in range(len(file.signals["max_logit"])):
         measured = np.stack([file.signals[name][place].reshape(-1) for name in JUDGED.values()])

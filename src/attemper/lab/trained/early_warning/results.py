@@ -18,9 +18,11 @@ from attemper.lab.trained.early_warning.judging import (
     Case,
     Judgement,
     Share,
+    fit,
     judge,
     judge_left_out,
     recall_at,
+    recall_together,
     shuffle_labels,
     typical,
 )
@@ -66,13 +68,14 @@ def _sum_up(files: Sequence[RunFile]) -> dict[str, Any]:
                 "recalls": [list(recall_at(cases, name, count)) for count in range(MOST_FALSE_ALARMS + 1)],
                 "control": _control(controls, [name]),
                 "cost": _cost(files, detector.group),
+                "limit": _finite(fit(cases, name)),
             }
             for name, detector in DETECTORS.items()
         }
         | {
             COMBINATION: {
                 **_judgement(judge(cases, list(DETECTORS), LOSS.name, combined=True)),
-                "recalls": [],
+                "recalls": [list(recall_together(cases, list(DETECTORS)))],
                 "control": _control(controls, list(DETECTORS), combined=True),
                 "cost": None,
             }
@@ -151,6 +154,11 @@ def _control(controls: Sequence[Sequence[Case]], names: Sequence[str], **how: bo
     """In all shuffles together: runs called faulty that were found, of how many; the same of those called healthy."""
     found = [judge(cases, names, LOSS.name, **how) for cases in controls]
     return [sum(numbers) for numbers in zip(*((*one.found, *one.false) for one in found), strict=True)]
+
+
+def _finite(value: float) -> float | None:
+    """None in the place of what JSON has no number for."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _cost(files: Sequence[RunFile], group: str) -> float | None:

@@ -88,7 +88,7 @@ def _runs(content: Mapping[str, Any]) -> Table:
 def _detectors(content: Mapping[str, Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, found in content["detectors"].items():
-        at = [_of(found["recalls"][count]) if found["recalls"] else None for count in (0, 1)]
+        at = [_of(found["recalls"][count]) if len(found["recalls"]) > count else None for count in (0, 1)]
         rows.append(
             (name, _of(found["found"]), _percent(found["found"]), _of(found["false"]), _percent(found["false"]), *at,
              _control(found["control"]))
@@ -99,7 +99,8 @@ def _detectors(content: Mapping[str, Any]) -> Table:
         see=(
             "Found: faults that hurt, from their first step on. False: healthy runs. Both with limits fitted on the "
             "other half of the configurations, with 95% intervals; where intervals overlap, detectors are not told "
-            "apart. At 0 and at 1: found at the limit where so many of all healthy runs ring, without a split. "
+            "apart. At 0 and at 1: found at the limit where so many of all healthy runs ring, without a split (the "
+            "combination is then chosen on all runs, too). "
             "Control: found and false where a coin says which of two twins is the faulty one; both are alike where "
             f"there is nothing to find. Combined, in either half: {members}."
         ),
@@ -117,16 +118,20 @@ def _leads(content: Mapping[str, Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, found in content["detectors"].items():
         cost = None if found["cost"] is None else f"{100 * found['cost']:.1f}%"
-        rows.append((name, *found["lead"], *found["held_out_lead"], cost))
+        limit = found.get("limit")
+        rows.append((name, *found["lead"], *found["held_out_lead"], cost, None if limit is None else _digits(limit)))
     return Table(
         title="lead and cost",
         see=(
             "Median steps from the ring to where loss tells: (a) the loss z-score rings at its own limit, (b) held-out "
             "loss, measured each 25 steps, leaves the twin's by more than the floor. Of so many faults, found and told "
             "by both. Cost: seconds of measuring as a share of training, median of the runs; all that is read from "
-            "scores and weights is measured together, each 5 steps, ranks and spectra each 10."
+            "scores and weights is measured together, each 5 steps, ranks and spectra each 10. Limit: the largest "
+            "score of all healthy runs; a score below 0 is a quantity that alarms where it is low."
         ),
-        columns=headings("detector", "lead (a) [steps]", "of", "lead (b) [steps]", "of", "cost of its signals"),
+        columns=headings(
+            "detector", "lead (a) [steps]", "of", "lead (b) [steps]", "of", "cost of its signals", "limit"
+        ),
         rows=tuple(rows),
     )
 
@@ -166,19 +171,26 @@ def _left_out(content: Mapping[str, Any]) -> Table:
 def _default_alarms(content: Mapping[str, Any]) -> Table:
     healthy, faulty = _healthy(content), _faulty(content)
     hurt, harmless = ([row for row in faulty if row["hurt"] == wanted] for wanted in (True, False))
-    rows = []
-    for kind, told in ALARMS.items():
-        counts = [sum(kind in row["alarms"] for row in rung) for rung in (healthy, harmless, hurt)]
-        leads = [row["told"] - row["alarms"][kind] for row in hurt if kind in row["alarms"] and row["told"] is not None]
-        if any(counts):
-            parts = [_of((count, len(rung))) for count, rung in zip(counts, (healthy, harmless, hurt), strict=True)]
-            rows.append((kind, told.severity, *parts, median(leads) if leads else None, len(leads)))
-    loud = sum(any(ALARMS[kind].severity != "notice" for kind in row["alarms"]) for row in healthy)
+    heard = [kind for kind, told in ALARMS.items() if told.severity != "notice"]
+    asked = {kind: (told.severity, [kind]) for kind, told in ALARMS.items()} | {"any above notice": (None, heard)}
+    rows: list[tuple[Cell, ...]] = []
+    silent: list[str] = []
+    for name, (severity, kinds) in asked.items():
+        rung = [[row for row in runs if row["alarms"].keys() & set(kinds)] for runs in (healthy, harmless, hurt)]
+        first = [(row, min(row["alarms"][kind] for kind in kinds if kind in row["alarms"])) for row in rung[-1]]
+        leads = [row["told"] - step for row, step in first if row["told"] is not None]
+        parts = [_of((len(some), len(runs))) for some, runs in zip(rung, (healthy, harmless, hurt), strict=True)]
+        if any(rung):
+            rows.append((name, severity, *parts, median(leads) if leads else None, len(leads)))
+        elif name in ALARMS and not ALARMS[name].needs_ranks:
+            silent.append(name)
+    loud = sum(bool(row["alarms"].keys() & set(heard)) for row in healthy)
     return Table(
         title="the alarms that ship, by their defaults",
         see=(
             f"{loud} of {len(healthy)} healthy runs raise an alarm above notice ({_percent((loud, len(healthy)))} of "
-            "such runs). In faulty runs: alarms that begin after the fault; lead (b) as above. A sample each 5 steps."
+            "such runs). In faulty runs: alarms that begin after the fault; lead (b) as above. A sample each 5 steps. "
+            f"In no run at all: {', '.join(silent) or 'none'}."
         ),
         columns=headings(
             "alarm", "severity", "in healthy runs", "in faults without harm", "in faults that hurt",
