@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -58,6 +59,7 @@ NORMALIZERS = (
 by_normalizer = {"argnames": "given", "argvalues": NORMALIZERS, "ids": [given.name for given in NORMALIZERS]}
 
 
+@cache
 def wanted(case: cases.Case, given: Given) -> row_oracle.Results:
     call = cases.oracle_call(case)
     if given.name == "sigmoid per head":

@@ -32,16 +32,15 @@ def entmax(alpha: float) -> Weights:
         e = FLOAT(alpha) - 1
 
         def at(largest: FLOAT) -> Array:
-            # largest^e + e d, less 1
+            # largest^e + e d, less 1: from -1 down the weight is 0
             base = np.expm1(e * np.log(largest)) + e * d
-            with np.errstate(divide="ignore"):
-                return np.where(base > -1, np.exp(np.log1p(np.maximum(base, -1)) / e), 0)
+            return np.exp(np.log1p(np.maximum(base, -1)) / e)
 
         low, high = FLOAT(1) / (2 * len(s)), FLOAT(1)
-        for _ in range(120):
-            middle = (low + high) / 2
-            low, high = (low, middle) if at(middle).sum() >= 1 else (middle, high)
-        return at(high)
+        with np.errstate(divide="ignore"):
+            while low < (middle := (low + high) / 2) < high:  # until no number is between
+                low, high = (low, middle) if at(middle).sum() >= 1 else (middle, high)
+            return at(high)
 
     return weights
 
