@@ -17,7 +17,7 @@ from attemper.readings.reading import Reading
 from attemper.store.run import Run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Dialog, Page
+    from playwright.sync_api import Browser, Dialog, Page, ViewportSize
 
 CHROMIUM = shutil.which("chromium")
 _QUIET = (
@@ -59,9 +59,38 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
+@pytest.fixture(scope="session")
+def tabs(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """``tabs(width, **context)``: a tab with these options of its context, as if new once a file is opened in it.
+
+    A new context and the process of its tab take 1 CPU second, a file in a tab that is there a third of one.
+    """
+    kept: dict[tuple[tuple[str, Any], ...], Page] = {}
+
+    def tab(width: int, **options: Any) -> Page:
+        given = tuple(sorted(options.items()))
+        size: ViewportSize = {"width": width, "height": 900}
+        page = kept.get(given)
+        if page is None or page.is_closed():
+            context = browser.new_context(viewport=size, **options)
+            context.add_init_script(_WATCH)
+            page = kept[given] = context.new_page()
+        else:  # what a test before may have changed, but for the document
+            page.mouse.move(0, 0)
+            page.set_viewport_size(size)
+            page.emulate_media(
+                media="null", color_scheme=options.get("color_scheme", "light"), reduced_motion="no-preference"
+            )
+        return page
+
+    yield tab
+    for page in kept.values():
+        page.context.close()
+
+
 @pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """``open_page(reading, width=..., **context)``. At the end of the test: no message in the console, no error, no
+def open_page(tabs: Callable[..., Page], tmp_path: Path) -> Iterator[Open]:
+    """``open_page(reading, width=..., **context)``, once in a test. At its end: no message in the console, no error, no
     dialog, no violation of the policy, and no request but for the file itself.
     """
     troubles: list[str] = []
@@ -72,29 +101,34 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         troubles.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
+    heard: dict[Any, Callable[..., None]] = {
+        "console": lambda message: troubles.append(f"console: {message.text}"),
+        "pageerror": lambda error: troubles.append(f"error: {error}"),
+        "dialog": dismiss,
+        "request": lambda request: requests.append(request.url),
+    }
+
     def opening(
         shown: Reading | Comparison | Run | str, *, width: int = 1440, patterns: Sequence[Any] = (), **options: Any
     ) -> Page:
+        assert not opened, "the tab of the first page would be taken"
         place = tmp_path / "page.html"
         if isinstance(shown, str):
             file = write_whole(place, shown)
         else:
             file = report.write(shown, place, patterns) if isinstance(shown, Reading) else shown.to_html(place)
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        context.add_init_script(_WATCH)
-        page = context.new_page()
-        page.on("console", lambda message: troubles.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("dialog", dismiss)
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(file.as_uri())
+        page = tabs(width, **options)
         opened.append(page)
+        for event, hear in heard.items():
+            page.on(event, hear)
+        page.goto(file.as_uri())
         return page
 
     yield opening
     for page in opened:
         # Without scripts evaluate() still works, but the init script did not run.
         troubles += [f"policy: {directive}" for directive in page.evaluate("window.violations || []")]
-        page.context.close()
+        for event, hear in heard.items():
+            page.remove_listener(event, hear)
     assert troubles == []
     assert set(requests) <= {(tmp_path / "page.html").as_uri()}

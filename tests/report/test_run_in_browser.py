@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 BOX = "#multiples-box"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    written(tmp_path / "run", collapsing(250))
-    with attemper.open_run(tmp_path / "run") as opened:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("collapsing") / "run"
+    written(folder, collapsing(250))
+    with attemper.open_run(folder) as opened:
         yield opened
 
 
