@@ -69,12 +69,15 @@ def _near_softmax(d: Tensor, seen: Tensor, alpha: Tensor) -> Tensor:
 def _entmax(d: Tensor, seen: Tensor, e: Tensor) -> Tensor:
     """[pi^e + e d]_+^(1/e) with sum 1 over the keys that are seen, pi the largest weight: pi [1 - t]_+^(1/e)."""
 
+    # What does not depend on pi, once for all steps. Where pi^-e is no number and the product is one: by logarithms.
+    below = torch.where(seen, d, 0.0)
+    lower, steep = below < 0, -e * below
+    logs = (e * torch.where(lower, -below, 1.0)).log()
+
     def weights_at(pi: Tensor) -> Tensor:
-        below, growth = torch.where(seen, d, 0.0), -e * pi.log()
-        t = -e * below * torch.exp(growth.clamp(max=_LARGEST))
-        # pi^-e may be no number where the product is one: by logarithms there.
-        logs = (e * torch.where(below < 0, -below, 1.0)).log() + growth
-        t = torch.where((growth > _LARGEST) & (below < 0), torch.exp(logs.clamp(max=1.0)), t)
+        growth = -e * pi.log()
+        t = steep * torch.exp(growth.clamp(max=_LARGEST))
+        t = torch.where((growth > _LARGEST) & lower, torch.exp((logs + growth).clamp(max=1.0)), t)
         inside = seen & (t < 1)
         return torch.where(inside, pi * torch.exp(torch.log1p(-torch.where(inside, t, 0.0)) / e), 0.0)
 
