@@ -36,6 +36,12 @@ def test_a_fault_is_named_and_the_exit_code_says_so(run: Run, pair: tuple[Path, 
     assert (code, out.split(":")[0]) == (0, "none")
 
 
+def test_the_explanation_is_a_page(run: Run, pair: tuple[Path, Path], tmp_path: Path):
+    code, out, _ = run("compare", *pair, "--explain", "--html", tmp_path / "page.html")
+    assert (code, out.startswith("scale at layers.1")) == (3, True)
+    assert "scores of run b are 0.5 times" in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_the_model_that_ships_is_kept_without_its_text(run: Run, tmp_path: Path):
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20, "utf-8")
     path = tmp_path / "one.safetensors"
@@ -61,8 +67,10 @@ def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):
     assert (code, "is no folder" in err) == (1, True)
     code, _, err = run("compare", *pair)
     assert (code, "--explain` reads it" in err) == (1, True)
-    code, _, err = run("compare", *pair, "--explain", "--html", tmp_path / "x.html")
+    code, _, err = run("compare", *pair, "--explain", "--sort", "normalized_entropy")
     assert (code, "head by head" in err) == (2, True)
+    code, _, err = run("compare", *pair, "--explain", "--html", tmp_path / "no folder" / "x.html")
+    assert (code, "no folder" in err) == (1, True)
     code, _, err = run("compare", *pair, "--explain", "--text", tmp_path / "x.txt")
     assert (code, "both A and B are fingerprints" in err) == (2, True)
     (tmp_path / "cut.safetensors").write_bytes(pair[0].read_bytes()[:5000])

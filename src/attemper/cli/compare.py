@@ -76,9 +76,9 @@ def compare(
     """
     _check_usage(sort, backend, device)
     if explain:
-        if html is not None or sort is not None:
-            raise typer.BadParameter("is of a comparison head by head: leave it out.", param_hint="--html or --sort")
-        _explain(a, b, Input(text, max_length, batch_size, device, dtype), as_json)
+        if picture or sort is not None:
+            raise typer.BadParameter("is of a comparison head by head: leave it out.", param_hint="--picture or --sort")
+        _explain(a, b, Input(text, max_length, batch_size, device, dtype), as_json, html)
         return
     for side in (a, b):
         if _is_fingerprint(side):
@@ -119,10 +119,11 @@ def compare(
         console.print(table(found, console.width, statistic=sort, top=top))
 
 
-def _explain(a: str, b: str, given: Input, as_json: bool) -> None:
-    """Prints why two fingerprints, or models, differ; exits with 3 if that is a fault."""
+def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> None:
+    """Prints why two fingerprints, or models, differ, and writes the page; exits with 3 if that is a fault."""
     import attemper
 
+    check_files(html, None)
     stored = [attemper.load_fingerprint(side) if _is_safetensors(side) else None for side in (a, b)]
     if None not in stored and given.text is not None:
         raise typer.BadParameter("is of no use: both A and B are fingerprints.", param_hint="--text")
@@ -132,6 +133,10 @@ def _explain(a: str, b: str, given: Input, as_json: bool) -> None:
         for side, known in zip((a, b), stored, strict=True)
     ]
     found = attemper.explain(*sides)
+    if html is not None:
+        from attemper.report.explanation import write_explanation
+
+        write_explanation(sides[0], sides[1], found, html)
     if as_json:
         print_json(found.to_json())
     else:

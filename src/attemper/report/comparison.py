@@ -132,7 +132,7 @@ def comparison_page(
             style=Markup(style),
             script=Markup(script),
             pictured=[_pair_place(one) for one, _ in pictured],
-            data=Markup(script_json({"texts": page_texts(compares=True), "pictures": paired_pictures(pictured)})),
+            data=Markup(script_json({"texts": page_texts(of="compared"), "pictures": paired_pictures(pictured)})),
             version=__version__,
         )
     )

@@ -289,13 +289,14 @@ def _with_tap(text: str) -> Message | None:
     return whole and said and Message(whole.key, {"said": said})
 
 
-def page_texts(said: Iterable[Message | str] = (), *, compares: bool = False) -> dict[str, dict[str, Text]]:
+def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str, dict[str, Text]]:
     """The tables that a page carries, by language: of the reasons only those that it says.
 
     Args:
-        compares: whether it is the page of a comparison, which alone says what begins with ``compared.``.
+        of: "compared" for the page of a comparison, "explained" for that of an explanation: each alone says what
+            begins with that.
     """
-    other = ("live.",) if compares else ("live.", "compared.")
+    other = tuple(f"{one}." for one in ("live", "compared", "explained") if one != of)
     used = {found.key for one in said for found in (one, *_inner(one)) if isinstance(found, Message)}
     return {
         language: {

@@ -1,0 +1,74 @@
+"""How far two runs are apart, site after site and stage after stage, beside what rounding explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attemper.fingerprints import floor
+from attemper.fingerprints.align import align
+from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.record import Fingerprint
+
+
+@dataclass(frozen=True)
+class SiteLevels:
+    """A site of two runs.
+
+    Attributes:
+        site: its name in run a.
+        times: stage -> how many times the difference is the largest that rounding explains; None where it was not
+            seen. Visible keys, which do not round, are not among them.
+        rows_apart: rows that see other keys.
+        rows: how many rows both keep.
+    """
+
+    site: str
+    times: dict[str, float | None]
+    rows_apart: int
+    rows: int
+
+
+STAGES = ("residual", "input", "q and k", "final score", "head output")
+"""Stages that round."""
+
+
+def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
+    """Every site of both, in the order in which they ran.
+
+    Raises:
+        InputError: as :func:`attemper.explain`.
+    """
+    found, residual, output = [], 0.0, 0.0
+    for pair in align(a, b):
+        found.append(_of(pair, floor.residual(residual, output, pair.eps)))
+        residual = max(level_of_rows(pair.residual), level_of_rows(pair.input))
+        output = float(np.mean([level_of_rows(rows) for rows in pair.output]))
+    return found
+
+
+def _of(pair: SitePair, before: float) -> SiteLevels:
+    times: dict[str, float | None] = {
+        "residual": _times(pair.residual, before),
+        "input": _times(pair.input, floor.entering(pair)),
+        "q and k": None,
+        "final score": None,
+        "head output": None,
+    }
+    if pair.vectors:
+        vector, product = floor.vectors(pair), floor.products(pair)
+        of_levels = ((pair.query_level, vector), (pair.key_level, vector), (pair.raw_level, product))
+        times["q and k"] = max(float(floor.times(level, own).max()) for level, own in of_levels)
+        relative = pair.score_level / np.maximum(pair.score_size, 1e-300)
+        times["final score"] = float(floor.times(relative, product).max())
+    if not np.isnan(pair.output).all():
+        level = np.array([level_of_rows(rows) for rows in pair.output])
+        times["head output"] = float(floor.times(level, floor.outputs(pair)).max())
+    names = ("visible_keys", "first_visible", "last_visible")
+    apart = np.any([pair.a.counts[name] != pair.b.counts[name] for name in names], axis=0)
+    return SiteLevels(pair.a.name, times, int(apart.any(0).sum()), apart.shape[1])
+
+
+def _times(rows: np.ndarray, expected: float) -> float | None:
+    return None if np.isnan(rows).all() else float(floor.times(level_of_rows(rows), expected))

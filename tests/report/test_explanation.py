@@ -1,0 +1,91 @@
+"""The page of an explanation: what is said, every stage of every site, escaped, in both languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import attemper
+from attemper.fingerprints.explain import ORDER
+from attemper.fingerprints.explanation import HARMLESS
+from attemper.fingerprints.levels import STAGES, levels
+from attemper.report.explanation import MOST_SITES, explanation_page, write_explanation
+from attemper.report.texts import texts
+from tests.report.conftest import Open
+from tests.support.engine_faults import FAULTS
+from tests.support.engine_models import tiny, tokens
+
+Pair = tuple[attemper.Fingerprint, attemper.Fingerprint]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """A clean run, and one whose second window is off by one."""
+    model = tiny("mistral")
+    a = attemper.fingerprint(model.model, [tokens()], name="right <b>")
+    fault = next(one for one in FAULTS if one.kind == "window")
+    with fault.patch(model, [1], -1.0):
+        yield a, attemper.fingerprint(model.model, [tokens()], name="engine")
+
+
+def page(pair: Pair) -> str:
+    return explanation_page(*pair, attemper.explain(*pair))
+
+
+def test_the_first_stage_of_the_first_site_is_framed(pair: Pair):
+    html = page(pair)
+    (framed,) = re.findall(r'<td class="beyond first">.*?</td>', html)
+    assert re.search(r"\d+ of 32 rows", framed)
+    rows = re.findall(r"<tr><td>(\d+)</td>.*?</tr>", html, re.DOTALL)
+    assert rows == ["1", "2", "3", "4"]
+    assert "window at layers.1.self_attn" in html
+    assert '<data value="23.0">' in html
+
+
+def test_what_comes_before_the_fault_is_within_rounding_and_what_it_makes_is_beyond(pair: Pair):
+    first, second, *_ = levels(*pair)
+    assert all(first.times[stage] == 0 for stage in STAGES)
+    assert first.rows_apart == 0
+    assert (second.times["q and k"], second.rows_apart > 0) == (0, True)
+    assert (second.times["head output"] or 0) > 1
+
+
+def test_two_same_runs_are_no_fault(pair: Pair):
+    html = page((pair[0], pair[0]))
+    assert '<section class="verdict fine"' in html
+    assert "every number of both fingerprints is the same" in html
+    assert not re.search(r'<td class="\w* first">', html)
+
+
+def test_names_are_escaped_and_long_models_are_cut(pair: Pair):
+    a, b = pair
+    hostile = "<script>alert(1)</script>"
+    sites = tuple(replace(a.sites[0], name=f"{hostile}{number}") for number in range(MOST_SITES + 1))
+    one, other = (replace(part, sites=sites, skipped={hostile: hostile}) for part in (a, b))
+    html = page((one, other))
+    assert hostile not in html
+    assert "right <b>" not in html
+    assert f"The first 1,000 of {MOST_SITES + 1:,} are listed." in html
+
+
+def test_the_page_speaks_chinese_and_is_no_wider_than_the_window(pair: Pair, open_page: Open):
+    opened = open_page(page(pair), width=420)
+    opened.click("#language")
+    assert "有故障" in opened.inner_text(".verdict h2")
+    assert "窗口不同" in opened.inner_text(".kind")
+    assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_every_kind_and_stage_has_words():
+    kinds = {*HARMLESS, *(fault.kind for fault in FAULTS), "scores"}
+    assert {f"explained.kind.{kind}" for kind in kinds} == {key for key in texts("en") if "explained.kind." in key}
+    assert {f"explained.stage.{stage}" for stage in ORDER} == {key for key in texts("en") if "explained.stage." in key}
+
+
+def test_it_is_written_where_it_should_be(pair: Pair, tmp_path: Path):
+    path = write_explanation(*pair, attemper.explain(*pair), tmp_path / "page.html")
+    assert path.read_text("utf-8") == page(pair)
