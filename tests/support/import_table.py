@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "monitor": {"sites", "functional", "store", "readings", "fingerprints", "call", "backends"},
     "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
     "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
-    "report": {"store", "readings"},
+    "report": {"store", "readings", "fingerprints"},
     "bench": {"monitor", "functional", "call", "backends"},
     "lab": {"report", "control", "monitor", "readings", "sites", "nn", "functional", "schedules", "call"},
 }
