@@ -77,6 +77,12 @@ def test_every_alarm_is_said_in_every_language(kind: AlarmKind, origin: tuple[fl
     assert re.search("[\u4e00-\u9fff]", say(advice(alarm), "zh"))
 
 
+def test_a_large_figure_of_an_alarm_is_the_number_that_the_page_has_elsewhere() -> None:
+    (kind,) = (one for one in ALARMS if one.name == "logits")
+    alarm = kind.alarm("a", 3, 1633.42, 100.0, (65.1, 170), FIGURES, step=235, since=180)
+    assert say(said(alarm)) == "largest logit 1,633 (it was 65.1 at step 170)"
+
+
 def test_an_alarm_with_words_of_its_own_keeps_them() -> None:
     odd = readings.alarm("drifting", "odd", "layer.0", 0, 1.0)
     assert said(odd) == "drifting 1.0"

@@ -234,8 +234,18 @@ def said(alarm: Alarm) -> Message | str:
     key = f"alarm.{alarm.kind}.message"
     if whole := recognise(text, ["alarm.pace"]):
         found = recognise(str(whole.values["said"]), [key])
-        return text if found is None else Message("alarm.pace", {**whole.values, "said": found})
-    return recognise(text, [key]) or text
+        return text if found is None else Message("alarm.pace", {**whole.values, "said": _group_thousands(found)})
+    found = recognise(text, [key])
+    return text if found is None else _group_thousands(found)
+
+
+_THOUSANDS = re.compile(r"\d{4,}\.\d+")
+
+
+def _group_thousands(found: Message) -> Message:
+    """Numbers of 1,000 and more as a page has them everywhere: ``1,633``, where the message says 1633.4."""
+    values = {name: float(value) if _THOUSANDS.fullmatch(str(value)) else value for name, value in found.values.items()}
+    return Message(found.key, values)
 
 
 NAMES = ("name.shipped_model", "name.shipped_text", "name.standard_input")

@@ -150,7 +150,8 @@ def _files(path: Path) -> dict[int, Path]:
         return {int(name[1]) if name else 0: path}
     if not path.is_dir():
         near = [entry.name for entry in _entries(path.parent) if entry.is_dir()]
-        raise InputError(f"there is no run {clean_name(path)}.{did_you_mean(path.name, near)}")
+        meant = did_you_mean(path.name, near) or " `attemper runs FOLDER` lists the runs below a folder."
+        raise InputError(f"there is no run {clean_name(path)}.{meant}")
     if not is_run(path) and (inside := [run.name for run in runs_below(path)]):
         listed = ", ".join(map(clean_name, inside[:5])) + (" and more" if len(inside) > 5 else "")
         raise InputError(f"{clean_name(path)} is a folder of {count(len(inside), 'run')}: {listed}. Name one of them.")

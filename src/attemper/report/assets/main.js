@@ -47,11 +47,12 @@ function followWidth() {
   }).observe(byId("heads"));
 }
 
-// The head to open with: the worst alarm's, else the sharpest.
+// The head to open with: that of the worst alarm, of several the one that began first; else the sharpest.
 function firstHead() {
   for (const level of ["critical", "warning", "notice"]) {
-    const alarming = HEADS.find((head) => alarmsOf(head).some((alarm) => alarm.level === level));
-    if (alarming) return alarming;
+    const began = (head) => Math.min(...alarmsOf(head).filter((alarm) => alarm.level === level).map((alarm) => alarm.since ?? 0));
+    const alarming = HEADS.reduce((a, b) => (began(b) < began(a) ? b : a));
+    if (Number.isFinite(began(alarming))) return alarming;
   }
   const known = HEADS.filter((head) => valueOf(head) !== null);
   return known.length ? known.reduce((a, b) => (valueOf(b) < valueOf(a) ? b : a)) : HEADS[0];
