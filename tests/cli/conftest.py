@@ -13,8 +13,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
+    def command(*arguments: object, columns: int = 200) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import attemper
-from attemper import cli
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
@@ -32,16 +32,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def run(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+def command(run: Command) -> Command:
+    """On a narrower screen."""
+    return partial(run, columns=120)
 
 
 def sharpening(many: int, labels: tuple[SiteLabel, ...] | None = None) -> Iterator[Sample]:
