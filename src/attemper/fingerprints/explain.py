@@ -8,7 +8,7 @@ apart than rounding explains, given the stage before it, almost names the cause.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -84,20 +84,12 @@ def _own(pair: SitePair) -> list[Finding]:
     return [found for cause in OWN for found in cause(pair)]
 
 
-@dataclass
-class _Level:
-    """How far a run is apart before a site."""
-
-    residual: float = 0.0
-    output: float = 0.0
-
-
 class _Walk:
     """From the first site on."""
 
     def __init__(self, pairs: list[SitePair], own: list[list[Finding]]) -> None:
         self.pairs, self.own = pairs, own
-        self._before = _Level()
+        self._before = floor.Before()
         self._equivalent: list[tuple[SitePair, Finding]] = []
         self._small: list[tuple[SitePair, str, float]] = []
         self._few: list[SitePair] = []
@@ -109,12 +101,12 @@ class _Walk:
             # What queries and keys are longer by, the multiplier takes back.
             own[:] = [one for one in own if one.kind not in ("scale", "logn")]
         found = found or _earliest(own) or self._scores(pair) or outputs.values(pair)
-        self._before = _Level(max(level_of_rows(pair.residual), level_of_rows(pair.input)), _largest(pair.output))
+        self._before = floor.after(pair)
         return found
 
     def _entering(self, pair: SitePair) -> Finding | None:
         """What enters the block, or the attention."""
-        before = floor.residual(self._before.residual, self._before.output, pair.eps)
+        before = floor.residual(self._before, pair.eps)
         entering = level_of_rows(pair.residual)
         for stage, level, expected in (
             ("residual", entering, before),
@@ -125,7 +117,7 @@ class _Walk:
                 what = "its block" if stage == "residual" else "the attention"
                 words = f"what enters {what} differs by {level:.2g} of its size, where rounding explains {expected:.2g}"
                 return Finding("input", stage, 0.0, None, None, words)
-            if times > 0.7:
+            if times > floor.EDGE:
                 self._small.append((pair, stage, times))
         rows = pair.residual[~np.isnan(pair.residual)]
         if len(rows) and float(floor.times(rows.max(), before)) > 2 and rows.max() > 8 * max(entering, pair.eps):
@@ -141,7 +133,7 @@ class _Walk:
         times = [floor.times(level, own) for level, own in zip(levels, (vector, vector, product), strict=True)]
         largest = float(np.concatenate(times).max())
         if largest <= 1:
-            if largest > 0.7:
+            if largest > floor.EDGE:
                 self._small.append((pair, "q and k", largest))
             found = vectors.factor_of_products(pair)
             sure = found is not None and found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
@@ -218,11 +210,6 @@ class _Walk:
             words = f"{stage} differs by {times:.2g} of what rounding may explain: too little to name a cause"
             return Explanation.of(pair, Finding("too_small", stage, 1.0, message=words), None, len(self.pairs), ())
         return Explanation.plain("rounding", "they differ by no more than rounding explains")
-
-
-def _largest(rows: np.ndarray) -> float:
-    levels = [level_of_rows(row) for row in rows]
-    return float(np.mean(levels)) if levels else 0.0
 
 
 def _earliest(own: list[Finding]) -> Finding | None:

@@ -7,6 +7,7 @@ bfloat16 beside float32, and two kernels in float32, of the models of ``benchmar
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,11 +15,28 @@ from attemper.fingerprints.pair import SitePair, level_of_rows
 
 MARGIN = 2.0
 """A stage is beyond rounding if its level is so many times the expected one."""
+EDGE = 0.7
+"""From so many times what rounding explains on, a stage is near its edge."""
 
 
-def residual(before: float, output: float, eps: float) -> float:
-    """What enters a block: as the block before it, whose head outputs were ``output`` apart."""
-    return eps * math.hypot(before / eps, output / eps, 2.0)
+@dataclass(frozen=True)
+class Before:
+    """How far two runs are apart when a block begins: at the first, not at all."""
+
+    residual: float = 0.0
+    output: float = 0.0
+    """Of the head outputs of the block before."""
+
+
+def after(pair: SitePair) -> Before:
+    """How far they are apart when the next block begins."""
+    heads = [level_of_rows(rows) for rows in pair.output]
+    return Before(max(level_of_rows(pair.residual), level_of_rows(pair.input)), float(np.mean(heads)) if heads else 0.0)
+
+
+def residual(before: Before, eps: float) -> float:
+    """What enters a block: as the block before it."""
+    return eps * math.hypot(before.residual / eps, before.output / eps, 2.0)
 
 
 def entering(pair: SitePair) -> float:

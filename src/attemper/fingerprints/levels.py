@@ -40,11 +40,10 @@ def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
     Raises:
         InputError: as :func:`attemper.explain`.
     """
-    found, residual, output = [], 0.0, 0.0
+    found, before = [], floor.Before()
     for pair in align(a, b):
-        found.append(_of(pair, floor.residual(residual, output, pair.eps)))
-        residual = max(level_of_rows(pair.residual), level_of_rows(pair.input))
-        output = float(np.mean([level_of_rows(rows) for rows in pair.output]))
+        found.append(_of(pair, floor.residual(before, pair.eps)))
+        before = floor.after(pair)
     return found
 
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from attemper import __version__
 from attemper.files import write_whole
+from attemper.fingerprints import floor
 from attemper.fingerprints.explanation import Explanation
 from attemper.fingerprints.levels import STAGES, SiteLevels, levels
 from attemper.fingerprints.record import Fingerprint
@@ -104,5 +105,5 @@ def _row(place: int, one: SiteLevels, found: Explanation) -> Row:
 def _cell(times: float | None, is_first: bool) -> Cell:
     if times is None:
         return Cell("–", "", "", is_first)
-    level = "beyond" if times > 1 else "edge" if times > 0.7 else "within"
+    level = "beyond" if times > 1 else "edge" if times > floor.EDGE else "within"
     return Cell(number(times), repr(times), level, is_first)
