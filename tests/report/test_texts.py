@@ -94,7 +94,7 @@ NOTES = (
     "too few keys to judge (32 needed): all 16 heads; give longer inputs or lower fewest_keys.",
     "no valid row to judge: the only head.",
     "the model looks untrained: 1 of 72 heads is near uniform; while it does, they raise no alarm.",
-    "not judged yet: drift of 6 of 16 heads, not settled.",
+    "waits until heads have settled: drift of 6 of 16 heads.",
     "not judged: logits; there is no max_logit.",
     "3 samples are lost: disk full",
     "1 sample is lost: disk full",

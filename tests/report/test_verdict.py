@@ -20,7 +20,7 @@ def test_notices_of_a_healthy_model_are_counted_and_not_called_fine() -> None:
     assert found.level == "notice"
     assert found.sentence == (
         "72 heads in 6 layers: 1 head is nearly one-hot, 3 heads are nearly uniform, and the largest logit is 77.25; "
-        "4 notices, no warning."
+        "no limit of a warning is passed, 4 notices are worth knowing."
     )
 
 

@@ -164,7 +164,7 @@ class Judge:
             if "centre" in LAWS[kind.law].looks_at and kind.quantity not in self._missing:
                 unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
                 if unsettled:
-                    yield f"not judged yet: {kind.name} of {unsettled} of {len(self._columns)} heads, not settled."
+                    yield f"waits until heads have settled: {kind.name} of {unsettled} of {len(self._columns)} heads."
 
     def _keep(self) -> None:
         """What was judged last stands from now on."""

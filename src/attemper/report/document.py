@@ -165,14 +165,15 @@ def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: b
         "layer": site.layer,
         "kind": encode(kind_of(site.kind)),
         "mode": encode(mode_of(site.mode)),
-        "heads": [_head(head, kinds, details) for head in site.heads],
+        "heads": [_head(head, kinds, site.keys if details else None) for head in site.heads],
     }
 
 
-def _head(head: HeadReading, kinds: tuple[Quantity, ...], details: bool) -> list[Any]:
+def _head(head: HeadReading, kinds: tuple[Quantity, ...], most_keys: int | None) -> list[Any]:
+    """``most_keys`` of its site; None: without a histogram and a curve."""
     values = [round_digits(getattr(head, one.name)) for one in kinds]
     counts = [head.head, head.rows, head.empty_rows, head.nonfinite_rows]
-    return [*counts, values, _histogram(head), _curve(head)] if details else [*counts, values]
+    return [*counts, values] if most_keys is None else [*counts, values, _histogram(head), _curve(head, most_keys)]
 
 
 def _histogram(head: HeadReading) -> list[int]:
@@ -181,10 +182,11 @@ def _histogram(head: HeadReading) -> list[int]:
     return [filled[0], *head.normalized_entropy_histogram[filled[0] : filled[-1] + 1]] if filled else []
 
 
-def _curve(head: HeadReading) -> list[Any]:
+def _curve(head: HeadReading, most_keys: int) -> list[Any]:
+    """Buckets end at powers of two; the last one is said to end at the most keys that any row had."""
     curve: list[Any] = []
     for bucket in head.by_visible_keys:
-        curve += [bucket.first, bucket.last, bucket.rows]
+        curve += [bucket.first, max(bucket.first, min(bucket.last, most_keys)), bucket.rows]
         curve += [round_digits(bucket.entropy_nats, 4), round_digits(bucket.normalized_entropy, 4)]
     return curve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attemper.readings.alarms import KINDS, level_of
+from attemper.readings.alarms import KINDS, is_heard, level_of
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.report.texts import Clauses, Message, message, say
 from attemper.text import clean, cut
@@ -39,7 +39,8 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
     alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
     if not any(head.rows for head in heads) and not alarms["critical"]:
         return Verdict("empty", _nothing(reading, heads))
-    parts = {"total": _total(reading, heads), "gaps": _gaps(reading, heads), "past": _past(past)}
+    history = {"past": _past(past), "before": _before((*reading.alarms, *past))}
+    parts = {"total": _total(reading, heads), "gaps": _gaps(reading, heads), **history}
     is_bound = reading.sampled_rows is not None
     if alarms["critical"]:
         others = [*_clauses(alarms["warning"], is_bound), *_clauses(alarms["notice"], is_bound)]
@@ -148,5 +149,11 @@ def _gaps(reading: Reading, heads: list[HeadReading]) -> Message | str:
 
 def _past(alarms: Sequence[Alarm]) -> Message | str:
     """Warnings and worse that came and went."""
-    ended = [alarm.ended for alarm in alarms if alarm.ended is not None and level_of(alarm.severity) != "notice"]
+    ended = [alarm.ended for alarm in alarms if alarm.ended is not None and is_heard(alarm)]
     return message("verdict.past", n=len(ended), step=max(ended)) if ended else ""
+
+
+def _before(alarms: Sequence[Alarm]) -> Message | str:
+    """Which checkpoints come before every warning, where warnings began at several steps."""
+    begun = {alarm.since for alarm in alarms if alarm.since is not None and is_heard(alarm)}
+    return message("verdict.before", step=min(begun)) if len(begun) > 1 else ""

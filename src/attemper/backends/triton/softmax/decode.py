@@ -35,7 +35,7 @@ MARKED = tl.constexpr(OWN.value | SPAN.value)
 """Bits of STATE with which it carries these, too."""
 
 
-def row_numbers(bits: int) -> int:
+def carried_numbers(bits: int) -> int:
     """Numbers that a row carries where STATE is ``bits``."""
     return CARRIED.value + (2 if MARKED.value & bits else 0)
 

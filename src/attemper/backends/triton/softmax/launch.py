@@ -16,7 +16,7 @@ from attemper.backends.triton import launch, tuning
 from attemper.backends.triton.softmax.backward_bias import bias_gradient_kernel
 from attemper.backends.triton.softmax.backward_key import key_gradient_kernel
 from attemper.backends.triton.softmax.backward_query import query_gradient_kernel
-from attemper.backends.triton.softmax.decode import join_kernel, row_numbers, split_kernel
+from attemper.backends.triton.softmax.decode import carried_numbers, join_kernel, split_kernel
 from attemper.backends.triton.softmax.forward import forward_kernel
 from attemper.backends.triton.softmax.gradient import Rows, constants_kernel
 from attemper.backends.triton.softmax.state import bits
@@ -84,7 +84,7 @@ def _decode(problem: Problem, config: Config, output: Tensor, state: Tensor, spl
     query, key = problem.query, problem.key
     batch, heads, rows, _ = query.shape
     total, width = batch * heads * rows, output.shape[3]
-    parts = query.new_empty((splits, row_numbers(bits(problem.columns)), total), dtype=torch.float32)
+    parts = query.new_empty((splits, carried_numbers(bits(problem.columns)), total), dtype=torch.float32)
     outputs = query.new_empty((splits, total, width), dtype=torch.float32)
     *tensors, mask, first = launch.inputs(problem)
     constants = launch.constants(problem, config, bits(problem.columns), fused=True)
@@ -130,7 +130,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     if 0 in problem.query.shape[:3] or problem.key.shape[2] == 0:
         return launch.nothing(tensors, needs)
     grads = Gradients()
-    rows, sink_rows = _row_numbers(problem, output, state, upstream)
+    rows, sink_rows = _backward_rows(problem, output, state, upstream)
     if query or multiplier:
         grads.query, by_row = _query_gradient(problem, upstream, rows, query, multiplier)
         grads.multiplier = None if by_row is None else launch.sum_to(by_row, problem.multiplier.shape)
@@ -143,7 +143,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     return grads
 
 
-def _row_numbers(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream) -> tuple[Rows, Tensor]:
+def _backward_rows(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream) -> tuple[Rows, Tensor]:
     """What the kernels know of each row, and each row's part of the sink's gradient, [B, H, Q]."""
     query, width, config = problem.query, launch.width(problem), tuning.row_numbers(problem)
     batch, heads, count, _ = query.shape
