@@ -14,7 +14,7 @@ from typing import Any
 from attemper.lab.corpus import Corpus
 from attemper.lab.experiment import one_thread
 from attemper.lab.trained.early_warning.default_alarms import first_alarms
-from attemper.lab.trained.early_warning.grid import Trial
+from attemper.lab.trained.early_warning.grid import LARGER, Trial
 from attemper.lab.trained.early_warning.run_file import RunFile
 from attemper.lab.trained.early_warning.trial import Array, Training
 from attemper.lab.trained.interventions import THRESHOLD
@@ -82,8 +82,12 @@ REMEDIES: dict[str, Callable[[BranchedTraining], None]] = {
 
 
 def plan_branches(files: Sequence[tuple[Trial, RunFile]]) -> list[tuple[Trial, Branch]]:
-    """The remedies of 30 faulty runs with an alarm, drawn by a fixed seed. With QK-norm there is no QKClip."""
-    alarmed = [(trial, step) for trial, file in files if (step := alarm_step(trial, file)) is not None]
+    """The remedies of 30 faulty runs with an alarm, drawn by a fixed seed. With QK-norm there is no QKClip.
+
+    Not of the larger models, of which each remedy takes minutes.
+    """
+    small = [(trial, file) for trial, file in files if trial.run.config not in {run.config for run in LARGER}]
+    alarmed = [(trial, step) for trial, file in small if (step := alarm_step(trial, file)) is not None]
     chosen = random.Random(0).sample(alarmed, min(RUNS, len(alarmed)))
     return [
         (trial, Branch(remedy, step))
