@@ -5,7 +5,9 @@
 
 The clean twin is float32. "kind and site" counts pairs whose kind and first site are both right; "value" those of them
 whose number is (a scale within 0.5%, a window and bits exactly, others within 5%); "extent" those whose number of sites
-is. Patches share no formula with what names them. Architectures marked * were not looked at while floors were set.
+is. "above" are faults in bfloat16 that move their first site more than twice as far as bfloat16 itself moves it from
+float32, the rest are "below". Patches share no formula with what names them. Architectures marked * were not looked at
+while floors were set.
 """
 
 from __future__ import annotations
@@ -52,12 +54,14 @@ def main() -> None:
     print(f"{computed_on(None)}; {len(outcomes)} faulty pairs")
     _by("fault", outcomes, lambda one: one.kind)
     _by("architecture", outcomes, lambda one: one.architecture + ("*" if one.architecture in UNSEEN else ""))
+    _above("fault", outcomes, lambda one: one.kind)
+    _above("architecture", outcomes, lambda one: one.architecture)
     _double(names)
     _harmless(names, given.seeds)
     if given.misses:
         for one in outcomes:
             if not one.named or one.valued is False or one.extended is False:
-                print("MISS", one)
+                print("MISS", one, "" if one.above_noise is None else f"({one.above_noise:.2g} times the noise)")
     print(f"{time.perf_counter() - began:.0f} s")
 
 
@@ -76,6 +80,23 @@ def _by(title: str, outcomes: list[Outcome], key) -> None:
             for marks in ("named", "valued", "extended"):
                 known = [mark for one in chosen if (mark := getattr(one, marks)) is not None]
                 cells.append(f"{sum(known)} of {len(known)}" if known else "")
+        print(f"| {row} | " + " | ".join(cells) + " |")
+
+
+ABOVE = 2.0
+"""A fault is above the noise of its site if it moves it so many times as far as the clean pair of precisions does."""
+
+
+def _above(title: str, outcomes: list[Outcome], key) -> None:
+    """Faults in low precision, by whether they are above the noise of their first site."""
+    measured = [one for one in outcomes if one.above_noise is not None]
+    if not measured:
+        return
+    print(f"\n| {title} | above | named | below | named |\n|---|---|---|---|---|")
+    for row in [*sorted(dict.fromkeys(map(key, measured))), "all"]:
+        chosen = [one for one in measured if row in (key(one), "all")]
+        above, below = ([one for one in chosen if (one.above_noise > ABOVE) is side] for side in (True, False))
+        cells = [str(count) for part in (above, below) for count in (len(part), sum(one.named for one in part))]
         print(f"| {row} | " + " | ".join(cells) + " |")
 
 

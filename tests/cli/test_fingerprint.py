@@ -58,11 +58,15 @@ def test_a_folder_of_an_engine_takes_the_place_of_a_model(run: Run, tmp_path: Pa
     folder, path = layers(tmp_path / "engine"), tmp_path / "out.safetensors"
     assert run("fingerprint", "--from", folder, "--out", path)[0] == 0
     assert len(attemper.load_fingerprint(path).sites) == 3
+    assert run("fingerprint", "--from", folder, "--out", path, "--heads", "0, 1")[0] == 0
+    assert [site.numbers for site in attemper.load_fingerprint(path).sites] == [(0, 1)] * 3
 
 
 def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):
     code, _, err = run("fingerprint")
     assert (code, "--out" in err) == (2, True)
+    code, _, err = run("fingerprint", "--out", tmp_path / "x.safetensors", "--heads", "0-3")
+    assert (code, "expected numbers: 0,4" in err) == (2, True)
     code, _, err = run("fingerprint", "--from", tmp_path / "gone", "--out", tmp_path / "x.safetensors")
     assert (code, "is no folder" in err) == (1, True)
     code, _, err = run("compare", *pair)

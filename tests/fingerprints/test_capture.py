@@ -116,3 +116,32 @@ def test_what_cannot_be_taken_is_refused(arguments, message):
 def test_dropout_that_is_on_is_refused():
     with pytest.raises(InputError, match=r"call model\.eval\(\)"):
         attemper.fingerprint(nn.Sequential(nn.Dropout(0.1)).train(), [torch.zeros(1, 2)])
+
+
+def test_heads_are_thinned_by_whole_groups_and_keep_their_numbers():
+    model, batch = tiny("llama", layers=2).model, tokens()
+    whole, thin = attemper.fingerprint(model, [batch]), attemper.fingerprint(model, [batch], heads=[2])
+    for site, full in zip(thin.sites, whole.sites, strict=True):
+        assert (site.heads, site.kv_heads, site.numbers, site.key_numbers) == (4, 2, (2, 3), (1,))
+        for name in ("raw", "final", "query", "output", "recomputed", "tiled"):
+            np.testing.assert_array_equal(getattr(site, name), getattr(full, name)[2:], err_msg=name)
+        np.testing.assert_array_equal(site.key, full.key[1:])
+        np.testing.assert_array_equal(site.statistics["lse"], full.statistics["lse"][2:])
+        np.testing.assert_array_equal(site.residual, full.residual)
+    assert all(site.kept_heads is None for site in attemper.fingerprint(model, [batch], heads=range(4)).sites)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([4], r"layers\.0\.self_attn has no head 4, its 4 are 0 to 3"),
+        ([], r"heads=\.\.\.\) must be numbers of heads, such as \[0, 3\], got \[\]"),
+        ([-1], "got -1"),
+        ([True], "got True"),
+        ("01", "got '01'"),
+        (1, "got 1"),
+    ],
+)
+def test_heads_that_do_not_exist_are_refused(heads, message):
+    with pytest.raises(InputError, match=message):
+        attemper.fingerprint(tiny("llama", layers=2).model, [tokens()], heads=heads)

@@ -75,6 +75,63 @@ def test_a_harmless_pair_is_not_blamed(way: str):
     assert found.value is None
 
 
+def test_heads_are_compared_by_number_whatever_each_run_keeps():
+    model = tiny("gpt2")
+    fault = next(one for one in FAULTS if one.variant == "one head")
+    a = attemper.fingerprint(model.model, [tokens()], heads=[0, 1, 3])
+    with fault.patch(model, [1], 1.3):
+        b = attemper.fingerprint(model.model, [tokens()])
+        other = attemper.fingerprint(model.model, [tokens()], heads=[2])
+        swapped = attemper.fingerprint(model.model, [tokens()], heads=[1, 2])
+    found = attemper.explain(a, b)
+    assert (found.kind, found.value) == ("scale", pytest.approx(1.3, rel=1e-3))
+    assert found.extent.endswith("heads 1 of 4")
+    found = attemper.explain(a, swapped)  # head 1 alone is in both
+    assert (found.kind, found.extent) == ("scale", "from site 2 of 4 on")
+    with pytest.raises(InputError, match=r"no head that both keep: 0, 1, 3 in a, 2 in b: take both with the same head"):
+        attemper.explain(a, other)
+
+
+def test_groups_that_one_run_keeps_and_the_other_does_not_are_left_out():
+    model = tiny("llama")
+    a = attemper.fingerprint(model.model, [tokens()])
+    fault = next(one for one in FAULTS if one.variant == "of queries" and one.kind == "head_order")
+    with fault.patch(model, [0], 0.0):
+        found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()], heads=[0, 3]))
+    assert (found.kind, found.site) == ("head_order", "layers.0.self_attn")
+    assert "those of heads 2, 0, 3, 1 of run a" in found.message
+    eager = tiny("llama", kernel="eager")
+    grouped = next(one for one in FAULTS if one.kind == "grouping")
+    with grouped.patch(eager, [0], 0.0):
+        found = attemper.explain(a, attemper.fingerprint(eager.model, [tokens()], heads=[2]))
+    assert (found.kind, found.site) == ("grouping", "layers.0.self_attn")
+
+
+def test_a_scale_that_was_mended_with_few_digits_is_equivalent():
+    model = tiny("llama")
+    a = attemper.fingerprint(model.model, [tokens()])
+    for module in model.attentions:
+        module.q_proj.weight.data *= 1.4591234
+        module.scaling /= 1.4591
+    found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()]))
+    assert found.kind == "equivalent", found.message
+    assert "final scores agree to" in found.message
+    for module in model.attentions:
+        module.scaling *= 1.02
+    found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()]))
+    assert found.is_fault, found.message
+
+
+def test_what_is_above_the_noise_is_measured_without_the_namer():
+    fault = next(one for one in FAULTS if one.variant == "norm")
+    model = tiny("llama", dtype=torch.bfloat16)
+    small, large = (outcome(fault, model, size, [2], "bfloat16", "sdpa") for size in (1e-4, 0.5))
+    assert (small.above_noise or 0) < 2 < (large.above_noise or 0)
+    exact = outcome(next(one for one in FAULTS if one.kind == "window"), model, 32.0, [2], "bfloat16", "sdpa")
+    assert exact.above_noise == float("inf")
+    assert outcome(fault, tiny("llama"), 0.5, [2], "float32", "sdpa").above_noise is None
+
+
 def test_two_faults_at_once_are_both_told():
     said = list(double_faults("llama", "float32"))
     assert len(said) == 4

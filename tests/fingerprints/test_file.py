@@ -36,6 +36,28 @@ def test_what_is_saved_comes_back_bit_for_bit(found: attemper.Fingerprint, tmp_p
     assert attemper.explain(found, back).kind == "none"
 
 
+def test_thinned_heads_come_back_and_files_without_the_field_keep_all(tmp_path: Path):
+    model = tiny("llama", layers=2).model
+    path = attemper.fingerprint(model, [tokens()], heads=[3]).save(tmp_path / "thin.safetensors")
+    back = attemper.load_fingerprint(path)
+    assert [site.kept_heads for site in back.sites] == [(2, 3), (2, 3)]
+    whole = attemper.fingerprint(model, [tokens()])
+    assert whole.save(tmp_path / "whole.safetensors").stat().st_size > 1.7 * path.stat().st_size
+    assert attemper.explain(whole, back).kind == "none"
+    with safe_open(tmp_path / "whole.safetensors", "np") as file:
+        header = json.loads(file.metadata()["attemper"])
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for site in header["sites"]:
+        del site["kept_heads"]
+    older = tmp_path / "older.safetensors"
+    older.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
+    assert attemper.explain(whole, attemper.load_fingerprint(older)).kind == "none"
+    header["sites"][0]["kept_heads"] = [0, 9]
+    older.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
+    with pytest.raises(InputError, match=re.escape("kept heads of site 0 are [0, 9], it has 4")):
+        attemper.load_fingerprint(older)
+
+
 def test_vectors_of_low_precision_take_two_bytes(found: attemper.Fingerprint, tmp_path: Path):
     path = found.save(tmp_path / "a.safetensors")
     with safe_open(path, "np") as file:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 import attemper
+from attemper.fingerprints.record import SiteFingerprint
 from tests.support.engine_faults import FAULTS, Fault
 from tests.support.engine_models import PRETRAINED, TOKENS, Tiny, padded, text, tiny, tokens
 
@@ -34,6 +36,8 @@ class Outcome:
     of: int
     """How many sites there are."""
     found: attemper.Explanation
+    above_noise: float | None
+    """How many times the clean noise of its first site it moves that site; None where both runs are float32."""
 
     @property
     def named(self) -> bool:
@@ -77,10 +81,38 @@ def batch_of(architecture: str, is_padded: bool, side: str | None = None) -> dic
     return batch
 
 
-@lru_cache(maxsize=4)
-def clean(architecture: str, is_padded: bool) -> attemper.Fingerprint:
-    """Of the twin: float32, the kernel that its model takes by default."""
-    return attemper.fingerprint(tiny(architecture).model, [batch_of(architecture, is_padded)])
+@lru_cache(maxsize=8)
+def clean(architecture: str, is_padded: bool, precision: str = "float32", kernel: str = "sdpa") -> attemper.Fingerprint:
+    """Of the twin: float32 and the kernel that its model takes by default, or as given."""
+    model = tiny(architecture, dtype=PRECISIONS[precision], kernel=kernel).model
+    return attemper.fingerprint(model, [batch_of(architecture, is_padded)])
+
+
+def above_noise(site: SiteFingerprint, low: SiteFingerprint, faulty: SiteFingerprint) -> float:
+    """How far a fault moves a site in low precision, over how far low precision itself moves it from float32.
+
+    Of each array that a fingerprint keeps of each head: |faulty - low| / |low - site|; the largest of them.
+    """
+    times = [0.0]
+    for one, two, three in zip(_arrays(site), _arrays(low), _arrays(faulty), strict=True):
+        known = np.isfinite(one) & np.isfinite(two) & np.isfinite(three)
+        noise, moved = (
+            np.sqrt(((np.where(known, after, 0.0) - np.where(known, before, 0.0)) ** 2).sum(tuple(range(1, one.ndim))))
+            for before, after in ((one, two), (two, three))
+        )
+        times += [m / n if n else np.inf for m, n in zip(moved.tolist(), noise.tolist(), strict=True) if m]
+    return max(times)
+
+
+def _arrays(site: SiteFingerprint) -> Iterator[np.ndarray]:
+    """What is kept of a site, heads first."""
+    for states in (site.residual, site.input):
+        yield states[None, :, 1:].astype(np.float64)
+    yield site.output[..., 1:].astype(np.float64)
+    for kept in (site.query, site.key, site.raw, site.final, site.statistics["kept_mass"]):
+        yield kept.astype(np.float64)
+    for name in ("visible_keys", "first_visible", "last_visible"):
+        yield site.counts[name].astype(np.float64)
 
 
 def places(fault: Fault, model: Tiny) -> Iterator[list[int]]:
@@ -122,11 +154,15 @@ def outcome(fault: Fault, model: Tiny, size: float, sites: list[int], precision:
     with fault.patch(model, sites, size):
         b = attemper.fingerprint(model.model, [batch_of(model.name, fault.padding)])
     found = attemper.explain(a, b)
-    site = a.sites[sites[0] + fault.shift].name
+    first = sites[0] + fault.shift
+    above = None
+    if precision != "float32":
+        low = clean(model.name, fault.padding, precision, kernel)
+        above = above_noise(a.sites[first], low.sites[first], b.sites[first])
     value = fault.value(model, size)
     return Outcome(
-        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), site, value, len(sites),
-        len(a.sites), found,
+        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), a.sites[first].name, value,
+        len(sites), len(a.sites), found, above,
     )  # fmt: skip
 
 

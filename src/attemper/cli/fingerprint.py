@@ -36,6 +36,14 @@ def fingerprint(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows that are kept of each site.")] = 32,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Numbers of the heads that are kept of each site, as 0,4, and with them those that read the same "
+            "keys. Without it, all.",
+        ),
+    ] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Windows of the text that are read.")] = SEQUENCES,
     max_length: MaxLength = None,
     batch_size: BatchSize = 8,
@@ -51,29 +59,44 @@ def fingerprint(
         raise typer.BadParameter("takes the place of MODEL and --text: give it alone.", param_hint="--from")
     from attemper.files import check_target
 
+    chosen = _numbers(heads)
     check_target(out, "reading")
     if folder is not None:
         from attemper.monitor.fingerprint_folder import fingerprint_of_folder
 
         if not folder.is_dir():
             raise InputError(f"{clean_name(folder)} is no folder: --from reads one .safetensors a layer from it.")
-        found = fingerprint_of_folder(folder, rows=rows)
+        found = fingerprint_of_folder(folder, rows=rows, heads=chosen)
     else:
-        found = fingerprint_of(
-            model, read_text(text), Input(text, max_length, batch_size, device, dtype), rows, sequences
-        )
+        given = Input(text, max_length, batch_size, device, dtype)
+        found = fingerprint_of(model, read_text(text), given, rows, sequences, chosen)
     path = found.save(out)
     say(f"{found!r} in {path.name}, {path.stat().st_size / 1e6:.1f} MB: no text and no ids are in it")
     for name, reason in found.skipped.items():
         say(f"not read: {clean_name(name)}: {reason}")
 
 
-def fingerprint_of(model: str | None, words: str, given: Input, rows: int = 32, sequences: int = SEQUENCES) -> Any:
+def _numbers(heads: str | None) -> list[int] | None:
+    """Numbers of heads, written with commas."""
+    parts = None if heads is None else [part.strip() for part in heads.split(",")]
+    if parts is not None and not all(part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"is {clean_name(heads or '')!r}, expected numbers: 0,4.", param_hint="--heads")
+    return None if parts is None else list(map(int, parts))
+
+
+def fingerprint_of(
+    model: str | None,
+    words: str,
+    given: Input,
+    rows: int = 32,
+    sequences: int = SEQUENCES,
+    heads: list[int] | None = None,
+) -> Any:
     """The fingerprint of a model, or of the one that ships (None), over the first windows of a text."""
     import attemper
 
     loaded, batches, _ = model_and_text(model, words, given)
-    return attemper.fingerprint(loaded, _first(batches, sequences), rows=rows, name=title_of(model))
+    return attemper.fingerprint(loaded, _first(batches, sequences), rows=rows, heads=heads, name=title_of(model))
 
 
 def _first(batches: list[Any], sequences: int) -> list[Any]:

@@ -1,5 +1,5 @@
-"""Two fingerprints side by side: sites by order and shape, rows by token; refused by what differs where they are not of
-the same tokens or the same architecture.
+"""Two fingerprints side by side: sites by order and shape, heads by number, rows by token; refused by what differs
+where they are not of the same tokens or the same architecture.
 """
 
 from __future__ import annotations
@@ -82,7 +82,38 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             f"explain: site {number} ({clean_name(a.name)}) has no row that both keep: take both with the same rows=."
         )
     one, two = (np.array(part) for part in zip(*both, strict=True))
-    return SitePair(number, _rows(a, one), _rows(b, two))
+    heads = [head for head in a.numbers if head in b.numbers]
+    if not heads:
+        raise InputError(
+            f"explain: site {number} ({clean_name(a.name)}) has no head that both keep: {_listed(a)} in a, "
+            f"{_listed(b)} in b: take both with the same heads=."
+        )
+    return SitePair(number, _heads(_rows(a, one), heads), _heads(_rows(b, two), heads))
+
+
+def _listed(site: SiteFingerprint) -> str:
+    return ", ".join(map(str, site.numbers[:8])) + (", ..." if len(site.numbers) > 8 else "")
+
+
+def _heads(site: SiteFingerprint, heads: list[int]) -> SiteFingerprint:
+    """The site with these of its heads, and the keys that they read: each its own, where others read them as well."""
+    if len(heads) == len(site.numbers):
+        return site
+    chosen = [site.numbers.index(head) for head in heads]
+    read = [head * site.kv_heads // site.heads for head in heads]
+    groups = list(dict.fromkeys(read))
+    whole = len(heads) * site.kv_heads == len(groups) * site.heads
+    keys = [site.key_numbers.index(group) for group in (groups if whole else read)]
+    return replace(
+        site,
+        kv_heads=site.kv_heads if whole else site.heads,
+        kept_heads=tuple(heads),
+        query=site.query[chosen],
+        key=site.key[keys],
+        **{name: getattr(site, name)[chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
+        counts={name: part[chosen] for name, part in site.counts.items()},
+        statistics={name: part[chosen] for name, part in site.statistics.items()},
+    )
 
 
 def _rows(site: SiteFingerprint, chosen: np.ndarray) -> SiteFingerprint:

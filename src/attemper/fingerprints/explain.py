@@ -17,7 +17,7 @@ from attemper.fingerprints import floor
 from attemper.fingerprints.align import align
 from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors
 from attemper.fingerprints.explanation import Explanation, Remark
-from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, of_heads
+from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
 from attemper.fingerprints.pair import SitePair, level_of_rows
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name
@@ -144,13 +144,14 @@ class _Walk:
         best = best_of(pair)
         if _is_equivalent(pair):
             words = "queries and keys differ" if best is None else best.message
-            words += ", and so does what makes scores of them: final scores agree"
+            relative = float((pair.score_level / np.maximum(pair.score_size, 1e-300)).max())
+            words += f", and so does what makes scores of them: final scores agree to {relative:.1g} of their size"
             self._equivalent.append((pair, Finding("equivalent", "q and k", 0.0, None, None, words)))
             return None
         if best is not None:
             return best
         marked = np.maximum(times[0], times[2]) > 1
-        heads = of_heads(marked.tolist()) if marked.any() else None
+        heads = pair.heads(marked) if marked.any() else None
         words = f"{in_words(heads)}queries and keys of the same input differ by no rule that is known: other weights"
         return Finding("weights", "q and k", 1.0, None, heads, words)
 
@@ -168,8 +169,8 @@ class _Walk:
         left = float(((b - c * a) ** 2).sum() / max(((b - a) ** 2).sum(), 1e-300))
         if left <= ACCEPTED:
             words = f"scores of run b are {c:.5g} times those of run a"
-            return Finding("scale", "final score", left, float(c), of_heads((times > 1).tolist()), words)
-        return Finding("scores", "final score", 1.0, None, of_heads((times > 1).tolist()), "scores differ")
+            return Finding("scale", "final score", left, float(c), pair.heads(times > 1), words)
+        return Finding("scores", "final score", 1.0, None, pair.heads(times > 1), "scores differ")
 
     def explanation(self, pair: SitePair, found: Finding) -> Explanation:
         """What was found, where else it is, and what else each run shows by itself."""
@@ -232,11 +233,16 @@ def _noise(pair: SitePair) -> float:
     return min((floor.vectors(pair) / level) ** 2, 0.8) if level else 0.0
 
 
+MENDED = 1e-3
+"""Final scores agree if so little is left of what queries and keys differ by: a scale that was set with few digits."""
+
+
 def _is_equivalent(pair: SitePair) -> bool:
     """Whether final scores agree though queries and keys do not."""
     if any((pair.a.counts[name] != pair.b.counts[name]).any() for name in ("visible_keys", "first_visible")):
         return False
     apart = np.hypot(pair.query_level, pair.key_level.max()) / np.sqrt(pair.a.head_dim)
     final = pair.score_level / np.maximum(pair.score_size, 1e-300)
-    agree = floor.times(final, floor.products(pair)) < 1
-    return bool(agree.all() and (final < 0.2 * np.maximum(apart, pair.raw_level)).any())
+    before = np.maximum(apart, pair.raw_level)
+    agree = (floor.times(final, floor.products(pair)) < 1) | (final < MENDED * before)
+    return bool(agree.all() and (final < 0.2 * before).any())

@@ -116,7 +116,9 @@ def _read(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def _site(facts: Mapping[str, Any], number: int, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
-    given: dict[str, Any] = {name: facts[name] for name in _FACTS}
+    given: dict[str, Any] = {name: facts[name] for name in _FACTS if name != "kept_heads"}
+    kept = facts.get("kept_heads")  # files of before 0.2.0 keep all heads
+    given["kept_heads"] = None if kept is None else tuple(map(int, kept))
     given["inv_freq"] = None if facts["inv_freq"] is None else tuple(map(float, facts["inv_freq"]))
     given |= {name: arrays[f"{number}.{name}"] for name in _ARRAYS}
     given |= {name: _wide(arrays[f"{number}.{name}"], facts["dtype"]) for name in _VECTORS}
@@ -129,7 +131,7 @@ def _site(facts: Mapping[str, Any], number: int, header: Mapping[str, Any], arra
 
 
 def _check_shapes(site: SiteFingerprint) -> None:
-    heads, rows, sketch = site.heads, len(site.rows), 1 + PROJECTIONS
+    heads, rows, sketch = len(site.numbers), len(site.rows), 1 + PROJECTIONS
     wanted = {
         "rows": (rows, 2),
         "pair_keys": (rows, PAIRS),
@@ -139,11 +141,13 @@ def _check_shapes(site: SiteFingerprint) -> None:
         "input": (rows, sketch),
         **dict.fromkeys(("output", "recomputed", "tiled"), (heads, rows, sketch)),
         "query": (heads, site.query.shape[1], site.head_dim),
-        "key": (site.kv_heads, site.query.shape[1], site.head_dim),
+        "key": (len(site.key_numbers), site.query.shape[1], site.head_dim),
     }
     shapes = {name: getattr(site, name).shape for name in wanted}
     wanted |= dict.fromkeys((*site.counts, *site.statistics), (heads, rows))
     shapes |= {name: part.shape for name, part in (*site.counts.items(), *site.statistics.items())}
+    if not set(site.numbers) <= set(range(site.heads)):
+        raise ValueError(f"kept heads of site {site.order} are {list(site.numbers)}, it has {site.heads}")
     for name, shape in shapes.items():
         if shape != wanted[name]:
             raise ValueError(f"{name} of site {site.order} is {list(shape)}, expected {list(wanted[name])}")

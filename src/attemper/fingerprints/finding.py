@@ -28,11 +28,6 @@ class Finding:
     """Whether each run shows it by itself, so that what differs before it is without effect on it."""
 
 
-def of_heads(marked: list[bool]) -> tuple[int, ...] | None:
-    """The numbers of the heads that are marked; None for all of them."""
-    return None if all(marked) else tuple(number for number, mark in enumerate(marked) if mark)
-
-
 def in_words(heads: tuple[int, ...] | None) -> str:
     """ "head 3", "heads 1, 2", or nothing for all."""
     if heads is None:

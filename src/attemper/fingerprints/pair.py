@@ -38,6 +38,16 @@ class SitePair:
         """Whether queries and keys were seen in both runs."""
         return self.a.head_dim == self.b.head_dim > 1 and not np.isnan(self.a.raw).all()
 
+    def heads(self, marked: np.ndarray) -> tuple[int, ...] | None:
+        """The numbers of the heads that are marked, [H] or of keys [G]; None for all that both runs keep."""
+        if marked.all():
+            return None
+        return tuple(number for number, mark in zip(self.numbers(len(marked)), marked, strict=True) if mark)
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """The numbers of so many heads: of queries, or of keys."""
+        return self.a.numbers if count == len(self.a.query) else self.a.key_numbers
+
     @cached_property
     def query(self) -> tuple[np.ndarray, np.ndarray]:
         """[H, P, D] of both runs, float64."""
@@ -49,7 +59,7 @@ class SitePair:
         keys = self.a.key.astype(np.float64), self.b.key.astype(np.float64)
         if len(keys[0]) == len(keys[1]):
             return keys
-        return tuple(np.repeat(key, self.a.heads // len(key), 0) for key in keys)  # type: ignore[return-value]
+        return tuple(np.repeat(key, len(self.a.query) // len(key), 0) for key in keys)  # type: ignore[return-value]
 
     @cached_property
     def residual(self) -> np.ndarray:

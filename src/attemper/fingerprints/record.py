@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -37,13 +37,14 @@ STATISTICS = (
 
 @dataclass(frozen=True, eq=False)
 class SiteFingerprint:
-    """One attention site. H heads, G heads of keys, R rows, P places of ``VECTOR_ROWS`` that the sequence has.
+    """One attention site. H heads, G heads of keys, R rows, P places of ``VECTOR_ROWS`` that the sequence has. Where
+    heads were thinned, arrays have the kept ones alone.
 
     Attributes:
         name: a note for people; sites are aligned by ``order`` and shape.
         order: when it ran among the sites of a pass.
         kind: "self" or "cross".
-        heads, kv_heads, head_dim: H, G and D.
+        heads, kv_heads, head_dim: H, G and D of the model.
         scale: of the call, where all rows share it.
         softcap: of the call, or None.
         inv_freq: angles per token of rotary pairs, where the model has such a buffer.
@@ -60,6 +61,7 @@ class SiteFingerprint:
         output, recomputed: [H, R, 1 + PROJECTIONS] float32: of each head's output as the model made it, and as it
             follows from the queries, keys and values that were seen.
         tiled: the same as ``recomputed`` if query head h read key head h mod G; None where every head has its own.
+        kept_heads: numbers of the heads that were kept, all that read the same keys together; None for all.
 
     What was not seen is NaN.
     """
@@ -89,6 +91,17 @@ class SiteFingerprint:
     output: np.ndarray
     recomputed: np.ndarray
     tiled: np.ndarray
+    kept_heads: tuple[int, ...] | None = None
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each head that is kept."""
+        return tuple(range(self.heads)) if self.kept_heads is None else self.kept_heads
+
+    @property
+    def key_numbers(self) -> tuple[int, ...]:
+        """The number of each head of keys that is kept."""
+        return key_numbers(self.numbers, self.heads, self.kv_heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +147,20 @@ def chosen_sequences(sequences: int, rows: int) -> dict[int, int]:
     if sequences <= rows:
         return dict.fromkeys(range(sequences), rows // sequences)
     return {number * sequences // rows: 1 for number in range(rows)}
+
+
+def chosen_heads(asked: Iterable[int] | None, heads: int, kv_heads: int) -> tuple[int, ...] | None:
+    """Numbers of the heads that are kept: those that read the same keys as one that was asked for; None for all."""
+    if asked is None:
+        return None
+    groups = set(key_numbers(asked, heads, kv_heads))
+    kept = tuple(head for head in range(heads) if head * kv_heads // heads in groups)
+    return None if len(kept) == heads else kept
+
+
+def key_numbers(numbers: Iterable[int], heads: int, kv_heads: int) -> tuple[int, ...]:
+    """The heads of keys that heads of queries read, each once."""
+    return tuple(dict.fromkeys(head * kv_heads // heads for head in numbers))
 
 
 def chosen_rows(length: int, count: int) -> list[int]:

@@ -32,7 +32,14 @@ _BLOCK = re.compile(r"(^|\.)\d+$")
 """How the names of blocks end: a number in a list."""
 
 
-def fingerprint(model: nn.Module, batches: Iterable[Any], *, rows: int = ROWS, name: str | None = None) -> Fingerprint:
+def fingerprint(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    rows: int = ROWS,
+    heads: Iterable[int] | None = None,
+    name: str | None = None,
+) -> Fingerprint:
     """What the attention of ``model`` does with ``batches``, for :func:`attemper.explain`: a few rows of every site.
 
     Each batch runs through the model once, without gradients. The model's own attention runs and is looked at; nothing
@@ -43,13 +50,16 @@ def fingerprint(model: nn.Module, batches: Iterable[Any], *, rows: int = ROWS, n
         batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor
             (``model(batch)``), on the model's device.
         rows: how many rows of each site are kept, of all sequences together.
+        heads: numbers of the heads that are kept of each site, and with them those that read the same keys; None for
+            all.
         name: of the model in the result; None for its class and what it was loaded from.
 
     Returns:
         :class:`attemper.Fingerprint`: ``.sites``, ``.skipped``; ``.save(path)``.
 
     Raises:
-        InputError: the model is no module, or in training mode; there is no batch, or no attention was seen.
+        InputError: the model is no module, or in training mode; there is no batch, or no attention was seen; a site
+            has no such head.
     """
     check_model("fingerprint", model)
     if isinstance(batches, Tensor | Mapping | str):
@@ -58,13 +68,14 @@ def fingerprint(model: nn.Module, batches: Iterable[Any], *, rows: int = ROWS, n
         )
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise InputError(f"fingerprint(rows=...) must be an int of at least 1, got {rows!r}.")
+    chosen = check_heads("fingerprint", heads)
     if any(part.training and isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         raise InputError("fingerprint: the model is in training mode, and its dropout is random: call model.eval().")
     listed = list(batches)
     if not listed:
         raise InputError("fingerprint: there is no batch: batches is empty (or was used up before).")
     sizes = [_sequences(batch) for batch in listed]
-    collector = FingerprintCollector(model, CallContext(), chosen_sequences(sum(sizes), rows))
+    collector = FingerprintCollector(model, CallContext(), chosen_sequences(sum(sizes), rows), chosen)
     with observation(model, collector, switched=False) as switch, following(model) as hidden:
         collector.hidden = hidden
         for number, batch in enumerate(listed):
@@ -81,15 +92,33 @@ def fingerprint(model: nn.Module, batches: Iterable[Any], *, rows: int = ROWS, n
     return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about)
 
 
+def check_heads(where: str, heads: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Numbers of heads as they may be given.
+
+    Raises:
+        InputError: there is none, or one is no whole number of at least 0.
+    """
+    if heads is None:
+        return None
+    listed = tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    wrong = [head for head in listed if isinstance(head, bool) or not isinstance(head, int) or head < 0]
+    if wrong or not listed or isinstance(heads, str | int):
+        got = repr(wrong[0]) if wrong and not isinstance(heads, str) else repr(heads)
+        raise InputError(f"{where}(heads=...) must be numbers of heads, such as [0, 3], got {got:.60}.")
+    return listed
+
+
 class FingerprintCollector(Collector):
     """Keeps the chosen rows of every call of a pass that went through.
 
-    ``counts``: sequence among all batches -> how many of its rows.
+    ``counts``: sequence among all batches -> how many of its rows. ``heads``: numbers of those that are kept, or None.
     """
 
-    def __init__(self, model: nn.Module, context: CallContext, counts: Mapping[int, int]) -> None:
+    def __init__(
+        self, model: nn.Module, context: CallContext, counts: Mapping[int, int], heads: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__(model, context, Scope(ONE_PASS, "reference", replace=False))
-        self._model, self._counts = model, counts
+        self._model, self._counts, self._heads = model, counts, heads
         self.first_sequence = 0
         self.hidden = HiddenStates()
         self.found: dict[tuple[str, str], SiteRows] = {}
@@ -142,7 +171,9 @@ class FingerprintCollector(Collector):
         key = name, seen.kind
         if key not in self.found:
             angles = _inv_freq(self._model, name, seen.problem.query.shape[3])
-            self.found[key] = SiteRows.of(name, len(self.found), seen, inv_freq=angles, matmul_precision=inner)
+            self.found[key] = SiteRows.of(
+                name, len(self.found), seen, self._heads, inv_freq=angles, matmul_precision=inner
+            )
         if not self.found[key].add(seen, self.first_sequence, self._counts):
             self.skipped[name] = "its heads or their size change from batch to batch"
 

@@ -6,41 +6,50 @@ docs/fingerprints.md has the format.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
 from attemper.call.options import Options
 from attemper.errors import InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
-from attemper.monitor.fingerprint import hash_of_tokens
-from attemper.monitor.fingerprint_rows import SeenAttention, SiteRows
+from attemper.monitor.fingerprint import check_heads, hash_of_tokens
+from attemper.monitor.fingerprint_rows import SeenAttention, SiteRows, of_sequence
+from attemper.monitor.fingerprint_scale import fit_output, fit_scores
 from attemper.monitor.model import versions
 from attemper.statistics import ONE_PASS
 from attemper.text import clean_name
 
-KNOWN = ("q", "k", "v", "out", "mask", "sink", "inv_freq", "real", "token_ids", "input", "residual")
+KNOWN = ("q", "k", "v", "out", "scores", "mask", "sink", "inv_freq", "real", "token_ids", "input", "residual")
 """Tensors of a file."""
+WIDE = (torch.float32, torch.float64)
+"""Types whose roundings no fit takes for a scale."""
 FACTS = ("scale", "softcap", "causal", "window")
 """Its metadata."""
 
 
-def fingerprint_of_folder(folder: Path, *, rows: int = ROWS, name: str | None = None) -> Fingerprint:
+def fingerprint_of_folder(
+    folder: Path, *, rows: int = ROWS, heads: Iterable[int] | None = None, name: str | None = None
+) -> Fingerprint:
     """A fingerprint of the layers in a folder, one safetensors file each, in the order of their names (numbers count).
 
     Raises:
-        InputError: there is no file, or one that cannot be read as the format says.
+        InputError: there is no file, or one that cannot be read as the format says; a layer has no such head.
     """
+    chosen = check_heads("fingerprint", heads)
     files = sorted(folder.glob("*.safetensors"), key=_natural)
     if not files:
         raise InputError(f"there is no .safetensors file in {clean_name(folder.name)}: one a layer is expected.")
     sites, hashes, lengths = [], set(), ()
     for order, path in enumerate(files):
         tensors, facts = _read(path)
-        site, own = _site(path, order, tensors, facts, rows)
+        site, own = _site(path, order, tensors, facts, rows, chosen)
         lengths = lengths or own
         if own != lengths:
             raise InputError(
@@ -78,14 +87,28 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise InputError(f"{name} has {clean_name(unknown[0])!r}, which is not known. A file may have {known}.")
     if not {"q", "k"} <= tensors.keys():
         raise InputError(f"{name} must have the tensors q and k, it has {', '.join(tensors) or 'none'}.")
-    if "mask" not in tensors and "causal" not in facts:
+    told = [key for key in ("mask", "causal", "window") if key in tensors or key in facts]
+    if "scores" not in tensors and not {"mask", "causal"} & {*told}:
         raise InputError(
             f"{name} does not say what is masked: give the tensor mask, or causal = true or false in its metadata."
         )
+    if "scores" in tensors and told:
+        raise InputError(f"{name} has scores and {told[0]}: hidden scores are -inf, so leave {told[0]} out.")
     return {key: _with_sequences(name, key, part) for key, part in tensors.items()}, facts
 
 
-_DIMENSIONS = {"q": 4, "k": 4, "v": 4, "out": 4, "mask": 4, "real": 2, "token_ids": 2, "input": 3, "residual": 3}
+_DIMENSIONS = {
+    "q": 4,
+    "k": 4,
+    "v": 4,
+    "out": 4,
+    "scores": 4,
+    "mask": 4,
+    "real": 2,
+    "token_ids": 2,
+    "input": 3,
+    "residual": 3,
+}
 
 
 def _with_sequences(name: str, key: str, tensor: Tensor) -> Tensor:
@@ -99,7 +122,12 @@ def _with_sequences(name: str, key: str, tensor: Tensor) -> Tensor:
 
 
 def _site(
-    path: Path, order: int, tensors: Mapping[str, Tensor], facts: Mapping[str, str], rows: int
+    path: Path,
+    order: int,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, str],
+    rows: int,
+    heads: tuple[int, ...] | None,
 ) -> tuple[SiteFingerprint, tuple[int, ...]]:
     query, key = tensors["q"], tensors["k"]
     options = Options(
@@ -115,7 +143,7 @@ def _site(
     )
     name = clean_name(path.name)
     try:
-        request = measurement(query, key, tensors.get("mask"), options)
+        problem = _problem(query, key, tensors, options)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     real = tensors.get("real")
@@ -125,12 +153,41 @@ def _site(
     kind = "self" if query.shape[2] == key.shape[2] else "cross"
     states = [tensors.get(part) for part in ("value", "out", "input", "residual")]
     states[0] = tensors.get("v")
-    seen = SeenAttention(request.problem, kind, real, real if kind == "self" else None, *states)
+    seen = SeenAttention(problem, kind, real, real if kind == "self" else None, *states)
     angles = tensors.get("inv_freq")
     told = None if angles is None else tuple(angles.double().tolist())
-    site = SiteRows.of(path.stem, order, seen, inv_freq=told, matmul_precision="highest")
+    site = SiteRows.of(path.stem, order, seen, heads, inv_freq=told, matmul_precision="highest")
     site.add(seen, 0, chosen_sequences(query.shape[0], rows))
     return site.fingerprint(), tuple(site.lengths)
+
+
+def _problem(query: Tensor, key: Tensor, tensors: Mapping[str, Tensor], options: Options) -> Problem:
+    """The call, with the scale that the engine told, or that its scores or outputs tell."""
+    if "scores" in tensors:
+        return _problem_of_scores(query, key, tensors["scores"], options)
+    problem = measurement(query, key, tensors.get("mask"), options).problem
+    value, output = tensors.get("v"), tensors.get("out")
+    if options.scale is None and value is not None and output is not None and output.dtype in WIDE:
+        # Roundings of a low precision would be read as a scale.
+        times = fit_output(of_sequence(problem, 0), value[0], output[0])
+        problem = problem if times is None else replace(problem, multiplier=problem.multiplier * times)
+    return problem
+
+
+def _problem_of_scores(query: Tensor, key: Tensor, scores: Tensor, options: Options) -> Problem:
+    heads, keys = query.shape[1], key.shape[2]
+    shape = (query.shape[0], heads, query.shape[2], keys)
+    if scores.shape != shape or scores.dtype not in WIDE:
+        raise InputError(
+            f"scores are {list(scores.shape)} {str(scores.dtype).removeprefix('torch.')}, expected the final scores "
+            f"{list(shape)} (sequences, heads of q, tokens, tokens of k) in float32."
+        )
+    plain = measurement(query, key, None, replace(options, scale=1.0, softcap=None, sink_logits=None)).problem
+    raw = query.double() @ key.double().repeat_interleave(plain.repeats, 1).transpose(2, 3)
+    rows, mask = fit_scores(raw, scores.double(), options.softcap, options.scale, query.shape[3] ** -0.5)
+    mask = mask if mask.dtype == torch.bool else mask.float()
+    problem = measurement(query, key, mask, replace(options, scale=1.0)).problem
+    return replace(problem, multiplier=rows.to(problem.multiplier.dtype))
 
 
 def _number(path: Path, facts: Mapping[str, str], name: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,18 +13,22 @@ from torch import Tensor
 from attemper.backends import reference
 from attemper.backends.contract import Problem
 from attemper.call.sampling import pick
+from attemper.errors import InputError
 from attemper.fingerprints.record import (
     COUNTS,
     PAIRS,
     PROJECTIONS,
     STATISTICS,
     SiteFingerprint,
+    chosen_heads,
     chosen_rows,
     join_rows,
+    key_numbers,
     keys_of_row,
     projection,
     vector_rows,
 )
+from attemper.text import clean_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,15 @@ class Rows:
     recomputed: np.ndarray
     tiled: np.ndarray
 
+    def of_heads(self, heads: Sequence[int]) -> Rows:
+        """The same rows of these heads alone."""
+        chosen = list(heads)
+        return replace(
+            self,
+            **{name: getattr(self, name)[:, chosen] for name in ("counts", "statistics")},
+            **{name: getattr(self, name)[chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
+        )
+
 
 @dataclass
 class SiteRows:
@@ -79,8 +92,18 @@ class SiteRows:
     keys: int = 0
 
     @classmethod
-    def of(cls, name: str, order: int, seen: SeenAttention, **facts: Any) -> SiteRows:
-        """A new site by its first call. ``facts``: ``inv_freq`` and ``matmul_precision``."""
+    def of(
+        cls, name: str, order: int, seen: SeenAttention, asked: Sequence[int] | None = None, **facts: Any
+    ) -> SiteRows:
+        """A new site by its first call.
+
+        Args:
+            asked: numbers of the heads to keep; None for all.
+            facts: ``inv_freq`` and ``matmul_precision``.
+
+        Raises:
+            InputError: it has no head of such a number.
+        """
         problem = seen.problem
         numbers = problem.multiplier.flatten()
         shared = len(numbers) > 0 and bool((numbers == numbers[0]).all())
@@ -88,7 +111,17 @@ class SiteRows:
         facts["scale"] = float(numbers[0]) if shared else None
         facts["softcap"] = problem.softcap or None
         facts["dtype"] = str(problem.query.dtype).removeprefix("torch.")
-        return cls(name, seen.kind, order, facts, *vectors_of(seen))
+        heads, groups = facts["heads"], facts["kv_heads"]
+        if asked is not None and max(asked) >= heads:
+            raise InputError(
+                f"fingerprint(heads=...): {clean_name(name)} has no head {max(asked)}, its {heads} are 0 to "
+                f"{heads - 1}."
+            )
+        facts["kept_heads"] = kept = chosen_heads(asked, heads, groups)
+        query, key = vectors_of(seen)
+        if kept is not None:
+            query, key = query[list(kept)], key[list(key_numbers(kept, heads, groups))]
+        return cls(name, seen.kind, order, facts, query, key)
 
     def add(self, seen: SeenAttention, first_sequence: int, counts: Mapping[int, int]) -> bool:
         """Keeps the chosen rows of a call; whether it is of as many heads as the first.
@@ -105,7 +138,9 @@ class SiteRows:
             number = first_sequence + sequence
             self.lengths.append(len(places_of(seen.real_queries, sequence, queries)))
             if count := counts.get(number, 0):
-                self.rows.append(rows_of(seen, sequence, number, count))
+                rows = rows_of(seen, sequence, number, count)
+                kept = self.facts["kept_heads"]
+                self.rows.append(rows if kept is None else rows.of_heads(kept))
         return True
 
     def fingerprint(self) -> SiteFingerprint:
@@ -141,7 +176,7 @@ def places_of(real: Tensor | None, sequence: int, tokens: int) -> list[int]:
 
 def rows_of(seen: SeenAttention, sequence: int, number: int, count: int) -> Rows:
     """``count`` rows of one sequence of a call; ``number``: of the sequence among all batches."""
-    problem = _of_sequence(seen.problem, sequence)
+    problem = of_sequence(seen.problem, sequence)
     queries, keys = problem.query.shape[2], problem.key.shape[2]
     own = places_of(seen.real_queries, sequence, queries)
     others = places_of(seen.real_keys, sequence, keys)
@@ -191,7 +226,9 @@ def has_products(problem: Problem) -> bool:
     return problem.query.shape[-1] > 1 or bool(problem.query.count_nonzero())
 
 
-def _of_sequence(problem: Problem, sequence: int) -> Problem:
+def of_sequence(problem: Problem, sequence: int) -> Problem:
+    """The call of one of its sequences, on the CPU, without values."""
+
     def part(tensor: Tensor) -> Tensor:
         place = sequence if tensor.shape[0] > 1 else 0
         return tensor[place : place + 1].detach().cpu()

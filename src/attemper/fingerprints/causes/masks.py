@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.fingerprints.finding import Finding, in_words, of_heads
+from attemper.fingerprints.finding import Finding, in_words
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import SiteFingerprint
 
@@ -18,7 +18,7 @@ def find(pair: SitePair) -> list[Finding]:
     differs = (counts[0] != counts[1]).any(0)
     if not differs.any():
         return []
-    heads = of_heads(differs.any(1).tolist())
+    heads = pair.heads(differs.any(1))
     found = [cause(pair, differs) for cause in (_padding, _causality, _window, _lost_tokens)]
     named = sorted((one for one in found if one is not None), key=lambda one: one[0])
     if not named:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attemper.fingerprints import floor
-from attemper.fingerprints.finding import Finding, in_words, of_heads
+from attemper.fingerprints.finding import Finding, in_words
 from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
 from attemper.fingerprints.record import SiteFingerprint
 
@@ -22,7 +22,7 @@ def inside(pair: SitePair) -> Finding | None:
         return None
     which = 1 if (off[1] & ~off[0]).any() else 0
     site, marked = (pair.a, pair.b)[which], off[which]
-    heads, name = of_heads(marked.tolist()), "ab"[which]
+    heads, name = pair.heads(marked), "ab"[which]
     if (_mismatch(site, site.tiled, pair.eps)[marked] <= 1).all() and not np.isnan(site.tiled).all():
         words = f"query head h of run {name} reads key head h mod {site.kv_heads}, in place of groups side by side"
         return Finding("grouping", STAGE, 0.0, None, heads, words, own=True)
@@ -35,7 +35,7 @@ def inside(pair: SitePair) -> Finding | None:
 def _mismatch(site: SiteFingerprint, expected: np.ndarray, eps: float) -> np.ndarray:
     """[H]: how far the output is from ``expected``, in units of what rounding explains; 0 where it was not seen."""
     if np.isnan(site.output).all() or np.isnan(expected).all():
-        return np.zeros(site.heads)
+        return np.zeros(len(site.output))
     rows = sketch_difference(site.output, expected)
     own = max(eps, 1e-6)
     return np.array([level_of_rows(row) for row in rows]) / (INSIDE * own)
@@ -49,7 +49,7 @@ def values(pair: SitePair) -> Finding | None:
     times = floor.times(level, floor.outputs(pair))
     if not (times > 1).any():
         return None
-    heads = of_heads((times > 1).tolist())
+    heads = pair.heads(times > 1)
     return Finding(
         "values", STAGE, 0.5, None, heads, f"{in_words(heads)}weights are the same and outputs differ: values do"
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, of_heads, short
+from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, short
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import SiteFingerprint
 
@@ -49,7 +49,7 @@ def factor(pair: SitePair, ratio: np.ndarray, least: float, stage: str, *, own: 
     changed = np.abs(ratio - 1) > least
     if not changed.any():
         return None
-    heads = of_heads([bool(row.any()) for row in changed])
+    heads = pair.heads(changed.any(1))
     rows = ratio[changed.any(1)]
     middle = np.median(rows)
     total = ((rows - 1) ** 2).sum()
@@ -115,7 +115,7 @@ def _bias(pair: SitePair) -> Finding | None:
     marked = np.abs(centred) > EXACT * max(size, 1.0) + rounding
     if not marked.any():
         return None
-    heads = of_heads(marked.any((1, 2)).tolist())
+    heads = pair.heads(marked.any((1, 2)))
     chosen = marked.any((1, 2))
     named = [_by_key(pair, change[chosen], both[chosen]), _by_distance(pair, change[chosen], both[chosen])]
     kind, value, left = min(named, key=lambda one: one[2])
@@ -196,7 +196,7 @@ def _sink(pair: SitePair) -> Finding | None:
     marked = missing | (np.abs(change) > rounding)
     if not marked.any():
         return None
-    heads = of_heads(marked.tolist())
+    heads = pair.heads(marked)
     if missing.any():
         which = "b" if np.isfinite(one[missing]).all() else "a"
         return Finding("sink", "kept mass", 0.0, None, heads, f"{in_words(heads)}run {which} has no sink", own=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from attemper.fingerprints.causes.rotary import Pairing, angles_of, as_pairs, pairings
 from attemper.fingerprints.causes.scores import factor
-from attemper.fingerprints.finding import Finding, in_words, of_heads, short
+from attemper.fingerprints.finding import Finding, in_words, short
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import PAIRS, VECTOR_ROWS
 
@@ -29,16 +31,16 @@ def factor_of_products(pair: SitePair) -> Finding | None:
     if not marked.any():
         return None
     left = float(rest[marked].sum() / max(total[marked].sum(), 1e-300))
-    found = factor(pair, c[marked], float(error.max()), STAGE, own=False)
+    found = factor(pair, np.where(marked[:, None], c, 1.0), float(error.max()), STAGE, own=False)
     if found is None:
         # One factor for all rows, of which no single one is sure.
         value = float(np.median(mean[marked]))
         spread = float(((mean[marked] - value) ** 2).sum() / ((mean[marked] - 1) ** 2).sum())
         found = Finding("scale", STAGE, spread, value)
-    heads = of_heads(marked.tolist())
+    heads = pair.heads(marked)
     residual = max(left, found.residual)
     if found.kind == "logn":
-        return Finding("logn", STAGE, residual, found.value, heads, in_words(heads) + found.message)
+        return replace(found, residual=residual)
     value = float(np.median(mean[marked]))
     sizes = [_length(*vectors) for vectors in (pair.query, pair.key)]
     both = heads is None and all(abs(one - 1) > 1e-3 for one in sizes) and abs(sizes[0] / sizes[1] - 1) < 0.02
@@ -86,9 +88,10 @@ def head_order(pair: SitePair) -> Finding | None:
     own = (
         ((pair.query[1] - pair.query[0]) ** 2).sum() if name == "queries" else ((pair.key[1] - pair.key[0]) ** 2).sum()
     )
-    kind = "grouping" if name == "keys" and rest < 0.01 * own and len(order) == pair.a.heads > pair.a.kv_heads else None
-    heads = of_heads(moved.tolist())
-    said = ", ".join(map(str, order[:16].tolist()))
+    each = len(order) == len(pair.a.query) > len(pair.a.key)  # keys of one run stand once for each head
+    kind = "grouping" if name == "keys" and rest < 0.01 * own and each else None
+    heads = pair.heads(moved)
+    said = ", ".join(str(pair.numbers(len(order))[place]) for place in order[:16])
     words = f"the {name} of run b are those of heads {said} of run a"
     return Finding(kind or "head_order", STAGE, left, None, heads, words)
 
@@ -120,7 +123,7 @@ def bias(pair: SitePair) -> Finding | None:
     left = min((one for one, which in found if which == name), default=1.0)
     changed = pair.query_level if name == "queries" else pair.key_level
     marked = changed > 0.1 * changed.max()
-    heads = of_heads(marked.tolist()) if name == "queries" else None
+    heads = pair.heads(marked) if name == "queries" else None
     return Finding(
         "bias", STAGE, float(left), None, heads, f"{in_words(heads)}{name} differ by one vector at all places"
     )
