@@ -76,11 +76,15 @@ def test_the_page_speaks_chinese_and_is_no_wider_than_the_window(pair: Pair, ope
     opened = open_page(page(pair), width=420)
     opened.click("#language")
     assert "有故障" in opened.inner_text(".verdict h2")
-    assert "窗口不同" in opened.inner_text(".kind")
+    assert "b 的窗口有 23 个 key" in opened.inner_text(".kind")
+    assert opened.inner_text(".figures").count("1 个注意力模块（共 4 个）") == 1
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_every_kind_and_stage_has_words():
+    said = {key.rpartition(".")[2] for key in texts("en") if key.startswith("explained.said.")}
+    sizes = {fault.kind for fault in FAULTS for size in fault.sizes if fault.value(tiny("llama"), size) is not None}
+    assert said == {*sizes, "causality"}
     kinds = {*HARMLESS, *(fault.kind for fault in FAULTS), "scores"}
     assert {f"explained.kind.{kind}" for kind in kinds} == {key for key in texts("en") if "explained.kind." in key}
     assert {f"explained.stage.{stage}" for stage in ORDER} == {key for key in texts("en") if "explained.stage." in key}

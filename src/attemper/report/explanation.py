@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from attemper import __version__
 from attemper.files import write_whole
 from attemper.fingerprints import floor
 from attemper.fingerprints.explanation import Explanation
+from attemper.fingerprints.finding import short
 from attemper.fingerprints.levels import STAGES, SiteLevels, levels
 from attemper.fingerprints.record import Fingerprint
 from attemper.report.page import asset, policy, templates
@@ -65,8 +67,9 @@ def explanation_page(a: Fingerprint, b: Fingerprint, found: Explanation) -> str:
             said=clean(found.message),
             site=None if found.site is None else clean(found.site),
             level="critical" if found.is_fault else "fine",
-            extent=clean(found.extent),
-            also=[(clean(one.kind), clean(one.site), clean(one.message)) for one in found.also],
+            cause=_cause(found.kind, found.value),
+            extent=_extent(found.extent),
+            also=[(one.kind, clean(one.site), _cause(one.kind, one.value), clean(one.message)) for one in found.also],
             sites=len(sites),
             stages=_COLUMNS,
             rows=[_row(place, one, found) for place, one in enumerate(sites[:MOST_SITES], 1)],
@@ -87,6 +90,23 @@ def write_explanation(a: Fingerprint, b: Fingerprint, found: Explanation, path: 
         InputError: no file can be written there.
     """
     return write_whole(path, explanation_page(a, b, found))
+
+
+def _cause(kind: str, value: float | None) -> Message:
+    """What a kind means, with its number where it has one, in every language."""
+    if value is None:
+        return message(f"explained.kind.{kind}")
+    return message(f"explained.said.{kind}", value=short(value))
+
+
+def _extent(extent: str) -> Message:
+    """How far a cause reaches, in every language."""
+    sites, _, heads = extent.partition(", heads ")
+    numbers = dict(zip(("n", "of"), map(int, re.findall(r"\d+", sites)), strict=False))
+    key = "all" if not numbers else "from" if sites.startswith("from") else "some"
+    said = message(f"explained.extent.{key}", **numbers)
+    which, _, of = heads.rpartition(" of ")
+    return message("explained.extent.heads", sites=said, heads=which, of=int(of)) if heads else said
 
 
 def _row(place: int, one: SiteLevels, found: Explanation) -> Row:
