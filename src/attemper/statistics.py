@@ -305,8 +305,22 @@ TABLE = (
 )  # fmt: skip
 """All statistics, in the order in which they are listed everywhere."""
 
+OF_SCANS = (
+    Statistic(
+        "missed_mass",
+        "weight that the keys which a layer with an indexer did not choose would have had, beside those that it chose",
+        "0 to 1", rowwise=None,
+        shown=Display(
+            "missed_mass", "Missed mass", "of the weight",
+            "Weight that keys would have had which the layer did not choose, mean over rows: near 0 it misses nothing.",
+            low=0.0, high=1.0, column="missed", digits=3, compared="missed, %", percent=True,
+        ),
+    ),
+)  # fmt: skip
+"""What scans alone have, without being asked: it compares two masks of one call, so no single call tells it."""
+
 NAMES = tuple(row.name for row in TABLE)
-STATISTICS = {row.name: row for row in TABLE}
+STATISTICS = {row.name: row for row in (*TABLE, *OF_SCANS)}
 """Name -> its row."""
 ONE_PASS = tuple(row.name for row in TABLE if not (row.by_name or row.softmax_by_name))
 """What ``stats="all"`` means: one pass over the scores."""
@@ -318,12 +332,12 @@ BY_NAME = tuple(row.name for row in TABLE if row.name not in ONE_PASS)
 """
 OF_SOFTMAX = tuple(row.name for row in TABLE if row.rowwise is None)
 """What no other normalizer has."""
-SHOWN = {row.shown.name: row.shown for row in TABLE if row.shown is not None}
+SHOWN = {row.shown.name: row.shown for row in STATISTICS.values() if row.shown is not None}
 """Field of ``HeadReading`` -> how it is shown."""
-STATISTIC_OF = {row.shown.name: row.name for row in TABLE if row.shown is not None}
+STATISTIC_OF = {row.shown.name: row.name for row in STATISTICS.values() if row.shown is not None}
 """Field of ``HeadReading`` -> the statistic that it shows."""
-SHOWN_BY_NAME = tuple(field for field, name in STATISTIC_OF.items() if name in BY_NAME)
-"""Fields of ``HeadReading`` that are None unless their statistic was asked for."""
+SHOWN_BY_NAME = tuple(field for field, name in STATISTIC_OF.items() if name not in ONE_PASS)
+"""Fields of ``HeadReading`` that are None unless their statistic was asked for, or is one of ``OF_SCANS``."""
 # Plain tuples, which a compiler may hold as they are.
 _KEPT = tuple(row.name for row in TABLE if row.kept)
 _COLUMNS = {row.name: row.softmax for row in TABLE}

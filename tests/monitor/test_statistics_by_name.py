@@ -19,7 +19,7 @@ from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.readings.comparison import compare
 from attemper.readings.reading import HeadReading, Reading
-from attemper.statistics import BY_NAME, NAMES, SHOWN_BY_NAME
+from attemper.statistics import BY_NAME, NAMES, OF_SCANS, SHOWN_BY_NAME
 from tests.sites.own_models import Own
 from tests.support.calls import had
 from tests.support.fixtures import NATIVE
@@ -93,7 +93,7 @@ def test_a_reading_is_the_mean_over_the_rows_of_all_batches(name: str, backend: 
 
 
 def test_the_names_of_records_are_those_of_statistics() -> None:
-    assert set(SHOWN_BY_NAME) == set(FIELDS_OF.values())
+    assert set(SHOWN_BY_NAME) == {*FIELDS_OF.values(), *(row.name for row in OF_SCANS)}
 
 
 @pytest.mark.parametrize("name", REPORTED)

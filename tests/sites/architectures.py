@@ -60,6 +60,8 @@ class Architecture:
     config: Callable[[], Any]
     kind: str = "decoder"
     """"decoder", "vision", "speech", "two towers" or "vision and text"."""
+    images: Callable[[], dict[str, Tensor]] | None = None
+    """Of "vision and text": a batch of text in which images stand."""
 
     def build(self) -> Any:
         """The model, eager, with weights that make its attention neither uniform nor one-hot."""
@@ -67,8 +69,8 @@ class Architecture:
         return _sharpened(model)
 
     def batch(self, padding: str | None) -> dict[str, Tensor]:
-        if self.kind == "vision and text":
-            return _images_in_text()
+        if self.images is not None:
+            return self.images()
         if self.kind == "two towers":
             return inputs("decoder", padding) | inputs("vision", None)
         return inputs(self.kind, padding)
@@ -82,6 +84,36 @@ def _config(name: str, changes: dict[str, Any]) -> Any:
 
 def _decoder(title: str, name: str, model: str | None = None, **changes: Any) -> Architecture:
     return Architecture(title, model or f"{name}ForCausalLM", lambda: _config(name, changes))
+
+
+def _images_in_text() -> dict[str, Tensor]:
+    """One row of text with two images in it, of 16 and 32 patches."""
+    ids = torch.randint(3, 90, (1, 30))
+    ids[0, [2, 11]], ids[0, 3:7], ids[0, 12:20] = 97, 99, 99
+    return {
+        "input_ids": ids,
+        "pixel_values": torch.randn(48, 96),
+        "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 8]]),
+        "mm_token_type_ids": (ids == 99).int(),
+    }
+
+
+def _patches_in_text() -> dict[str, Tensor]:
+    """The same, of patches that a convolution reads."""
+    batch = _images_in_text()
+    return {name: batch[name] for name in ("input_ids", "image_grid_thw")} | {"pixel_values": torch.randn(48, 3, 4, 4)}
+
+
+def _crops_in_text() -> dict[str, Tensor]:
+    """One row of text with an image in it, whole and as its one crop, of 16 patches each."""
+    ids = torch.randint(3, 90, (1, 30))
+    ids[0, 4:17] = 99
+    return {
+        "input_ids": ids,
+        "image_pixel_values": torch.randn(1, 2, 3, 16, 16),
+        "image_sizes": torch.tensor([[16, 16]]),
+        "image_attention_mask": torch.ones(1, 2, 4, 4),
+    }
 
 
 def _vision_and_text(title: str, name: str, text: dict[str, Any], **vision: Any) -> Architecture:
@@ -99,7 +131,29 @@ def _vision_and_text(title: str, name: str, text: dict[str, Any], **vision: Any)
     def config() -> Any:
         return getattr(tf, f"{name}Config")(text_config=fields, vision_config=tower | vision, **tokens)
 
-    return Architecture(title, f"{name}ForConditionalGeneration", config, "vision and text")
+    return Architecture(title, f"{name}ForConditionalGeneration", config, "vision and text", _images_in_text)
+
+
+def _kimi() -> Any:
+    text = {key: value for key, value in (DECODER | LATENT).items() if key != "sliding_window"}
+    tower = {
+        "patch_size": 4, "pos_emb_height": 8, "pos_emb_width": 8, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "hidden_size": 32, "intermediate_size": 48,
+    }  # fmt: skip
+    return tf.Kimi_K25Config(
+        text_config={"model_type": "deepseek_v3", **text}, vision_config=tower, projection_hidden_size=32,
+        image_token_id=99, video_token_id=98, vision_start_token_id=97, vision_end_token_id=96,
+    )  # fmt: skip
+
+
+def _phi4() -> Any:
+    text = {key: value for key, value in list(DECODER.items())[:8] if key != "head_dim"}
+    vision = {**VISION, "image_size": 16, "patch_size": 4, "crop_size": 16, "image_token_id": 99}
+    audio = {
+        "hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 4, "input_size": 16,
+        "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 16, "audio_token_id": 98,
+    }  # fmt: skip
+    return tf.Phi4MultimodalConfig(**text, pad_token_id=0, vision_config=vision, audio_config=audio)
 
 
 def _siglip() -> Any:
@@ -144,6 +198,11 @@ ARCHITECTURES = (
     _decoder("Kimi Linear", "KimiLinear", **LATENT, linear_head_dim=8, linear_num_heads=4, layer_types=TWO_KINDS),
     _decoder("MiniMax", "MiniMax", layer_types=TWO_KINDS, block_size=16),
     _decoder("MiniMax M2", "MiniMaxM2"),
+    _decoder(
+        "MiniMax M3", "MiniMaxM3VLText", "MiniMaxM3VLForCausalLM",
+        layer_types=["full_attention", "minimax_m3_sparse"], dense_intermediate_size=48, shared_intermediate_size=32,
+        rotary_dim=8, index_n_heads=2, index_head_dim=8, index_block_size=4, index_topk_blocks=2,
+    ),
     _decoder("MiMo V2", "MiMoV2Flash"),
     _decoder("OLMo 3", "Olmo3", layer_types=LOCAL),
     _decoder("OLMo Hybrid", "OlmoHybrid", **DELTA),
@@ -177,6 +236,8 @@ ARCHITECTURES = (
     Architecture("DINOv3", "DINOv3ViTModel", lambda: tf.DINOv3ViTConfig(**VISION, num_register_tokens=4), "vision"),
     _vision_and_text("Qwen2.5-VL", "Qwen2_5_VL", {}, window_size=16, fullatt_block_indexes=(1,)),
     _vision_and_text("Qwen3-VL", "Qwen3VL", {}, deepstack_visual_indexes=(0, 1), num_position_embeddings=64),
+    Architecture("Kimi K2.5", "Kimi_K25ForConditionalGeneration", _kimi, "vision and text", _patches_in_text),
+    Architecture("Phi-4 multimodal", "Phi4MultimodalForCausalLM", _phi4, "vision and text", _crops_in_text),
     _vision_and_text("Qwen3.5, vision and text", "Qwen3_5", DELTA, num_position_embeddings=64),
 )  # fmt: skip
 
@@ -192,15 +253,3 @@ def _sharpened(model: nn.Module) -> nn.Module:
         elif any(part in _SCALED for part in inside):
             parameter.data.mul_(4.0)
     return model.eval()
-
-
-def _images_in_text() -> dict[str, Tensor]:
-    """One row of text with two images in it, of 16 and 32 patches."""
-    ids = torch.randint(3, 90, (1, 30))
-    ids[0, [2, 11]], ids[0, 3:7], ids[0, 12:20] = 97, 99, 99
-    return {
-        "input_ids": ids,
-        "pixel_values": torch.randn(48, 96),
-        "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 8]]),
-        "mm_token_type_ids": (ids == 99).int(),
-    }

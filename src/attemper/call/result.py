@@ -15,7 +15,7 @@ from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
 from attemper.call.options import Request
 from attemper.call.state import LazyState, State, detach
 from attemper.errors import InputError
-from attemper.statistics import OF_SOFTMAX, STATISTICS, Column, Rows
+from attemper.statistics import NAMES, OF_SOFTMAX, STATISTICS, Column, Rows
 
 HISTOGRAM_BINS = 32
 BUCKETS = 32
@@ -133,7 +133,7 @@ class AttentionStats:
             return self._values[name]
         if name in OF_SOFTMAX and is_rowwise(self.__dict__.get("normalizer", "softmax")):
             raise AttributeError(f"{name} belongs to softmax: weights of {self.normalizer} have none.")
-        if name in STATISTICS:
+        if name in NAMES:
             raise AttributeError(
                 f"{name} was not asked for: pass stats=({name!r},), or stats='all' for all of one pass."
             )
@@ -194,6 +194,11 @@ class AttentionStats:
         names = tuple(name for name in self.names if name != "key_mass")
         included = self._included_rows(rows.to(torch.bool).expand(self.shape))
         return AttentionStats(self._values, self._state, self._facts._replace(included=included), names)
+
+    def with_values(self, name: str, values: Tensor) -> AttentionStats:
+        """The same statistics and one more, [B, H, Q]."""
+        held = {each: self._values[each] for each in self.names} | {name: values}
+        return AttentionStats(held, self._state, self._facts)
 
     def without(self, name: str) -> AttentionStats:
         """The same statistics but for this one."""

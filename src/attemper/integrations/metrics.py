@@ -19,11 +19,11 @@ from attemper.checks import one_of
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS
 from attemper.readings.scan import Scan
-from attemper.statistics import SHOWN
+from attemper.statistics import NAMES, SHOWN, STATISTIC_OF
 
 logger = logging.getLogger("attemper")
 
-STATISTICS = tuple(SHOWN)
+STATISTICS = tuple(name for name in SHOWN if STATISTIC_OF[name] in NAMES)
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
 _KINDS = tuple(kind.name for kind in ALARMS if not kind.needs_ranks)

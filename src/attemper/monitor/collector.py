@@ -22,6 +22,7 @@ from attemper.monitor.attention_type import attention_type
 from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.kept_rows import RowKeeper
+from attemper.monitor.missed_mass import NAME, chooses, with_missed_mass
 from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
@@ -194,7 +195,8 @@ class Collector:
             shape = (*call.query.shape[:3], keys)
             real, reason = self.context.real_queries(kind, shape, request.rows, call.tokens)
             sums = self.keeper is None and fits_buckets(self.scope.fewest_keys)
-            found = None if reason else measure(request, real, sums=sums)
+            sums &= not (self.scope.missed_mass and chooses(place))
+            found = None if reason else self._with_missed(seen.name, place, call, measure(request, real, sums=sums))
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
@@ -207,8 +209,17 @@ class Collector:
         keys = call.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self.context.real_queries(kind, shape, stats.rows)
-        found = with_real_rows(stats, real)
+        found = self._with_missed(seen.name, module, call, with_real_rows(stats, real))
         self._fill(seen, found, module, kind, shape, real, reason, request, call)
+
+    def _with_missed(self, name: str, module: nn.Module, call: AttentionCall, found: Any) -> Any:
+        """``found`` with the missed mass of a layer that chooses its keys; or the reason among what is skipped."""
+        if isinstance(found, CallSums) or not (self.scope.missed_mass and chooses(module)):
+            return found
+        more = with_missed_mass(module, call, self.context.masks.get(module), found)
+        if isinstance(more, str):
+            self.skipped[f"{name}.{NAME}"] = more
+        return found if isinstance(more, str) else more
 
     def add_taps(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
         """Adds what taps have summed in their buffers, by names of sites."""

@@ -38,6 +38,8 @@ class Scope:
     """How many keys a row must see before its sharpness is judged."""
     spans: Spans | Callable[[Any], Spans] | None = None
     """The keys whose weight ``span_mass`` sums, or what tells them of a batch."""
+    missed_mass: bool = False
+    """Whether layers that choose their keys are measured over the others, too."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def scan(
     Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in.
     Models of transformers' attention registry attend here for that time, output and statistics in one pass; every
     other attention runs as it is and is measured beside. Everything is put back afterwards, whatever happens. Padded
-    queries are left out, by the model's 2-D attention masks.
+    queries are left out, by the model's 2-D attention masks. Layers that choose their keys (DeepSeek V3.2) have
+    ``missed_mass`` as well, or it is among ``skipped`` with the reason.
 
     Args:
         model: any module.
@@ -135,7 +136,8 @@ def block_scan(model: nn.Module, options: ScanOptions, keeper: RowKeeper | None 
     check_model("scan", model)
     device = device_of(model)
     check_backend(options.backend, None if device is None else device.type)
-    scope = Scope(options.names, options.backend, fewest_keys=options.fewest_keys, spans=options.spans)
+    few, spans = options.fewest_keys, options.spans
+    scope = Scope(options.names, options.backend, fewest_keys=few, spans=spans, missed_mass=True)
     collector = Collector(model, CallContext(), scope)
     collector.keeper = keeper
     with observation(model, collector) as switch:

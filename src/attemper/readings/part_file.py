@@ -245,8 +245,12 @@ def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
     )
 
 
+LATER = ("missed_mass", "rows_of_missed_mass")
+"""Columns that files of earlier versions do not have, and that are 0 there."""
+
+
 def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[int]:
-    """Where the columns of this version stand among those of a file.
+    """Where the columns of this version stand among those of a file; behind its last where it has none of ``LATER``.
 
     Raises:
         InputError: one of them is not in the file.
@@ -257,6 +261,9 @@ def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[in
         start += width
     found = []
     for name, place in places(fewest_keys).items():
+        if name in LATER and name not in stands:
+            found.append(start)
+            continue
         if len(stands.get(name, ())) != place.stop - place.start:
             raise InputError(
                 f"it has no sums of {name}, which this version shows: read it with the attemper that wrote it."
@@ -266,10 +273,14 @@ def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[in
 
 
 def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int]) -> SiteTotals:
+    import numpy as np
+
     label = load_record(SiteLabel, fields["label"], "label")
     if sums.dtype != "float64" or sums.ndim != 2 or len(sums) != label.heads:
         raise ValueError(f"{clean_name(label.name)} has {label.heads} heads and sums of {sums.shape} {sums.dtype}")
     module, call = map(int, fields["order"])
+    if sums.shape[1] in order:
+        sums = np.pad(sums, ((0, 0), (0, 1)))
     return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums[:, order])
 
 

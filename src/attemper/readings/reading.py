@@ -86,6 +86,8 @@ class HeadReading:
     """Mean weight on the query's own key."""
     span_mass: float | None = None
     """Mean weight on the keys of the spans that were given."""
+    missed_mass: float | None = None
+    """Mean weight that keys would have had which a layer with an indexer did not choose; None of other layers."""
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self) | {

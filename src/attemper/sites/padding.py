@@ -111,6 +111,8 @@ class CallContext:
     stack: list[Tokens] = field(default_factory=list)
     others: dict[nn.Module, OtherSequence] = field(default_factory=dict)
     """The other sequence that a module was given."""
+    masks: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """The 4-D mask that a module was given."""
     calls: dict[nn.Module, int] = field(default_factory=dict)
     """Attention calls of a module since its forward began."""
 
@@ -163,6 +165,7 @@ class CallContext:
         """Back to outside of every module."""
         self.stack.clear()
         self.running.clear()
+        self.masks.clear()
         self.calls.clear()
 
     def is_cross(self, module: nn.Module, keys: int) -> bool:
@@ -271,7 +274,12 @@ def _enter_module(context: CallContext, names: list[str]) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         context.calls[module] = 0
         context.others.pop(module, None)
-        given = _other_sequence(dict(zip(names, args, strict=False)) | kwargs)
+        context.masks.pop(module, None)
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        mask = arguments.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 4:
+            context.masks[module] = mask
+        given = _other_sequence(arguments)
         if given is not None:
             context.others[module] = given
         context.running.append(module)
@@ -341,7 +349,8 @@ def _leave_model(context: CallContext) -> Any:
 
 
 def _leave_module(context: CallContext) -> Any:
-    def hook(*_: Any) -> None:
+    def hook(module: nn.Module, *_: Any) -> None:
+        context.masks.pop(module, None)
         if context.running:
             context.running.pop()
 
