@@ -26,6 +26,7 @@ from transformers.models.gpt_neox import *
 from transformers.models.gpt_oss import *
 from transformers.models.gptj import *
 from transformers.models.granite import *
+from transformers.models.kimi_k25 import *
 from transformers.models.llama import *
 from transformers.models.llama4 import *
 from transformers.models.longformer import *
@@ -36,6 +37,7 @@ from transformers.models.olmo2 import *
 from transformers.models.opt import *
 from transformers.models.phi import *
 from transformers.models.phi3 import *
+from transformers.models.phi4_multimodal import *
 from transformers.models.qwen2 import *
 from transformers.models.qwen3 import *
 from transformers.models.qwen3_moe import *

@@ -49,7 +49,7 @@ def factor(pair: SitePair, ratio: np.ndarray, least: float, stage: str, *, own: 
     changed = np.abs(ratio - 1) > least
     if not changed.any():
         return None
-    heads = pair.heads(changed.any(1))
+    heads = pair.heads(np.asarray(changed.any(1)))
     rows = ratio[changed.any(1)]
     middle = np.median(rows)
     total = ((rows - 1) ** 2).sum()
