@@ -95,7 +95,7 @@ def _above(title: str, outcomes: list[Outcome], key) -> None:
     print(f"\n| {title} | above | named | below | named |\n|---|---|---|---|---|")
     for row in [*sorted(dict.fromkeys(map(key, measured))), "all"]:
         chosen = [one for one in measured if row in (key(one), "all")]
-        above, below = ([one for one in chosen if (one.above_noise > ABOVE) is side] for side in (True, False))
+        above, below = ([one for one in chosen if ((one.above_noise or 0.0) > ABOVE) is side] for side in (True, False))
         cells = [str(count) for part in (above, below) for count in (len(part), sum(one.named for one in part))]
         print(f"| {row} | " + " | ".join(cells) + " |")
 
