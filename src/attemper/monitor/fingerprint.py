@@ -50,8 +50,7 @@ def fingerprint(
         batches: an iterable of dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor
             (``model(batch)``), on the model's device.
         rows: how many rows of each site are kept, of all sequences together.
-        heads: numbers of the heads that are kept of each site, and with them those that read the same keys; None for
-            all.
+        heads: numbers of the heads that are kept of each site, with those that read the same keys; None for all.
         name: of the model in the result; None for its class and what it was loaded from.
 
     Returns:
