@@ -85,13 +85,13 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
     heads = [head for head in a.numbers if head in b.numbers]
     if not heads:
         raise InputError(
-            f"explain: site {number} ({clean_name(a.name)}) has no head that both keep: {_listed(a)} in a, "
-            f"{_listed(b)} in b: take both with the same heads=."
+            f"explain: site {number} ({clean_name(a.name)}) has no head that both keep: {_head_list(a)} in a, "
+            f"{_head_list(b)} in b: take both with the same heads=."
         )
     return SitePair(number, _heads(_rows(a, one), heads), _heads(_rows(b, two), heads))
 
 
-def _listed(site: SiteFingerprint) -> str:
+def _head_list(site: SiteFingerprint) -> str:
     return ", ".join(map(str, site.numbers[:8])) + (", ..." if len(site.numbers) > 8 else "")
 
 

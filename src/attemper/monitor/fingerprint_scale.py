@@ -71,7 +71,7 @@ def _scale_beside(x: Tensor, y: Tensor, seen: Tensor) -> float | None:
     weight, size = seen.double(), float(y[seen].std())
     scale, rest = 0.0, y
     for _ in range(_STEPS):
-        one, two, far = (_centred(part, weight) for part in (x, y, places))
+        one, two, far = (_less_mean(part, weight) for part in (x, y, places))
         terms = [float((weight * a * b).sum()) for a, b in ((one, one), (one, far), (far, far), (one, two), (far, two))]
         under = terms[0] * terms[2] - terms[1] ** 2
         if under <= 0:
@@ -84,7 +84,7 @@ def _scale_beside(x: Tensor, y: Tensor, seen: Tensor) -> float | None:
     return scale if fits else None
 
 
-def _centred(values: Tensor, weight: Tensor) -> Tensor:
+def _less_mean(values: Tensor, weight: Tensor) -> Tensor:
     return values - (weight * values).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1e-300)
 
 
@@ -101,14 +101,14 @@ def fit_output(problem: Problem, value: Tensor, output: Tensor) -> float | None:
     value = value.double().repeat_interleave(output.shape[0] // value.shape[0], 0)
     plain, size = picked.multiplier.double(), float((wanted**2).sum())
 
-    def left(power: float) -> float:
+    def rest_of(power: float) -> float:
         picked.multiplier = plain * 2.0**power
         return float(((reference.weights(picked)[0] @ value - wanted) ** 2).sum()) / max(size, 1e-300)
 
     powers = torch.linspace(-4, 4, 33).tolist()
-    place = min(range(len(powers)), key=lambda number: left(powers[number]))
-    power = _least(left, powers[max(place - 1, 0)], powers[min(place + 1, len(powers) - 1)])
-    return 2.0**power if left(power) <= ROUNDING**2 else None
+    place = min(range(len(powers)), key=lambda number: rest_of(powers[number]))
+    power = _least(rest_of, powers[max(place - 1, 0)], powers[min(place + 1, len(powers) - 1)])
+    return 2.0**power if rest_of(power) <= ROUNDING**2 else None
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
