@@ -44,6 +44,8 @@ PADDED = [
     for one in ATTENDING
     for padding in (None, "left", "right")
     if padding is None or one.kind not in ("vision", "vision and text")
+    # Its indexer scores padded keys as well, whose states eager attention and sdpa leave unlike: it chooses others.
+    if padding != "left" or one.title != "MiniMax M3"
 ]
 
 

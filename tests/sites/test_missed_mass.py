@@ -64,7 +64,7 @@ def missed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         pytest.param("GLM 5", None, marks=MORE),
         pytest.param("GLM 5", "left", marks=MORE),
         ("HunYuan V4", None),
-        pytest.param("MiniMax M3", None, marks=MORE),
+        pytest.param("MiniMax M3", "right", marks=MORE),
     ],
 )
 @pytest.mark.parametrize("implementation", ["sdpa", pytest.param("eager", marks=MORE)])
@@ -75,9 +75,14 @@ def test_it_is_the_weight_of_keys_that_were_not_chosen(title: str, padding: str 
     real = batch["attention_mask"].bool() if padding else torch.ones_like(batch["input_ids"], dtype=torch.bool)
     model.set_attn_implementation(implementation if model._supports_sdpa else "eager")
     found = attemper.scan(model, [batch])
-    assert {site.name for site in found.sites if site.heads[0].missed_mass is not None} == set(expected)
+    if (title, implementation) == ("MiniMax M3", "eager"):  # its call has a keyword that is not known: read by hand
+        reasons = [skip.reason for skip in found.skipped if skip.name.endswith(".missed_mass")]
+        assert reasons == ["its scores are made by hand, and those of keys that it did not choose are gone"]
+        return
+    choosing = {name for name, values in expected.items() if bool(values.any())}
+    assert choosing == {site.name for site in found.sites if site.heads[0].missed_mass is not None}
     for site in found.sites:
-        if site.name in expected:
+        if site.name in choosing:
             means = expected[site.name].transpose(1, 2)[real].mean(0)
             assert float(means.max()) > 0.02
             for head, mean in zip(site.heads, means.tolist(), strict=True):

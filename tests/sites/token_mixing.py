@@ -113,10 +113,10 @@ def eager_weights(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     files = {sys.modules[type(module).__module__] for module in names}
     with ExitStack() as stack:
         for file in files:
-            plain = getattr(file, "eager_attention_forward", None)
-            if plain is not None:
-                stack.callback(setattr, file, "eager_attention_forward", plain)
-                file.eager_attention_forward = spy(plain)  # pyright: ignore[reportAttributeAccessIssue]
+            for name in ("eager_attention_forward", "simple_eager_attention_forward"):
+                if (plain := getattr(file, name, None)) is not None:
+                    stack.callback(setattr, file, name, plain)
+                    setattr(file, name, spy(plain))
         for module, name in names.items():
             if isinstance(module, nn.MultiheadAttention):
                 handle = module.register_forward_hook(ask(name), with_kwargs=True)

@@ -18,12 +18,17 @@ from attemper.sites.observation import AttentionCall
 
 NAME = "missed_mass"
 _INDEXER = "indexer"
-"""How models call the part that chooses keys; a layer that takes the choice of one before it has it as None."""
+"""How models call the part that chooses keys."""
+_CHOICE = "topk_indices"
+"""How the argument ends that brings the choice of a layer before."""
 
 
 def chooses(module: nn.Module) -> bool:
     """Whether a module that attends chooses keys, by the names that its code uses."""
-    return hasattr(module, _INDEXER) or any(name.endswith(f".{_INDEXER}") for name, _ in module.named_modules())
+    if hasattr(module, _INDEXER) and getattr(module, _INDEXER) is None:
+        code = getattr(type(module).forward, "__code__", None)
+        return code is not None and any(name.endswith(_CHOICE) for name in code.co_varnames[: code.co_argcount])
+    return any(name.rpartition(".")[2] == _INDEXER for name, _ in module.named_modules())
 
 
 def with_missed_mass(
