@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant("rescale: C by one factor only", SOFTMAX, "c * (shrink * shrink), cl * (shrink * shrink)", "c * shrink, cl * shrink", cases("ascending causal")),
     Mutant("rescale: first tokens", SOFTMAX, "f = f * shrink", "pass", cases("plain")),
     Mutant("rescale: distances", SOFTMAX, "t = t * shrink", "pass", cases("ascending causal")),
-    Mutant("rescale: the own key", SOFTMAX, "own = own * shrink", "pass", cases("ascending causal")),
+    Mutant("rescale: the own key", SOFTMAX, "own = own * shrink", "pass", cases("ascending scores")),
     Mutant("rescale: spans", SOFTMAX, "span = span * shrink", "pass", cases("ascending causal")),
     Mutant("rescale: the output", FORWARD, "product(e.to(values.dtype), values, out * shrink[:, None])", "product(e.to(values.dtype), values, out)", cases("ascending causal")),
     Mutant("spread: about the maximum", SOFTMAX, "x = d - (block_a / tl.where(block_z > 0, block_z, 1.0))[:, None]", "x = d", cases("plain")),

@@ -20,6 +20,7 @@ MERGED = ONE_PASS + ("entropy_with_sink", "mean_distance", "support_size", "self
 
 MIN = torch.finfo(torch.float32).min
 BOTTOM_RIGHT = {"is_causal": True, "causal_alignment": "bottom-right"}
+RIGHT_WINDOW = {"window_size": (-1, 3), "causal_alignment": "bottom-right"}
 
 
 def tells_own_key(options: dict[str, Any], rows: int, keys: int) -> bool:
@@ -161,7 +162,8 @@ CASES = (
     Case("narrow value", width=3, size=11),
     Case("one key", keys=1),
     Case("one row", rows=1, keys=29),
-    Case("ascending scores", ascending=True, spread=8.0),
+    # A window to the right: the own key stands before higher scores.
+    Case("ascending scores", ascending=True, spread=8.0, options=RIGHT_WINDOW),
     Case("ascending causal", ascending=True, options={"is_causal": True, "causal_alignment": "bottom-right"}),
     Case("sharp", spread=30.0),
     Case("causal", options={"is_causal": True}),
