@@ -41,9 +41,9 @@ RUNS = [
 
 def test_losses_and_entropies_stand_side_by_side_and_the_baseline_is_compared():
     table = experiment({"planned": 9, "runs": RUNS}).tables[0]
-    assert rows(table)[0] == ("plain", 2.9, 2.8, 3.0, 0.02, "2 of 2", 51.0)
-    assert rows(table)[1] == ("QK-norm", 2.35, 2.3, 2.4, 0.4, "0 of 2", 51.0)
-    assert rows(table)[2] == ("QKClip", 3.85, 2.2, 5.5, 0.07, "1 of 2", 51.0)
+    assert rows(table)[0] == ("plain", 2.9, 2.8, 3.0, "+0.550 ± 0.635", 0.02, "2 of 2", 51.0)
+    assert rows(table)[1] == ("QK-norm", 2.35, 2.3, 2.4, None, 0.4, "0 of 2", 51.0)
+    assert rows(table)[2] == ("QKClip", 3.85, 2.2, 5.5, "+1.500 ± 20.330", 0.07, "1 of 2", 51.0)
     assert "Best first: QK-norm 2.350, plain 2.900, QKClip 3.850. No layer ended under 0.05 with: QK-norm." in table.see
     assert "Of ours, a lower loss than QK-norm, the baseline: nothing." in table.see
     assert table.see.endswith("3 of the 9 runs are still to be done.")

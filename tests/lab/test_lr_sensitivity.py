@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,18 @@ from typing import Any
 import pytest
 
 from attemper.lab import read_results, train
+from attemper.lab.experiment import Table
 from attemper.lab.trained import lr_sensitivity as lab
-from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS
-from attemper.lab.trained.lr_sensitivity import RATES, experiment, plan, sensitivity
+from attemper.lab.trained.differences import paired
+from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, OURS
+from attemper.lab.trained.lr_sensitivity import (
+    COMPARED,
+    RATES,
+    SEEDS,
+    experiment,
+    plan,
+    sensitivity,
+)
 from attemper.lab.trained.summary import thin_out
 from tests.lab.printed import rows
 
@@ -24,13 +34,22 @@ def test_sensitivity_is_the_mean_loss_over_the_best_and_no_run_counts_as_worse_t
 
 def test_the_plan_has_one_seed_of_everything_first_and_branches_plain_runs_only():
     runs = plan()
-    assert len(runs) == len(RATES) * len(INTERVENTIONS) * 2
+    main = [run for run in runs if run.config.layers == 4]
+    assert len(main) == len(RATES) * (2 + len(OURS)) * 2
+    assert main == runs[: len(main)]
     assert len(set(runs)) == len(runs)
-    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
-    assert {run.steps for run in runs} == {600}
-    assert all((run.config.layers, run.config.heads) == (4, 4) for run in runs)
-    assert {run.intervention for run in runs if run.branch} == {"plain"}
-    assert {run.steps for run in plan(steps=7, seeds=1)} == {7}
+    assert [run.seed for run in main] == sorted(run.seed for run in main)
+    assert {run.steps for run in main} == {600}
+    assert {run.intervention for run in main if run.branch} == {"plain"}
+    assert {run.steps for run in plan(steps=7, seeds=1)} == {7, 3}
+
+
+def test_the_comparison_has_five_seeds_of_everything_at_three_rates():
+    compared = [run for run in plan() if run.config.layers == 2]
+    assert len(set(compared)) == len(compared) == len(COMPARED) * len(INTERVENTIONS) * SEEDS
+    assert {run.rate for run in compared} == set(COMPARED)
+    assert not any(run.branch for run in compared)
+    assert {run.intervention for run in compared[-len(OURS) :]} <= set(OURS)
 
 
 LOSSES = {
@@ -57,7 +76,7 @@ def row(name: str, rate: float, seed: int, loss: float | None) -> dict[str, Any]
         "least_entropies": [0.9, 0.02],
     }  # fmt: skip
     return {
-        "run": {"intervention": name, "rate": rate, "seed": seed, "steps": 600},
+        "run": {"intervention": name, "rate": rate, "seed": seed, "steps": 600, "config": {"layers": 4}},
         "record": record | {"held_out_at_start": 5.5, "branches": branches, "curve": curve},
     }
 
@@ -80,6 +99,40 @@ def test_losses_are_means_over_seeds_and_the_baseline_is_compared_by_name():
     )
     assert "Of ours, less sensitive: QKClip (0.075); a lower best loss: QKClip (1.950)" in table.see
     assert table.see.endswith("a lower loss at 0.03: QKClip (2.050).")
+
+
+def compared(seeds: int) -> Table:
+    """The table of so many seeds at three rates."""
+    runs = content(seeds)["runs"]
+    shallow = [row for row in copy.deepcopy(runs) if row["run"]["rate"] in COMPARED]
+    for one in shallow:
+        one["run"]["config"]["layers"] = 2
+    return experiment(content(runs=runs + shallow)).table("against QK-norm, paired by seed")
+
+
+def test_differences_are_paired_by_seed_and_those_beyond_their_interval_are_named():
+    table = compared(3)
+    assert rows(table)[0] == (
+        "plain", 3, "-0.100 ± 0.000", "+0.200 ± 0.000", "+0.400 ± 0.000", "-0.100 ± 0.000", "+0.167 ± 0.000",
+    )  # fmt: skip
+    assert table.see.startswith("2 layers, 600 steps.")
+    assert "Lower: plain (at 0.003, best rate), QKClip (at 0.003, at 0.01, at 0.03, best rate, mean); " in table.see
+    assert "Higher: plain (at 0.01, at 0.03, mean). " in table.see
+    alone = compared(1)
+    assert rows(alone)[0][:3] == ("plain", 1, "-0.100")
+    assert "Lower: nothing; Higher: nothing." in alone.see
+
+
+def test_an_interval_of_pairs_is_that_of_student():
+    found = paired({0: 1.0, 1: 2.0, 2: 3.0, 9: 7.0}, {0: 1.5, 1: 1.5, 2: 1.5, 3: 0.0})
+    assert found is not None
+    assert found.mean == pytest.approx(0.5)
+    assert found.half == pytest.approx(4.302653 / 3**0.5, rel=1e-3)
+    assert not found.told
+    assert paired({0: 1.0}, {1: 1.0}) is None
+    same = paired({seed: 1.0 + 0.1 * (seed % 2) for seed in range(20)}, dict.fromkeys(range(20), 0.0))
+    assert same is not None
+    assert same.told
 
 
 def test_what_does_not_beat_the_baseline_is_said_plainly():
@@ -157,7 +210,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow("takes many seconds")
 def test_a_quick_run_ends_with_tables_of_every_intervention_and_a_file_that_gives_them_again(folder: Path):
     found = read_results("lr-sensitivity", folder / "results.json")
-    assert found.tables[0].column("intervention") == tuple(INTERVENTIONS)
+    assert found.tables[0].column("intervention") == ("plain", "QK-norm", *OURS)
+    assert set(found.tables[1].column("intervention")) == set(INTERVENTIONS) - {"QK-norm"}
     assert all(math.isfinite(value) for line in rows(found.tables[0]) for value in line[1:])
     lines: list[str] = []
     again = train("lr-sensitivity", out=folder, workers=1, quick=True, report=lines.append)

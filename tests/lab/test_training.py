@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from attemper.errors import InputError
+from attemper.lab.model import Attention
 from attemper.lab.trained import interventions, training
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, Control, configure
+from attemper.lab.trained.proposals import GatedAttention, QueryKeyRates, add_gates
 from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows, one_step, start, trained
 from tests.lab.small import CONFIG, corpus, small
 
@@ -109,6 +111,55 @@ def test_clipping_holds_what_would_pass_the_threshold(monkeypatch: pytest.Monkey
     plain = trained(small(rate=3e-2, steps=30), corpus())
     assert max(plain["curve"]["max_logits"]) > 4
     assert max(clipped["curve"]["max_logits"][3:]) < 0.75 * max(plain["curve"]["max_logits"])
+
+
+def test_rates_of_queries_and_keys_fall_as_the_weights_of_the_other_grow():
+    model = start(small())[0].model
+    layer: Any = model.blocks[0]
+    query, key = layer.attention.q_proj.weight, layer.attention.k_proj.weight
+    rates = QueryKeyRates(model, relative_rate=0.5)
+    with torch.no_grad():
+        key[:8] *= 4
+    before = query.detach().clone(), key.detach().clone()
+    rates.remember(torch.zeros(()))
+    with torch.no_grad():
+        query += 1
+        key += 1
+    rates.step()
+    moved = (query - before[0])[:, 0], (key - before[1])[:, 0]
+    assert moved[0].tolist() == pytest.approx([0.125] * 8 + [0.5] * 8, rel=1e-4)
+    assert moved[1].tolist() == pytest.approx([0.5] * 16, rel=1e-4)
+
+
+def test_a_gate_that_is_wide_open_is_the_model_without_it():
+    model, ids = start(small())[0].model, corpus().training[:17].long()[None]
+    before = model(ids)
+    add_gates(model)
+    gated = model(ids)
+    assert not torch.allclose(gated, before, atol=1e-4)
+    for layer in model.modules():
+        if isinstance(layer, GatedAttention):
+            torch.nn.init.zeros_(layer.gate_proj.weight)
+            layer.o_proj.weight.data.mul_(2)
+    torch.testing.assert_close(model(ids), before)
+
+
+def test_softmax_plus_one_lets_a_row_give_its_weight_to_no_key():
+    state, control = start(small(intervention="softmax-plus-one"))
+    ids = corpus().training[:17].long()[None]
+    plus_one = state.model(ids)
+    control.close()
+    for layer in state.model.modules():
+        if isinstance(layer, Attention):
+            layer.attend = _with_a_key_of_zeros
+    torch.testing.assert_close(plus_one, state.model(ids), rtol=1e-4, atol=1e-5)
+
+
+def _with_a_key_of_zeros(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    length = query.shape[2]
+    visible = torch.ones(length, length + 1, dtype=torch.bool).tril(1)
+    key, value = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (key, value))
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ EXPERIMENTS: dict[str, str] = {
 
 TRAINED: dict[str, str] = {
     "lr-sensitivity": "how much the loss depends on the learning rate, under each way to temper attention",
-    "collapse": "training in which attention collapses, and the same held in five ways",
+    "collapse": "training in which attention collapses, and the same held in eight ways",
     "length": "a model read at eight times its length: temperatures by length, and calibrated ones",
     "early-warning": "which alarm to believe: detectors on runs with known faults, and on their healthy twins",
 }
@@ -47,8 +47,8 @@ TAKES: dict[str, str] = {
     "information": "some seconds",
     "representation": "up to a minute",
     "regularization": "a quarter of a minute",
-    "lr-sensitivity": "more than an hour on two cores",
-    "collapse": "about 20 minutes on two cores",
+    "lr-sensitivity": "an hour and a half on two cores",
+    "collapse": "about half an hour on two cores",
     "length": "about half an hour on two cores",
     "early-warning": "some hours on two cores",
 }

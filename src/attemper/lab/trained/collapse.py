@@ -12,13 +12,13 @@ from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.interventions import INTERVENTIONS
+from attemper.lab.trained.differences import paired
+from attemper.lab.trained.interventions import BASELINE, INTERVENTIONS, OURS, PROPOSED
 from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.signals import COLLAPSED
 from attemper.lab.trained.summary import of_training
 from attemper.lab.trained.training import Run, trained
 
-PLAIN, BASELINE = "plain", "QK-norm"
 SETTING = Run(rate=3e-2, steps=300, config=ByteConfig(width=64, context=128))
 QUICK = Run(rate=3e-2, steps=12, batch=2, every=4, config=ByteConfig(layers=2, heads=2, width=16, context=32))
 
@@ -54,6 +54,11 @@ def _names(runs: Rows) -> list[str]:
     return [name for name in INTERVENTIONS if any(row["run"]["intervention"] == name for row in runs)]
 
 
+def _losses(runs: Rows, name: str) -> dict[int, float]:
+    """Seed -> held-out loss at the end."""
+    return {row["run"]["seed"]: _loss(row["record"]) for row in runs if row["run"]["intervention"] == name}
+
+
 def _records(runs: Rows, name: str) -> list[Mapping[str, Any]]:
     return [row["record"] for row in runs if row["run"]["intervention"] == name]
 
@@ -81,8 +86,10 @@ def _side_by_side(content: Mapping[str, Any]) -> Table:
         losses = [_loss(record) for record in records]
         collapsed = sum(_entropy(record) < COLLAPSED for record in records)
         entropy = fmean(map(_entropy, records))
-        numbers = (fmean(losses), min(losses), max(losses), entropy)
-        rows.append((name, *map(_digits, numbers), f"{collapsed} of {len(records)}", _digits(_largest(records))))
+        numbers = (fmean(losses), min(losses), max(losses))
+        against = None if name == BASELINE else paired(_losses(runs, name), _losses(runs, BASELINE))
+        ends = (_digits(entropy), f"{collapsed} of {len(records)}", _digits(_largest(records)))
+        rows.append((name, *map(_digits, numbers), None if against is None else str(against), *ends))
     missing = content["planned"] - len(runs)
     unfinished = f" {missing} of the {content['planned']} runs are still to be done." if missing else ""
     run = runs[0]["run"]
@@ -94,6 +101,7 @@ def _side_by_side(content: Mapping[str, Any]) -> Table:
             "held-out loss [nats]",
             "least of the seeds [nats]",
             "most [nats]",
+            f"less {BASELINE} [nats]",
             "least entropy of a layer",
             "collapsed",
             "largest logit",
@@ -106,11 +114,14 @@ def _verdict(runs: Rows) -> str:
     means = {name: fmean(map(_loss, _records(runs, name))) for name in _names(runs)}
     held = [name for name in means if all(_entropy(record) >= COLLAPSED for record in _records(runs, name))]
     ranked = ", ".join(f"{name} {means[name]:.3f}" for name in sorted(means, key=lambda name: means[name]))
-    better = [name for name in means if name not in (PLAIN, BASELINE) and means[name] < means.get(BASELINE, 0.0)]
+    better = [
+        ", ".join(name for name in names if name in means and means[name] < means.get(BASELINE, 0.0)) or "nothing"
+        for names in (OURS, PROPOSED)
+    ]
     return (
         f"Best first: {ranked}. No layer ended under {COLLAPSED:g} with: {', '.join(held) or 'none'}. Of ours, a lower "
-        f"loss than {BASELINE}, the baseline: {', '.join(better) or 'nothing'}. Entropy is normalised; logits are "
-        "the largest of the run."
+        f"loss than {BASELINE}, the baseline: {better[0]}. Of what papers propose: {better[1]}. Less {BASELINE}: "
+        "paired by seed, with 95% interval (Student). Entropy is normalised; logits are the largest of the run."
     )
 
 

@@ -1,4 +1,4 @@
-"""What training experiments do against sharp attention: one line of the product each, and doing nothing.
+"""What training experiments do against sharp attention: nothing, what papers propose, and a line of the product each.
 
 Each is a function ``(model, total_steps) -> Control``; what it needs is imported when it is asked for.
 """
@@ -18,6 +18,8 @@ THRESHOLD = 100.0
 
 BAND = (0.25, 0.75)
 """Of normalised entropy, for what holds it: a model that trains well has means of 0.3 to 0.6."""
+RELATIVE_RATE = 0.1
+"""Of queries and keys at the first step under "QuacK": its authors try 0.01 to 10. Of 0.1 and 1, what ended lower."""
 BRANCHES = ("learning rate / 3", "QKClip from there")
 """How a plain run goes on from its first alarm, beside unchanged."""
 
@@ -35,6 +37,27 @@ class Control:
 
 def _plain(model: ByteModel, total_steps: int) -> Control:
     return Control()
+
+
+def _quack(model: ByteModel, total_steps: int) -> Control:
+    from attemper.lab.trained.proposals import QueryKeyRates
+
+    rates = QueryKeyRates(model, RELATIVE_RATE)
+    return Control(attach=rates.remember, step=rates.step)
+
+
+def _output_gate(model: ByteModel, total_steps: int) -> Control:
+    from attemper.lab.trained.proposals import add_gates
+
+    add_gates(model)
+    return Control()
+
+
+def _softmax_plus_one(model: ByteModel, total_steps: int) -> Control:
+    """A sink of logit 0: a row may give its weight to no key."""
+    from attemper.control.temper import temper
+
+    return Control(close=temper(model, normalizer="softmax_plus_one").remove)
 
 
 def _qk_clip(model: ByteModel, total_steps: int) -> Control:
@@ -76,12 +99,20 @@ def _thermostat(model: ByteModel, total_steps: int) -> Control:
 INTERVENTIONS: dict[str, Callable[[ByteModel, int], Control]] = {
     "plain": _plain,
     "QK-norm": _plain,
+    "QuacK": _quack,
+    "output gate": _output_gate,
+    "softmax-plus-one": _softmax_plus_one,
     "QKClip": _qk_clip,
     "sigma_reparam_": _sigma_reparam,
     "Thermostat": _thermostat,
     "EntropyTarget": _entropy_target,
 }
 """Name -> what it does. "QK-norm" acts through the model's configuration, see :func:`configure`."""
+PLAIN, BASELINE = "plain", "QK-norm"
+PROPOSED = ("QuacK", "output gate", "softmax-plus-one")
+"""By papers, beside the baseline: arXiv 2511.21377, arXiv 2505.06708, and a one in the softmax's denominator."""
+OURS = tuple(name for name in INTERVENTIONS if name not in (PLAIN, BASELINE, *PROPOSED))
+"""What attemper does to a model that exists."""
 
 
 def configure(config: ByteConfig, name: str) -> ByteConfig:
@@ -91,4 +122,4 @@ def configure(config: ByteConfig, name: str) -> ByteConfig:
         InputError: no intervention has this name.
     """
     one_of("intervention", name, INTERVENTIONS)
-    return replace(config, qk_norm=True) if name == "QK-norm" else config
+    return replace(config, qk_norm=True) if name == BASELINE else config

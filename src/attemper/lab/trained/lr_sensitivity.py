@@ -8,50 +8,81 @@ saved, from the first alarm on, by a lower rate and by clipping.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS
+from attemper.lab.trained.differences import Difference, paired
+from attemper.lab.trained.interventions import BASELINE, BRANCHES, INTERVENTIONS, OURS, PLAIN, PROPOSED
 from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.signals import SIGNS
 from attemper.lab.trained.summary import of_training
 from attemper.lab.trained.training import Run, trained
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-BASELINE = "QK-norm"
 QUICK = Run(steps=12, batch=2, every=4, config=ByteConfig(layers=2, heads=2, width=16, context=32))
+COMPARED = RATES[1:]
+COMPARISON = Run(every=50, config=ByteConfig(layers=2, width=64, context=64))
+"""Half the depth of the others and a third of the steps: so many seeds that a few hundredths of a nat are told."""
+SEEDS = 5
+"""Of the comparison."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def plan(steps: int = 600, seeds: int = 2, *, quick: bool = False) -> list[Run]:
-    """Every run, one seed of everything first: plain ones go on from their first alarm in other ways, too."""
+    """Every run: one seed of everything first, whose plain ones go on from their first alarm in other ways, too; then
+    the comparison, what others do before what attemper does.
+    """
     base = QUICK if quick else Run(steps=steps)
-    rates = RATES[1::2] if quick else RATES
-    return [
-        base.change(intervention=name, rate=rate, seed=seed, branch=name == "plain")
+    main = [
+        base.change(intervention=name, rate=rate, seed=seed, branch=name == PLAIN)
         for seed in range(1 if quick else seeds)
-        for name in INTERVENTIONS
-        for rate in rates
+        for name in (PLAIN, BASELINE, *OURS)
+        for rate in (RATES[1::2] if quick else RATES)
+    ]
+    return [*main, *_comparison(base, quick)]
+
+
+def _comparison(base: Run, quick: bool) -> list[Run]:
+    small = (
+        base.change(config=replace(base.config, layers=1)) if quick else COMPARISON.change(steps=(base.steps + 2) // 3)
+    )
+    return [
+        small.change(intervention=name, rate=rate, seed=seed)
+        for names in ((PLAIN, BASELINE, *PROPOSED), OURS)
+        for seed in range(1 if quick else SEEDS)
+        for name in names
+        for rate in (RATES[1::2] if quick else COMPARED)
     ]
 
 
 def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
     """The content of the results file; ``how`` as in ``runs.records``."""
-    return train_and_sum_up("lr-sensitivity", planned, out, trained, of_training, **how)
+    content = train_and_sum_up("lr-sensitivity", planned, out, trained, of_training, **how)
+    for row in _parts(content["runs"])[1]:
+        del row["record"]["curve"]  # no chart shows it
+    return content
+
+
+def _parts(runs: Rows) -> tuple[Rows, Rows]:
+    """The runs over all rates, and those of the comparison, whose models have fewer layers."""
+    layers = max((row["run"]["config"]["layers"] for row in runs), default=0)
+    main = [row for row in runs if row["run"]["config"]["layers"] == layers]
+    return main, [row for row in runs if row["run"]["config"]["layers"] < layers]
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:
     """Tables and charts of a results file."""
-    runs = content["runs"]
+    runs, compared = _parts(content["runs"])
     return Experiment(
         name="lr-sensitivity",
         question="how much does the loss depend on the learning rate, and what holds attention at a rate too high?",
         seed=0,
-        tables=(_losses(content), _by_seed(runs), _branches(runs), _signs(runs)),
+        tables=(_losses(content), *_against_baseline(compared), _by_seed(runs), _branches(runs), _signs(runs)),
         charts=(_loss_chart(runs), *_curve_charts(runs)),
     )
 
@@ -111,7 +142,8 @@ def sensitivities(runs: Rows, name: str) -> dict[int, float]:
 
 
 def _losses(content: Mapping[str, Any]) -> Table:
-    runs, rates = content["runs"], _rates(content["runs"])
+    runs = _parts(content["runs"])[0]
+    rates = _rates(runs)
     rows: list[tuple[Cell, ...]] = []
     for name in _names(runs):
         losses = [_mean_loss(runs, name, rate) for rate in rates]
@@ -120,7 +152,7 @@ def _losses(content: Mapping[str, Any]) -> Table:
         found = sensitivities(runs, name)
         mean = fmean(found.values()) if found else None
         rows.append((name, *(_digits(loss) for loss in losses), _digits(best), _digits(mean)))
-    missing = content["planned"] - len(runs)
+    missing = content["planned"] - len(content["runs"])
     unfinished = f" {missing} of the {content['planned']} runs are still to be done." if missing else ""
     return Table(
         title=f"held-out loss after {runs[0]['run']['steps']} steps, and its sensitivity to the learning rate",
@@ -155,9 +187,64 @@ def _count(seeds: Sequence[float]) -> str:
 
 def _beaten(values: Mapping[str, float]) -> str:
     """Those of ours whose value is below the baseline's."""
-    ours = [name for name in values if name not in ("plain", BASELINE)]
-    better = [f"{name} ({values[name]:.3f})" for name in ours if values[name] < values[BASELINE]]
+    better = [f"{name} ({values[name]:.3f})" for name in OURS if name in values and values[name] < values[BASELINE]]
     return ", ".join(better) or "nothing"
+
+
+def _by_rate(runs: Rows, name: str) -> dict[str, dict[int, float]]:
+    """Where it is compared -> seed -> final loss: at each rate, and the least and the mean of a seed's rates."""
+    rates = _rates(runs)
+    found = {rate: _of(runs, intervention=name, rate=rate) for rate in rates}
+    at = {rate: {row["run"]["seed"]: _final_loss(row) for row in rows} for rate, rows in found.items()}
+    whole = [seed for seed in _seeds(runs) if all(seed in losses for losses in at.values())]
+    each = {seed: [losses[seed] for losses in at.values()] for seed in whole}
+    return {
+        **{f"at {rate:g}": losses for rate, losses in at.items()},
+        "best rate": {seed: min(losses) for seed, losses in each.items()},
+        "mean": {seed: fmean(losses) for seed, losses in each.items()},
+    }
+
+
+def _against_baseline(runs: Rows) -> tuple[Table, ...]:
+    """The comparison; nothing before its first run."""
+    if not runs:
+        return ()
+    baseline = _by_rate(runs, BASELINE)
+    found = {
+        name: {place: paired(losses, baseline[place]) for place, losses in _by_rate(runs, name).items()}
+        for name in _names(runs)
+        if name != BASELINE
+    }
+    rows = [
+        (name, len(_by_rate(runs, name)["mean"]), *(None if one is None else str(one) for one in places.values()))
+        for name, places in found.items()
+    ]
+    told = [
+        f"{which}: {', '.join(f'{name} ({places})' for name, places in _told(found, sign).items()) or 'nothing'}"
+        for which, sign in (("Lower", -1), ("Higher", 1))
+    ]
+    size = runs[0]["run"]
+    table = Table(
+        title=f"against {BASELINE}, paired by seed",
+        see=(
+            f"{size['config']['layers']} layers, {size['steps']} steps. Held-out loss less that of {BASELINE} with the "
+            "same seed, mean with 95% interval (Student). Best rate and mean: of each seed's rates. "
+            f"{'; '.join(told)}. What is not named is not told apart from {BASELINE}. "
+            "Of twenty such intervals, one leaves out 0 by chance."
+        ),
+        columns=headings("intervention", "seeds", *(f"{place} [nats]" for place in baseline)),
+        rows=tuple(rows),
+    )
+    return (table,)
+
+
+def _told(found: Mapping[str, Mapping[str, Difference | None]], sign: int) -> dict[str, str]:
+    """Intervention -> where its difference of this sign is told apart; those without any left out."""
+    places = {
+        name: ", ".join(place for place, one in each.items() if one is not None and one.told and sign * one.mean > 0)
+        for name, each in found.items()
+    }
+    return {name: text for name, text in places.items() if text}
 
 
 def _by_seed(runs: Rows) -> Table:

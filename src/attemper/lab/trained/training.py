@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attemper.lab.corpus import Corpus, drawn_windows
 from attemper.lab.experiment import one_thread
@@ -86,7 +86,7 @@ class State:
     """What the learning rate is divided by."""
 
 
-def adamw(model: ByteModel, run: Run) -> torch.optim.AdamW:
+def adamw(model: nn.Module, run: Run) -> torch.optim.AdamW:
     """The optimizer; it decays matrices only. torch multiplies the decay by the rate, hence the division."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": run.decay / run.rate},
@@ -200,8 +200,20 @@ def held_out_windows(run: Run, corpus: Corpus) -> Tensor:
     return drawn_windows(corpus.held_out, HELD_OUT_WINDOWS, run.config.context + 1, seed=2**40)
 
 
+class Learner(Protocol):
+    """A model that knows its own loss."""
+
+    training: bool
+
+    def eval(self) -> object: ...
+    def train(self, mode: bool = True) -> object: ...
+    def loss(self, ids: Tensor, /) -> Tensor:
+        """[] of a batch of rows."""
+        ...
+
+
 @torch.no_grad()
-def held_out_loss(model: ByteModel, ids: Tensor) -> float | None:
+def held_out_loss(model: Learner, ids: Tensor) -> float | None:
     """Mean cross-entropy in nats a byte, in eval mode; None if it is no number."""
     training = model.training
     model.eval()

@@ -13,7 +13,7 @@ from typing import Any
 
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.trained import runs
-from attemper.lab.trained.early_warning import run_file
+from attemper.lab.trained.early_warning import encoder, run_file
 from attemper.lab.trained.early_warning.branch import Branch, measure_branch, plan_branches
 from attemper.lab.trained.early_warning.grid import Trial, plan
 from attemper.lab.trained.early_warning.results import content
@@ -23,16 +23,19 @@ from attemper.lab.trained.early_warning.trial import measure_run
 __all__ = ["experiment", "plan", "results", "train"]
 
 
-def results(planned: Sequence[Trial], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
+def results(
+    planned: Sequence[Trial], out: Path, *, quick: bool, corpus: Corpus | None = None, **how: Any
+) -> dict[str, Any]:
     """The content of the results file, from the runs in ``out`` once those that are missing are trained.
 
-    When all are there, remedies from the first alarm on are trained, too.
+    When all of the byte-level model are there, remedies from the first alarm on are trained, too.
     """
-    paths = train(planned, out, **how)
-    if all(path.is_file() for path in paths):
-        files = [(trial, run_file.read(path)) for trial, path in zip(planned, paths, strict=True)]
-        train_branches(plan_branches(files), out, **how)
-    return content(planned, out)
+    paths = dict(zip(planned, train(planned, out, corpus=corpus, **how), strict=True))
+    of_bytes = {trial: path for trial, path in paths.items() if not trial.of_encoder}
+    if all(path.is_file() for path in of_bytes.values()):
+        branches = plan_branches([(trial, run_file.read(path)) for trial, path in of_bytes.items()])
+        train_branches(branches, out, corpus=corpus, **how)
+    return content(planned, out, corpus or standard_library())
 
 
 def train(
@@ -46,12 +49,22 @@ def train(
 ) -> list[Path]:
     """Trains those of ``trials`` that are missing in ``folder``; the paths of all, see ``runs.records``.
 
+    Runs of the pretrained encoder are left out where its packages are not installed, and ``report`` is told.
+
     Raises:
         InputError: the folder cannot be made or written to, or the number of workers is not above 0.
     """
     text = corpus or standard_library()
     paths = [folder / run_file.file_name(trial, text) for trial in trials]
-    work = {path: partial(_write, trial, corpus, path) for trial, path in zip(trials, paths, strict=True)}
+    absent = encoder.missing()
+    left_out = sum(trial.of_encoder and not path.is_file() for trial, path in zip(trials, paths, strict=True))
+    if absent is not None and left_out:
+        report(f"{left_out} runs of {encoder.EncoderConfig.model} are left out; {absent}")
+    work = {
+        path: partial(_write, trial, corpus, path)
+        for trial, path in zip(trials, paths, strict=True)
+        if absent is None or not trial.of_encoder
+    }
     runs.write_missing(work, folder, workers=workers, at_most=at_most, report=report)
     return paths
 

@@ -15,7 +15,7 @@ from attemper.lab.trained.early_warning.default_alarms import first_alarms
 from attemper.lab.trained.early_warning.detectors import DETECTORS
 from attemper.lab.trained.early_warning.judging import Case, Course
 from attemper.lab.trained.early_warning.run_file import RunFile
-from attemper.lab.trained.early_warning.spacing import HELD_OUT, SPACING
+from attemper.lab.trained.early_warning.spacing import HELD_OUT
 
 DEVIATIONS = 3.0
 """A difference between twins beyond so many standard deviations of that between two seeds is above the noise floor."""
@@ -98,7 +98,7 @@ def courses(file: RunFile) -> dict[str, Course]:
     found = {}
     for name, detector in DETECTORS.items():
         scores = detector.score(file.signals)
-        found[name] = Course(SPACING[detector.group] * np.arange(len(scores), dtype=float), scores)
+        found[name] = Course(detector.spacing * np.arange(len(scores), dtype=float), scores)
     return found
 
 

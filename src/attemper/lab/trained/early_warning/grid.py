@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from attemper.lab.model import ByteConfig
+from attemper.lab.trained.early_warning.encoder import EncoderConfig
 from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
 from attemper.lab.trained.early_warning.spacing import ATTENTION
 from attemper.lab.trained.training import Run
@@ -26,6 +27,11 @@ class Trial:
     def twin(self) -> Self:
         """The healthy run of the same configuration and seed."""
         return replace(self, fault=None)
+
+    @property
+    def of_encoder(self) -> bool:
+        """Whether it trains the pretrained encoder, which needs packages of its own."""
+        return isinstance(self.run.config, EncoderConfig)
 
 
 def _run(rate: float, layers: int = 4, context: int = 64, width: int = 64, **other: Any) -> Run:
@@ -64,13 +70,17 @@ LARGER = (
     _run(1e-3, layers=4, context=256, qk_norm=True),
     _run(1e-3, layers=2, context=512),
 )
-"""Five healthy runs and six faults of each come last."""
+"""Five healthy runs and six faults of each come after the small ones."""
+ENCODER = Run(rate=1e-4, config=EncoderConfig(), every=ATTENTION)
+ENCODER_KINDS = ("rate", "jump", "scale", "shuffled", "head")
+"""Of faults in the encoder, one each. It sees all keys, so that none can leak."""
 
 
 def plan(steps: int = 600, seeds: int = SEEDS, *, quick: bool = False) -> list[Trial]:
     """Every run, so ordered that any first part is of use: a configuration's healthy runs, then half of its faults.
 
-    The other halves come after the last configuration, and the larger models at the end.
+    The other halves come after the last configuration, then the larger models. At the end a pretrained encoder, which
+    learns another task, for a quarter of the steps.
     """
     if quick:
         return _quick()
@@ -83,6 +93,11 @@ def plan(steps: int = 600, seeds: int = SEEDS, *, quick: bool = False) -> list[T
         trials += _faulty(run, seeds, place, first=False)
     for place, run in enumerate(large):
         trials += [*_healthy(run, seeds), *_faulty(run, seeds, place, first=True)]
+    encoder = ENCODER.change(steps=max(1, steps // 4))
+    trials += _healthy(encoder, seeds)
+    for number, kind in enumerate(ENCODER_KINDS):
+        seeded = encoder.change(seed=number % seeds)
+        trials.append(Trial(seeded, draw(kind, seeded)))
     return trials
 
 

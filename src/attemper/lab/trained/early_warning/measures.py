@@ -6,6 +6,8 @@ Definitions are those of ``attemper.statistics`` where the quantity is the same,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,49 +15,95 @@ from torch import Tensor
 from attemper.lab.trained.early_warning.attention import Moment, WrittenOutAttention
 from attemper.readings.reading import FEWEST_KEYS
 
-PER_HEAD = (
-    "max_logit",
-    "score_std",
-    "logit_std",
-    "entropy",
-    "normalized_entropy",
-    "first_token_mass",
-    "disagreement",
-)
-"""What :func:`of_moment` gives."""
+
+class Rows:
+    """What one layer computed, with quantities that several measures share: each is computed when one asks for it."""
+
+    def __init__(self, moment: Moment) -> None:
+        self.scores, self.p = moment.scores, moment.weights
+        rows = self.scores.shape[-1]
+        self.judged = slice(min(FEWEST_KEYS, rows // 2) - 1, None)
+        """The rows that see at least 32 keys (or the second half, in a shorter context), as alarms judge them."""
+
+    @cached_property
+    def visible(self) -> Tensor:
+        return self.scores.isfinite()
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[B, H, N], or without heads where none leaks."""
+        return self.visible.sum(-1).float()
+
+    @cached_property
+    def visible_scores(self) -> Tensor:
+        """With 0 in the place of the others."""
+        return self.scores.masked_fill(~self.visible, 0.0)
+
+    @cached_property
+    def log_p(self) -> Tensor:
+        """0 where p is."""
+        return torch.where(self.p > 0, self.p.log(), 0.0)
+
+    @cached_property
+    def row_entropy(self) -> Tensor:
+        return -(self.p * self.log_p).sum(-1)
+
+
+def _max_logit(rows: Rows) -> Tensor:
+    return rows.scores.amax((0, 2, 3))
+
+
+def _score_std(rows: Rows) -> Tensor:
+    """Root of the mean over rows of the plain variance of the visible scores."""
+    mean = rows.visible_scores.sum(-1) / rows.keys
+    variance = ((rows.visible_scores - mean[..., None]) ** 2 * rows.visible).sum(-1) / rows.keys
+    return variance.mean((0, 2)).sqrt()
+
+
+def _logit_std(rows: Rows) -> Tensor:
+    """As ``score_std``, under the weights."""
+    mu = (rows.p * rows.visible_scores).sum(-1)
+    spread = (rows.p * (rows.visible_scores - mu[..., None]) ** 2).sum(-1)
+    return spread.mean((0, 2)).sqrt()
+
+
+def _entropy(rows: Rows) -> Tensor:
+    """Mean over rows, nats."""
+    return rows.row_entropy.mean((0, 2))
+
+
+def _normalized_entropy(rows: Rows) -> Tensor:
+    return (rows.row_entropy[..., rows.judged] / rows.keys[..., rows.judged].log()).mean((0, 2))
+
+
+def _first_token_mass(rows: Rows) -> Tensor:
+    return rows.p[:, :, rows.judged, 0].mean((0, 2))
+
+
+def _disagreement(rows: Rows) -> Tensor:
+    """Mean over rows of KL(p_h || the mean of all heads), nats."""
+    mixture = rows.p.mean(1, keepdim=True)
+    away = (rows.p * (rows.log_p - torch.where(mixture > 0, mixture.log(), 0.0))).sum(-1)
+    return away.mean((0, 2))
+
+
+PER_HEAD: dict[str, Callable[[Rows], Tensor]] = {
+    "max_logit": _max_logit,
+    "score_std": _score_std,
+    "logit_std": _logit_std,
+    "entropy": _entropy,
+    "normalized_entropy": _normalized_entropy,
+    "first_token_mass": _first_token_mass,
+    "disagreement": _disagreement,
+}
+"""Name -> what it makes of a layer's rows: [H], over examples and rows. ``normalized_entropy`` and ``first_token_mass``
+are of the judged rows."""
 
 
 def of_moment(moment: Moment) -> dict[str, Tensor]:
-    """Name -> [H], over examples and rows.
-
-    ``max_logit``; ``score_std``: root of the mean over rows of the plain variance of the visible scores; ``logit_std``:
-    the same under the weights; ``entropy``: mean over rows, nats; ``normalized_entropy`` and ``first_token_mass``: over
-    the rows that see at least 32 keys (or the second half, in a shorter context), as alarms judge them;
-    ``disagreement``: mean over rows of KL(p_h || the mean of all heads), nats.
-    """
-    scores, p = moment.scores, moment.weights
-    visible = scores.isfinite()
-    keys = visible.sum(-1).float()  # [B, H, N], or without heads where none leaks
-    s = scores.masked_fill(~visible, 0.0)
-    mean = s.sum(-1) / keys
-    variance = ((s - mean[..., None]) ** 2 * visible).sum(-1) / keys
-    log_p = torch.where(p > 0, p.log(), 0.0)
-    entropy = -(p * log_p).sum(-1)
-    mu = (p * s).sum(-1)
-    spread = (p * (s - mu[..., None]) ** 2).sum(-1)
-    mixture = p.mean(1, keepdim=True)
-    away = (p * (log_p - torch.where(mixture > 0, mixture.log(), 0.0))).sum(-1)
-    judged = slice(min(FEWEST_KEYS, scores.shape[-1] // 2) - 1, None)
-    normalized = entropy[..., judged] / keys[..., judged].log()
-    return {
-        "max_logit": scores.amax((0, 2, 3)),
-        "score_std": variance.mean((0, 2)).sqrt(),
-        "logit_std": spread.mean((0, 2)).sqrt(),
-        "entropy": entropy.mean((0, 2)),
-        "normalized_entropy": normalized.mean((0, 2)),
-        "first_token_mass": p[:, :, judged, 0].mean((0, 2)),
-        "disagreement": away.mean((0, 2)),
-    }
+    """Every measure of ``PER_HEAD``: name -> [H]."""
+    rows = Rows(moment)
+    return {name: measure(rows) for name, measure in PER_HEAD.items()}
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -73,6 +121,17 @@ def spectral_entropy(singular_values: Tensor) -> Tensor:
     """Entropy in nats of singular values [..., d] as shares of their sum -> [...]; NaN where all are 0."""
     shares = singular_values / singular_values.sum(-1, keepdim=True)
     return torch.special.entr(shares).sum(-1)
+
+
+@torch.no_grad()
+def attention_output(moment: Moment, layer: WrittenOutAttention) -> Tensor:
+    """What a layer's attention adds: [B N, width]."""
+    return layer.o_proj(moment.mixed.transpose(1, 2).flatten(2)).flatten(0, 1)
+
+
+def change_norm(weights: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+    """[] of the change of all weights together."""
+    return torch.nn.utils.get_total_norm([weight.detach() - old for weight, old in zip(weights, before, strict=True)])
 
 
 class Increments:

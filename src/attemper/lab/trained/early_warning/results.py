@@ -10,8 +10,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from attemper.lab.corpus import Corpus
 from attemper.lab.trained.early_warning import run_file
 from attemper.lab.trained.early_warning.cases import JudgedRun, configuration, judge_files, noise_floor
+from attemper.lab.trained.early_warning.costs import measure_costs
 from attemper.lab.trained.early_warning.detectors import DETECTORS, LOSS
 from attemper.lab.trained.early_warning.grid import Trial
 from attemper.lab.trained.early_warning.judging import (
@@ -23,6 +25,7 @@ from attemper.lab.trained.early_warning.judging import (
     judge_left_out,
     recall_at,
     recall_together,
+    ring,
     shuffle_labels,
     typical,
 )
@@ -35,29 +38,61 @@ COMBINATION = "combination"
 MOST_FALSE_ALARMS = 10
 """Up to which recall is said at so many false alarms."""
 SHUFFLES = 20
+GROUPS = ("attention", "gradient_norm", "update_norm", "output_rank", "increment_entropy")
+"""Of signals that are measured together: keys of ``seconds`` in the file of a run."""
 
 
-def content(planned: Sequence[Trial], folder: Path) -> dict[str, Any]:
-    """The content of a results file, from the files in a folder that are of planned runs, whatever their text."""
-    wanted = {json.dumps(plain(asdict(trial)), sort_keys=True) for trial in planned}
-    files = [run_file.read(path) for path in sorted(folder.glob(f"*{run_file.SUFFIX}"))]
-    files = [file for file in files if json.dumps(file.about["trial"], sort_keys=True) in wanted]
+def content(planned: Sequence[Trial], folder: Path, corpus: Corpus) -> dict[str, Any]:
+    """The content of a results file, from the files in a folder that are of planned runs, whatever their text.
+
+    What detectors cost is measured now, on the first of the planned models, with ``corpus``.
+    """
+    run = planned[0].run
+    costs = measure_costs(run, corpus)
+    wanted = {json.dumps(plain(asdict(trial)), sort_keys=True): trial.of_encoder for trial in planned}
+    read = [run_file.read(path) for path in sorted(folder.glob(f"*{run_file.SUFFIX}"))]
+    asked = [(file, wanted.get(json.dumps(file.about["trial"], sort_keys=True))) for file in read]
+    files = [file for file, of_encoder in asked if of_encoder is False]
+    plain_files = [file for file in files if "branch" not in file.about]
+    judged = judge_files(plain_files)
+    encoder = [file for file, of_encoder in asked if of_encoder]
     return {
         "schema": SCHEMA,
         "experiment": NAME,
-        "planned": len(planned),
+        "planned": sum(not of_encoder for of_encoder in wanted.values()),
         "corpora": sorted({file.about["corpus"] for file in files}),
-        "environments": _distinct([file.about["environment"] for file in files]),
-        "minutes": round(sum(sum(file.about["seconds"].values()) for file in files) / 60, 1),
-        **_sum_up([file for file in files if "branch" not in file.about]),
+        "environments": _distinct([file.about["environment"] for file in files + encoder]),
+        "minutes": round(sum(sum(file.about["seconds"].values()) for file in files + encoder) / 60, 1),
+        "costs": {
+            "run": plain(asdict(run)),
+            "step": _three_digits(costs["step"]),
+            "together": {group: _share_of_training(files, group) for group in GROUPS},
+        },
+        **_sum_up(plain_files, judged, costs["detectors"]),
+        "encoder": {"planned": sum(wanted.values()), "done": len(encoder), "runs": _transfer(judged, encoder)},
         "branches": _branches(files),
     }
 
 
-def _sum_up(files: Sequence[RunFile]) -> dict[str, Any]:
-    judged = judge_files(files)
+def _transfer(judged: Sequence[JudgedRun], files: Sequence[RunFile]) -> list[dict[str, Any]]:
+    """Runs of another model, by limits at which no healthy run of ``judged`` rings: detector -> step of its ring."""
+    cases = [one.case for one in judged]
+    limits = {name: fit(cases, name) for name in DETECTORS}
+    found = judge_files(files)
+    names = list(dict.fromkeys(map(configuration, files)))
+    rows = [_row(file, names, found) for file in files]
+    for one in found:
+        row = rows[next(place for place, file in enumerate(files) if file.about["trial"] is one.document)]
+        row["rings"] = {name: step for name in DETECTORS if (step := ring(one.case, {name: limits[name]})) is not None}
+    return rows
+
+
+def _sum_up(
+    files: Sequence[RunFile], judged: Sequence[JudgedRun], costs: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
     cases = [one.case for one in judged]
     names = list(dict.fromkeys(map(configuration, files)))
+    together = judge(cases, list(DETECTORS), LOSS.name, combined=True)
     controls = [shuffle_labels(cases, seed) for seed in range(SHUFFLES)]
     return {
         "configurations": [_configuration(name, judged) for name in names],
@@ -67,17 +102,17 @@ def _sum_up(files: Sequence[RunFile]) -> dict[str, Any]:
                 **_judgement(judge(cases, [name], LOSS.name)),
                 "recalls": [list(recall_at(cases, name, count)) for count in range(MOST_FALSE_ALARMS + 1)],
                 "control": _control(controls, [name]),
-                "cost": _cost(files, detector.group),
+                "cost": {part: _three_digits(value) for part, value in costs[name].items()},
                 "limit": _finite(fit(cases, name)),
             }
-            for name, detector in DETECTORS.items()
+            for name in DETECTORS
         }
         | {
             COMBINATION: {
-                **_judgement(judge(cases, list(DETECTORS), LOSS.name, combined=True)),
+                **_judgement(together),
                 "recalls": [list(recall_together(cases, list(DETECTORS)))],
                 "control": _control(controls, list(DETECTORS), combined=True),
-                "cost": None,
+                "cost": _cost_together(together.members, costs),
             }
         },
         "left_out": {
@@ -161,10 +196,21 @@ def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _cost(files: Sequence[RunFile], group: str) -> float | None:
-    """Of the group of signals, as a share of the training itself: the median over runs."""
-    shares = [file.about["seconds"][group] / file.about["seconds"]["training"] for file in files if group]
-    return round(median(shares), 4) if shares else 0.0
+def _share_of_training(files: Sequence[RunFile], group: str) -> float | None:
+    """What a group of signals took in the runs, measured together, as a share of the training: the median."""
+    shares = [file.about["seconds"][group] / file.about["seconds"]["training"] for file in files]
+    return round(median(shares), 4) if shares else None
+
+
+def _cost_together(members: Sequence[str], costs: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of several detectors: a signal that several need is measured once."""
+    signals = {DETECTORS[name].signal: costs[name]["signal"] for name in members}
+    scores = [costs[name]["score"] for name in members]
+    return {"signal": _three_digits(sum(signals.values())), "score": _three_digits(sum(scores))}
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def share(pair: Sequence[int]) -> Share:

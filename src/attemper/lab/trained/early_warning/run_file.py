@@ -21,6 +21,7 @@ import numpy.typing as npt
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus
+from attemper.lab.trained.early_warning.encoder import EncoderConfig
 from attemper.lab.trained.early_warning.grid import Trial
 from attemper.lab.trained.early_warning.trial import Array
 from attemper.lab.trained.runs import digest, environment, plain
@@ -50,6 +51,8 @@ def file_name(trial: Trial, corpus: Corpus, **more: Any) -> str:
     run, config = trial.run, trial.run.config
     fault = trial.fault.kind.replace(" ", "-") if trial.fault else "healthy"
     sizes = f"{config.layers}x{config.width}x{config.context}{'-qknorm' if config.qk_norm else ''}"
+    if isinstance(config, EncoderConfig):
+        sizes = f"{config.model.lower()}-{sizes}"
     return f"{sizes}-{run.rate:g}-seed{run.seed}-{fault}-{digest(identity(trial, corpus, **more))}{SUFFIX}"
 
 

@@ -9,11 +9,10 @@ COSTLY = 10
 HELD_OUT = 25
 
 SPACING = {
-    "": 1,
+    "loss": 1,
     "gradient_norm": 1,
     "update_norm": 1,
-    "attention": ATTENTION,
     "output_rank": COSTLY,
     "increment_entropy": COSTLY,
 }
-"""Group of signals (a key of ``seconds`` in the file of a run; empty: the training loss) -> steps."""
+"""Signal -> steps, of those that are not read from scores and weights."""

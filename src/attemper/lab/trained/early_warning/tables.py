@@ -39,6 +39,7 @@ def experiment(content: Mapping[str, Any]) -> Experiment:
             _kinds(content, "found of each kind of fault, by scores and weights of attention", attention),
             _left_out(content),
             _default_alarms(content),
+            _encoder(content),
             _branches(content),
             _configurations(content),
         ),
@@ -116,24 +117,47 @@ def _control(pair: Sequence[int]) -> str | None:
 
 def _leads(content: Mapping[str, Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
+    costs = content["costs"]
+    sizes = costs["run"]["config"]
     for name, found in content["detectors"].items():
-        cost = None if found["cost"] is None else f"{100 * found['cost']:.1f}%"
-        limit = found.get("limit")
-        rows.append((name, *found["lead"], *found["held_out_lead"], cost, None if limit is None else _digits(limit)))
+        signal, score = found["cost"]["signal"], found["cost"]["score"]
+        share = f"{100 * (signal + score) / costs['step']:.2g}%"
+        limit = None if found.get("limit") is None else _digits(found["limit"])
+        rows.append((name, *found["lead"], *found["held_out_lead"], signal, score, share, limit))
     return Table(
         title="lead and cost",
         see=(
             "Median steps from the ring to where loss tells: (a) the loss z-score rings at its own limit, (b) held-out "
             "loss, measured each 25 steps, leaves the twin's by more than the floor. Of so many faults, found and told "
-            "by both. Cost: seconds of measuring as a share of training, median of the runs; all that is read from "
-            "scores and weights is measured together, each 5 steps, ranks and spectra each 10. Limit: the largest "
+            "by both. Signal and score: microseconds a step of one core, of what the detector needs by itself and "
+            f"nothing else; share: of a step of training, {costs['step']:g} microseconds with layers x width of "
+            f"{_size(sizes)}, context {sizes['context']}. Signals of scores and weights are measured each 5 steps, "
+            "ranks and spectra each 10; the loss is there. In the runs, all that is read from scores and weights, "
+            f"measured together, took {_share(costs['together']['attention'])} of the training. Limit: the largest "
             "score of all healthy runs; a score below 0 is a quantity that alarms where it is low."
         ),
         columns=headings(
-            "detector", "lead (a) [steps]", "of", "lead (b) [steps]", "of", "cost of its signals", "limit"
+            "detector",
+            "lead (a) [steps]",
+            "of",
+            "lead (b) [steps]",
+            "of",
+            "signal [µs]",
+            "score [µs]",
+            "share",
+            "limit",
         ),
         rows=tuple(rows),
     )
+
+
+def _size(sizes: Mapping[str, Any]) -> str:
+    """Layers and width, and the name of a pretrained model."""
+    return f"{sizes['model'] + ' ' if 'model' in sizes else ''}{sizes['layers']} x {sizes['width']}"
+
+
+def _share(value: float | None) -> str:
+    return "no time" if value is None else f"{100 * value:.1f}%"
 
 
 def _kinds(content: Mapping[str, Any], title: str, names: Sequence[str]) -> Table:
@@ -200,6 +224,36 @@ def _default_alarms(content: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
+def _encoder(content: Mapping[str, Any]) -> Table:
+    found = content["encoder"]
+    judged = [row for row in found["runs"] if "rings" in row]
+    groups = [
+        [row for row in judged if row["fault"] is None],
+        [row for row in judged if row["fault"] is not None and not row["hurt"]],
+        [row for row in judged if row["fault"] is not None and row["hurt"]],
+    ]
+    heard = {kind for kind, told in ALARMS.items() if told.severity != "notice"}
+    asked = {name: {name} for name in content["detectors"] if name != COMBINATION} | {"any alarm above notice": heard}
+    rung = [[{*row["rings"], *row["alarms"]} for row in group] for group in groups]
+    rows = [
+        (name, *(_of((sum(bool(names & rings) for rings in group), len(group))) for group in rung))
+        for name, names in asked.items()
+    ]
+    hurt = ", ".join(row["fault"]["kind"] for row in groups[2]) or "none"
+    loud = sorted({kind for row in groups[0] for kind in row["alarms"] if kind in heard})
+    return Table(
+        title="the same limits on a pretrained encoder",
+        see=(
+            f"{found['done']} of {found['planned']} runs of all-MiniLM-L6-v2, which learns to tell from which of eight "
+            "packages a piece of source is, by limits at which no healthy run of the small models rings, and by "
+            f"default alarms. Faults that hurt: {hurt}. Alarms above notice in healthy runs: "
+            f"{', '.join(loud) or 'none'}."
+        ),
+        columns=headings("detector", "in healthy runs", "in faults without harm", "in faults that hurt"),
+        rows=tuple(rows),
+    )
+
+
 def _branches(content: Mapping[str, Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for remedy in dict.fromkeys(one["remedy"] for one in content["branches"]):
@@ -231,7 +285,7 @@ def _configurations(content: Mapping[str, Any]) -> Table:
     for told in content["configurations"]:
         run, sizes = told["run"], told["run"]["config"]
         rows.append(
-            (f"{sizes['layers']} x {sizes['width']}", sizes["context"], "yes" if sizes["qk_norm"] else "no",
+            (_size(sizes), sizes["context"], "yes" if sizes["qk_norm"] else "no",
              run["rate"], f"{100 * run['warmup']:.0f}%", told["healthy"], told["held_out"], told["floor"])
         )  # fmt: skip
     return Table(

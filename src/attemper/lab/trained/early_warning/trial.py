@@ -23,9 +23,17 @@ from attemper.lab.corpus import Corpus, drawn_windows
 from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteModel
 from attemper.lab.trained.early_warning.attention import Arithmetic, Moment, WrittenOutAttention, write_out
+from attemper.lab.trained.early_warning.encoder import Encoder, EncoderConfig
 from attemper.lab.trained.early_warning.faults import KINDS, Effect
 from attemper.lab.trained.early_warning.grid import Trial
-from attemper.lab.trained.early_warning.measures import Increments, effective_rank, of_moment
+from attemper.lab.trained.early_warning.measures import (
+    Increments,
+    attention_output,
+    change_norm,
+    effective_rank,
+    of_moment,
+)
+from attemper.lab.trained.early_warning.pieces import drawn_pieces, pieces
 from attemper.lab.trained.early_warning.spacing import COSTLY, HELD_OUT
 from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows
 
@@ -69,16 +77,24 @@ class Training:
         self.run: Run = self.effect.run(trial.run)
         self.corpus = corpus
         torch.manual_seed(self.run.seed)
-        self.model = ByteModel(self.run.config)
-        self.layers = write_out(self.model)
+        self.model, self.layers = self._start()
         self.optimizer = adamw(self.model, self.run)
         self.signals = Signals()
         self.increments = Increments(self.layers)
         self._moments: list[Moment] = []
 
+    def _start(self) -> tuple[ByteModel | Encoder, list[WrittenOutAttention]]:
+        """The model before its first step, and its attention layers."""
+        model = ByteModel(self.run.config)
+        return model, write_out(model)
+
+    def _held_out(self) -> Tensor:
+        """What held-out loss is measured on at the end; its first rows on the way."""
+        return held_out_windows(self.run, self.corpus)
+
     def advance(self) -> int | None:
         """Trains to the last step; the step whose loss was no number, where one was."""
-        held_out = held_out_windows(self.run, self.corpus)[:HELD_OUT_WINDOWS]
+        held_out = self._held_out()[:HELD_OUT_WINDOWS]
         for step in range(self.run.steps):
             if step % HELD_OUT == 0:
                 with self.signals.clock("held_out"):
@@ -93,7 +109,7 @@ class Training:
             layer.arithmetic = self.effect.arithmetic(step)
         measured = step % self.run.every == 0
         with self.signals.clock("training"), self._reading(measured):
-            loss = self.model.loss(self._batch(step))
+            loss = self.model.loss(self.batch(step))
         self.signals.add(loss=loss.item())
         if measured:
             self._measure(step)
@@ -102,9 +118,13 @@ class Training:
         self._update(loss, step)
         return True
 
-    def _batch(self, step: int) -> Tensor:
-        seed = self.run.seed * 2**32 + self.effect.source(step) + 1
-        ids = drawn_windows(self.corpus.training, self.run.batch, self.run.config.context + 1, seed)
+    def _seed(self, step: int) -> int:
+        """Of what is drawn at a step."""
+        return self.run.seed * 2**32 + self.effect.source(step) + 1
+
+    def batch(self, step: int) -> Tensor:
+        """What is trained on at a step."""
+        ids = drawn_windows(self.corpus.training, self.run.batch, self.run.config.context + 1, self._seed(step))
         return self.effect.batch(ids, step)
 
     def _update(self, loss: Tensor, step: int) -> None:
@@ -121,9 +141,14 @@ class Training:
         with self.signals.clock("training"):
             self.optimizer.step()
         with self.signals.clock("update_norm"):
-            changes = [weight.detach() - old for weight, old in zip(weights, before, strict=True)]
-            change = torch.nn.utils.get_total_norm(changes)
+            change = change_norm(weights, before)
         self.signals.add(gradient_norm=norm.item(), update_norm=change.item())
+
+    def read_attention(self, step: int) -> list[Moment]:
+        """What each layer computes from the batch of a step."""
+        with self._reading(True):
+            self.model.loss(self.batch(step))
+        return list(self._moments)
 
     @contextmanager
     def _reading(self, wanted: bool) -> Iterator[None]:
@@ -160,7 +185,24 @@ class Training:
         """The loss on all held-out windows, with attention computed in one way."""
         for layer in self.layers:
             layer.arithmetic = arithmetic
-        return held_out_loss(self.model, held_out_windows(self.run, self.corpus))
+        return held_out_loss(self.model, self._held_out())
+
+
+class EncoderTraining(Training):
+    """Of the pretrained encoder: pieces of source, each with the package that it is from."""
+
+    def _start(self) -> tuple[ByteModel | Encoder, list[WrittenOutAttention]]:
+        assert isinstance(self.run.config, EncoderConfig)
+        model = Encoder(self.run.config)
+        return model, model.attentions()
+
+    def _held_out(self) -> Tensor:
+        return drawn_pieces(pieces(self.run.config.context).held_out, 4 * HELD_OUT_WINDOWS, seed=2**40)
+
+    def batch(self, step: int) -> Tensor:
+        """A fault changes the pieces, never the class that stands before them."""
+        drawn = drawn_pieces(pieces(self.run.config.context).training, self.run.batch, self._seed(step))
+        return torch.cat((drawn[:, :1], self.effect.batch(drawn[:, 1:], step)), 1)
 
 
 def _ranks(moments: list[Moment], layers: list[WrittenOutAttention]) -> dict[str, npt.NDArray[Any]]:
@@ -171,8 +213,7 @@ def _ranks(moments: list[Moment], layers: list[WrittenOutAttention]) -> dict[str
     heads, outputs = [], []
     for moment, layer in zip(moments, layers, strict=True):
         mixed = moment.mixed.transpose(0, 1).flatten(1, 2)  # [H, B N, D]
-        with torch.no_grad():
-            output = layer.o_proj(moment.mixed.transpose(1, 2).flatten(2)).flatten(0, 1)
+        output = attention_output(moment, layer)
         known = bool(output.isfinite().all())
         heads.append(effective_rank(mixed) if known else torch.full((layer.heads,), math.nan))
         outputs.append(effective_rank(output) if known else torch.tensor(math.nan))
@@ -192,6 +233,6 @@ def measure_run(trial: Trial, corpus: Corpus) -> tuple[dict[str, Any], dict[str,
     training or the loss broke. Training and measuring draw from generators that start anew with the seed and the step,
     so that neither the order of runs nor the number of processes changes a bit.
     """
-    training = Training(trial, corpus)
+    training = (EncoderTraining if trial.of_encoder else Training)(trial, corpus)
     values = training.finish(trial)
     return values, training.signals.arrays()

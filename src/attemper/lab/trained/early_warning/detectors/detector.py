@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from attemper.lab.trained.early_warning.spacing import ATTENTION, SPACING
 from attemper.lab.trained.signals import WINDOW
 from attemper.readings.laws import Array
 
@@ -21,8 +22,13 @@ class Detector:
     name: str
     score: Callable[[Signals], Array]
     """Signals of a run -> [T], from what is known at each measurement. NaN: nothing to say yet; inf: no number."""
-    group: str = "attention"
-    """Of signals that it needs: the key of ``seconds`` in the file of a run, where its cost stands."""
+    signal: str
+    """The signal that it needs."""
+
+    @property
+    def spacing(self) -> int:
+        """Steps between two measurements of its signal."""
+        return SPACING.get(self.signal, ATTENTION)
 
 
 def heads(values: npt.NDArray[np.float32]) -> Array:

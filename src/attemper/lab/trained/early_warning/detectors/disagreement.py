@@ -15,4 +15,4 @@ def score(signals: Signals) -> Array:
     return np.where(np.isnan(found), np.inf, found)
 
 
-DETECTOR = Detector("disagreement", score)
+DETECTOR = Detector("disagreement", score, signal="disagreement")

@@ -29,4 +29,5 @@ def spread(signals: Signals) -> Array:
     return np.where(np.isnan(found), np.inf, found)
 
 
-DETECTORS = (Detector("entropy", level), Detector("entropy fall", fall), Detector("entropy spread", spread))
+SCORES = {"entropy": level, "entropy fall": fall, "entropy spread": spread}
+DETECTORS = tuple(Detector(name, score, signal="normalized_entropy") for name, score in SCORES.items())

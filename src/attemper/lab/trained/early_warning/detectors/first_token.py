@@ -12,4 +12,4 @@ def score(signals: Signals) -> Array:
     return heads(signals["first_token_mass"]).max(1)
 
 
-DETECTOR = Detector("first-token mass", score)
+DETECTOR = Detector("first-token mass", score, signal="first_token_mass")

@@ -12,4 +12,4 @@ def score(signals: Signals) -> Array:
     return times_median(signals["gradient_norm"])
 
 
-DETECTOR = Detector("gradient norm", score, group="gradient_norm")
+DETECTOR = Detector("gradient norm", score, signal="gradient_norm")

@@ -17,4 +17,4 @@ def score(signals: Signals) -> Array:
     return -signals["increment_entropy"].astype(np.float64).mean(2).min(1)
 
 
-DETECTOR = Detector("increment entropy", score, group="increment_entropy")
+DETECTOR = Detector("increment entropy", score, signal="increment_entropy")

@@ -33,4 +33,7 @@ def growth(signals: Signals) -> Array:
     return found
 
 
-DETECTORS = (Detector("largest logit", level), Detector("logit growth", growth))
+DETECTORS = (
+    Detector("largest logit", level, signal="max_logit"),
+    Detector("logit growth", growth, signal="max_logit"),
+)

@@ -12,4 +12,4 @@ def score(signals: Signals) -> Array:
     return heads(signals["score_std"]).max(1)
 
 
-DETECTOR = Detector("logit variance", score)
+DETECTOR = Detector("logit variance", score, signal="score_std")

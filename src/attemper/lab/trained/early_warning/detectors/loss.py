@@ -22,4 +22,4 @@ def score(signals: Signals) -> Array:
     return after_window(signals["loss"], (now - before.mean(1)) / deviation)
 
 
-DETECTOR = Detector("loss z-score", score, group="")
+DETECTOR = Detector("loss z-score", score, signal="loss")

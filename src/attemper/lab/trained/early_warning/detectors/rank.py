@@ -12,4 +12,4 @@ def score(signals: Signals) -> Array:
     return least(signals["output_rank"] / max(1, signals["head_rank"].shape[2]))
 
 
-DETECTOR = Detector("loss of rank", score, group="output_rank")
+DETECTOR = Detector("loss of rank", score, signal="output_rank")

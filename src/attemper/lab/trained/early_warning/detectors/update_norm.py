@@ -12,4 +12,4 @@ def score(signals: Signals) -> Array:
     return times_median(signals["update_norm"])
 
 
-DETECTOR = Detector("update norm", score, group="update_norm")
+DETECTOR = Detector("update norm", score, signal="update_norm")
