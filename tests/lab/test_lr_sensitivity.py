@@ -12,7 +12,7 @@ import pytest
 from attemper.lab import read_results, train
 from attemper.lab.experiment import Table
 from attemper.lab.trained import lr_sensitivity as lab
-from attemper.lab.trained.differences import paired
+from attemper.lab.trained.differences import paired_difference
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, OURS
 from attemper.lab.trained.lr_sensitivity import (
     COMPARED,
@@ -124,13 +124,13 @@ def test_differences_are_paired_by_seed_and_those_beyond_their_interval_are_name
 
 
 def test_an_interval_of_pairs_is_that_of_student():
-    found = paired({0: 1.0, 1: 2.0, 2: 3.0, 9: 7.0}, {0: 1.5, 1: 1.5, 2: 1.5, 3: 0.0})
+    found = paired_difference({0: 1.0, 1: 2.0, 2: 3.0, 9: 7.0}, {0: 1.5, 1: 1.5, 2: 1.5, 3: 0.0})
     assert found is not None
     assert found.mean == pytest.approx(0.5)
     assert found.half == pytest.approx(4.302653 / 3**0.5, rel=1e-3)
     assert not found.told
-    assert paired({0: 1.0}, {1: 1.0}) is None
-    same = paired({seed: 1.0 + 0.1 * (seed % 2) for seed in range(20)}, dict.fromkeys(range(20), 0.0))
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+    same = paired_difference({seed: 1.0 + 0.1 * (seed % 2) for seed in range(20)}, dict.fromkeys(range(20), 0.0))
     assert same is not None
     assert same.told
 

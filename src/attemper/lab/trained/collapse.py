@@ -12,7 +12,7 @@ from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.differences import paired
+from attemper.lab.trained.differences import paired_difference
 from attemper.lab.trained.interventions import BASELINE, INTERVENTIONS, OURS, PROPOSED
 from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.signals import COLLAPSED
@@ -87,7 +87,7 @@ def _side_by_side(content: Mapping[str, Any]) -> Table:
         collapsed = sum(_entropy(record) < COLLAPSED for record in records)
         entropy = fmean(map(_entropy, records))
         numbers = (fmean(losses), min(losses), max(losses))
-        against = None if name == BASELINE else paired(_losses(runs, name), _losses(runs, BASELINE))
+        against = None if name == BASELINE else paired_difference(_losses(runs, name), _losses(runs, BASELINE))
         ends = (_digits(entropy), f"{collapsed} of {len(records)}", _digits(_largest(records)))
         rows.append((name, *map(_digits, numbers), None if against is None else str(against), *ends))
     missing = content["planned"] - len(runs)

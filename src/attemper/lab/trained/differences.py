@@ -27,13 +27,13 @@ class Difference(NamedTuple):
         return f"{self.mean:+.3f}" + (f" ± {self.half:.3f}" if math.isfinite(self.half) else "")
 
 
-def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
     """``values`` less ``baseline``, each by seed, over the seeds of both; None without any.
 
     The interval is Student's, for differences that are normal.
 
     Example:
-        >>> str(paired({0: 2.0, 1: 2.2, 2: 2.1}, {0: 1.9, 1: 2.0, 2: 1.8}))
+        >>> str(paired_difference({0: 2.0, 1: 2.2, 2: 2.1}, {0: 1.9, 1: 2.0, 2: 1.8}))
         '+0.200 ± 0.248'
     """
     found = [values[seed] - baseline[seed] for seed in values.keys() & baseline.keys()]

@@ -15,7 +15,7 @@ from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.differences import Difference, paired
+from attemper.lab.trained.differences import Difference, paired_difference
 from attemper.lab.trained.interventions import BASELINE, BRANCHES, INTERVENTIONS, OURS, PLAIN, PROPOSED
 from attemper.lab.trained.runs import train_and_sum_up
 from attemper.lab.trained.signals import SIGNS
@@ -211,7 +211,7 @@ def _against_baseline(runs: Rows) -> tuple[Table, ...]:
         return ()
     baseline = _by_rate(runs, BASELINE)
     found = {
-        name: {place: paired(losses, baseline[place]) for place, losses in _by_rate(runs, name).items()}
+        name: {place: paired_difference(losses, baseline[place]) for place, losses in _by_rate(runs, name).items()}
         for name in _names(runs)
         if name != BASELINE
     }
@@ -220,7 +220,7 @@ def _against_baseline(runs: Rows) -> tuple[Table, ...]:
         for name, places in found.items()
     ]
     told = [
-        f"{which}: {', '.join(f'{name} ({places})' for name, places in _told(found, sign).items()) or 'nothing'}"
+        f"{which}: {', '.join(f'{name} ({places})' for name, places in _beyond(found, sign).items()) or 'nothing'}"
         for which, sign in (("Lower", -1), ("Higher", 1))
     ]
     size = runs[0]["run"]
@@ -238,7 +238,7 @@ def _against_baseline(runs: Rows) -> tuple[Table, ...]:
     return (table,)
 
 
-def _told(found: Mapping[str, Mapping[str, Difference | None]], sign: int) -> dict[str, str]:
+def _beyond(found: Mapping[str, Mapping[str, Difference | None]], sign: int) -> dict[str, str]:
     """Intervention -> where its difference of this sign is told apart; those without any left out."""
     places = {
         name: ", ".join(place for place, one in each.items() if one is not None and one.told and sign * one.mean > 0)

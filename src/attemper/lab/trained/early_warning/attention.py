@@ -57,14 +57,14 @@ class WrittenOutAttention(Attention):
         if self.arithmetic.bits < SIGNIFICAND:
             # The gradient passes as if nothing had been rounded, as it does in a kernel of low precision.
             scores = scores + (round_mantissa(scores.detach(), self.arithmetic.bits) - scores.detach())
-        scores = scores.masked_fill(self.hidden(scores), -math.inf)
+        scores = scores.masked_fill(self.mask(scores), -math.inf)
         weights = scores.softmax(-1)
         mixed = weights @ value
         if self.reader is not None:
             self.reader(Moment(scores.detach(), weights.detach(), mixed.detach()))
         return mixed
 
-    def hidden(self, scores: Tensor) -> Tensor:
+    def mask(self, scores: Tensor) -> Tensor:
         """Which keys no query sees: [N, N], or [H, N, N] where heads leak."""
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         leaks = [self.first_head + head in self.arithmetic.leaks for head in range(self.heads)]

@@ -72,7 +72,7 @@ class EncoderAttention(WrittenOutAttention):
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             self.add_module(name, nn.Linear(config.width, config.width))
 
-    def hidden(self, scores: Tensor) -> Tensor:
+    def mask(self, scores: Tensor) -> Tensor:
         return torch.zeros(scores.shape[-2:], dtype=torch.bool)
 
 
