@@ -43,7 +43,7 @@ def test_the_first_stage_of_the_first_site_is_framed(pair: Pair):
     rows = re.findall(r"<tr><td>(\d+)</td>.*?</tr>", html, re.DOTALL)
     assert rows == ["1", "2", "3", "4"]
     assert "window at layers.1.self_attn" in html
-    assert '<data value="23.0">' in html
+    assert '<data value="23.0" title="23.0">23</data>' in html
 
 
 def test_what_comes_before_the_fault_is_within_rounding_and_what_it_makes_is_beyond(pair: Pair):

@@ -67,6 +67,7 @@ def explanation_page(a: Fingerprint, b: Fingerprint, found: Explanation) -> str:
             said=clean(found.message),
             site=None if found.site is None else clean(found.site),
             level="critical" if found.is_fault else "fine",
+            value=None if found.value is None else short(found.value),
             cause=_cause(found.kind, found.value),
             extent=_extent(found.extent),
             also=[(one.kind, clean(one.site), _cause(one.kind, one.value), clean(one.message)) for one in found.also],
