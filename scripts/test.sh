@@ -49,12 +49,14 @@ NODE_OPTIONS="${NODE_OPTIONS:-} $room" \
     nice -n 5 .venv/bin/python -m pyright --pythonpath .venv/bin/python >"$types" 2>&1 &
 pyright=$!
 
-# Two workers and a hundred processes that tests start read the same modules: compiled once, they take 15 CPU seconds less.
+# Workers and a hundred processes that tests start read the same modules: compiled once, they take 15 CPU seconds less.
 unset PYTHONDONTWRITEBYTECODE
 
 say "pytest ${all:+--all }(pyright runs beside it)"
 failed=
-.venv/bin/python -m pytest -n 2 --dist worksteal "$@" || failed=tests # one thread each: tests/support/fixtures.py
+workers=2 # one thread each: tests/support/fixtures.py
+[[ $all ]] && workers=3 # browsers and processes that tests wait for leave a core idle
+.venv/bin/python -m pytest -n $workers --dist worksteal "$@" || failed=tests
 
 say "pyright"
 wait "$pyright" || failed="${failed:+$failed and }types"
