@@ -11,6 +11,7 @@ from attemper import BackendError, InputError
 from attemper.backends import blocked, table
 from attemper.backends.reference import softmax
 from attemper.backends.table import BACKENDS, FEATURES, Inputs, resolve
+from attemper.call import known_requests
 
 TRITON = ["triton"] if find_spec("triton") else []
 PRESENT = [backend.name for backend in BACKENDS if backend.missing is None]
@@ -18,6 +19,12 @@ MISSING = [backend.name for backend in BACKENDS if backend.missing is not None]
 
 
 ON_CPU = "native" if "native" in PRESENT else "blocked"
+
+
+@pytest.fixture(autouse=True)
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is checked against the table as it is then."""
+    monkeypatch.setattr(known_requests, "KNOWN", known_requests.KnownRequests())
 
 
 def test_auto_takes_the_first_of_the_table_that_can():

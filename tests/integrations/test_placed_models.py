@@ -14,6 +14,7 @@ import torch
 import attemper
 from attemper import InputError
 from attemper.integrations import pretrained
+from attemper.integrations.device import to_device
 from tests.support import encoder
 from tests.support.exact_entropies import exact_entropies
 
@@ -119,7 +120,7 @@ def test_a_tempered_checkpoint_is_restored_with_its_layers_on_disk(folder: Path,
 
 def test_what_needs_one_device_or_accelerate_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="device 'disk' is for pretrained models; this one takes cpu, cuda"):
-        pretrained.to_device(torch.nn.Linear(1, 1), "disk")
+        to_device(torch.nn.Linear(1, 1), "disk")
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="device 'auto' needs accelerate, which places the weights: pip install acc"):
         pretrained.load(str(folder), device="auto")
@@ -128,6 +129,7 @@ def test_what_needs_one_device_or_accelerate_says_so(folder: Path, monkeypatch: 
 PEAK = """
 import re, sys, torch, attemper
 from attemper.integrations import pretrained
+from attemper.integrations.device import to_device
 from transformers import AutoModel
 
 def peak():

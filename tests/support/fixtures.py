@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from attemper.backends import contract
-from attemper.call import options
+from attemper.call import known_requests, options
 from attemper.lab import run
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
@@ -116,6 +116,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
     def cut(*tile: int) -> None:
         sizes = dict(zip(("tile_rows", "tile_keys", "tile_elements"), tile, strict=False))
         monkeypatch.setattr(options, "Problem", partial(contract.Problem, **sizes))
+        monkeypatch.setattr(known_requests, "KNOWN", known_requests.KnownRequests())
 
     return cut
 

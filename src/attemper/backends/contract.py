@@ -86,6 +86,11 @@ class Problem:
         return self.query, self.key, self.value, self.mask, self.multiplier, self.sink, self.per_head
 
     @property
+    def marks(self) -> tuple[Tensor | None, ...]:
+        """The tensors that say which rows and keys are meant, of a call that is not packed."""
+        return self.positions, self.first_keys, self.span_keys
+
+    @property
     def packed(self) -> bool:
         """Whether the sequence is documents one after another."""
         return self.cu_seqlens_q is not None

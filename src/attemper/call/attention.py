@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attemper.backends import reference, table
 from attemper.backends.contract import Problem
-from attemper.call import autograd, transforms
+from attemper.call import autograd
 from attemper.call.formulas import statistics_of
+from attemper.call.known_requests import KnownRequests
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionOutput, AttentionStats, facts_of
 from attemper.call.sampling import sample
 from attemper.call.state import State, round_to, state_of
-from attemper.call.transforms import refuse_onnx
+from attemper.call.transforms import exports_to_onnx, refuse_onnx
 
 DENSE_BACKEND = next(backend.name for backend in table.BACKENDS if backend.plain)
 """The backend that holds the weights of a call, n x n in memory: for small inputs and pictures."""
@@ -40,11 +39,12 @@ def run(request: Request) -> AttentionOutput:
 
 def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:
     problem = request.problem
-    refuse_onnx(
-        f"attention(normalizer={request.normalizer!r}, backend={problem.backend!r})",
-        'attention(..., backend="reference") is plain operators, which ONNX has; a tempered model needs its softmax '
-        "back: handle.remove().",
-    )
+    if exports_to_onnx():
+        refuse_onnx(
+            f"attention(normalizer={request.normalizer!r}, backend={problem.backend!r})",
+            'attention(..., backend="reference") is plain operators, which ONNX has; a tempered model needs its '
+            "softmax back: handle.remove().",
+        )
     if problem.dropout_p > 0:
         problem = replace(problem, seed=torch.randint(0, 1 << 62, (), dtype=torch.int64))
     output, state, key_mass = autograd.attention(problem)
@@ -70,43 +70,13 @@ def measurement(
     calls before this one.
     """
     with torch.no_grad():
-        if known is not None and mask is None and packing is None:
-            request = known.request(query, key, options)
+        if known is not None and packing is None:
+            request = known.request("attention", query, key, None, mask, options)
         else:
             request = request_of("attention", query, key, None, mask, options, packing)
         if first_keys is not None:
             request = request.with_problem(first_keys=first_keys)
         return sample("attention", request, rows, generator)
-
-
-class KnownRequests:
-    """Requests of calls without a mask, by shapes and options: a model makes the same calls at every step, and checking
-    one takes as long as attention over a hundred tokens.
-    """
-
-    MOST = 256
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Request] = {}
-
-    def request(self, query: Tensor, key: Tensor, options: Options) -> Request:
-        """``request_of`` these, checked once for each shape and type."""
-        plain = type(query) is type(key) is Tensor and query.dtype is key.dtype and not query.is_nested
-        numbers = isinstance(options.normalizer, str) and isinstance(options.temperature, float)
-        given = options.sink_logits is not None or options.spans is not None
-        if given or not (plain and numbers and transforms.is_undisturbed()):
-            return request_of("attention", query, key, None, None, options)
-        place = (query.shape, key.shape, query.dtype, query.device, key.device, options)
-        if place not in self._known:
-            request = request_of("attention", query, key, None, None, options)
-            if len(self._known) >= self.MOST:
-                self._known.clear()
-            nothing = query.new_empty(0)
-            self._known[place] = request.with_problem(query=nothing, key=nothing)
-        request = self._known[place]
-        problem = copy(request.problem)
-        problem.query, problem.key = query, key
-        return replace(request, problem=problem)
 
 
 def weights(problem: Problem) -> Tensor:

@@ -29,8 +29,6 @@ from attemper.errors import BackendError
 from attemper.statistics import ROWWISE_BASE, SOFTMAX_BASE
 
 table.probe()
-_TENSORS = NAMES.index("span_keys") + 1
-"""The first fields, as far as a call that is not packed has tensors there."""
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,8 +43,9 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 def passes_dispatcher(problem: Problem) -> bool:
     """Whether a call may go past PyTorch's dispatcher: its backend computes from addresses, and nothing listens."""
-    direct = table.by_name(problem.backend).direct and not problem.packed and transforms.is_undisturbed()
-    return direct and all(map(transforms.stands_in_memory, problem.values()[:_TENSORS]))
+    if not table.by_name(problem.backend).direct or problem.packed or not transforms.is_undisturbed():
+        return False
+    return transforms.stand_in_memory((*problem.differentiable, *problem.marks))
 
 
 def attention_under_transforms(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +157,7 @@ class Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
         # create_graph: the backward operator itself says that it has no derivative.
-        alone = transforms.is_undisturbed() and all(map(transforms.stands_in_memory, above))
+        alone = transforms.is_undisturbed() and transforms.stand_in_memory(above)
         direct = alone and not torch.is_grad_enabled()
         return gradient(ctx, *above, run=operator.backward if direct else gradients)
 

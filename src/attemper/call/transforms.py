@@ -14,7 +14,7 @@ from attemper.errors import BackendError
 
 FUNCTORCH: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 """What ``torch.func`` stands on."""
-_EXPORTERS = ("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals")
+_EXPORTERS = frozenset(("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals"))
 """Loaded while anything is exported. Asking torch loads them, which costs seconds that no other call should pay."""
 SOFTMAX_INSTEAD = "For ONNX use softmax, with a temperature."
 """What a function of scores can be replaced by."""
@@ -46,11 +46,14 @@ def is_undisturbed() -> bool:
     )
 
 
-def stands_in_memory(tensor: Tensor | None) -> bool:
-    """Whether a tensor's memory holds its numbers: it is no subclass, and has no sign (``conj().imag``) or zeros that
-    are yet to be written. The dispatcher writes them.
+def stand_in_memory(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether the memory of each tensor holds its numbers: it is no subclass, and has no sign (``conj().imag``) or
+    zeros that are yet to be written. The dispatcher writes them.
     """
-    return tensor is None or (type(tensor) in _PLAIN and not tensor.is_neg() and not tensor._is_zerotensor())
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor()):
+            return False
+    return True
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -135,7 +138,7 @@ def _innermost() -> Any:
 @constant_in_graphs
 def exports_to_onnx() -> bool:
     """Whether ``torch.onnx.export`` is tracing."""
-    return any(name in sys.modules for name in _EXPORTERS) and torch.onnx.is_in_onnx_export()
+    return not _EXPORTERS.isdisjoint(sys.modules) and torch.onnx.is_in_onnx_export()
 
 
 def refuse_onnx(what: str, instead: str) -> None:

@@ -98,7 +98,7 @@ def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
     """
     import torch
 
-    from attemper.integrations.pretrained import to_device
+    from attemper.integrations.device import to_device
     from attemper.lab import model as lab
 
     model = lab.load()

@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from attemper.call import known_requests
 from attemper.call.attention import DENSE_BACKEND, run, weights
 from attemper.call.options import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.packing import check_offsets, packing_of
@@ -99,7 +100,7 @@ def attention(
         enable_gqa=enable_gqa,
         backend=backend,
     )
-    return run(request_of("attention", query, key, value, attn_mask, options))
+    return run(known_requests.KNOWN.request("attention", query, key, value, attn_mask, options))
 
 
 @shows_keywords()
@@ -184,7 +185,7 @@ def attention_statistics(
     """
     options = {"stats": "all", **options}
     given = options_of("attention_statistics", options, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-    request = request_of("attention_statistics", query, key, None, attn_mask, given)
+    request = known_requests.KNOWN.request("attention_statistics", query, key, None, attn_mask, given)
     result = run(sample("attention_statistics", request, rows, generator))
     if result.stats is None:
         raise InputError("attention_statistics(stats=()) asks for nothing: pass 'all' or names.")

@@ -24,6 +24,7 @@ from attemper.control.temper import Tempered
 from attemper.control.temperature_file import FILE as TENSORS
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations.checkpoint import PLACES, check_folder
+from attemper.integrations.device import to_device
 from attemper.integrations.folder import restore
 from attemper.integrations.hub import first_line, quiet, refusal
 
@@ -99,20 +100,6 @@ def _summary(handles: tuple[Tempered, ...]) -> str:
     sites = {site for handle in handles for site in handle.sites}
     used = {type(part).__name__ for handle in handles for part in handle.normalizers.values()}
     return ", ".join([f"{len(sites)} site{'' if len(sites) == 1 else 's'}", *sorted(used)])
-
-
-def to_device(model: nn.Module, device: str) -> nn.Module:
-    """``model`` on a device.
-
-    Raises:
-        InputError: there is no such device, or it cannot be used.
-    """
-    if device in PLACES:
-        raise InputError(f"device {device!r} is for pretrained models; this one takes cpu, cuda, cuda:1 or mps.")
-    try:
-        return model.to(torch.device(device))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise InputError(f"device {device!r} cannot be used: {first_line(error)}") from error
 
 
 def windows(

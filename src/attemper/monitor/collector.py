@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from attemper.call.attention import KnownRequests, measurement
+from attemper.call.attention import measurement
+from attemper.call.known_requests import KnownRequests
 from attemper.call.options import Request, first_true, names_of_call
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans

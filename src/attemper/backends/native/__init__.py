@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.native.arguments import address, describe, view, view_strides
+from attemper.backends.native.arguments import address, broadcast_strides, describe, view
 from attemper.backends.native.library import file_name, run, why_unusable
 from attemper.backends.native.rows import statistics, sums
 
@@ -46,7 +46,7 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
         for tensor, shape, needed in zip(problem.differentiable, shapes, needs, strict=True)
     )
     places = [address(grad) for grad in (query, key, value, mask)]
-    mask_strides = (0, 0, 0, 0) if mask is None else view_strides(mask)
+    mask_strides = (0, 0, 0, 0) if mask is None else broadcast_strides(mask)
     rows_places = (address(multiplier), address(sink), int(problem.maximum_gradient))
     slots = (*view(upstream.output), address(grad_state), *places, *mask_strides, *rows_places)
     call, held = describe(problem, output, state, slots, per_head)

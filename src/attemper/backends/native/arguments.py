@@ -53,6 +53,7 @@ _PACK = struct.Struct(f"@{_BEFORE}qd{_SIZE // 8 - _BEFORE - 1}q")
 _ROWWISE = struct.Struct("@qdqq")
 """What follows an ``Arguments`` in a ``RowwiseCall``: normalizer, number, per_head and its gradient."""
 _ABSENT = (0,) * 6
+_NO_STRIDES = (0,) * 3
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
 
@@ -70,10 +71,16 @@ def view(tensor: Tensor | None) -> tuple[int, ...]:
     """The slots of a ``View``: the tensor where it lies, whatever its strides."""
     if tensor is None or tensor.numel() == 0:
         return _ABSENT
-    return (address(tensor), _TYPES[tensor.dtype], *view_strides(tensor))
+    return (address(tensor), _TYPES[tensor.dtype], *tensor.stride())
 
 
-def view_strides(tensor: Tensor) -> list[int]:
+def broadcast_view(tensor: Tensor | None) -> tuple[int, ...]:
+    """The same of a tensor whose dimensions of size 1 stand for all places."""
+    whole = view(tensor)
+    return whole if tensor is None else (*whole[:2], *broadcast_strides(tensor))
+
+
+def broadcast_strides(tensor: Tensor) -> Sequence[int]:
     """Strides in elements, 0 where a dimension has size 1."""
     return [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
 
@@ -92,7 +99,9 @@ def describe(
     query, key, value = problem.query, problem.key, problem.value
     batch, heads, queries, depth = query.shape
     groups, keys = key.shape[1:3]
-    multiplier = problem.multiplier.to(torch.float32)
+    multiplier = problem.multiplier
+    if multiplier.dtype is not torch.float32:
+        multiplier = multiplier.to(torch.float32)
     sink, per_head = _numbers(problem.sink), _numbers(problem.per_head)
     positions = None if problem.positions is None else problem.positions.to("cpu", torch.int64).contiguous()
     first = None if problem.first_keys is None else problem.first_keys.to(torch.bool)
@@ -102,11 +111,11 @@ def describe(
         places[column] = place
     call = _PACK.pack(
         _SIZE,
-        *view(query), *view(key), *view(value), *view(problem.mask),
-        address(multiplier), *view_strides(multiplier),
+        *view(query), *view(key), *view(value), *broadcast_view(problem.mask),
+        address(multiplier), *(_NO_STRIDES if multiplier.numel() == 1 else broadcast_strides(multiplier)),
         address(sink), address(positions),
-        address(first), *((0, 0) if first is None else view_strides(first)),
-        address(span), *((0, 0) if span is None else view_strides(span)),
+        address(first), *((0, 0) if first is None else broadcast_strides(first)),
+        address(span), *((0, 0) if span is None else broadcast_strides(span)),
         batch, heads, groups, queries, keys, depth, 0 if value is None else value.shape[3],
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
