@@ -168,7 +168,7 @@ def test_json_is_the_promised_document(llama: Any) -> None:
         "head", "entropy_nats", "normalized_entropy", "effective_tokens", "max_weight", "max_logit", "logit_std",
         "mass", "first_token_mass", "gini", "normalized_entropy_histogram", "by_visible_keys", "rows", "empty_rows",
         "nonfinite_rows", "layer", "judged", "support_size", "mean_distance",
-        "entropy_with_sink_nats", "score_variance", "self_weight", "span_mass",
+        "entropy_with_sink_nats", "score_variance", "self_weight", "span_mass", "missed_mass",
     ]  # fmt: skip
     assert head["gini"] is None
     assert len(head["normalized_entropy_histogram"]) == 32
