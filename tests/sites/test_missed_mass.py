@@ -70,6 +70,9 @@ def missed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 @pytest.mark.parametrize("implementation", ["sdpa", pytest.param("eager", marks=MORE)])
 def test_it_is_the_weight_of_keys_that_were_not_chosen(title: str, padding: str | None, implementation: str) -> None:
     model, batch = BUILT[title].build(), BUILT[title].batch(padding)
+    for name, parameter in model.named_parameters():
+        if "q_b_proj" in name:
+            parameter.data.mul_(20.0)  # weights far from uniform: what is missed is no count of keys
     with torch.no_grad(), missed(model) as expected:
         model(**batch)
     real = batch["attention_mask"].bool() if padding else torch.ones_like(batch["input_ids"], dtype=torch.bool)
@@ -85,6 +88,8 @@ def test_it_is_the_weight_of_keys_that_were_not_chosen(title: str, padding: str 
         if site.name in choosing:
             means = expected[site.name].transpose(1, 2)[real].mean(0)
             assert float(means.max()) > 0.02
+            rows = expected[site.name].transpose(1, 2)[real]
+            assert float(rows.std(0).max()) > 0.05
             for head, mean in zip(site.heads, means.tolist(), strict=True):
                 assert head.missed_mass == pytest.approx(mean, abs=2e-6)
 
