@@ -283,6 +283,22 @@ def test_another_model_is_judged_by_the_limits_of_the_small_ones_and_changes_not
     assert table.see.startswith("10 of 10 runs of all-MiniLM-L6-v2")
 
 
+def test_a_remedy_is_held_against_the_run_unchanged_and_the_noise_floor(tmp_path: Path):
+    trials = made_files(tmp_path)
+    ends = {"QKClip": [3.3, 3.31, 3.51], "roll-back": [None, 3.6, 9.0]}  # unchanged: 3.5, 3.51, 3.52; the floor: 0.067
+    for remedy, losses in ends.items():
+        for trial, end in zip(trials[1:6:2], losses, strict=True):
+            known = {"branch": {"remedy": remedy, "step": 60}}
+            values = {"held_out": end, "diverged_at": None, "seconds": {}}
+            path = tmp_path / run_file.file_name(trial, corpus(), **known)
+            run_file.write(path, run_file.identity(trial, corpus(), **known), values, {"loss": np.ones(2)})
+    table = shown(tmp_path, trials).table(
+        "branch at the alarm: the same faulty runs, gone on otherwise from their first warning"
+    )
+    assert sorted(table.rows) == [("QKClip", 3, 3, 2, 0, 0.2), ("roll-back", 3, 0, 0, 3, -2.79)]
+    assert table.see.startswith("6 branches of 3 faulty runs")
+
+
 def test_files_of_other_plans_are_left_out(tmp_path: Path):
     trials = made_files(tmp_path)
     result = early_warning.results(trials[:4], tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)

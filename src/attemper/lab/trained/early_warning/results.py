@@ -12,7 +12,13 @@ from typing import Any
 
 from attemper.lab.corpus import Corpus
 from attemper.lab.trained.early_warning import run_file
-from attemper.lab.trained.early_warning.cases import JudgedRun, configuration, judge_files, noise_floor
+from attemper.lab.trained.early_warning.cases import (
+    LEAST_SEEDS,
+    JudgedRun,
+    configuration,
+    judge_files,
+    noise_floor,
+)
 from attemper.lab.trained.early_warning.costs import measure_costs
 from attemper.lab.trained.early_warning.detectors import DETECTORS, LOSS
 from attemper.lab.trained.early_warning.grid import Trial
@@ -66,7 +72,7 @@ def content(planned: Sequence[Trial], folder: Path, corpus: Corpus) -> dict[str,
         "costs": {
             "run": plain(asdict(run)),
             "step": _three_digits(costs["step"]),
-            "together": {group: _share_of_training(files, group) for group in GROUPS},
+            "together": {group: _share_of_training(plain_files, group) for group in GROUPS},
         },
         **_sum_up(plain_files, judged, costs["detectors"]),
         "encoder": {"planned": sum(wanted.values()), "done": len(encoder), "runs": _transfer(judged, encoder)},
@@ -122,8 +128,11 @@ def _sum_up(
 
 
 def _branches(files: Sequence[RunFile]) -> list[dict[str, Any]]:
-    """What each remedy came to: held-out loss of the healthy twin, of the faulty run unchanged, and with the remedy."""
+    """What each remedy came to: held-out loss of the healthy twin, of the faulty run unchanged, and with the remedy;
+    and the noise floor of the configuration.
+    """
     plain_runs = {_key(file): file.about["held_out"] for file in files if "branch" not in file.about}
+    floors = _floors(files)
     found = []
     for file in files:
         if "branch" in file.about:
@@ -133,8 +142,19 @@ def _branches(files: Sequence[RunFile]) -> list[dict[str, Any]]:
                 "unchanged": plain_runs.get(_key(file)),
                 "remedied": file.about["held_out"],
             }
-            found.append({**file.about["branch"], "fault": file.about["trial"]["fault"], **losses})
+            floor = floors.get(configuration(file))
+            found.append({**file.about["branch"], "fault": file.about["trial"]["fault"], **losses, "floor": floor})
     return found
+
+
+def _floors(files: Sequence[RunFile]) -> dict[str, float]:
+    """Configuration -> noise floor, of those with healthy runs enough."""
+    losses: dict[str, list[float]] = {}
+    for file in files:
+        known = file.about["held_out"]
+        if file.about["trial"]["fault"] is None and known is not None:
+            losses.setdefault(configuration(file), []).append(known)
+    return {name: round(noise_floor(found), 4) for name, found in losses.items() if len(found) >= LEAST_SEEDS}
 
 
 def _key(file: RunFile, trial: Mapping[str, Any] | None = None) -> str:

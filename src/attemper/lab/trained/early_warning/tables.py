@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -257,22 +258,31 @@ def _encoder(content: Mapping[str, Any]) -> Table:
 def _branches(content: Mapping[str, Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for remedy in dict.fromkeys(one["remedy"] for one in content["branches"]):
-        pairs = [
-            (_loss(one["unchanged"]), _loss(one["remedied"])) for one in content["branches"] if one["remedy"] == remedy
-        ]
-        gains = [before - after for before, after in pairs if math.isfinite(before) and math.isfinite(after)]
-        better = sum(after < before for before, after in pairs)
-        rows.append((remedy, len(pairs), better, _digits(median(gains)) if gains else None))
+        chosen = [one for one in content["branches"] if one["remedy"] == remedy]
+        pairs = [(_gain(one), math.inf if one["floor"] is None else one["floor"]) for one in chosen]
+        known = [gain for gain, _ in pairs if math.isfinite(gain)]
+        lower, far_lower = sum(gain > 0 for gain, _ in pairs), sum(gain > floor for gain, floor in pairs)
+        far_higher = sum(-gain > floor for gain, floor in pairs)
+        rows.append((remedy, len(pairs), lower, far_lower, far_higher, _digits(median(known)) if known else None))
+    branched = {(json.dumps(one["fault"]), one["twin"]) for one in content["branches"]}
     return Table(
         title="branch at the alarm: the same faulty runs, gone on otherwise from their first warning",
         see=(
-            f"{len(content['branches'])} runs. Trained once all others are there: 30 faulty runs drawn by seed, from "
-            "their first default alarm above notice on; the fault goes on. Roll-back: weights and moments of 50 steps "
-            "before."
+            f"{len(content['branches'])} branches of {len(branched)} faulty runs, of 30 small ones drawn by seed: from "
+            "their first default alarm above notice on, the fault goes on. Far: by more than the noise floor of the "
+            "configuration. Roll-back: weights and moments of 50 steps before."
         ),
-        columns=headings("remedy", "runs", "ended lower than unchanged", "median gain [nats]"),
+        columns=headings(
+            "remedy", "runs", "ended lower than unchanged", "far lower", "far higher", "median gain [nats]"
+        ),
         rows=tuple(rows),
     )
+
+
+def _gain(branch: Mapping[str, Any]) -> float:
+    """By how much a remedy ended lower than the run unchanged: 0 if both broke, infinite if one did."""
+    unchanged, remedied = _loss(branch["unchanged"]), _loss(branch["remedied"])
+    return 0.0 if unchanged == remedied else unchanged - remedied
 
 
 def _loss(value: float | None) -> float:
