@@ -10,6 +10,7 @@ import pytest
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.lab.draw import STYLES, _marks, check_picture, draw
+from attemper.lab.trained.interventions import INTERVENTIONS
 from tests.lab.test_experiment import EXPERIMENT
 
 DRAWN = replace(EXPERIMENT, charts=(replace(EXPERIMENT.charts[0], series=(
@@ -48,6 +49,7 @@ def test_marks_of_two_curves_that_lie_on_each_other_do_not():
 def test_curves_differ_without_colour():
     assert len({(str(dash), mark) for _, dash, mark in STYLES}) == len(STYLES)
     assert len({mark for _, _, mark in STYLES}) == len(STYLES)
+    assert len({color for color, _, _ in STYLES}) == len(STYLES) >= len(INTERVENTIONS), "a chart of all of them"
 
 
 def test_a_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -291,7 +291,7 @@ def test_a_remedy_is_held_against_the_run_unchanged_and_the_noise_floor(tmp_path
             known = {"branch": {"remedy": remedy, "step": 60}}
             values = {"held_out": end, "diverged_at": None, "seconds": {}}
             path = tmp_path / run_file.file_name(trial, corpus(), **known)
-            run_file.write(path, run_file.identity(trial, corpus(), **known), values, {"loss": np.ones(2)})
+            run_file.write(path, run_file.identity(trial, corpus(), **known), values, {"loss": np.ones(2, np.float32)})
     table = shown(tmp_path, trials).table(
         "branch at the alarm: the same faulty runs, gone on otherwise from their first warning"
     )

@@ -17,6 +17,9 @@ STYLES = (
     ("#009e73", ":", "D"),
     ("#cc79a7", (0, (5, 1)), "v"),
     ("#8a6d00", (0, (1, 1)), "P"),
+    ("#56b4e9", (0, (3, 1, 1, 1)), "X"),
+    ("#888888", (0, (7, 2)), "*"),
+    ("#e69f00", (0, (2, 2)), "<"),
 )
 """Colour (told apart by colour-blind readers), dash and mark of each curve: without colour, dash and mark are left."""
 
