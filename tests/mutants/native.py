@@ -20,12 +20,13 @@ TESTS = "tests/backends/test_native.py"
 NATIVE = "backends/native/source"
 (
     ROWS, SCORES, PACK, CONVERT, HALF, SIMD, CHUNKS, PRODUCTS, FORWARD, BACKWARD, DECODE, LIBRARY, POOL, SUMS, ENTROPIES,
-    STATISTICS,
+    STATISTICS, MULTIPLY,
 ) = (
     f"{NATIVE}/{name}"
     for name in (
         "rows.h", "scores.h", "pack.h", "convert.h", "half.h", "simd.h", "chunks.h", "products.h", "forward.h",
         "backward.h", "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.cpp",
+        "multiply.h",
     )
 )  # fmt: skip
 ORACLE = "test_native_agrees_with_the_oracle"
@@ -118,6 +119,12 @@ MUTANTS = (
     Mutant("span: within though later keys are not seen", CHUNKS, "last_low <= low && first_high >= low + keys;", "last_low <= low;", both("right padding, causal")),
     Mutant("span: within though earlier keys are not seen", CHUNKS, "last_low <= low && first_high >= low + keys;", "first_high >= low + keys;", oracle("blocks, window, padding")),
     Mutant("span: whole though later keys are not seen", CHUNKS, "last_low <= low + begin && first_high >= low + end;", "last_low <= low + begin;", both("causal")),
+    Mutant("span: all see keys up to a whole vector more", CHUNKS, "inner_end = (first_high < low + keys ? first_high - low : keys) / LANES * LANES;", "inner_end = up(first_high < low + keys ? first_high - low : keys, LANES);", both("causal")),
+    Mutant("span: all see keys from a whole vector before", CHUNKS, "inner_begin = up(last_low > low ? last_low - low : 0, LANES);", "inner_begin = (last_low > low ? last_low - low : 0) / LANES * LANES;", both("window")),
+    Mutant("span: the last visible key is lost", CHUNKS, "last = most < low + keys ? most - low : keys;", "last = most < low + keys ? most - low - 1 : keys;", both("causal")),
+    Mutant("shape: what is hidden at the ends is counted alone", FORWARD, "return span.inner_end - span.inner_begin + ends;", "return ends;", oracle("blocks, window")),
+    Mutant("products: no half panel", PRODUCTS, "if (p < end) product<1, COUNT, 1>", "if (false) product<1, COUNT, 1>", both("causal")),
+    Mutant("products: an odd row is lost", MULTIPLY, "else if (rows <= COUNT) with", "else if (rows <= COUNT + 1) with", oracle("tall: plain")),
     Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
     Mutant("shape: scores that are not finite are not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (call.softcap > 0) return Shape::ALL;", BAD),
     Mutant("shape: a mask is not seen", FORWARD, "if (call.mask.data) return span.within ? Shape::MASK : Shape::ALL;", "", oracle("splits, padding", "blocks, bias")),
@@ -169,12 +176,13 @@ MUTANTS = (
     Mutant("backward: shares not added up", BACKWARD, "for (int64_t share = 1; share < work.shares; share++)", "for (int64_t share = 1; share < 1; share++)", oracle("blocks, window")),
     # Statistics.
     Mutant("entropies: may be above log n by a rounding", ENTROPIES, "return {double(nearest) > exact ? std::nextafter(nearest, 0.0f) : nearest, nearest};", "return {nearest, nearest};", BOUND),
-    Mutant("entropies: not bounded", ENTROPIES, "return at_most(z + a, log_n.down);", "return z + a;", BOUND),
+    Mutant("entropies: not bounded", ENTROPIES, "return at_most(z + a, log_n);", "return z + a;", BOUND),
     Mutant("entropies: NaN is bounded", ENTROPIES, "return value > bound ? bound : value;", "return value < bound ? value : bound;", BAD),
-    Mutant("entropies: one key's share is of log 1", ENTROPIES, "entropy / (n > 1 ? log_n.nearest : least)", "entropy / log_n.nearest", BOUND),
+    Mutant("entropies: one key's share is of log 1", ENTROPIES, "entropy / (n > 1 ? log_n : least)", "entropy / log_n", BOUND),
     Mutant("entropies: the logarithm of the count before", ENTROPIES, "if (found.down < 0) found = computed(double(n));", "if (found.down < 0) found = computed(double(n - 1));", BOUND),
     Mutant("statistics: an empty row's mean is -inf", STATISTICS, "(n[i] > 0 ? m[i] : 0.0f) - a[i]", "m[i] - a[i]", FORMULAS),
     Mutant("statistics: an empty row has a largest weight", STATISTICS, "n[i] > 0 ? std::exp(-z[i]) : 0.0f", "std::exp(-z[i])", FORMULAS),
+    Mutant("statistics: counts of the first rows for all", STATISTICS, "log_n.take(n + first, count, logarithm);", "log_n.take(n, count, logarithm);", FORMULAS),
     Mutant("statistics: an empty row has effective tokens", STATISTICS, "n[i] > 0 ? 1.0f / c[i] : 0.0f", "1.0f / c[i]", FORMULAS),
     Mutant("statistics: a row that is not finite has mass", STATISTICS, "lse - lse + 1.0f", "1.0f", BAD),
     Mutant("statistics: an empty row has mass", STATISTICS, "n[i] > 0 ? lse - lse + 1.0f : 0.0f", "lse - lse + 1.0f", FORMULAS),

@@ -370,8 +370,10 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
             }
             // Where forward found no score that is not finite there is none.
             const Shape shape = shape_of(call, span, !desk.terms[first + i].bad);
-            const float* bias = shape == Shape::NOTHING ? nullptr : biases.row(row, block, seen);
-            if (shape == Shape::MASK)
+            const float* bias = biases.row(row, block, seen);
+            if (shape == Shape::ENDS)
+                hide_ends(call, row, s, span, block);
+            else if (shape == Shape::MASK)
                 hide(s, bias, n);
             else if (shape == Shape::ALL)
                 shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin, n, desk.softcap);

@@ -109,6 +109,8 @@ struct Span {
     int64_t begin, end;  // of the block, multiples of PANEL; empty: nothing to see
     bool whole;
     bool within;  // all of them see all keys of the block, if a mask hides the places after its last
+    int64_t last;  // before which stand all keys of the block that one of them sees
+    int64_t inner_begin, inner_end;  // between which all of them see all, multiples of LANES
 
     Span(const Row* rows, int64_t count, int64_t low, int64_t keys) {
         int64_t least = rows[0].low, most = rows[0].high, last_low = least, first_high = most;
@@ -119,9 +121,14 @@ struct Span {
             first_high = rows[i].high < first_high ? rows[i].high : first_high;
         }
         begin = (least > low ? least - low : 0) / PANEL * PANEL;
-        end = up(most < low + keys ? most - low : keys, PANEL);
+        last = most < low + keys ? most - low : keys;
+        end = up(last, PANEL);
         whole = last_low <= low + begin && first_high >= low + end;
         within = begin == 0 && last_low <= low && first_high >= low + keys;
+        inner_begin = up(last_low > low ? last_low - low : 0, LANES);
+        inner_begin = inner_begin < end ? inner_begin : end;
+        inner_end = (first_high < low + keys ? first_high - low : keys) / LANES * LANES;
+        inner_end = inner_end > inner_begin ? inner_end : inner_begin;
     }
 };
 

@@ -13,8 +13,6 @@
 //
 // Parts over different keys are joined in order by the law of rows.h. Where the splits lie depends on the shape only.
 #pragma once
-#include <type_traits>
-
 #include "forward.h"
 
 namespace attemper {
@@ -155,7 +153,7 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             // Few rows: every score is looked at, so that one that is not finite is told.
             float keep;
             take_in(call, batch, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
-                    span.begin, n, Shape::ALL, &keep);
+                    span, Shape::ALL, &keep);
             if (keep != 1.0f)
                 for (int64_t e = 0; e < wide; e += LANES)
                     store(output + i * wide + e, load(output + i * wide + e) * keep);

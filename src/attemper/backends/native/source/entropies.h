@@ -36,12 +36,13 @@ class Logarithms {
 // Not std::min: a NaN stays one.
 inline float at_most(float value, float bound) { return value > bound ? bound : value; }
 
-inline float entropy_of(float z, float a, const Logarithm& log_n) { return at_most(z + a, log_n.down); }
+// log_n: rounded down
+inline float entropy_of(float z, float a, float log_n) { return at_most(z + a, log_n); }
 
 // Of a row with one key it is its entropy's share of log 2.
-inline float normalized_of(float entropy, float n, const Logarithm& log_n) {
-    const float least = float(std::log(2.0));
-    return at_most(entropy / (n > 1 ? log_n.nearest : least), 1.0f);
+inline float normalized_of(float entropy, float n, float log_n) {
+    constexpr float least = 0.69314718f;
+    return at_most(entropy / (n > 1 ? log_n : least), 1.0f);
 }
 
 }  // namespace attemper

@@ -50,22 +50,32 @@ private:
     int64_t last_ = -1, low_ = -1;
 };
 
-// What a tile's scores need before their maxima are sought: nothing; the mask, and no score can overflow; or all of
-// shape_row.
-enum class Shape { NOTHING, MASK, ALL };
+// What a tile's scores need before their maxima are sought: nothing; that keys at its ends are hidden from some rows;
+// the mask; and no score can overflow; or all of shape_row.
+enum class Shape { NOTHING, ENDS, MASK, ALL };
 
 inline Shape shape_of(const Arguments& call, const Span& span, bool finite) {
     if (!finite || call.softcap > 0) return Shape::ALL;
     if (call.mask.data) return span.within ? Shape::MASK : Shape::ALL;
-    return span.whole ? Shape::NOTHING : Shape::ALL;
+    return span.whole ? Shape::NOTHING : Shape::ENDS;
+}
+
+// Hides what a row does not see at the ends of a span; returns how many keys of the span it sees.
+ATTEMPER_INLINE int64_t hide_ends(const Arguments& call, const Row& row, float* s, const Span& span, int64_t block) {
+    const auto hide_part = [&](int64_t from, int64_t to) {
+        return shape_row(call, row, s + from - span.begin, nullptr, block + from, to - from, nullptr).count;
+    };
+    const int64_t ends = hide_part(span.begin, span.inner_begin) + hide_part(span.inner_end, span.end);
+    return span.inner_end - span.inner_begin + ends;
 }
 
 constexpr int64_t MOST_ROWS = ROWS > 32 ? ROWS : 32;  // of a tile
 
 // One row's products become scores; returns the highest. `known`: the highest of the products, or null.
 ATTEMPER_INLINE float shaped_best(const Arguments& call, Row& row, float* s, Bias& biases, int64_t block, int64_t seen,
-                                  int64_t begin, int64_t n, Shape shape, const float* known,
+                                  const Span& span, Shape shape, const float* known,
                                   float* softcap_gradient = nullptr) {
+    const int64_t begin = span.begin, n = span.end - begin;
     if (shape == Shape::MASK) {
         const Masked& mask = biases.masked(row, block, seen);
         if (mask.most < SAFE_BIAS) {
@@ -76,6 +86,9 @@ ATTEMPER_INLINE float shaped_best(const Arguments& call, Row& row, float* s, Bia
     } else if (shape == Shape::NOTHING) {
         row.count += n;
         return known ? *known : highest(s, n);
+    } else if (shape == Shape::ENDS) {
+        row.count += hide_ends(call, row, s, span, block);
+        return highest(s, n);
     }
     const float* bias = biases.row(row, block, seen);
     const Seen found = shape_row(call, row, s, bias ? bias + begin : nullptr, block + begin, n, softcap_gradient);
@@ -86,13 +99,14 @@ ATTEMPER_INLINE float shaped_best(const Arguments& call, Row& row, float* s, Bia
 // Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
 // the outputs so far. All maxima come first: a row then never waits for its own.
 inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, const Tile& tile, Bias& biases,
-                    int64_t block, int64_t seen, int64_t begin, int64_t n, Shape shape, float* keep) {
+                    int64_t block, int64_t seen, const Span& span, Shape shape, float* keep) {
+    const int64_t begin = span.begin, n = span.end - begin;
     float best[MOST_ROWS];
     for (int64_t i = 0; i < count; i++) {
         float* s = tile.scores + i * tile.apart + begin;
         float known = 0;
         if (tile.factors) known = scale_row(s, n, tile.factors[i]);
-        best[i] = shaped_best(call, rows[i], s, biases, block, seen, begin, n, shape, tile.factors ? &known : nullptr);
+        best[i] = shaped_best(call, rows[i], s, biases, block, seen, span, shape, tile.factors ? &known : nullptr);
     }
     for (int64_t i = 0; i < count; i++) keep[i] = raise(rows[i], best[i]);
     const int parts = (call.place[Column::MEAN_DEPTH] >= 0 || call.place[Column::VARIANCE] >= 0 ? MOMENTS : 0) |
@@ -102,7 +116,7 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
     const FirstTokens first(call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0);
     const bool own = call.place[Column::OWN_KEY] >= 0;
     float marks[KEYS];
-    const bool span = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
+    const bool marked = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
     for (int64_t i = 0; i < count; i++) {
         float* s = tile.scores + i * tile.apart + begin;
         uint16_t* halves = tile.halves ? tile.halves + i * tile.halves_apart + begin : nullptr;
@@ -111,7 +125,7 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
         if (first.begin < first.end) sums.first = first.share(call, batch, s, block + begin);
         const int64_t diagonal = rows[i].position - block - begin;
         if (own && diagonal >= 0 && diagonal < n) sums.own = s[diagonal];
-        if (span) sums.span = marked_sum(s, marks, n);
+        if (marked) sums.span = marked_sum(s, marks, n);
         add(rows[i], sums);
     }
 }
@@ -165,8 +179,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
                 prefetch(call.value, at(call.value, batch, group, block + seen), call.value.stride[2], later, width,
                          number, tiles);
             float keep[MOST_ROWS] = {};
-            take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span.begin,
-                    span.end - span.begin, shape_of(call, span, finite), keep);
+            take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span,
+                    shape_of(call, span, finite), keep);
             products.add(tile, real, span, keep);
         }
     }
@@ -174,9 +188,13 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
         const float share = finish(call, batch, rows[i]);
         if (!width) continue;
         float* line = products.output + i * wide;
-        for (int64_t e = 0; e < wide; e += LANES) store(line + e, load(line + e) * share);
-        if (rows[i].count == 0) std::memset(line, 0, size_t(wide) * 4);
-        write_row(call.output, at(call.output, batch, rows[i].head, rows[i].query), call.output.stride[3], width, line);
+        const int64_t place = at(call.output, batch, rows[i].head, rows[i].query);
+        // Where the output lies as the line does, it is written at once: it is not in a cache, and waited for.
+        const bool direct = call.output.type == FLOAT32 && call.output.stride[3] == 1 && width % LANES == 0;
+        float* to = direct ? reinterpret_cast<float*>(call.output.data) + place : line;
+        for (int64_t e = 0; e < width; e += LANES)
+            store(to + e, rows[i].count == 0 ? Vec{} : load(line + e) * share);
+        if (!direct) write_row(call.output, place, call.output.stride[3], width, line);
     }
 }
 

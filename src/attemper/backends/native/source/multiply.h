@@ -1,12 +1,23 @@
-// The one product of every pass: C[ROWS x PANEL] = keep * C + sum_k A(i, k) B[k], all of C in registers.
+// The one product of every pass: C[ROWS x PANEL] = keep * C + sum_k A(i, k) B[k], all of C in registers. Where a tile
+// has fewer rows (COUNT) or half a panel's columns are wanted (WIDE vectors), only those are computed, in the same order.
 //
 // A(i, k) is read as single floats, broadcast, at a[i * STEP_I + k * step_k]: packed tiles (STEP_I = 1), rows of scores
 // (step_k = 1) and columns of scores (the transpose, STEP_I = 1) are one function. B is a panel [k][PANEL], contiguous.
 // Per step of k: 2 loads of B, ROWS broadcasts, 2 ROWS multiply-adds; B's panel lives in L1, A in L1.
 #pragma once
+#include <type_traits>
+
 #include "simd.h"
 
 namespace attemper {
+
+// Calls `with` with how many rows a product is made for, as a constant: `rows`, at most ROWS, and up to an even number.
+template <int COUNT = 2, class With>
+ATTEMPER_INLINE void for_rows(int64_t rows, const With& with) {
+    if constexpr (COUNT >= ROWS) with(std::integral_constant<int, ROWS>());
+    else if (rows <= COUNT) with(std::integral_constant<int, COUNT>());
+    else for_rows<COUNT + 2>(rows, with);
+}
 
 // Keys of a piece: their products are summed one after another, pieces in their block, blocks to the running output. A
 // sum of n equal terms, each rounded where the sum stands, would be off by about sqrt(n) / 5 roundings. Pieces begin at
@@ -15,18 +26,21 @@ constexpr int64_t PIECE = 64;
 
 constexpr int64_t AHEAD = 8;  // steps of k by which B is asked for before it is used: it comes from L2
 
-template <int STEP_I>
+template <int STEP_I, int COUNT, int WIDE>
 ATTEMPER_INLINE void multiply(const float* __restrict a, int64_t step_k, const float* __restrict b, int64_t depth,
-                              Vec (&c)[ROWS][2]) {
+                              Vec (&c)[COUNT][WIDE]) {
     for (int64_t k = 0; k < depth; k++) {
-        Vec b0 = load(b), b1 = load(b + LANES);
-        __builtin_prefetch(b + AHEAD * PANEL, 0, 3);
-        __builtin_prefetch(b + AHEAD * PANEL + LANES, 0, 3);
+        Vec column[WIDE];
+#pragma GCC unroll 2
+        for (int half = 0; half < WIDE; half++) {
+            column[half] = load(b + half * LANES);
+            __builtin_prefetch(b + AHEAD * PANEL + half * LANES, 0, 3);
+        }
 #pragma GCC unroll 16
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < COUNT; i++) {
             Vec x = splat(a[i * STEP_I]);
-            c[i][0] += x * b0;
-            c[i][1] += x * b1;
+#pragma GCC unroll 2
+            for (int half = 0; half < WIDE; half++) c[i][half] += x * column[half];
         }
         a += step_k;
         b += PANEL;
@@ -34,39 +48,38 @@ ATTEMPER_INLINE void multiply(const float* __restrict a, int64_t step_k, const f
 }
 
 // to = A B: rows of `to` are `stride` apart.
-template <int STEP_I>
+template <int STEP_I, int COUNT = ROWS, int WIDE = 2>
 inline void product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride) {
-    Vec c[ROWS][2] = {};
+    Vec c[COUNT][WIDE] = {};
     multiply<STEP_I>(a, step_k, b, depth, c);
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-        store(to + i * stride, c[i][0]);
-        store(to + i * stride + LANES, c[i][1]);
-    }
+    for (int i = 0; i < COUNT; i++)
+#pragma GCC unroll 2
+        for (int half = 0; half < WIDE; half++) store(to + i * stride + half * LANES, c[i][half]);
 }
 
 // to = keep_i * to + A B, the running sum of an online softmax. A B is summed by itself, in pieces; `begin`: the
 // place of its first key in the block.
-template <int STEP_I>
+template <int STEP_I, int COUNT = ROWS>
 inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
                         int64_t stride, const float* keep) {
-    alignas(64) float sums[ROWS * PANEL];
+    alignas(64) float sums[COUNT * PANEL];
     int64_t last = 0;
     for (int64_t end = PIECE - begin % PIECE; end < depth; end += PIECE) {
         const int64_t from = last;
         last = end;
-        Vec c[ROWS][2] = {};
+        Vec c[COUNT][2] = {};
         multiply<STEP_I>(a + from * step_k, step_k, b + from * PANEL, end - from, c);
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < COUNT; i++)
             for (int half = 0; half < 2; half++) {
                 float* sum = sums + i * PANEL + half * LANES;
                 store(sum, from ? load(sum) + c[i][half] : c[i][half]);
             }
     }
-    Vec c[ROWS][2] = {};
+    Vec c[COUNT][2] = {};
     multiply<STEP_I>(a + last * step_k, step_k, b + last * PANEL, depth - last, c);
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < COUNT; i++)
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             float* at = to + i * stride + half * LANES;

@@ -89,12 +89,23 @@ public:
     }
 
     // Of a tile's rows against the panels of a block, `apart` from row to row.
-    void write(int64_t tile, int64_t, const Span& span, float* to, int64_t apart) const {
-        for (int64_t p = span.begin; p < span.end; p += PANEL)
-            product<1>(queries_ + tile * call_.depth, ROWS, keys_ + p * call_.depth, call_.depth, to + p, apart);
+    void write(int64_t tile, int64_t real, const Span& span, float* to, int64_t apart) const {
+        multiply(tile, real, span.begin, span.end, to, apart);
     }
 
 protected:
+    // Of `real` rows against the keys begin <= key < end of a block: a multiple of PANEL, and one of LANES.
+    void multiply(int64_t tile, int64_t real, int64_t begin, int64_t end, float* to, int64_t apart) const {
+        const float* rows = queries_ + tile * call_.depth;
+        for_rows(real, [&](auto count) {
+            constexpr int COUNT = decltype(count)::value;
+            int64_t p = begin;
+            for (; p + PANEL <= end; p += PANEL)
+                product<1, COUNT>(rows, ROWS, keys_ + p * call_.depth, call_.depth, to + p, apart);
+            if (p < end) product<1, COUNT, 1>(rows, ROWS, keys_ + p * call_.depth, call_.depth, to + p, apart);
+        });
+    }
+
     const Arguments& call_;
     float *queries_, *keys_, *buffer_;
 };
@@ -127,15 +138,20 @@ public:
     }
 
     Tile scores(int64_t tile, int64_t real, const Span& span) {
-        write(tile, real, span, scores_, KEYS);
+        // What stands after the last visible key is hidden, whatever it is.
+        multiply(tile, real, span.begin, up(span.last, LANES), scores_, KEYS);
         return Tile{scores_, KEYS, nullptr, nullptr, 0};
     }
 
     // output = keep output + weights values
-    void add(int64_t tile, int64_t, const Span& span, const float* keep) {
-        for (int64_t p = 0; p < wide_; p += PANEL)
-            add_product<KEYS>(scores_ + span.begin, 1, values_ + p * KEYS + span.begin * PANEL, span.begin,
-                              span.end - span.begin, output + tile * wide_ + p, wide_, keep);
+    void add(int64_t tile, int64_t real, const Span& span, const float* keep) {
+        const float *weights = scores_ + span.begin, *values = values_ + span.begin * PANEL;
+        for_rows(real, [&](auto count) {
+            for (int64_t p = 0; p < wide_; p += PANEL)
+                add_product<KEYS, decltype(count)::value>(weights, 1, values + p * KEYS, span.begin,
+                                                          span.last - span.begin, output + tile * wide_ + p, wide_,
+                                                          keep);
+        });
     }
 
     float* output;  // [row][up(width, PANEL)]

@@ -82,13 +82,13 @@ inline void fill_lines(const Arguments& call, int64_t batch, int64_t group, Scor
             const int64_t real = of.count - tile < of.tall ? of.count - tile : of.tall;
             const Span span(of.rows + tile, real, block, seen);
             if (span.begin >= span.end) continue;
-            const int64_t n = span.end - span.begin, place = block - of.base + span.begin;
+            const int64_t place = block - of.base + span.begin;
             const Shape shape = shape_of(call, span, finite);
             scores.write(tile, real, span, of.line(tile) + block - of.base, of.apart);
             for (int64_t i = tile; i < tile + real; i++) {
                 Row& row = of.rows[i];
                 float* s = of.line(i) + place;
-                const float best = shaped_best(call, row, s, biases, block, seen, span.begin, n, shape, nullptr,
+                const float best = shaped_best(call, row, s, biases, block, seen, span, shape, nullptr,
                                                of.softcap_gradients_of(i, place));
                 row.maximum = best > row.maximum ? best : row.maximum;
             }

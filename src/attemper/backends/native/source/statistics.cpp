@@ -1,5 +1,7 @@
 // Statistics of rows from their state in one pass, the formulas of call/formulas.py where no gradient is wanted:
 // thirty operators of PyTorch over a few thousand rows take as long as attention over a hundred tokens.
+#include <cstring>
+
 #include "arguments.h"
 #include "entropies.h"
 #include "memory.h"
@@ -10,6 +12,19 @@ using namespace attemper;
 
 // python: backends/native/rows.py
 enum Derived { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, COUNT };
+
+// log n of counts, row by row.
+struct LogCounts {
+    static constexpr int64_t ROOM = 256;
+    float down[ROOM], nearest[ROOM];
+
+    void take(const float* n, int64_t rows, Logarithms& logarithm) {
+        for (int64_t i = 0; i < rows; i++) {
+            const Logarithm of = logarithm(n[i]);
+            down[i] = of.down, nearest[i] = of.nearest;
+        }
+    }
+};
 
 // columns: where each state column lies, [rows] float32, null where the state lacks it; values: where each statistic
 // goes, null where it is not wanted, which it must be where it follows from a column that is not there.
@@ -33,11 +48,18 @@ void derive(int64_t rows, const float* const* columns, float* const* values, int
         for (int64_t i = 0; i < rows; i++) counts[i] = int64_t(n[i]);
     if (values[ENTROPY] || values[NORMALIZED_ENTROPY]) {
         Logarithms logarithm;
-        for (int64_t i = 0; i < rows; i++) {
-            const Logarithm of = logarithm(n[i]);
-            const float entropy = entropy_of(z[i], a[i], of);
-            if (values[ENTROPY]) values[ENTROPY][i] = entropy;
-            if (values[NORMALIZED_ENTROPY]) values[NORMALIZED_ENTROPY][i] = normalized_of(entropy, n[i], of);
+        LogCounts log_n;
+        for (int64_t first = 0; first < rows; first += LogCounts::ROOM) {
+            const int64_t count = rows - first < LogCounts::ROOM ? rows - first : LogCounts::ROOM;
+            log_n.take(n + first, count, logarithm);
+            float entropies[LogCounts::ROOM];
+            for (int64_t i = 0; i < count; i++)
+                entropies[i] = entropy_of(z[first + i], a[first + i], log_n.down[i]);
+            if (values[ENTROPY]) std::memcpy(values[ENTROPY] + first, entropies, size_t(count) * 4);
+            if (values[NORMALIZED_ENTROPY])
+                for (int64_t i = 0; i < count; i++)
+                    values[NORMALIZED_ENTROPY][first + i] =
+                        normalized_of(entropies[i], n[first + i], log_n.nearest[i]);
         }
     }
 }

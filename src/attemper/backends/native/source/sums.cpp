@@ -59,7 +59,7 @@ void sum_head(void* context, int64_t head, int64_t) {
             }
             const int64_t bucket = std::ilogb(n);
             const Logarithm log_n = logarithm(n);
-            const float entropy = entropy_of(z, of[MEAN_DEPTH][i], log_n);
+            const float entropy = entropy_of(z, of[MEAN_DEPTH][i], log_n.down);
             sum[ROWS]++, bin(CURVE_ROWS, bucket)++;
             sum[MAX_LOGIT] = m > sum[MAX_LOGIT] ? m : sum[MAX_LOGIT];
             sum[ENTROPY] += entropy, bin(CURVE_ENTROPY, bucket) += entropy;
@@ -68,7 +68,7 @@ void sum_head(void* context, int64_t head, int64_t) {
             sum[LOGIT_VARIANCE] += of[VARIANCE][i];
             sum[MASS]++;
             if (n > 1) {
-                const float share = normalized_of(entropy, n, log_n);
+                const float share = normalized_of(entropy, n, log_n.nearest);
                 const auto place = int64_t(share * BINS);
                 sum[NORMALIZED_ENTROPY] += share, bin(CURVE_NORMALIZED_ENTROPY, bucket) += share;
                 sum[ROWS_OF_NORMALIZED_ENTROPY]++;
