@@ -48,6 +48,9 @@ def _padding(case: cases.Case, *, holes: bool = False) -> Tensor:
 LONG = (
     cases.Case("blocks and chunks", batch=1, heads=2, groups=1, rows=430, keys=700, size=40, width=24),
     cases.Case("blocks, ascending", batch=1, heads=2, groups=2, rows=70, keys=600, ascending=True, spread=8.0),
+    # Own keys are the first ones, far before the highest scores.
+    cases.Case("blocks, ascending window", batch=1, heads=2, groups=2, rows=70, keys=600, ascending=True, spread=8.0,
+               options={"window_size": (-1, 540)}),
     cases.Case("blocks, causal", batch=1, heads=2, groups=2, rows=600, keys=600, options={"is_causal": True}),
     cases.Case("blocks, window", batch=1, heads=1, groups=1, rows=300, keys=900, options={"window_size": (40, 300)}),
     cases.Case("blocks, window, padding", batch=2, heads=2, groups=2, rows=60, keys=300,
