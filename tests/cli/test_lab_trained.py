@@ -73,7 +73,7 @@ def test_an_interrupted_training_says_how_to_go_on(command, monkeypatch: pytest.
     monkeypatch.setattr(lab, "run", interrupted)
     ended = command("collapse")
     assert (ended.code, ended.out) == (130, "")
-    assert "about 20 minutes" in ended.err.splitlines()[0]
+    assert "about half an hour" in ended.err.splitlines()[0]
     assert ended.err.splitlines()[-1] == (
         "attemper: interrupted; runs that are done are in lab-runs/collapse: call the same command again, and it goes "
         "on from there."
@@ -94,7 +94,7 @@ def test_an_interrupt_ends_a_training_with_its_processes_and_without_a_traceback
     told = [started.stderr.readline() for _ in range(3)]  # the third comes when the processes are about to start
     os.killpg(started.pid, signal.SIGINT)
     out, err = started.communicate()
-    assert "0 of 6 runs are in" in told[2]
+    assert "0 of 9 runs are in" in told[2]
     assert (started.returncode, out) == (130, "")
     assert err.count("\n") == 1
     assert err.startswith("attemper: interrupted; ")
