@@ -41,19 +41,8 @@ def reached(name: str, alphas: list[str], backend: str = "torch") -> None:
 
 
 @pytest.mark.slow("examples as a user runs them")
-def test_in_torch_a_target_is_reached():
-    reached("entropy_target", ["0.2"])
-
-
-@pytest.mark.slow("examples as a user runs them")
 def test_in_torch_every_target_is_reached():
     reached("entropy_target", ALL)
-
-
-@needs_keras
-@pytest.mark.slow("examples as a user runs them")
-def test_in_keras_a_target_is_reached():
-    reached("entropy_target_keras", ["0.2"])
 
 
 @needs_keras

@@ -19,9 +19,8 @@ def ended(run: DemoRun) -> Outcome:
     return run_demo(run, lambda progress: None)
 
 
-@pytest.mark.parametrize(
-    ("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 0, marks=FULL), pytest.param(DemoRun(), 1, marks=FULL)]
-)
+# Another seed for the healthy one: until the middle both runs of a seed are the same training.
+@pytest.mark.parametrize(("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 0, marks=FULL)])
 def test_an_injected_collapse_is_heard_from_attention_before_the_loss(run: DemoRun, seed: int):
     outcome = ended(run.change(seed=seed, inject="collapse"))
     assert outcome.attention_alarm is not None
@@ -31,9 +30,7 @@ def test_an_injected_collapse_is_heard_from_attention_before_the_loss(run: DemoR
         assert outcome.loss_alarm is not None
 
 
-@pytest.mark.parametrize(
-    ("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 0, marks=FULL), pytest.param(DemoRun(), 1, marks=FULL)]
-)
+@pytest.mark.parametrize(("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 1, marks=FULL)])
 def test_a_healthy_training_is_told_no_warning(run: DemoRun, seed: int):
     outcome = ended(run.change(seed=seed))
     assert outcome.attention_alarm is None, outcome.attention_alarm
