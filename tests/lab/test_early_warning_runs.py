@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from attemper.lab.trained.early_warning.branch import (
     measure_branch,
     plan_branches,
 )
+from attemper.lab.trained.early_warning.detectors import DETECTORS
 from attemper.lab.trained.early_warning.encoder import Encoder, EncoderConfig
 from attemper.lab.trained.early_warning.faults import KINDS, Fault, draw
 from attemper.lab.trained.early_warning.grid import Trial, plan
+from attemper.lab.trained.early_warning.masks import visible_keys
 from attemper.lab.trained.early_warning.measures import effective_rank, of_moment, spectral_entropy
 from attemper.lab.trained.early_warning.pieces import drawn_pieces, pieces
-from attemper.lab.trained.early_warning.trial import measure_run
+from attemper.lab.trained.early_warning.trial import Training, measure_run
+from attemper.lab.trained.runs import plain
 from attemper.lab.trained.training import Run
 from tests.lab.small import corpus, small
 from tests.support import encoder
@@ -66,6 +70,27 @@ def test_a_fault_changes_nothing_before_its_step_and_the_training_from_then_on(
     assert not np.array_equal(signals["update_norm"][begins], healthy["update_norm"][begins])
     assert not np.array_equal(signals["loss"][first + 1 :], healthy["loss"][first + 1 :])
     assert values["diverged_at"] is None
+
+
+def test_visible_keys_are_those_that_attention_computes_with_and_only_a_leak_moves_them():
+    leaking = trial("leak")
+    training, found = Training(leaking, corpus()), visible_keys(leaking, STEP + 2)
+    for step, counts in enumerate(found):
+        for layer in training.layers:
+            layer.arithmetic = training.effect.arithmetic(step)
+        seen = [(moment.scores > -math.inf).sum(-1).float().mean((0, 2)) for moment in training.read_attention(step)]
+        assert counts.tolist() == torch.stack(seen).tolist(), step
+    scores = DETECTORS["visible keys"].score({"visible_keys": found})
+    context = leaking.run.config.context
+    assert scores.tolist() == [0.0] * STEP + [(context - 1) / context] * 2  # the last row has no next key
+    for kind in KINDS:
+        moved = DETECTORS["visible keys"].score({"visible_keys": visible_keys(trial(kind), STEP + 2)})
+        assert bool(moved.any()) == (kind == "leak")
+
+
+def test_a_trial_is_read_from_its_document():
+    for one in (trial("leak"), trial(), encoded(Fault("jump", 8.0, 1))):
+        assert Trial.of(json.loads(json.dumps(plain(asdict(one))))) == one
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_said():

@@ -13,7 +13,9 @@ import numpy as np
 
 from attemper.lab.trained.early_warning.default_alarms import first_alarms
 from attemper.lab.trained.early_warning.detectors import DETECTORS
+from attemper.lab.trained.early_warning.grid import Trial
 from attemper.lab.trained.early_warning.judging import Case, Course
+from attemper.lab.trained.early_warning.masks import visible_keys
 from attemper.lab.trained.early_warning.run_file import RunFile
 from attemper.lab.trained.early_warning.spacing import HELD_OUT
 
@@ -96,8 +98,10 @@ def _judge(file: RunFile, name: str, twin: RunFile | None, end: float, floors: S
 def courses(file: RunFile) -> dict[str, Course]:
     """Detector -> its scores at the steps where its signals were measured."""
     found = {}
+    counts = visible_keys(Trial.of(file.about["trial"]), len(file.signals["max_logit"]))
+    signals = {**file.signals, "visible_keys": counts}
     for name, detector in DETECTORS.items():
-        scores = detector.score(file.signals)
+        scores = detector.score(signals)
         found[name] = Course(detector.spacing * np.arange(len(scores), dtype=float), scores)
     return found
 

@@ -13,6 +13,7 @@ from attemper.lab.corpus import Corpus
 from attemper.lab.experiment import one_thread
 from attemper.lab.trained.early_warning.detectors import DETECTORS
 from attemper.lab.trained.early_warning.grid import Trial
+from attemper.lab.trained.early_warning.masks import mean_count, visible_keys
 from attemper.lab.trained.early_warning.measures import (
     PER_HEAD,
     Rows,
@@ -36,9 +37,11 @@ def measure_costs(run: Run, corpus: Corpus) -> dict[str, Any]:
     is measured each n steps counts with an n-th of what it takes. Scores and weights of attention are there, as it is
     written out; a fused kernel would have to compute them. A score is that of all steps of a training, shared by them.
     """
-    training = Training(Trial(run.change(steps=min(run.steps, STEPS))), corpus)
+    trial = Trial(run.change(steps=min(run.steps, STEPS)))
+    training = Training(trial, corpus)
     training.advance()
     signals = training.signals.arrays()
+    signals["visible_keys"] = visible_keys(trial, len(signals["max_logit"]))
     taken = {name: _microseconds(call) for name, call in _calls(training).items()}
     steps = len(signals["loss"])
     return {
@@ -76,6 +79,7 @@ def _calls(training: Training) -> dict[str, Callable[[], object]]:
         "update_norm": lambda: change_norm(weights, [weight.detach().clone() for weight in weights]),
         "output_rank": lambda: [effective_rank(attention_output(*pair)) for pair in pairs],
         "increment_entropy": training.increments.read,
+        "visible_keys": lambda: [mean_count(layer, moment.scores) for moment, layer in pairs],
         **per_head,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -22,6 +22,13 @@ class Trial:
 
     run: Run
     fault: Fault | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """The trial that ``asdict`` made a document of."""
+        sizes, fault = document["run"]["config"], document["fault"]
+        config = (EncoderConfig if "model" in sizes else ByteConfig)(**sizes)
+        return cls(Run(**{**document["run"], "config": config}), fault and Fault(**fault))
 
     @property
     def twin(self) -> Self:

@@ -15,8 +15,8 @@ from attemper.lab.trained.early_warning.results import COMBINATION, NAME, share
 from attemper.readings.alarms import KINDS as ALARMS
 
 CHARTS = {
-    "loss, norms, weights, outputs": (
-        "loss z-score", "gradient norm", "update norm", "increment entropy", "loss of rank",
+    "loss, norms, weights, outputs, masks": (
+        "loss z-score", "gradient norm", "update norm", "increment entropy", "loss of rank", "visible keys",
     ),
     "scores": ("largest logit", "logit growth", "logit variance"),
     "weights of attention": ("entropy", "entropy fall", "entropy spread", "first-token mass", "disagreement"),

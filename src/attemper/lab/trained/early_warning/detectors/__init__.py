@@ -13,6 +13,7 @@ from attemper.lab.trained.early_warning.detectors import (
     loss,
     rank,
     update_norm,
+    visible_keys,
 )
 from attemper.lab.trained.early_warning.detectors.detector import Detector
 
@@ -30,6 +31,7 @@ DETECTORS: dict[str, Detector] = {
         disagreement.DETECTOR,
         increment_entropy.DETECTOR,
         rank.DETECTOR,
+        visible_keys.DETECTOR,
     )
 }
 """Name -> detector."""
