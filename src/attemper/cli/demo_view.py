@@ -79,6 +79,7 @@ def largest_logit(site: SiteReading) -> float | None:
 
 
 def loss_line(step: int) -> str:
+    """What is printed where the loss itself rings."""
     return f"step {step}: the plain alarm of the loss"
 
 

@@ -66,6 +66,7 @@ def kind_of(kind: str) -> Message | str:
 
 
 def mode_of(mode: str) -> Message | str:
+    """ "training"; of a mode that nobody knows, its name."""
     return message(f"mode.{mode}") if mode in MODES else cut(clean(mode), 200)
 
 

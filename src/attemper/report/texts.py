@@ -215,6 +215,7 @@ def alarm_title(kind: str) -> Message | str:
 
 
 def severity_title(severity: str) -> Message | str:
+    """ "warning"; of a severity that this version does not know, its own word."""
     known = f"severity.{severity}"
     return message(known) if known in texts("en") else clean(severity)
 

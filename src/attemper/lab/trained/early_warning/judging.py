@@ -102,10 +102,12 @@ def halves(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
 
 
 def healthy(cases: Iterable[Case]) -> list[Case]:
+    """Those without a fault."""
     return [case for case in cases if not case.kind]
 
 
 def hurting(cases: Iterable[Case]) -> list[Case]:
+    """Those whose fault hurt."""
     return [case for case in cases if case.hurt]
 
 

@@ -11,6 +11,7 @@ from attemper.lab.trained.early_warning.detectors.detector import Array, Detecto
 
 
 def score(signals: Signals) -> Array:
+    """[T], nats: the mean over a layer's heads of KL(p_h || mean of all heads), of the layer where it is largest."""
     found = signals["disagreement"].astype(np.float64).mean(2).max(1)
     return np.where(np.isnan(found), np.inf, found)
 

@@ -13,10 +13,12 @@ from attemper.readings.laws import FIRST, fall_from_baseline
 
 
 def level(signals: Signals) -> Array:
+    """[T]: -min_h (H_h / log n), of all heads."""
     return least(signals["normalized_entropy"])
 
 
 def fall(signals: Signals) -> Array:
+    """[T]: -min_h of what is left of the head's baseline; NaN while the baseline is read."""
     values = signals["normalized_entropy"].astype(np.float64)
     found = least(fall_from_baseline(values, np.median(values[:FIRST], 0)))
     found[:FIRST] = np.nan
@@ -24,6 +26,7 @@ def fall(signals: Signals) -> Array:
 
 
 def spread(signals: Signals) -> Array:
+    """[T]: the standard deviation of H / log n between heads, of the layer where it is widest."""
     values = signals["normalized_entropy"].astype(np.float64)
     found = values.std(2).max(1)
     return np.where(np.isnan(found), np.inf, found)

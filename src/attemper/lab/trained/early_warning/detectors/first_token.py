@@ -9,6 +9,7 @@ from attemper.lab.trained.early_warning.detectors.detector import Array, Detecto
 
 
 def score(signals: Signals) -> Array:
+    """[T]: the largest of all heads, from 0 to 1."""
     return heads(signals["first_token_mass"]).max(1)
 
 

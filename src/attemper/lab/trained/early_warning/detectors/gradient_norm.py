@@ -9,6 +9,7 @@ from attemper.lab.trained.early_warning.detectors.detector import Array, Detecto
 
 
 def score(signals: Signals) -> Array:
+    """[T]: |g_t| / median(|g| of the 50 steps before)."""
     return times_median(signals["gradient_norm"])
 
 

@@ -17,6 +17,7 @@ FLOOR = KINDS["logit_growth"].floor or 0.0
 
 
 def level(signals: Signals) -> Array:
+    """[T]: the largest score q.k / sqrt(d) of all heads."""
     return heads(signals["max_logit"]).max(1)
 
 

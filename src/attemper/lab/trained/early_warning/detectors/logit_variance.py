@@ -9,6 +9,7 @@ from attemper.lab.trained.early_warning.detectors.detector import Array, Detecto
 
 
 def score(signals: Signals) -> Array:
+    """[T]: the largest standard deviation of all heads."""
     return heads(signals["score_std"]).max(1)
 
 

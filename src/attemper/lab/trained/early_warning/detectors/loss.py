@@ -17,6 +17,7 @@ from attemper.lab.trained.early_warning.detectors.detector import (
 
 
 def score(signals: Signals) -> Array:
+    """[T]: (loss_t - mean) / standard deviation, of the 50 steps before."""
     before, now = windows_before(signals["loss"])
     deviation = np.maximum(before.std(1), 1e-12)
     return after_window(signals["loss"], (now - before.mean(1)) / deviation)

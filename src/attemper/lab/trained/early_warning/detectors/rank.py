@@ -9,6 +9,7 @@ from attemper.lab.trained.early_warning.detectors.detector import Array, Detecto
 
 
 def score(signals: Signals) -> Array:
+    """[T]: -min over layers of (effective rank / number of heads)."""
     return least(signals["output_rank"] / max(1, signals["head_rank"].shape[2]))
 
 

@@ -9,6 +9,7 @@ from attemper.lab.trained.early_warning.detectors.detector import Array, Detecto
 
 
 def score(signals: Signals) -> Array:
+    """[T]: |dw_t| / median(|dw| of the 50 steps before)."""
     return times_median(signals["update_norm"])
 
 
