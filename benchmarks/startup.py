@@ -40,6 +40,14 @@ start = time.perf_counter(), time.process_time()
 attemper.attention(q, k, v, stats="all").stats.entropy
 print(time.perf_counter() - start[0], time.process_time() - start[1])
 """
+LOADED = "MiniLM loaded by transformers"
+"""What a scan of it cannot do without: the same model and tokenizer, and no attemper."""
+LOAD = """
+import sys
+from transformers import AutoModel, AutoTokenizer
+AutoModel.from_pretrained(sys.argv[1])
+AutoTokenizer.from_pretrained(sys.argv[1])
+"""
 RUN = """
 import sys, torch, attemper
 from attemper.lab import model
@@ -57,6 +65,7 @@ def commands(run: str, page: str) -> dict[str, list[str]]:
         TORCH: [sys.executable, "-c", TORCH],
         FIRST: [sys.executable, "-c", CALL],
         "scan": [*ATTEMPER, "scan"],
+        LOADED: [sys.executable, "-c", LOAD, minilm.folder()],
         "scan MiniLM": [*ATTEMPER, "scan", minilm.folder()],
         "lab entropy": [*ATTEMPER, "lab", "entropy"],
         "report RUN": [*ATTEMPER, "report", run, "--html", page],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -150,7 +151,13 @@ def _measures() -> Table:
 
 def eps_bias(n: int, eps: float) -> float:
     """What -sum p log(p + eps) of n equal weights is too small by, in nats: log(1 + n eps) in exact arithmetic."""
-    return float(entropy_of(_uniform(n)) - with_eps(_uniform(n), eps))
+    return float(_entropy_of_uniform(n) - with_eps(_uniform(n), eps))
+
+
+@cache
+def _entropy_of_uniform(n: int) -> Tensor:
+    """The same for every eps, and up to a million keys long to add up."""
+    return entropy_of(_uniform(n))
 
 
 def _bias() -> Table:
