@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import attemper
+from attemper.backends.native.arguments import STATISTICS
 from attemper.backends.native.library import check, library
 from attemper.backends.native.rows import DERIVED
 from attemper.backends.normalizers import CODES
@@ -74,7 +75,8 @@ def test_attention_by_a_normalizer_that_the_library_does_not_know_is_refused(
 
 
 def test_derived_statistics_have_the_order_of_the_native_source():
-    assert tuple(map(str.lower, members("statistics.cpp", "Derived"))) == DERIVED
+    assert tuple(map(str.lower, members("arguments.h", "Derived"))) == DERIVED
+    assert len(DERIVED) + 1 == STATISTICS
 
 
 def test_sums_have_the_order_of_the_native_source():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -147,12 +149,18 @@ def test_the_time_of_one_thread_is_not_that_of_several(monkeypatch: pytest.Monke
         measure(SMALL, backend="blocked", cpu_time=True)
 
 
-def test_every_way_runs_as_often_as_the_others_and_none_is_always_first():
+@pytest.mark.parametrize("names", ["ab", "abc", "abcdef"])
+def test_every_way_runs_as_often_as_the_others_and_after_each_of_them_equally_often(names: str):
     order: list[str] = []
-    ways = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    times = rounds(ways, 4, 1e9)
-    assert {name: len(found) for name, found in times.items()} == {"a": 4, "b": 4, "c": 4}
-    assert order == list("abc" + "abc" + "bca" + "cab" + "abc")
+    ways = {name: (lambda name=name: order.append(name)) for name in names}
+    size = len(names)
+    times = rounds(ways, 2 * size, 1e9)
+    assert {name: len(found) for name, found in times.items()} == dict.fromkeys(names, 2 * size)
+    timed = order[size:]
+    turns = [timed[start : start + size] for start in range(0, len(timed), size)]
+    assert {turn[0] for turn in turns} == set(names)
+    pairs = Counter(pair for turn in turns for pair in pairwise(turn))
+    assert pairs == dict.fromkeys(permutations(names, 2), 2)
 
 
 def test_few_rounds_are_left_when_they_would_take_too_long():

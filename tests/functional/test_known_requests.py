@@ -12,8 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 import attemper
 from attemper import InputError
+from attemper.backends import native
 from attemper.call import known_requests
-from tests.support.calls import known
+from tests.support.calls import PRESENT, known
+
+needs_native = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
 
 Q, KV = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 9, 4)
 
@@ -121,7 +124,117 @@ def test_few_requests_are_kept(monkeypatch: pytest.MonkeyPatch, checked: list[st
 
 
 def test_what_is_kept_holds_no_tensor_of_a_call(checked: list[str]):
-    attemper.attention(Q, KV, KV)
-    (request,) = known_requests.KNOWN._known.values()
-    tensors = (part for part in vars(request.problem).values() if isinstance(part, Tensor))
+    for _ in range(2):
+        attemper.attention(Q, KV, KV)
+    (kept,) = known_requests.KNOWN._known.values()
+    tensors = (part for part in vars(kept.request.problem).values() if isinstance(part, Tensor))
     assert [part.numel() for part in tensors] == [0, 0, 0, 1]  # the last one is the multiplier
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch, checked: list[str]) -> list[int]:
+    """The calls that were not even described again, from here on, each as its number of tokens."""
+    seen, call = [], native.Again.__call__
+
+    def counted(self: native.Again, *tensors: Any) -> Any:
+        seen.append(tensors[0].shape[2])
+        return call(self, *tensors)
+
+    monkeypatch.setattr(native.Again, "__call__", counted)
+    return seen
+
+
+STATISTICS = ["all", ("entropy",), ("lse", "support_size"), ("max_weight", "mean_distance"), ()]
+
+
+@needs_native
+@pytest.mark.parametrize("tokens", [1, 6, 300])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("stats", STATISTICS, ids=str)
+def test_a_call_that_is_repeated_gives_the_same_bits(stats: Any, causal: bool, tokens: int, repeated: list[int]):
+    options: dict[str, Any] = {"stats": stats, "is_causal": causal, "enable_gqa": True, "backend": "native"}
+    for number in range(3):
+        query, key = torch.randn(2, 4, tokens, 8), torch.randn(2, 2, 310, 8)
+        value = torch.randn(2, 2, 310, 40)
+        got = attemper.attention(query, key, value, **options)
+        assert len(repeated) == number
+        # A mask that hides nothing: every call with one is checked and described.
+        whole = torch.ones(1, 1, 1, 310, dtype=torch.bool)
+        want = attemper.attention(query, key, value, whole, **options)
+        assert torch.equal(got.output, want.output)
+        assert got.output.stride() == want.output.stride()
+        if stats:
+            assert known(got.stats).names == known(want.stats).names
+            for name in known(got.stats):
+                assert torch.equal(known(got.stats)[name], known(want.stats)[name]), name
+
+
+@needs_native
+def test_rows_that_see_nothing_or_are_not_finite_are_told_by_repeated_calls_too(repeated: list[int]):
+    query, key = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 20, 8)
+    query[0, 1, 30] = torch.inf
+    # Rows from 20 on see no key.
+    options: dict[str, Any] = {"window_size": (0, 0), "stats": "all", "backend": "native"}
+    for _ in range(2):
+        got = known(attemper.attention(query, key, key, **options).stats)
+    query[0, 0, 3] = torch.nan
+    got = known(attemper.attention(query, key, key, **options).stats)
+    want = known(attemper.attention(query, key, key, torch.ones(1, 1, 40, 1, dtype=torch.bool), **options).stats)
+    assert repeated == [40, 40]
+    for name in got:
+        torch.testing.assert_close(got[name], want[name], rtol=0, atol=0, equal_nan=True)
+    assert got.empty.sum() == 40
+    assert got.nonfinite.sum() == 1
+    assert torch.isnan(got.mass[0, 0, 3])
+
+
+@needs_native
+def test_each_layout_of_a_call_in_memory_is_described_for_itself(repeated: list[int]):
+    query = torch.randn(1, 6, 2, 4).transpose(1, 2)
+    for _ in range(2):
+        for part in (query, query.contiguous()):
+            got, want = (
+                attemper.attention(part, KV, KV, backend=backend).output for backend in ("native", "reference")
+            )
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert len(repeated) == 2
+
+
+@needs_native
+def test_who_wants_a_gradient_gets_it_also_of_a_repeated_call(repeated: list[int]):
+    for _ in range(2):
+        attemper.attention(Q, KV, KV, backend="native", stats="all")
+    leaf = Q.clone().requires_grad_()
+    for part in ("query", "key", "value"):
+        given: dict[str, Any] = {"query": Q, "key": KV, "value": KV}
+        given[part] = leaf if part == "query" else KV.clone().requires_grad_()
+        result = attemper.attention(**given, backend="native", stats="all")
+        (result.output.sum() + known(result.stats).entropy.sum()).backward()
+        assert given[part].grad is not None
+    assert repeated == [6]
+    with torch.no_grad():
+        assert not attemper.attention(leaf, KV, KV, backend="native").output.requires_grad
+
+
+@needs_native
+def test_a_tensor_whose_sign_is_yet_to_be_written_is_read_as_it_is_meant(repeated: list[int]):
+    complex_query = torch.randn(1, 2, 6, 4, dtype=torch.complex64)
+    negative = complex_query.conj().imag
+    assert negative.is_neg()
+    for part in (complex_query.imag, complex_query.imag, negative):
+        got, want = (
+            attemper.attention(part, KV, KV, backend="native").output,
+            attemper.attention(part.clone(), KV, KV, backend="reference").output,
+        )
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert repeated == [6]
+
+
+@needs_native
+def test_a_repeated_call_that_the_library_refuses_is_told(monkeypatch: pytest.MonkeyPatch, repeated: list[int]):
+    for _ in range(2):
+        attemper.attention(Q, KV, KV, backend="native")
+    (kept,) = known_requests.KNOWN._known.values()
+    monkeypatch.setattr(kept._again, "_run", lambda *_: 2)
+    with pytest.raises(MemoryError, match="backend='blocked'"):
+        attemper.attention(Q, KV, KV, backend="native")

@@ -25,7 +25,7 @@ NATIVE = "backends/native/source"
     f"{NATIVE}/{name}"
     for name in (
         "rows.h", "scores.h", "pack.h", "convert.h", "half.h", "simd.h", "chunks.h", "products.h", "forward.h",
-        "backward.h", "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.cpp",
+        "backward.h", "decode.h", "library.cpp", "pool.cpp", "sums.cpp", "entropies.h", "statistics.h",
         "multiply.h",
     )
 )  # fmt: skip
@@ -56,6 +56,7 @@ HIDDEN = (f"{TESTS}::test_what_stands_at_a_hidden_key_reaches_nothing",)
 BOUND = (f"{TESTS}::test_no_entropy_is_above_the_logarithm_of_its_count",)
 BAD = (f"{TESTS}::test_a_score_that_is_not_finite_spoils_its_row_alone",)
 FORMULAS = ("tests/test_direct.py::test_statistics_in_one_pass_are_those_of_the_formulas",)
+REPEATED = ("tests/functional/test_known_requests.py::test_a_call_that_is_repeated_gives_the_same_bits",)
 READINGS = "tests/monitor/test_native_sums.py::test_readings_are_those_of_the_statistics"
 
 
@@ -181,9 +182,20 @@ MUTANTS = (
     Mutant("entropies: one key's share is of log 1", ENTROPIES, "entropy / (n > 1 ? log_n : least)", "entropy / log_n", BOUND),
     Mutant("entropies: the logarithm of the count before", ENTROPIES, "if (found.down < 0) found = computed(double(n));", "if (found.down < 0) found = computed(double(n - 1));", BOUND),
     Mutant("statistics: an empty row's mean is -inf", STATISTICS, "(n[i] > 0 ? m[i] : 0.0f) - a[i]", "m[i] - a[i]", FORMULAS),
-    Mutant("statistics: an empty row has a largest weight", STATISTICS, "n[i] > 0 ? std::exp(-z[i]) : 0.0f", "std::exp(-z[i])", FORMULAS),
-    Mutant("statistics: counts of the first rows for all", STATISTICS, "log_n.take(n + first, count, logarithm);", "log_n.take(n, count, logarithm);", FORMULAS),
+    Mutant("statistics: an empty row has a largest weight", STATISTICS, "to[i] = n[i] > 0 ? to[i] : 0.0f;", "to[i] = to[i];", FORMULAS),
+    Mutant("statistics: counts of the first rows for all", STATISTICS, "log_n.take(n + first, count);", "log_n.take(n, count);", FORMULAS),
     Mutant("statistics: an empty row has effective tokens", STATISTICS, "n[i] > 0 ? 1.0f / c[i] : 0.0f", "1.0f / c[i]", FORMULAS),
+    Mutant("statistics: the largest weights of the last rows are left out", STATISTICS, "std::memcpy(to + i, &found, size_t(rows - i) * 4);", "", FORMULAS),
+    Mutant("statistics: exp without a digit", STATISTICS, "p = p * r + 1.0 / 5040;", "p = p * r;", FORMULAS),
+    Mutant("statistics: derived at the first rows' places", STATISTICS, "value = value ? value + place : nullptr;", "value = value;", REPEATED),
+    Mutant("statistics: counted at the first rows' places", STATISTICS, "if (to.counts) from_here.counts += place;", "", REPEATED),
+    Mutant("statistics: derived from the first rows' state", STATISTICS, "call.state + call.place[column] * plane + place;", "call.state + call.place[column] * plane;", REPEATED),
+    Mutant("statistics: of the first row of a tile", FORWARD, "derive(call, place_of(call, batch, rows[0]), count);", "derive(call, place_of(call, batch, rows[0]), 1);", REPEATED),
+    Mutant("statistics: of the first of few rows", DECODE, "work.parts[head * work.splits * work.rows]), work.rows);", "work.parts[head * work.splits * work.rows]), 1);", REPEATED),
+    Mutant("statistics: not those of a repeated call", LIBRARY, "now.statistics = again->statistics;", "", REPEATED),
+    Mutant("again: the keys of the first call", LIBRARY, "now.key.data = again->key, ", "", REPEATED),
+    Mutant("again: the values of the first call", LIBRARY, "now.value.data = again->value;", "", REPEATED),
+    Mutant("rows: the state of one column for all", ROWS, "{column, call.state + call.place[column] * size};", "{column, call.state};", PLAIN),
     Mutant("statistics: a row that is not finite has mass", STATISTICS, "lse - lse + 1.0f", "1.0f", BAD),
     Mutant("statistics: an empty row has mass", STATISTICS, "n[i] > 0 ? lse - lse + 1.0f : 0.0f", "lse - lse + 1.0f", FORMULAS),
     Mutant("sums: empty rows are not counted", SUMS, "sum[EMPTY]++;", ";", sums("few-all")),

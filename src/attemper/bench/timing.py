@@ -82,7 +82,8 @@ def rounds(
     peaks: list[float] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Times:
-    """Times every way once a round; the first way of a round moves on by one each time.
+    """Times every way once a round, in an order in which each follows every other equally often: what one leaves in the
+    caches and in the allocator helps or hinders the next.
 
     Args:
         ways: by name.
@@ -95,13 +96,20 @@ def rounds(
     names, times = list(ways), {name: list[float]() for name in ways}
     first = sum(_time(ways[name], clock) for name in names)
     for turn in range(max(3, min(pairs, int(seconds / max(first, 1e-9))))):
-        for place in range(len(names)):
-            name = names[(turn + place) % len(names)]
-            times[name].append(_time(ways[name], clock))
+        for place in _order(turn, len(names)):
+            times[names[place]].append(_time(ways[names[place]], clock))
         peak = None if peaks is None else peak_flops(torch.get_num_threads(), clock=clock)
         if peaks is not None and peak is not None:
             peaks.append(peak)
     return times
+
+
+def _order(turn: int, ways: int) -> list[int]:
+    """The order of a round: to and fro from a place that moves on by one (a square of Williams). Where the number of
+    ways is odd, every second pass through its rounds runs backwards.
+    """
+    order = [(turn + (step + 1) // 2 * (1 if step % 2 else -1)) % ways for step in range(ways)]
+    return order[::-1] if ways % 2 and turn // ways % 2 else order
 
 
 def _time(way: Way, clock: Clock) -> float:

@@ -10,17 +10,36 @@ from torch import Tensor
 from attemper.backends import reference, table
 from attemper.backends.contract import Problem
 from attemper.call import autograd
-from attemper.call.formulas import statistics_of
+from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.known_requests import KnownRequests
 from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
 from attemper.call.result import AttentionOutput, AttentionStats, facts_of
 from attemper.call.sampling import sample
-from attemper.call.state import State, round_to, state_of
+from attemper.call.state import LazyState, State, round_to, state_of
 from attemper.call.transforms import exports_to_onnx, refuse_onnx
 
 DENSE_BACKEND = next(backend.name for backend in table.BACKENDS if backend.plain)
 """The backend that holds the weights of a call, n x n in memory: for small inputs and pictures."""
+
+
+def attend(
+    where: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options, known: KnownRequests
+) -> AttentionOutput:
+    """Checks a call, unless it is known, and runs it; by the shortest way that there is for it."""
+    found = known.find(where, query, key, value, mask, options)
+    if isinstance(found, Request):
+        return run(found)
+    again = found.again(query, key, value)
+    if again is None:
+        return run(found.with_tensors(query, key, value))
+    output, stacked, given = again(query, key, value)
+    request = found.request
+    if not request.names:
+        return AttentionOutput(output, None)
+    state = LazyState(request.problem.columns, stacked, request.problem.backend)
+    values = LazyStatistics(state, request.names, None, request.asked, given)
+    return AttentionOutput(output, AttentionStats(values, state, found.facts))
 
 
 def run(request: Request) -> AttentionOutput:

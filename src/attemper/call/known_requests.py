@@ -11,31 +11,69 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import Problem
-from attemper.call import transforms
+from attemper.call import autograd, transforms
 from attemper.call.options import Options, Request, request_of
+from attemper.call.result import facts_of
+
+
+class KnownRequest:
+    """A request without the tensors of its call."""
+
+    def __init__(self, request: Request) -> None:
+        nothing = request.problem.query.new_empty(0)
+        value = None if request.problem.value is None else nothing
+        self.request = _with_tensors(request, nothing, nothing, value)
+        self.facts = facts_of(request)
+        self._again: Any = None
+        # Where nothing stands between the call and its kernels (call/autograd.py), it need not even be described again.
+        self._direct = autograd.passes_dispatcher(request.problem) and not request.problem.rowwise
+
+    def again(self, query: Tensor, key: Tensor, value: Tensor | None) -> Any:
+        """The forward pass by the kernels themselves, a function of the three tensors; None where it takes more."""
+        if not self._direct or not transforms.stand_in_memory((query, key, value)):
+            return None
+        if torch.is_grad_enabled() and (
+            query.requires_grad or key.requires_grad or (value is not None and value.requires_grad)
+        ):
+            return None
+        if self._again is None:
+            problem = self.with_tensors(query, key, value).problem
+            self._again = table.kernels(problem.backend).Again(problem, self.request.names)
+        return self._again
+
+    def with_tensors(self, query: Tensor, key: Tensor, value: Tensor | None) -> Request:
+        """The request of other tensors, of the same shapes, strides and types."""
+        return _with_tensors(self.request, query, key, value)
 
 
 class KnownRequests:
-    """Requests of calls without a mask, by the shapes and types of their tensors and by their options."""
+    """Requests of calls without a mask, by the shapes, strides and types of their tensors and by their options."""
 
     MOST = 256
 
     def __init__(self) -> None:
-        self._known: dict[Any, Request] = {}
+        self._known: dict[Any, KnownRequest] = {}
 
     def request(
         self, where: str, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, options: Options
     ) -> Request:
         """``request_of`` these, checked once for each combination. What was refused is checked, and refused, again."""
+        found = self.find(where, query, key, value, mask, options)
+        return found if isinstance(found, Request) else found.with_tensors(query, key, value)
+
+    def find(
+        self, where: str, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, options: Options
+    ) -> Request | KnownRequest:
+        """What is known of such a call; its request where that had to be made."""
         place = None if mask is not None else _place_of(query, key, value, options)
         if place is None:
             return request_of(where, query, key, value, mask, options)
-        request = self._known.get(place)
-        if request is None:
-            request = request_of(where, query, key, value, None, options)
-            self._keep(place, request)
-            return request
-        return _with_tensors(request, query, key, value)
+        known = self._known.get(place)
+        if known is not None:
+            return known
+        request = request_of(where, query, key, value, None, options)
+        self._keep(place, request)
+        return request
 
     def _keep(self, place: tuple[Any, ...], request: Request) -> None:
         problem = request.problem
@@ -43,8 +81,7 @@ class KnownRequests:
             return  # kernels that are interpreted, for as long as the environment says so
         if len(self._known) >= self.MOST:
             self._known.clear()
-        nothing = problem.query.new_empty(0)
-        self._known[place] = _with_tensors(request, nothing, nothing, None if problem.value is None else nothing)
+        self._known[place] = KnownRequest(request)
 
 
 def _place_of(query: Any, key: Any, value: Any, options: Options) -> tuple[Any, ...] | None:
@@ -58,7 +95,8 @@ def _place_of(query: Any, key: Any, value: Any, options: Options) -> tuple[Any, 
         return None
     # 1, 1.0 and True are equal, and not all of them are a scale: the types are told apart, too. The multiplier that is
     # kept with a request of inference mode is of no use to autograd.
-    shapes = query.shape, key.shape, None if value is None else value.shape
+    given_value = () if value is None else (value.shape, value.stride())
+    shapes = query.shape, query.stride(), key.shape, key.stride(), given_value
     return *shapes, query.dtype, query.device, torch.is_inference_mode_enabled(), given, kinds
 
 

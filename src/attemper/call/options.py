@@ -28,7 +28,7 @@ _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: that would triple the time to make one
 class Options:
     """Everything but tensors of the sequence, as the caller gave it."""
 

@@ -138,7 +138,8 @@ def _innermost() -> Any:
 @constant_in_graphs
 def exports_to_onnx() -> bool:
     """Whether ``torch.onnx.export`` is tracing."""
-    return not _EXPORTERS.isdisjoint(sys.modules) and torch.onnx.is_in_onnx_export()
+    # Of the modules' view: a set asked about a dict goes through all of it, thousands of names at every call.
+    return not sys.modules.keys().isdisjoint(_EXPORTERS) and torch.onnx.is_in_onnx_export()
 
 
 def refuse_onnx(what: str, instead: str) -> None:

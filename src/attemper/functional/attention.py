@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.call import known_requests
-from attemper.call.attention import DENSE_BACKEND, run, weights
+from attemper.call.attention import DENSE_BACKEND, attend, run, weights
 from attemper.call.options import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.packing import check_offsets, packing_of
 from attemper.call.result import AttentionOutput, AttentionStats
@@ -100,7 +100,7 @@ def attention(
         enable_gqa=enable_gqa,
         backend=backend,
     )
-    return run(known_requests.KNOWN.request("attention", query, key, value, attn_mask, options))
+    return attend("attention", query, key, value, attn_mask, options, known_requests.KNOWN)
 
 
 @shows_keywords()

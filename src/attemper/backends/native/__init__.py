@@ -12,24 +12,17 @@ import torch
 from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
+from attemper.backends.native.again import Again, empty_results
 from attemper.backends.native.arguments import address, broadcast_strides, describe, view
 from attemper.backends.native.library import file_name, run, why_unusable
 from attemper.backends.native.rows import statistics, sums
 
-__all__ = ["backward", "file_name", "forward", "statistics", "sums", "why_unusable"]
+__all__ = ["Again", "backward", "file_name", "forward", "statistics", "sums", "why_unusable"]
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass.
-
-    The output of softmax lies as [B, Q, H, E] in memory, as that of PyTorch's SDPA does:
-    what joins heads next copies nothing.
-    """
-    batch, heads, rows, _ = problem.query.shape
-    width = 0 if problem.value is None else problem.value.shape[3]
-    new = problem.query.new_empty
-    output = new((batch, heads, rows, width)) if problem.rowwise else new((batch, rows, heads, width)).transpose(1, 2)
-    state = torch.empty((len(problem.columns), batch, heads, rows), dtype=torch.float32)
+    """Output [B, H, Q, E], state [F, B, H, Q], and an empty key_mass, which takes a second pass."""
+    output, state = empty_results(problem)
     call, held = describe(problem, output, state)
     run("attemper_rowwise_forward" if problem.rowwise else "attemper_forward", call)
     del held

@@ -17,6 +17,10 @@ from attemper.statistics import Column
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
 
 
+STATISTICS = 8
+"""Addresses of ``Statistics`` in ``source/arguments.h``: those of ``rows.DERIVED``, and of the counts."""
+
+
 class View(ctypes.Structure):
     """A tensor of up to four dimensions; strides in elements, 0 where it is broadcast."""
 
@@ -39,6 +43,7 @@ class Arguments(ctypes.Structure):
         ("softcap", c_double),
         ("place", c_int64 * len(Column)),
         ("output", View), ("state", c_void_p), ("threads", c_int64),
+        ("statistics", c_void_p * STATISTICS),
         ("grad_output", View), ("grad_state", c_void_p),
         ("grad_query", c_void_p), ("grad_key", c_void_p), ("grad_value", c_void_p),
         ("grad_mask", c_void_p), ("grad_mask_stride", c_int64 * 4),
@@ -54,6 +59,7 @@ _ROWWISE = struct.Struct("@qdqq")
 """What follows an ``Arguments`` in a ``RowwiseCall``: normalizer, number, per_head and its gradient."""
 _ABSENT = (0,) * 6
 _NO_STRIDES = (0,) * 3
+_NO_STATISTICS = (0,) * STATISTICS
 _NO_GRADIENTS = (0,) * ((_SIZE - Arguments.grad_output.offset) // 8)
 
 
@@ -120,7 +126,7 @@ def describe(
         min(problem.left, 1 << 60), min(problem.right, 1 << 60), problem.offset, min(problem.first_tokens, keys),
         problem.softcap,
         *places,
-        *view(output), address(state), torch.get_num_threads(),
+        *view(output), address(state), torch.get_num_threads(), *_NO_STATISTICS,
         *gradients,
     )  # fmt: skip
     if problem.rowwise:

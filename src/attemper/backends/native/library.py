@@ -105,11 +105,12 @@ def stamp_of(loaded: ctypes.CDLL) -> str:
 def declare_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions."""
     loaded.attemper_forward.argtypes = (ctypes.c_char_p,)
+    loaded.attemper_forward_again.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
     loaded.attemper_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_rowwise_forward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_rowwise_backward.argtypes = (ctypes.c_char_p,)
     loaded.attemper_sums.argtypes = (ctypes.c_char_p,)
-    loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
+    loaded.attemper_statistics.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p)
     whole, real, pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
     loaded.attemper_weights.argtypes = (whole, whole, whole, real, real, pointer, whole, pointer, pointer, whole)
     loaded.attemper_gradient.argtypes = (whole, whole, whole, real, pointer, whole, pointer, pointer, pointer, whole)

@@ -5,25 +5,36 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attemper.backends.native.arguments import address
+from attemper.backends.native.arguments import STATISTICS, address
 from attemper.backends.native.library import check, library, run
 from attemper.backends.normalizers import CODES
 from attemper.backends.sums import SUMMED, WIDTH
-from attemper.statistics import STATISTICS, Column
+from attemper.statistics import STATISTICS as TABLE
+from attemper.statistics import Column
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
-# What source/statistics.cpp derives, in its order. Formulas give all other statistics.
+# What source/statistics.h derives, in its order. Formulas give all other statistics.
 DERIVED = ("lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass")
 _COUNTS = ("visible_keys", "support_size")
-_COLUMN_PLACES, _VALUE_PLACES = struct.Struct(f"{len(Column)}q"), struct.Struct(f"{len(DERIVED)}q")
+_NOWHERE = [0] * STATISTICS
+_COLUMN_PLACES, _STATISTICS = struct.Struct(f"{len(Column)}q"), struct.Struct(f"{STATISTICS}q")
 
 # AttemperSums of source/sums.cpp.
 _SUMS = struct.Struct("5q 2Q 3q Q")
+
+
+class Derivable(NamedTuple):
+    """Statistics that one pass over a state can give."""
+
+    derived: tuple[tuple[str, int], ...]
+    """Each with its place in ``Statistics``."""
+    counts: tuple[str, ...]
 
 
 def weights(scores: Tensor, normalizer: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
@@ -71,29 +82,47 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
 
     ``state``: [columns, B, H, Q] float32, contiguous.
     """
-    names = set(names)
     shape = state.shape[1:]
     rows, start = shape.numel(), address(state)
-    derivable, places = _derivable(columns)
-    values = {name: torch.empty(shape, dtype=torch.float32) for name in derivable if name in names}
-    counts = torch.empty(shape, dtype=torch.int64) if not names.isdisjoint(_COUNTS) else None
-    code = library().attemper_statistics(
-        rows,
-        _COLUMN_PLACES.pack(*[0 if place is None else start + 4 * rows * place for place in places]),
-        _VALUE_PLACES.pack(*[address(values.get(name)) for name in DERIVED]),
-        address(counts),
-    )
+    values, places = empty_statistics(derivable(columns, tuple(names)), shape)
+    from_columns = [0 if place is None else start + 4 * rows * place for place in _places(columns)]
+    code = library().attemper_statistics(rows, _COLUMN_PLACES.pack(*from_columns), _STATISTICS.pack(*places))
     check("attemper_statistics", code)
-    if counts is not None:
-        values |= dict.fromkeys(_COUNTS, counts)
     return values
 
 
+def empty_statistics(wanted: Derivable, shape: torch.Size) -> tuple[dict[str, Tensor], list[int]]:
+    """Tensors for the statistics that are ``wanted``, and ``Statistics`` of ``source/arguments.h`` for them."""
+    values: dict[str, Tensor] = {}
+    places, like = _NOWHERE.copy(), None
+    for name, place in wanted.derived:
+        # Twice as fast as giving shape and type anew.
+        like = torch.empty(shape, dtype=torch.float32) if like is None else torch.empty_like(like)
+        values[name] = like
+        places[place] = like.data_ptr()
+    if wanted.counts:
+        counted = torch.empty(shape, dtype=torch.int64)
+        places[-1] = counted.data_ptr()
+        for name in wanted.counts:
+            values[name] = counted
+    return values, places
+
+
 @cache
-def _derivable(columns: tuple[Column, ...]) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """Which of ``DERIVED`` a state of these columns gives, and where it has each of ``Column``; None: nowhere."""
-    names = tuple(name for name in DERIVED if set(STATISTICS[name].softmax) <= set(columns))
-    return names, tuple(columns.index(column) if column in columns else None for column in Column)
+def derivable(columns: tuple[Column, ...], names: tuple[str, ...]) -> Derivable:
+    """Those of ``names`` that a state of these columns gives."""
+    derived = tuple(
+        (name, place)
+        for place, name in enumerate(DERIVED)
+        if name in names and set(TABLE[name].softmax) <= set(columns)
+    )
+    return Derivable(derived, tuple(name for name in _COUNTS if name in names))
+
+
+@cache
+def _places(columns: tuple[Column, ...]) -> tuple[int | None, ...]:
+    """Where a state of these columns has each of ``Column``; None: nowhere."""
+    return tuple(columns.index(column) if column in columns else None for column in Column)
 
 
 def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:

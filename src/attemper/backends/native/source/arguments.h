@@ -24,6 +24,13 @@ struct Column {
     };
 };
 
+// Statistics that follow from the state (python: backends/native/rows.py), [B, H, Q] each; null: not asked for.
+struct Statistics {
+    enum Derived : int { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, COUNT };
+    float* values[COUNT];
+    int64_t* counts;
+};
+
 struct Arguments {
     int64_t size;  // of this struct, as the caller knows it
     View query, key, value, mask;
@@ -42,6 +49,7 @@ struct Arguments {
     View output;                   // forward: written; backward: read
     float* state;                  // contiguous
     int64_t threads;
+    Statistics statistics;
     // Backward only. Gradients are float32 and contiguous in the shape of their tensor; null: not asked for.
     View grad_output;
     const float* grad_state;  // contiguous
@@ -50,6 +58,14 @@ struct Arguments {
     int64_t grad_mask_stride[4];
     float *grad_multiplier, *grad_sink;  // [B, H, Q]: summed to the shape of their tensors by the caller
     int64_t maximum_gradient;
+};
+
+// What changes where a call of softmax is made again for other tensors of the same shapes and strides.
+struct Again {
+    char *query, *key, *value, *output;
+    float* state;
+    int64_t threads;
+    Statistics statistics;
 };
 
 }  // namespace attemper

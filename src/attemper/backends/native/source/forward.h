@@ -14,6 +14,7 @@
 #pragma once
 #include "products.h"
 #include "scores.h"
+#include "statistics.h"
 
 namespace attemper {
 
@@ -184,8 +185,9 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             products.add(tile, real, span, keep);
         }
     }
+    const Asked asked(call);
     for (int64_t i = 0; i < count; i++) {
-        const float share = finish(call, batch, rows[i]);
+        const float share = finish(call, batch, rows[i], asked);
         if (!width) continue;
         float* line = products.output + i * wide;
         const int64_t place = at(call.output, batch, rows[i].head, rows[i].query);
@@ -196,6 +198,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             store(to + e, rows[i].count == 0 ? Vec{} : load(line + e) * share);
         if (!direct) write_row(call.output, place, call.output.stride[3], width, line);
     }
+    // The rows of a key head stand one after another, whichever of its query heads they belong to.
+    derive(call, place_of(call, batch, rows[0]), count);
 }
 
 }  // namespace attemper

@@ -153,6 +153,16 @@ ATTEMPER_EXPORT int attemper_forward(const Arguments* call) {
     return guarded([&] { return rows_per_key_head(*call) <= FEW ? decode(*call) : forward_by_tiles(*call); });
 }
 
+// The forward pass of `call` on other tensors: who makes the same calls again and again describes them once.
+ATTEMPER_EXPORT int attemper_forward_again(const Arguments* call, const Again* again) {
+    if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
+    Arguments now = *call;
+    now.query.data = again->query, now.key.data = again->key, now.value.data = again->value;
+    now.output.data = again->output, now.state = again->state, now.threads = again->threads;
+    now.statistics = again->statistics;
+    return attemper_forward(&now);
+}
+
 ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
     if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call->batch * call->heads * call->queries * call->keys == 0) return FINE;

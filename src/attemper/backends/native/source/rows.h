@@ -197,13 +197,27 @@ inline int64_t place_of(const Arguments& call, int64_t batch, const Row& row) {
     return (batch * call.heads + row.head) * call.queries + row.query;
 }
 
+// The state columns that a call asked for, and where each lies.
+struct Asked {
+    int64_t count = 0;
+    struct {
+        int column;
+        float* plane;
+    } of[Column::COUNT];
+
+    explicit Asked(const Arguments& call) {
+        const int64_t size = call.batch * call.heads * call.queries;
+        for (int column = 0; column < Column::COUNT; column++)
+            if (call.place[column] >= 0) of[count++] = {column, call.state + call.place[column] * size};
+    }
+};
+
 // Writes the state columns that were asked for; a row with a visible score that is not finite keeps its count alone.
-inline void write_state(const Arguments& call, int64_t batch, const Row& row, const double (&columns)[Column::COUNT]) {
-    const int64_t plane = call.batch * call.heads * call.queries, place = place_of(call, batch, row);
-    for (int column = 0; column < Column::COUNT; column++)
-        if (call.place[column] >= 0)
-            call.state[call.place[column] * plane + place] =
-                row.bad && column != Column::VISIBLE_KEYS ? NAN : float(columns[column]);
+inline void write_state(const Asked& asked, int64_t place, const Row& row, const double (&columns)[Column::COUNT]) {
+    for (int64_t i = 0; i < asked.count; i++) {
+        const auto [column, plane] = asked.of[i];
+        plane[place] = row.bad && column != Column::VISIBLE_KEYS ? NAN : float(columns[column]);
+    }
 }
 
 // What a sink leaves to the keys, sigmoid(lse - sink).
@@ -212,7 +226,7 @@ inline double mass_of(const Arguments& call, const Row& row, double lse) {
 }
 
 // Writes the row's state; returns the factor that makes the running output the output.
-inline float finish(const Arguments& call, int64_t batch, const Row& row) {
+inline float finish(const Arguments& call, int64_t batch, const Row& row, const Asked& asked) {
     double inverse = row.total > 0 ? 1.0 / row.total : 1.0, mean = row.first_moment * inverse;
     double log_total = row.count > 0 && row.total > 0 ? std::log(row.total) : 0.0;
     double variance = row.second_moment * inverse - mean * mean;
@@ -224,7 +238,7 @@ inline float finish(const Arguments& call, int64_t batch, const Row& row) {
     columns[Column::SQUARED_WEIGHTS] = row.squares * inverse * inverse;
     columns[Column::FIRST_TOKENS] = row.first * inverse, columns[Column::DISTANCE] = row.distance * inverse;
     columns[Column::OWN_KEY] = row.own * inverse, columns[Column::SPAN] = row.span * inverse;
-    write_state(call, batch, row, columns);
+    write_state(asked, place_of(call, batch, row), row, columns);
     if (row.poison) return NAN;
     if (row.count == 0) return 0.0f;
     return float(inverse * mass_of(call, row, double(row.maximum) + log_total));

@@ -197,7 +197,7 @@ inline void write_row_state(const Arguments& call, int64_t batch, const Row& row
     double columns[Column::COUNT] = {};
     columns[Column::MAXIMUM] = row.maximum, columns[Column::VISIBLE_KEYS] = double(row.count);
     if (row.count > 0 && !row.bad) describe(call, batch, row, support, first_key, columns);
-    write_state(call, batch, row, columns);
+    write_state(Asked(call), place_of(call, batch, row), row, columns);
 }
 
 // to += sum w v over a list of keys, WIDE vectors of the width from `from` on, summed as by add_product. `first`: the
