@@ -46,6 +46,7 @@ def largest_logit(scan: Any) -> float:
 def test_my_loss_spikes(run: Any) -> None:
     names = run("my-loss-spikes")
     assert names["calm"] == []
+    assert names["later"] == []
     assert {alarm.site for alarm in names["rung"]} == {"blocks.1.attention"}
     assert names["rose"] == [60]
     assert set(names["clipped"])
