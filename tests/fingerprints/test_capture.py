@@ -9,7 +9,8 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError
-from attemper.fingerprints.record import OFFSETS
+from attemper.fingerprints.record import OFFSETS, VECTOR_ROWS
+from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import padded, tiny, tokens
 
 
@@ -30,6 +31,35 @@ def test_rows_are_those_of_eager_attention():
             np.testing.assert_allclose(np.exp(final - lse), own[:, place], atol=2e-6)
             assert site.pair_keys[row, 1] == place - OFFSETS[1]
         np.testing.assert_allclose(site.output, site.recomputed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_those_of_the_vectors_and_final_scores_follow_from_them(dtype: torch.dtype):
+    site = attemper.fingerprint(tiny("gemma2", layers=2, dtype=dtype).model, [tokens(sequences=1)]).sites[0]
+    places, compared = site.rows[:, 1].tolist(), 0
+    for number, place in enumerate(VECTOR_ROWS):
+        if place not in places:
+            continue
+        row, key = places.index(place), np.repeat(site.key, site.heads // site.kv_heads, 0)[:, number]
+        own = (site.query[:, number].astype(np.float64) * key).sum(-1)
+        limit = np.nanmax(np.abs(site.raw[:, row]), -1) * (2.0**-15 if dtype == torch.bfloat16 else 2.0**-23)
+        assert (np.abs(site.raw[:, row, 0] - own) <= limit).all()
+        compared += 1
+    assert compared >= 3
+    multiplier, shown = site.statistics["multiplier"].astype(np.float64)[..., None], np.isfinite(site.final)
+    assert site.softcap is not None
+    expected = site.softcap * np.tanh(multiplier * site.raw / site.softcap)
+    np.testing.assert_array_equal(site.final[shown], expected.astype(np.float32)[shown])
+
+
+def test_what_another_grouping_would_give_is_kept_where_an_output_is_not_its_own():
+    model, batch = tiny("llama", layers=2, kernel="eager"), tokens()
+    assert all(np.isnan(site.tiled).all() for site in attemper.fingerprint(model.model, [batch]).sites)
+    fault = next(one for one in FAULTS if one.kind == "grouping")
+    with fault.patch(model, [0, 1], 0.0):
+        site = attemper.fingerprint(model.model, [batch]).sites[0]
+    np.testing.assert_allclose(site.output, site.tiled, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(site.output, site.recomputed, rtol=1e-2)
 
 
 def test_padding_and_its_side_and_the_split_of_batches_change_no_row():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from safetensors.numpy import save
 
 import attemper
 from attemper.errors import InputError
+from attemper.fingerprints.packing import pack, round_rows, unpack
 from attemper.fingerprints.record import COUNTS, STATISTICS, chosen_rows, chosen_sequences, keys_of_row, projection
 from tests.support.engine_models import tiny, tokens
+from tests.support.engine_patches import biased
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
@@ -32,37 +35,135 @@ def test_what_is_saved_comes_back_bit_for_bit(found: attemper.Fingerprint, tmp_p
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
         assert set(other.counts) == set(COUNTS)
         assert set(other.statistics) == set(STATISTICS)
+        for kept, again in ((one.counts, other.counts), (one.statistics, other.statistics)):
+            for name, part in kept.items():
+                np.testing.assert_array_equal(part, again[name], err_msg=name)
+                assert part.dtype == again[name].dtype
         assert (one.name, one.scale, one.inv_freq, one.dtype) == (other.name, other.scale, other.inv_freq, other.dtype)
     assert attemper.explain(found, back).kind == "none"
+    assert back.save(tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
 
-def test_thinned_heads_come_back_and_files_without_the_field_keep_all(tmp_path: Path):
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_a_softcap_and_a_sink_come_back_bit_for_bit(name: str, tmp_path: Path):
+    whole = attemper.fingerprint(tiny(name, layers=2, dtype=torch.bfloat16).model, [tokens()])
+    back = attemper.load_fingerprint(whole.save(tmp_path / "a.safetensors"))
+    assert attemper.explain(whole, back).kind == "none"
+    for one, other in zip(whole.sites, back.sites, strict=True):
+        for part in ("lse", "kept_mass"):
+            np.testing.assert_array_equal(one.statistics[part], other.statistics[part])
+
+
+def test_numbers_that_are_added_to_scores_come_back_bit_for_bit(tmp_path: Path):
+    model = tiny("llama", layers=2)
+    with biased(model, [1], lambda n: -0.1 * (torch.arange(n)[:, None] - torch.arange(n)).abs()[None]):
+        whole = attemper.fingerprint(model.model, [tokens()])
+    back = attemper.load_fingerprint(whole.save(tmp_path / "a.safetensors"))
+    np.testing.assert_array_equal(whole.sites[1].final, back.sites[1].final)
+    found = attemper.explain(attemper.fingerprint(model.model, [tokens()]), back)
+    assert (found.kind, found.site) == ("distance_bias", whole.sites[1].name)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the arrays of a file."""
+    with safe_open(path, "np") as file:
+        header = json.loads((file.metadata() or {})["attemper"])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_thinned_heads_come_back(tmp_path: Path):
     model = tiny("llama", layers=2).model
     path = attemper.fingerprint(model, [tokens()], heads=[3]).save(tmp_path / "thin.safetensors")
     back = attemper.load_fingerprint(path)
     assert [site.kept_heads for site in back.sites] == [(2, 3), (2, 3)]
     whole = attemper.fingerprint(model, [tokens()])
-    assert whole.save(tmp_path / "whole.safetensors").stat().st_size > 1.7 * path.stat().st_size
+    sizes = [sum(part.nbytes for part in read(one)[1].values()) for one in (path, whole.save(tmp_path / "all"))]
+    assert sizes[1] > 1.7 * sizes[0]
     assert attemper.explain(whole, back).kind == "none"
-    with safe_open(tmp_path / "whole.safetensors", "np") as file:
-        header = json.loads(file.metadata()["attemper"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header, arrays = read(path)
+    header["sites"][0]["kept_heads"] = [0, 9]
+    (tmp_path / "other").write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
+    with pytest.raises(InputError, match=re.escape("kept heads of site 0 are [0, 9], it has 4")):
+        attemper.load_fingerprint(tmp_path / "other")
+
+
+def of_version_1(found: attemper.Fingerprint, path: Path, bits: int) -> Path:
+    """The file as the first version wrote it: vectors of 16 bits where the run had them, everything else as it is."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, site in enumerate(found.sites):
+        for name in ("rows", "pair_keys", "raw", "final", "residual", "input", "output", "recomputed", "tiled"):
+            arrays[f"{number}.{name}"] = getattr(site, name)
+        for name in ("query", "key"):
+            part = getattr(site, name)
+            arrays[f"{number}.{name}"] = (part.view(np.uint32) >> 16).astype(np.uint16) if bits == 16 else part
+        arrays[f"{number}.counts"] = np.stack(list(site.counts.values()))
+        arrays[f"{number}.statistics"] = np.stack(list(site.statistics.values()))
+    header, _ = read(found.save(path))
+    header |= {"version": 1, "counts": COUNTS, "statistics": STATISTICS}
     for site in header["sites"]:
         del site["kept_heads"]
-    older = tmp_path / "older.safetensors"
-    older.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
-    assert attemper.explain(whole, attemper.load_fingerprint(older)).kind == "none"
-    header["sites"][0]["kept_heads"] = [0, 9]
-    older.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
-    with pytest.raises(InputError, match=re.escape("kept heads of site 0 are [0, 9], it has 4")):
-        attemper.load_fingerprint(older)
+    path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
+    return path
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("bfloat16", 16)])
+def test_files_of_the_first_version_are_read(dtype: str, bits: int, tmp_path: Path):
+    found = attemper.fingerprint(tiny("llama", layers=2, dtype=getattr(torch, dtype)).model, [tokens()])
+    path = of_version_1(found, tmp_path / "old.safetensors", bits)
+    assert path.stat().st_size > 1.4 * found.save(tmp_path / "new.safetensors").stat().st_size
+    assert attemper.explain(found, attemper.load_fingerprint(path)).kind == "none"
+    header, arrays = read(path)
+    arrays["1.final"] = arrays["1.final"][:1]
+    path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
+    with pytest.raises(InputError, match=re.escape("final of site 1 is [1, 32, 16], expected [4, 32, 16]")):
+        attemper.load_fingerprint(path)
 
 
 def test_vectors_of_low_precision_take_two_bytes(found: attemper.Fingerprint, tmp_path: Path):
-    path = found.save(tmp_path / "a.safetensors")
-    with safe_open(path, "np") as file:
-        kind = file.get_tensor("0.query").dtype
-    assert kind == {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}[found.sites[0].dtype]
+    _, arrays = read(found.save(tmp_path / "a.safetensors"))
+    kind = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}[found.sites[0].dtype]
+    assert arrays["0.query"].dtype == kind
+    assert arrays["0.raw"].dtype == (np.float32 if kind == np.float32 else np.int16)
+
+
+def test_numbers_of_16_bits_are_off_by_little():
+    values = (
+        np.random.RandomState(0).randn(50, 7).astype(np.float32) * 10 ** np.arange(-20, 30).astype(np.float32)[:, None]
+    )
+    values[3, 2], values[4] = np.nan, 0.0
+    found = round_rows(values)
+    largest = np.nanmax(np.abs(values), 1, keepdims=True)
+    assert (np.abs(found - values)[~np.isnan(values)] <= (largest * 2.0**-15 + 0 * values)[~np.isnan(values)]).all()
+    assert (np.isnan(found) == np.isnan(values)).all()
+    np.testing.assert_array_equal(round_rows(found), found)
+    packed = pack("x", found)
+    assert {name: part.dtype for name, part in packed.items()} == {"x": np.int16, "x.exponent": np.int8}
+    np.testing.assert_array_equal(unpack("x", packed, found.shape), found)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([[1.0, -0.0, np.inf], [1.0, 0.0, -np.inf]], np.float32),
+        np.array([[0.1, np.nan], [0.1, np.nan]], np.float32),
+        np.full((2, 3, 4), 1e-42, np.float32),
+        np.array([[0.1, 1e30], [-1e-30, 3e38]], np.float32),
+        np.zeros((0, 3), np.float32),
+    ],
+)
+def test_any_numbers_come_back_bit_for_bit(values: np.ndarray):
+    back = unpack("x", pack("x", values), values.shape)
+    assert back.dtype == np.float32
+    np.testing.assert_array_equal(back, values)
+    np.testing.assert_array_equal(np.signbit(back), np.signbit(values))
+
+
+@pytest.mark.parametrize(("high", "dtype"), [(127, np.int8), (-32768, np.int16), (32768, np.int32)])
+def test_whole_numbers_take_as_few_bits_as_they_need(high: int, dtype: type):
+    values = np.array([[0, high, -1]], np.int32)
+    packed = pack("x", values)
+    assert packed["x"].dtype == dtype
+    np.testing.assert_array_equal(unpack("x", packed, (1, 3), whole=True), values)
 
 
 def test_no_ids_are_in_the_file(tmp_path: Path):
@@ -79,21 +180,21 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
     cut.write_bytes(good.read_bytes()[:-1000])
     with pytest.raises(InputError, match=r"cut\.safetensors is cut off or no fingerprint"):
         attemper.load_fingerprint(cut)
-    with safe_open(good, "np") as file:
-        header = json.loads(file.metadata()["attemper"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header, arrays = read(good)
 
     def written(name: str, **changes: object) -> Path:
         path = tmp_path / f"{name}.safetensors"
         path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header | changes)}))
         return path
 
-    with pytest.raises(InputError, match=r"version 2 of the format; this attemper reads version 1"):
-        attemper.load_fingerprint(written("newer", version=2))
+    with pytest.raises(InputError, match=r"version 3 of the format; this attemper reads version 2"):
+        attemper.load_fingerprint(written("newer", version=3))
     with pytest.raises(InputError, match="no fingerprint: `attemper fingerprint` writes one"):
         attemper.load_fingerprint(written("other", format="attemper-reading"))
     arrays["0.raw"] = arrays["0.raw"][:, :3]
-    with pytest.raises(InputError, match=re.escape("is damaged: its header does not fit its numbers (raw of site 0")):
+    with pytest.raises(
+        InputError, match=re.escape("is damaged: its header does not fit its numbers (0.raw is [4, 3, 16]")
+    ):
         attemper.load_fingerprint(written("damaged"))
     with pytest.raises(InputError, match=r"gone\.safetensors cannot be read"):
         attemper.load_fingerprint(tmp_path / "gone.safetensors")

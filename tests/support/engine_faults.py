@@ -100,7 +100,7 @@ def _one_head(tiny: Tiny, sites: list[int], c: float) -> Any:
     def change(q: Tensor) -> Tensor:
         factor = torch.ones(q.shape[-2], 1)
         factor[1] = c
-        return q * factor.to(q.dtype)
+        return (q * factor).to(q.dtype)  # in float32: bfloat16 has 1.046875 and no 1.05
 
     return projected(tiny, sites, "q", change)
 

@@ -13,20 +13,37 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
-from attemper.fingerprints.record import COUNTS, PAIRS, PROJECTIONS, STATISTICS, Fingerprint, SiteFingerprint
+from attemper.fingerprints.packing import pack, unpack, wide
+from attemper.fingerprints.record import (
+    COUNTS,
+    PAIRS,
+    PROJECTIONS,
+    STATISTICS,
+    Fingerprint,
+    SiteFingerprint,
+    final_scores,
+    key_numbers,
+)
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT, VERSION = "attemper-fingerprint", 1
+FORMAT, VERSION = "attemper-fingerprint", 2
+PLAIN = 1
+"""The version before: arrays as they are, counts and statistics stacked. It is read, and no longer written."""
 AGAIN = "Make it again with the command that wrote it"
 
 _FACTS = tuple(one.name for one in fields(SiteFingerprint) if "ndarray" not in str(one.type))
 """Fields of a site that stand in the header."""
-_ARRAYS = ("rows", "pair_keys", "raw", "final", "residual", "input", "output", "recomputed", "tiled")
+_WHOLE = ("rows", "pair_keys")
+_NUMBERS = ("raw", "final", "residual", "input", "output", "recomputed", "tiled")
 _VECTORS = ("query", "key")
-"""Fields that are kept in the run's own type."""
+"""Fields in the run's own type."""
+_HIDDEN = "hidden"
+"""Stands in place of ``final`` where that follows from ``raw``: 1 where a pair's key is hidden."""
+_FOLLOWING = ("final", "lse")
+"""Fields that are left out where they follow from others."""
 
 
 def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
@@ -35,22 +52,16 @@ def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: no file can be written there.
     """
-    import numpy as np
     from safetensors.numpy import save as to_bytes
 
     arrays: dict[str, Any] = {}
     sites = []
     for number, site in enumerate(found.sites):
-        arrays |= {f"{number}.{name}": getattr(site, name) for name in _ARRAYS}
-        arrays |= {f"{number}.{name}": _narrow(getattr(site, name), site.dtype) for name in _VECTORS}
-        arrays[f"{number}.counts"] = np.stack([site.counts[name] for name in COUNTS])
-        arrays[f"{number}.statistics"] = np.stack([site.statistics[name] for name in STATISTICS])
+        arrays |= _pack_site(site, f"{number}.")
         sites.append({name: getattr(site, name) for name in _FACTS})
     header = {
         "format": FORMAT,
         "version": VERSION,
-        "counts": COUNTS,
-        "statistics": STATISTICS,
         "model": found.model,
         "tokens": found.tokens,
         "lengths": found.lengths,
@@ -59,8 +70,30 @@ def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
         "sites": sites,
     }
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return write_whole(path, to_bytes(arrays, metadata={"attemper": text}), "reading")
+
+
+def _pack_site(site: SiteFingerprint, before: str) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    whole = {"pair_keys": site.pair_keys, **site.counts}
+    numbers = {name: getattr(site, name) for name in _NUMBERS} | dict(site.statistics)
+    hidden = np.isneginf(site.final)
+    if np.array_equal(_final(numbers, site.softcap, hidden), site.final, equal_nan=True):
+        del numbers["final"]
+        whole[_HIDDEN] = hidden.astype(np.int32)
+    if np.array_equal(numbers["lse"], numbers["lse_keys"], equal_nan=True):
+        del numbers["lse"]
+    arrays: dict[str, np.ndarray] = {}
+    for name, values in (whole | numbers).items():
+        arrays |= pack(before + name, values)
+    for name in ("rows", *_VECTORS):
+        arrays |= pack(before + name, getattr(site, name), once=False)
+    return arrays
+
+
+def _final(numbers: Mapping[str, np.ndarray], softcap: float | None, hidden: np.ndarray) -> np.ndarray:
+    return final_scores(numbers["raw"], numbers["multiplier"], softcap, None, hidden)
 
 
 def is_fingerprint(path: str | os.PathLike[str]) -> bool:
@@ -83,9 +116,14 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
     path = Path(path)
     header, arrays = _read(path)
     name = clean_name(path.name)
-    header = check_header(name, header, FORMAT, VERSION, what="fingerprint", writer="`attemper fingerprint`")
+    plain = isinstance(header, dict) and header.get("version") == PLAIN
+    version = PLAIN if plain else VERSION
+    header = check_header(name, header, FORMAT, version, what="fingerprint", writer="`attemper fingerprint`")
     try:
-        sites = tuple(_site(one, number, header, arrays) for number, one in enumerate(header["sites"]))
+        sites = tuple(
+            _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays)
+            for number, one in enumerate(header["sites"])
+        )
         tokens = header["tokens"]
         return Fingerprint(
             str(header["model"]),
@@ -115,56 +153,72 @@ def _read(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         raise InputError(f"{name} is cut off or no fingerprint ({error}). {AGAIN}.") from error
 
 
-def _site(facts: Mapping[str, Any], number: int, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
-    given: dict[str, Any] = {name: facts[name] for name in _FACTS if name != "kept_heads"}
+def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: facts[name] for name in _FACTS if name != "kept_heads"}
     kept = facts.get("kept_heads")  # files of before 0.2.0 keep all heads
     given["kept_heads"] = None if kept is None else tuple(map(int, kept))
     given["inv_freq"] = None if facts["inv_freq"] is None else tuple(map(float, facts["inv_freq"]))
-    given |= {name: arrays[f"{number}.{name}"] for name in _ARRAYS}
-    given |= {name: _wide(arrays[f"{number}.{name}"], facts["dtype"]) for name in _VECTORS}
+    return given
+
+
+def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray]) -> SiteFingerprint:
+    import numpy as np
+
+    given, before = _facts(facts), f"{number}."
+    rows, places = len(arrays[before + "rows"]), arrays[before + "query"].shape[1]
+    shapes = _shapes(given, rows, places)
+    whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
+    kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in _FOLLOWING or before + name in arrays]
+    numbers = {name: unpack(before + name, arrays, shapes[name]) for name in kept}
+    numbers.setdefault("lse", np.copy(numbers["lse_keys"]))
+    if "final" not in numbers:
+        hidden = unpack(before + _HIDDEN, arrays, shapes["final"], whole=True) > 0
+        numbers["final"] = _final(numbers, given["softcap"], hidden)
+    given |= whole | numbers
+    given["counts"] = {name: given.pop(name) for name in COUNTS}
+    given["statistics"] = {name: given.pop(name) for name in STATISTICS}
+    site = SiteFingerprint(**given)
+    _check_heads(site)
+    return site
+
+
+def _plain_site(
+    facts: Mapping[str, Any], number: int, header: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> SiteFingerprint:
+    """Of a file of version 1."""
+    given = _facts(facts)
+    given |= {name: arrays[f"{number}.{name}"] for name in (*_WHOLE, *_NUMBERS)}
+    given |= {name: wide(arrays[f"{number}.{name}"]) for name in _VECTORS}
     for name, known in (("counts", COUNTS), ("statistics", STATISTICS)):
         stacked = dict(zip(header[name], arrays[f"{number}.{name}"], strict=True))
         given[name] = {key: stacked[key] for key in known}
     site = SiteFingerprint(**given)
-    _check_shapes(site)
+    _check_heads(site)
+    shapes = {name: getattr(site, name).shape for name in (*_WHOLE, *_NUMBERS, *_VECTORS)}
+    shapes |= {name: part.shape for name, part in (*site.counts.items(), *site.statistics.items())}
+    for name, wanted in _shapes(given, len(site.rows), site.query.shape[1]).items():
+        if shapes[name] != wanted:
+            raise ValueError(f"{name} of site {site.order} is {list(shapes[name])}, expected {list(wanted)}")
     return site
 
 
-def _check_shapes(site: SiteFingerprint) -> None:
-    heads, rows, sketch = len(site.numbers), len(site.rows), 1 + PROJECTIONS
-    wanted = {
-        "rows": (rows, 2),
-        "pair_keys": (rows, PAIRS),
-        "raw": (heads, rows, PAIRS),
-        "final": (heads, rows, PAIRS),
-        "residual": (rows, sketch),
-        "input": (rows, sketch),
-        **dict.fromkeys(("output", "recomputed", "tiled"), (heads, rows, sketch)),
-        "query": (heads, site.query.shape[1], site.head_dim),
-        "key": (len(site.key_numbers), site.query.shape[1], site.head_dim),
-    }
-    shapes = {name: getattr(site, name).shape for name in wanted}
-    wanted |= dict.fromkeys((*site.counts, *site.statistics), (heads, rows))
-    shapes |= {name: part.shape for name, part in (*site.counts.items(), *site.statistics.items())}
+def _check_heads(site: SiteFingerprint) -> None:
     if not set(site.numbers) <= set(range(site.heads)):
         raise ValueError(f"kept heads of site {site.order} are {list(site.numbers)}, it has {site.heads}")
-    for name, shape in shapes.items():
-        if shape != wanted[name]:
-            raise ValueError(f"{name} of site {site.order} is {list(shape)}, expected {list(wanted[name])}")
 
 
-def _narrow(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Float32 numbers in the type that they came in. NumPy has no bfloat16: its upper 16 bits are those of float32."""
-    import numpy as np
-
-    if dtype == "bfloat16":
-        return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(np.float16) if dtype == "float16" else values
-
-
-def _wide(values: np.ndarray, dtype: str) -> np.ndarray:
-    import numpy as np
-
-    if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+def _shapes(given: Mapping[str, Any], rows: int, places: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of a site."""
+    total, groups, size = (int(given[name]) for name in ("heads", "kv_heads", "head_dim"))
+    kept = range(total) if given["kept_heads"] is None else given["kept_heads"]
+    heads, read, sketch = len(kept), len(key_numbers(kept, total, groups)), 1 + PROJECTIONS
+    return {
+        "rows": (rows, 2),
+        "pair_keys": (rows, PAIRS),
+        **dict.fromkeys((*COUNTS, *STATISTICS), (heads, rows)),
+        **dict.fromkeys(("raw", "final"), (heads, rows, PAIRS)),
+        **dict.fromkeys(("residual", "input"), (rows, sketch)),
+        **dict.fromkeys(("output", "recomputed", "tiled"), (heads, rows, sketch)),
+        "query": (heads, places, size),
+        "key": (read, places, size),
+    }

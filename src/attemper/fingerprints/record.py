@@ -55,15 +55,17 @@ class SiteFingerprint:
         pair_keys: [R, PAIRS] int32: the key of each pair, by tokens; -1 where there is none.
         counts: name of ``COUNTS`` -> [H, R] int32.
         statistics: name of ``STATISTICS`` -> [H, R] float32.
-        raw, final: [H, R, PAIRS] float32: q.k, and the score that enters softmax (-inf where the key is hidden).
+        raw, final: [H, R, PAIRS] float32: q.k, and the score that enters softmax, as it follows from ``raw``; -inf
+            where the key is hidden.
         query, key: [H, P, D] and [G, P, D] in float32, exactly the numbers of the run's own type.
         residual, input: [R, 1 + PROJECTIONS] float32: what enters the block, and the module that attends.
         output, recomputed: [H, R, 1 + PROJECTIONS] float32: of each head's output as the model made it, and as it
             follows from the queries, keys and values that were seen.
-        tiled: the same as ``recomputed`` if query head h read key head h mod G; None where every head has its own.
+        tiled: the same as ``recomputed`` if query head h read key head h mod G; only where heads share keys and the
+            output is not ``recomputed``.
         kept_heads: numbers of the heads that were kept, all that read the same keys together; None for all.
 
-    What was not seen is NaN.
+    What was not seen is NaN. In runs of 16 bits, ``raw`` and sketches are rounded to 15 bits of their row's largest.
     """
 
     name: str
@@ -189,6 +191,30 @@ def projection(width: int) -> np.ndarray:
 
     # The stream of RandomState is frozen; that of newer generators may change.
     return np.random.RandomState(width).randint(0, 2, (width, PROJECTIONS)).astype(np.float32) * 2 - 1
+
+
+def final_scores(
+    raw: np.ndarray, multiplier: np.ndarray, softcap: float | None, bias: np.ndarray | None, hidden: np.ndarray
+) -> np.ndarray:
+    """The final score of pairs by their products, float32: softcap(multiplier q.k) + bias; -inf where hidden.
+
+    Args:
+        raw, bias, hidden: [H, R, PAIRS].
+        multiplier: [H, R].
+    """
+    import numpy as np
+
+    found = scaled_products(raw, multiplier, softcap)
+    found = found if bias is None else found + bias
+    return np.where(hidden, -np.inf, found).astype(np.float32)
+
+
+def scaled_products(raw: np.ndarray, multiplier: np.ndarray, softcap: float | None) -> np.ndarray:
+    """softcap(multiplier q.k) of pairs [H, R, PAIRS] in float64, by the multiplier of each row [H, R]."""
+    import numpy as np
+
+    product = multiplier.astype(np.float64)[..., None] * raw
+    return softcap * np.tanh(product / softcap) if softcap else product
 
 
 def join_rows(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:

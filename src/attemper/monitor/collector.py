@@ -174,9 +174,7 @@ class Collector:
         if self._projects and (seen.is_tap or projects(module)):
             seen.sketch = sketch(call.query, call.key)
         tokens = self.key_tokens(place, keys)
-        first = None
-        if tokens is not None and tokens.shape[0] == call.query.shape[0]:
-            first = first_true(tokens, 1)
+        first = first_true(tokens, 1) if tokens is not None and tokens.shape[0] == call.query.shape[0] else None
         try:
             kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
             options = replace(call.options, spans=None if kind == "cross" else self._spans, backend=self.backend)
@@ -195,9 +193,10 @@ class Collector:
             )
             shape = (*call.query.shape[:3], keys)
             real, reason = self.context.real_queries(kind, shape, request.rows, call.tokens)
-            sums = self.keeper is None and fits_buckets(self.scope.fewest_keys)
-            sums &= not (self.scope.missed_mass and chooses(place))
-            found = None if reason else self._with_missed(seen.name, place, call, measure(request, real, sums=sums))
+            choosing = self.scope.missed_mass and chooses(place)
+            sums = self.keeper is None and fits_buckets(self.scope.fewest_keys) and not choosing
+            found = None if reason else measure(request, real, sums=sums)
+            found = self._with_missed(seen.name, place, call, found) if choosing else found
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
@@ -210,14 +209,13 @@ class Collector:
         keys = call.key.shape[2]
         kind, shape = self._kind(module, keys), (*stats.shape, keys)
         real, reason = self.context.real_queries(kind, shape, stats.rows)
-        found = self._with_missed(seen.name, module, call, with_real_rows(stats, real))
+        found, choosing = with_real_rows(stats, real), self.scope.missed_mass and chooses(module)
+        found = self._with_missed(seen.name, module, call, found) if choosing else found
         self._fill(seen, found, module, kind, shape, real, reason, request, call)
 
     def _with_missed(self, name: str, module: nn.Module, call: AttentionCall, found: Any) -> Any:
-        """``found`` with the missed mass of a layer that chooses its keys; or the reason among what is skipped."""
-        if isinstance(found, CallSums) or not (self.scope.missed_mass and chooses(module)):
-            return found
-        more = with_missed_mass(module, call, self.context.masks.get(module), found)
+        """``found``, of a layer that chooses its keys, with its missed mass; or the reason among what is skipped."""
+        more = None if found is None else with_missed_mass(module, call, self.context.masks.get(module), found)
         if isinstance(more, str):
             self.skipped[f"{name}.{NAME}"] = more
         return found if isinstance(more, str) else more

@@ -17,7 +17,8 @@ from attemper.call.attention import measurement
 from attemper.errors import BackendError, InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
 from attemper.monitor.collector import Collector
-from attemper.monitor.fingerprint_rows import SeenAttention, SiteRows
+from attemper.monitor.fingerprint_rows import SeenAttention
+from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, date_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
@@ -121,8 +122,8 @@ class FingerprintCollector(Collector):
         self.first_sequence = 0
         self.hidden = HiddenStates()
         self.found: dict[tuple[str, str], SiteRows] = {}
-        self._kept: dict[int, tuple[Places, SeenAttention, str]] = {}
-        """By the identity of a call's ``places``."""
+        self._kept: dict[int, tuple[Places, CallRows, str]] = {}
+        """By the identity of a call's ``places``; what is kept is no longer than its rows."""
 
     def begin(self) -> None:
         super().begin()
@@ -150,10 +151,12 @@ class FingerprintCollector(Collector):
         real_keys = self.key_tokens(place, keys)
         if real_keys is None and kind == "self" and shape[2] == keys:
             real_keys = real
+        real, real_keys = map(_unless_all, (real, real_keys))
         attention = SeenAttention(
             request.problem, kind, real, real_keys, own.value, own.output, *self.hidden.around(place, self._names)
         )
-        self._kept[id(seen.places)] = seen.places, attention, torch.get_float32_matmul_precision()
+        rows = CallRows.of(attention, self.first_sequence, self._counts)
+        self._kept[id(seen.places)] = seen.places, rows, torch.get_float32_matmul_precision()
 
     def commit(self) -> None:
         """Keeps the rows of a pass that went through. A tap and the attention beside it are one site."""
@@ -162,18 +165,18 @@ class FingerprintCollector(Collector):
             if seen.reason is not None:
                 self.skipped[seen.name] = seen.reason
             elif id(seen.places) in self._kept:
-                _, attention, inner = self._kept[id(seen.places)]
-                self._add_rows(seen.name, attention, inner)
+                _, rows, precision = self._kept[id(seen.places)]
+                self._add_rows(seen.name, rows, precision)
         self._kept.clear()
 
-    def _add_rows(self, name: str, seen: SeenAttention, inner: str) -> None:
-        key = name, seen.kind
+    def _add_rows(self, name: str, rows: CallRows, precision: str) -> None:
+        key = name, rows.kind
         if key not in self.found:
-            angles = _inv_freq(self._model, name, seen.problem.query.shape[3])
+            angles = _inv_freq(self._model, name, rows.shape[2])
             self.found[key] = SiteRows.of(
-                name, len(self.found), seen, self._heads, inv_freq=angles, matmul_precision=inner
+                name, len(self.found), rows, self._heads, inv_freq=angles, matmul_precision=precision
             )
-        if not self.found[key].add(seen, self.first_sequence, self._counts):
+        if not self.found[key].add(rows):
             self.skipped[name] = "its heads or their size change from batch to batch"
 
     def fingerprints(self) -> tuple[SiteFingerprint, ...]:
@@ -220,6 +223,11 @@ def following(model: nn.Module) -> Iterator[HiddenStates]:
             hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield hidden
+
+
+def _unless_all(real: Tensor | None) -> Tensor | None:
+    """Which places are tokens; None where all are."""
+    return None if real is None or bool(real.all()) else real
 
 
 def _is_hidden(part: Tensor) -> bool:

@@ -20,8 +20,9 @@ from attemper.call.options import Options
 from attemper.errors import InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
 from attemper.monitor.fingerprint import check_heads, hash_of_tokens
-from attemper.monitor.fingerprint_rows import SeenAttention, SiteRows, of_sequence
+from attemper.monitor.fingerprint_rows import SeenAttention, of_sequences
 from attemper.monitor.fingerprint_scale import fit_output, fit_scores
+from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.model import versions
 from attemper.statistics import ONE_PASS
 from attemper.text import clean_name
@@ -156,8 +157,9 @@ def _site(
     seen = SeenAttention(problem, kind, real, real if kind == "self" else None, *states)
     angles = tensors.get("inv_freq")
     told = None if angles is None else tuple(angles.double().tolist())
-    site = SiteRows.of(path.stem, order, seen, heads, inv_freq=told, matmul_precision="highest")
-    site.add(seen, 0, chosen_sequences(query.shape[0], rows))
+    kept = CallRows.of(seen, 0, chosen_sequences(query.shape[0], rows))
+    site = SiteRows.of(path.stem, order, kept, heads, inv_freq=told, matmul_precision="highest")
+    site.add(kept)
     return site.fingerprint(), tuple(site.lengths)
 
 
@@ -169,7 +171,7 @@ def _problem(query: Tensor, key: Tensor, tensors: Mapping[str, Tensor], options:
     value, output = tensors.get("v"), tensors.get("out")
     if options.scale is None and value is not None and output is not None and output.dtype in WIDE:
         # Roundings of a low precision would be read as a scale.
-        times = fit_output(of_sequence(problem, 0), value[0], output[0])
+        times = fit_output(of_sequences(problem, [0]), value[0], output[0])
         problem = problem if times is None else replace(problem, multiplier=problem.multiplier * times)
     return problem
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,22 @@ from torch import Tensor
 from attemper.backends import reference
 from attemper.backends.contract import Problem
 from attemper.call.sampling import pick
-from attemper.errors import InputError
+from attemper.fingerprints.causes.outputs import mismatch
+from attemper.fingerprints.packing import round_rows
 from attemper.fingerprints.record import (
     COUNTS,
     PAIRS,
     PROJECTIONS,
     STATISTICS,
-    SiteFingerprint,
-    chosen_heads,
     chosen_rows,
-    join_rows,
-    key_numbers,
+    final_scores,
     keys_of_row,
     projection,
     vector_rows,
 )
-from attemper.text import clean_name
+
+_LARGEST = 2**23
+"""Elements of keys of the sequences that are computed together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class SeenAttention:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one sequence: the arrays of ``SiteFingerprint``."""
+    """Rows of some sequences: the arrays of ``SiteFingerprint``."""
 
     rows: np.ndarray
     pair_keys: np.ndarray
@@ -77,136 +78,87 @@ class Rows:
         )
 
 
-@dataclass
-class SiteRows:
-    """What is kept of a site, call after call."""
+@dataclass(frozen=True)
+class Plan:
+    """Which rows of a sequence are kept."""
 
-    name: str
-    kind: str
-    order: int
-    facts: dict[str, Any]
-    query: np.ndarray
-    key: np.ndarray
-    rows: list[Rows] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    keys: int = 0
+    sequence: int
+    """Its place in the call."""
+    number: int
+    """Its number among all batches."""
+    places: tuple[int, ...]
+    """By tokens."""
+    index: tuple[int, ...]
+    """The same rows by their place in tensors."""
+    wanted: tuple[tuple[int, ...], ...]
+    """The keys of each row's pairs, by tokens."""
+    first: int
+    """Where its first token stands among the keys."""
 
     @classmethod
-    def of(
-        cls, name: str, order: int, seen: SeenAttention, asked: Sequence[int] | None = None, **facts: Any
-    ) -> SiteRows:
-        """A new site by its first call.
-
-        Args:
-            asked: numbers of the heads to keep; None for all.
-            facts: ``inv_freq`` and ``matmul_precision``.
-
-        Raises:
-            InputError: it has no head of such a number.
-        """
+    def of(cls, seen: SeenAttention, sequence: int, number: int, count: int) -> Plan:
+        """``count`` rows of a sequence."""
         problem = seen.problem
-        numbers = problem.multiplier.flatten()
-        shared = len(numbers) > 0 and bool((numbers == numbers[0]).all())
-        facts |= dict(zip(("heads", "kv_heads", "head_dim"), _shape(problem), strict=True))
-        facts["scale"] = float(numbers[0]) if shared else None
-        facts["softcap"] = problem.softcap or None
-        facts["dtype"] = str(problem.query.dtype).removeprefix("torch.")
-        heads, groups = facts["heads"], facts["kv_heads"]
-        if asked is not None and max(asked) >= heads:
-            raise InputError(
-                f"fingerprint(heads=...): {clean_name(name)} has no head {max(asked)}, its {heads} are 0 to "
-                f"{heads - 1}."
-            )
-        facts["kept_heads"] = kept = chosen_heads(asked, heads, groups)
-        query, key = vectors_of(seen)
-        if kept is not None:
-            query, key = query[list(kept)], key[list(key_numbers(kept, heads, groups))]
-        return cls(name, seen.kind, order, facts, query, key)
-
-    def add(self, seen: SeenAttention, first_sequence: int, counts: Mapping[int, int]) -> bool:
-        """Keeps the chosen rows of a call; whether it is of as many heads as the first.
-
-        Args:
-            first_sequence: number of its first sequence among all batches.
-            counts: number of a sequence -> how many of its rows.
-        """
-        if _shape(seen.problem) != tuple(self.facts[part] for part in ("heads", "kv_heads", "head_dim")):
-            return False
-        self.keys = max(self.keys, seen.problem.key.shape[2])
-        sequences, _, queries, _ = seen.problem.query.shape
-        for sequence in range(sequences):
-            number = first_sequence + sequence
-            self.lengths.append(len(places_of(seen.real_queries, sequence, queries)))
-            if count := counts.get(number, 0):
-                rows = rows_of(seen, sequence, number, count)
-                kept = self.facts["kept_heads"]
-                self.rows.append(rows if kept is None else rows.of_heads(kept))
-        return True
-
-    def fingerprint(self) -> SiteFingerprint:
-        """All rows as one record."""
-
-        def all_of(name: str, axis: int) -> Any:
-            return join_rows([getattr(rows, name) for rows in self.rows], axis)
-
-        return SiteFingerprint(
-            name=self.name,
-            kind=self.kind,
-            order=self.order,
-            **self.facts,
-            keys=self.keys,
-            **{name: all_of(name, 0) for name in ("rows", "pair_keys", "residual", "input")},
-            **{name: all_of(name, 1) for name in ("raw", "final", "output", "recomputed", "tiled")},
-            counts=dict(zip(COUNTS, all_of("counts", 2), strict=True)),
-            statistics=dict(zip(STATISTICS, all_of("statistics", 2), strict=True)),
-            query=self.query,
-            key=self.key,
+        own = places_of(seen.real_queries, sequence, problem.query.shape[2])
+        others = places_of(seen.real_keys, sequence, problem.key.shape[2])
+        earlier = max(len(others) - len(own), 0) if seen.kind == "self" else 0
+        places = tuple(chosen_rows(len(own), count))
+        wanted = (keys_of_row(min(place + earlier, len(others) - 1), len(others)) for place in places)
+        return cls(
+            sequence,
+            number,
+            places,
+            tuple(own[place] for place in places),
+            tuple(map(tuple, wanted)),
+            others[0] if others else 0,
         )
 
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Sequences for which it is the same are computed together."""
+        return self.index, self.wanted, self.first
 
-def _shape(problem: Problem) -> tuple[int, int, int]:
-    """Heads, heads of keys, size."""
-    return problem.query.shape[1], problem.key.shape[1], problem.query.shape[3]
+
+def groups_of(plans: Sequence[Plan], elements: int) -> Iterator[list[Plan]]:
+    """Plans side by side that choose the same places, each group of ``elements`` keys a sequence not too large."""
+    most = max(_LARGEST // max(elements, 1), 1)
+    for _, alike in groupby(plans, lambda plan: plan.alike):
+        listed = list(alike)
+        yield from (listed[start : start + most] for start in range(0, len(listed), most))
 
 
-def places_of(real: Tensor | None, sequence: int, tokens: int) -> list[int]:
+def places_of(real: Tensor | None, sequence: int, tokens: int) -> Sequence[int]:
     """Where the tokens of a sequence stand in its tensors, without padding."""
-    return list(range(tokens)) if real is None else real[sequence].nonzero().view(-1).tolist()
+    return range(tokens) if real is None else real[sequence].nonzero().view(-1).tolist()
 
 
-def rows_of(seen: SeenAttention, sequence: int, number: int, count: int) -> Rows:
-    """``count`` rows of one sequence of a call; ``number``: of the sequence among all batches."""
-    problem = of_sequence(seen.problem, sequence)
-    queries, keys = problem.query.shape[2], problem.key.shape[2]
-    own = places_of(seen.real_queries, sequence, queries)
-    others = places_of(seen.real_keys, sequence, keys)
-    earlier = max(len(others) - len(own), 0) if seen.kind == "self" else 0
-    places = chosen_rows(len(own), count)
-    index = torch.tensor([own[place] for place in places], dtype=torch.int64)
-    wanted = [keys_of_row(min(place + earlier, len(others) - 1), len(others)) for place in places]
-    first = others[0] if others else 0
-    picked = pick(problem, index)
-    scores, visible = reference.scores(picked)
-    weights = reference.weights(picked)
-    raw = _products(picked)
-    pairs = torch.tensor([[max(key, 0) + first for key in row] for row in wanted], dtype=torch.int64)
-    missing = torch.tensor([[key < 0 for key in row] for row in wanted]).view(1, len(places), PAIRS)
-    taken = pairs.clamp(max=max(keys - 1, 0))[None].expand(raw.shape[1], -1, -1)
-    own_keys = taken[..., :1]
-    output = None if seen.output is None else seen.output[sequence][:, index.to(seen.output.device)]
-    value = None if seen.value is None else seen.value[sequence].detach().cpu().double()
+def rows_of(seen: SeenAttention, plans: Sequence[Plan]) -> Rows:
+    """The rows of sequences that choose the same places. S sequences, r rows of each, R = S r."""
+    plan, sequences = plans[0], [one.sequence for one in plans]
+    index = torch.tensor(plan.index, dtype=torch.int64)
+    picked = of_sequences(pick(seen.problem, index), sequences)
+    products = _products(picked.query, picked.key)
+    scores, visible = found = reference.scores(picked, products)
+    weights = reference.weights(picked, found)
+    pairs = _Pairs.of(plan, products.shape[3])
+    raw = pairs.numbers(products if has_products(picked) else torch.full_like(products, torch.nan))
+    value = None if seen.value is None else _choose(seen.value, sequences)
+    output = None if seen.output is None else _choose(seen.output, sequences, index)
+    shape = seen.problem.query.shape[:3]
+    sketches = [_states_of(part, sequences, index, shape) for part in (seen.residual, seen.input)]
+    sketches += _outputs(picked, weights, value, output)
+    if picked.query.dtype.itemsize == 2:
+        raw, sketches = round_rows(raw), [round_rows(part) for part in sketches]
+    statistics = _statistics(picked, scores, visible, weights, pairs.index[:, 0], plan.first)
+    multiplier = statistics[STATISTICS.index("multiplier")]
     return Rows(
-        np.array([[number, place] for place in places], np.int32).reshape(-1, 2),
-        np.array(wanted, np.int32).reshape(-1, PAIRS),
-        _counts(scores[0], visible[0], first),
-        _statistics(picked, scores[0], visible[0], weights[0], own_keys, first),
-        _numbers(raw[0].gather(2, taken).masked_fill(missing, torch.nan)),
-        _numbers(scores[0].gather(2, taken).masked_fill(missing, torch.nan)),
-        _states_of(seen.residual, sequence, index, queries),
-        _states_of(seen.input, sequence, index, queries),
-        _sketch(output, (raw.shape[1], len(places))),
-        _sketch(_weigh(weights[0], value), (raw.shape[1], len(places))),
-        _sketch(_tile_output(picked, value), (raw.shape[1], len(places))),
+        np.array([[one.number, place] for one in plans for place in plan.places], np.int32).reshape(-1, 2),
+        np.array(plan.wanted * len(plans), np.int32).reshape(-1, PAIRS),
+        _counts(scores, visible, plan.first),
+        statistics,
+        raw,
+        _final(picked, raw, multiplier, pairs, scores, visible),
+        *sketches,
     )
 
 
@@ -226,31 +178,82 @@ def has_products(problem: Problem) -> bool:
     return problem.query.shape[-1] > 1 or bool(problem.query.count_nonzero())
 
 
-def of_sequence(problem: Problem, sequence: int) -> Problem:
-    """The call of one of its sequences, on the CPU, without values."""
-
-    def part(tensor: Tensor) -> Tensor:
-        place = sequence if tensor.shape[0] > 1 else 0
-        return tensor[place : place + 1].detach().cpu()
-
+def of_sequences(problem: Problem, sequences: Sequence[int]) -> Problem:
+    """The call of some of its sequences, on the CPU, without values."""
     return replace(
         problem,
-        query=part(problem.query),
-        key=part(problem.key),
+        query=_choose(problem.query, sequences),
+        key=_choose(problem.key, sequences),
         value=None,
-        mask=None if problem.mask is None else part(problem.mask),
-        multiplier=part(problem.multiplier),
+        mask=None if problem.mask is None else _choose(problem.mask, sequences),
+        multiplier=_choose(problem.multiplier, sequences),
         sink=None if problem.sink is None else problem.sink.detach().cpu(),
         per_head=None if problem.per_head is None else problem.per_head.detach().cpu(),
         first_keys=None,
     )
 
 
-def _products(problem: Problem) -> Tensor:
-    """q.k [1, H, R, K] in float64; NaN where queries were not seen."""
-    key = problem.key.double().repeat_interleave(problem.repeats, 1)
-    raw = problem.query.double() @ key.transpose(2, 3)
-    return raw if has_products(problem) else torch.full_like(raw, torch.nan)
+def _choose(tensor: Tensor, sequences: Sequence[int], rows: Tensor | None = None) -> Tensor:
+    """Some sequences of a tensor whose first axis has all or 1, on the CPU; of its third axis ``rows`` alone."""
+    first, last = sequences[0], sequences[-1]
+    if tensor.shape[0] == 1:
+        part = tensor
+    elif list(sequences) == list(range(first, last + 1)):
+        part = tensor[first : last + 1]  # nothing is copied
+    else:
+        part = tensor[list(sequences)]
+    return (part if rows is None else part.index_select(2, rows.to(part.device))).detach().cpu()
+
+
+def _products(query: Tensor, key: Tensor) -> Tensor:
+    """q.k [S, H, r, K] in float64."""
+    columns = _by_group(query.double(), key.shape[1]).transpose(2, 3)
+    # Few columns on the right are several times as fast as few rows on the left, and keys are widened one sequence
+    # after another, within the processor's cache.
+    every = key.expand(len(columns), -1, -1, -1)
+    found = torch.stack([keys.double() @ own for keys, own in zip(every, columns, strict=True)])
+    return found.transpose(2, 3).reshape(*query.shape[:3], key.shape[2])
+
+
+def _by_group(rows: Tensor, groups: int) -> Tensor:
+    """Rows [S, H, r, ...] as [S, G, H/G r, ...], those that read the same keys together, so that no key is repeated."""
+    sequences, heads, count, size = rows.shape
+    return rows.reshape(sequences, groups, heads // max(groups, 1) * count, size)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The pairs of rows among scores."""
+
+    index: Tensor
+    """[r, PAIRS]: the place of each key."""
+    missing: Tensor
+    """[r, PAIRS]: where there is none."""
+
+    @classmethod
+    def of(cls, plan: Plan, keys: int) -> _Pairs:
+        wanted = torch.tensor(plan.wanted, dtype=torch.int64).view(-1, PAIRS)
+        return cls((wanted.clamp(min=0) + plan.first).clamp(max=max(keys - 1, 0)), wanted < 0)
+
+    def take(self, numbers: Tensor) -> Tensor:
+        """[S, H, r, PAIRS] of [S, H, r, K]."""
+        return numbers.gather(3, self.index.expand(*numbers.shape[:2], -1, -1))
+
+    def numbers(self, numbers: Tensor) -> np.ndarray:
+        """[H, R, PAIRS] float32, NaN where there is no key."""
+        return _heads_first(self.take(numbers).masked_fill(self.missing, torch.nan))
+
+
+def _final(
+    picked: Problem, raw: np.ndarray, multiplier: np.ndarray, pairs: _Pairs, scores: Tensor, visible: Tensor
+) -> np.ndarray:
+    """[H, R, PAIRS]: by what is kept of the products, where these were seen."""
+    if np.isnan(raw).all():
+        return pairs.numbers(scores)
+    added = picked.mask is not None and picked.mask.dtype != torch.bool
+    bias = pairs.numbers(picked.mask.double().expand(scores.shape)) if added and picked.mask is not None else None
+    hidden = _heads_first((~pairs.take(visible) & ~pairs.missing).float()) > 0
+    return final_scores(raw, multiplier, picked.softcap or None, bias, hidden)
 
 
 def _counts(scores: Tensor, visible: Tensor, first: int) -> np.ndarray:
@@ -262,23 +265,24 @@ def _counts(scores: Tensor, visible: Tensor, first: int) -> np.ndarray:
     top = scores.argmax(-1) - first
     found = {"visible_keys": visible.sum(-1), "first_visible": low, "last_visible": high, "argmax": top}
     empty = {"visible_keys": 0, "first_visible": 0, "last_visible": -1, "argmax": -1}
-    return np.stack([torch.where(seen, found[name], empty[name]).to(torch.int32).numpy() for name in COUNTS])
+    kept = [torch.where(seen, found[name], empty[name]).to(torch.int32) for name in COUNTS]
+    return np.stack([part.transpose(0, 1).flatten(1).numpy() for part in kept])
 
 
 def _statistics(
     picked: Problem, scores: Tensor, visible: Tensor, weights: Tensor, own_keys: Tensor, first: int
 ) -> np.ndarray:
-    """[STATISTICS, H, R]"""
+    """[STATISTICS, H, R]; ``own_keys`` [r]: the key at each row's own place."""
     finite = torch.where(visible, scores, 0.0)
     mass = weights.sum(-1)
     share = weights / mass.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
     mean = (share * finite).sum(-1)
     lse_keys = torch.logsumexp(scores, -1)
     lse = lse_keys if picked.sink is None else torch.logaddexp(lse_keys, picked.sink.double()[:, None])
-    spread = visible.shape[:2]
-    key = picked.key[0].double().repeat_interleave(picked.repeats, 0)
-    own = key.gather(1, own_keys.expand(-1, -1, key.shape[-1]))
+    spread = mass.shape
     known = has_products(picked)
+    nothing = torch.full(spread, torch.nan)
+    own_norm = picked.key[:, :, own_keys].double().norm(dim=-1).repeat_interleave(picked.repeats, 1)
     found = {
         "max_logit": scores.amax(-1),
         "mean": mean,
@@ -286,44 +290,65 @@ def _statistics(
         "lse": lse,
         "lse_keys": lse_keys,
         "kept_mass": mass,
-        "self_weight": share.gather(2, own_keys)[..., 0],
+        "self_weight": share.gather(3, own_keys[:, None].expand(*spread, 1))[..., 0],
         "first_token_mass": share[..., min(max(first, 0), share.shape[-1] - 1)],
-        "q_norm": picked.query[0].double().norm(dim=-1) if known else torch.full(spread, torch.nan),
-        "k_norm": own.norm(dim=-1) if known else torch.full(spread, torch.nan),
-        "multiplier": picked.multiplier[0].double().expand(spread) if known else torch.full(spread, torch.nan),
+        "q_norm": picked.query.double().norm(dim=-1) if known else nothing,
+        "k_norm": own_norm.expand(spread) if known else nothing,
+        "multiplier": picked.multiplier.double().expand(spread) if known else nothing,
     }
-    return np.stack([_numbers(found[name]) for name in STATISTICS])
+    return np.stack([_heads_first(found[name]) for name in STATISTICS])
+
+
+def _outputs(picked: Problem, weights: Tensor, value: Tensor | None, output: Tensor | None) -> list[np.ndarray]:
+    """Sketches of the output as it is, as its own queries, keys and values give it, and, where that differs, as they
+    give it if query head h reads key head h mod G.
+    """
+    shape = weights.shape[:3]
+    own, recomputed = (_sketch(part, shape) for part in (output, _weigh(weights, value)))
+    differ = bool((mismatch(own, recomputed, str(picked.query.dtype).removeprefix("torch.")) > 1).any())
+    found = own, recomputed, _sketch(_tiled_output(picked, value) if differ else None, shape)
+    return [part.swapaxes(0, 1).reshape(shape[1], -1, part.shape[-1]) for part in found]
 
 
 def _weigh(weights: Tensor, value: Tensor | None) -> Tensor | None:
-    """Weights [H, R, K] times values [G, K, E]."""
-    if value is None or value.shape[1] != weights.shape[2]:
+    """Weights [S, H, r, K] times values [S, G, K, E], in float32 at least."""
+    if value is None or value.shape[2] != weights.shape[3]:
         return None
-    return weights @ value.repeat_interleave(weights.shape[0] // max(value.shape[0], 1), 0)
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    found = _by_group(weights.to(dtype), value.shape[1]) @ value.to(dtype)
+    return found.view(*weights.shape[:3], value.shape[3])
 
 
-def _tile_output(picked: Problem, value: Tensor | None) -> Tensor | None:
-    """The output [H, R, E] if query head h read key head h mod G; None where every head has its own."""
+def _tiled_output(picked: Problem, value: Tensor | None) -> Tensor | None:
+    """The output [S, H, r, E] if query head h read key head h mod G; None where every head has its own."""
     repeats = picked.repeats
-    if value is None or repeats < 2 or value.shape[0] != picked.key.shape[1]:
+    if value is None or repeats < 2 or value.shape[1] != picked.key.shape[1]:
         return None
     weights = reference.weights(replace(picked, key=picked.key.repeat(1, repeats, 1, 1)))
-    return _weigh(weights[0], value.repeat(repeats, 1, 1))
+    return _weigh(weights, value.repeat(1, repeats, 1, 1))
 
 
-def _states_of(states: Tensor | None, sequence: int, index: Tensor, queries: int) -> np.ndarray:
-    fits = states is not None and states.shape[1] == queries
-    chosen = states[sequence if states.shape[0] > 1 else 0] if fits and states is not None else None
-    return _sketch(None if chosen is None else chosen[index.to(chosen.device)], (len(index),))
+def _states_of(states: Tensor | None, sequences: Sequence[int], index: Tensor, shape: Sequence[int]) -> np.ndarray:
+    """[R, 1 + PROJECTIONS] of states [B, Q, E], or [1, Q, E] for all; ``shape`` has B and, at its end, Q."""
+    rows = len(sequences), len(index)
+    if states is None or states.shape[0] not in (1, shape[0]) or states.shape[1] != shape[-1]:
+        return np.full((rows[0] * rows[1], 1 + PROJECTIONS), np.nan, np.float32)
+    chosen = _choose(states[:, None], sequences, index)[:, 0]
+    return _sketch(chosen.expand(*rows, -1), rows).reshape(-1, 1 + PROJECTIONS)
 
 
-def _sketch(vectors: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
+def _sketch(vectors: Tensor | None, shape: Sequence[int]) -> np.ndarray:
     """[..., 1 + PROJECTIONS] of [..., E]: the norm, and projections; NaN where there is nothing."""
-    if vectors is None or vectors.shape[:-1] != shape:
+    if vectors is None or vectors.shape[:-1] != torch.Size(shape):
         return np.full((*shape, 1 + PROJECTIONS), np.nan, np.float32)
-    vectors = vectors.detach().cpu().double()
+    vectors = vectors.double()
     drawn = torch.from_numpy(projection(vectors.shape[-1])).double()
     return _numbers(torch.cat((vectors.norm(dim=-1, keepdim=True), vectors @ drawn), -1))
+
+
+def _heads_first(numbers: Tensor) -> np.ndarray:
+    """[H, S r, ...] float32 of [S, H, r, ...]."""
+    return _numbers(numbers.transpose(0, 1).flatten(1, 2))
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,14 +48,14 @@ def fit_scores(
 
 def _scale_of_rows(x: Tensor, y: Tensor) -> Tensor | None:
     """Scale of each row, [B, H, Q], where it explains all; rows whose products are all 0 have that of the others."""
-    size = (x * x).sum(-1)
-    scale = (x * y).sum(-1) / size.clamp(min=1e-300)
-    known = (size > 0) & (scale > 0)
+    scale = _least_squares(y, [x], torch.ones_like(x), rows=True)[..., 0]
+    known = torch.isfinite(scale) & (scale > 0)
+    scale = torch.where(known, scale, 0.0)
     if float(((y - scale[..., None] * x) ** 2).sum()) > ROUNDING**2 * float((y * y).sum()) or not bool(known.any()):
         return None
     middle = scale[known].median()
     if float((scale[known] / middle - 1).abs().median()) < ROUNDING:
-        return torch.full_like(scale, float((x * y).sum() / size.sum()))
+        return torch.full_like(scale, float(_least_squares(y, [x], torch.ones_like(x))))
     return torch.where(known, scale, middle)
 
 
@@ -72,16 +72,28 @@ def _scale_beside(x: Tensor, y: Tensor, seen: Tensor) -> float | None:
     scale, rest = 0.0, y
     for _ in range(_STEPS):
         one, two, far = (_less_mean(part, weight) for part in (x, y, places))
-        terms = [float((weight * a * b).sum()) for a, b in ((one, one), (one, far), (far, far), (one, two), (far, two))]
-        under = terms[0] * terms[2] - terms[1] ** 2
-        if under <= 0:
+        scale, slope = _least_squares(two, [one, far], weight).tolist()
+        if not math.isfinite(scale + slope):
             return None
-        scale = (terms[2] * terms[3] - terms[1] * terms[4]) / under
-        slope = (terms[0] * terms[4] - terms[1] * terms[3]) / under
         rest = (two - scale * one - slope * far).abs()
         weight = seen / (rest + 1e-9 * size)
     fits = float(rest[seen].median()) <= ROUNDING * size and scale > 0
     return scale if fits else None
+
+
+def _least_squares(y: Tensor, columns: Sequence[Tensor], weight: Tensor, *, rows: bool = False) -> Tensor:
+    """The numbers c, [columns], or [..., columns] of each of the ``rows``, that make the sum of weight (y - sum c x)^2
+    least; not finite where the columns do not tell them.
+    """
+    axes = (-1,) if rows else tuple(range(y.dim()))
+
+    def inner(one: Tensor, other: Tensor) -> Tensor:
+        return (weight * one * other).sum(axes)
+
+    products = torch.stack([torch.stack([inner(one, other) for other in columns], -1) for one in columns], -2)
+    right = torch.stack([inner(one, y) for one in columns], -1)
+    found, failed = torch.linalg.solve_ex(products, right[..., None])
+    return torch.where(failed[..., None] == 0, found[..., 0], torch.nan)
 
 
 def _less_mean(values: Tensor, weight: Tensor) -> Tensor:

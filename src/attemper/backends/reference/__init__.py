@@ -50,13 +50,16 @@ def forward(problem: Problem) -> Results:
     return Results(output, state, rows.key_mass() if problem.key_mass else s.new_empty(0))
 
 
-def weights(problem: Problem) -> Tensor:
-    """The weights that a call applies to its values, [B, H, Q, K] in float64; with a sink they sum to ``mass``."""
-    return _weights(problem, *scores(problem))
+def weights(problem: Problem, found: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The weights that a call applies to its values, [B, H, Q, K] in float64; with a sink they sum to ``mass``.
+
+    ``found``: of ``scores``, where they are known.
+    """
+    return _weights(problem, *(found or scores(problem)))
 
 
-def scores(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Scores [B, H, Q, K] in float64, and which keys each row sees."""
+def scores(problem: Problem, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scores [B, H, Q, K] in float64, and which keys each row sees. ``raw``: q.k in float64, where it is known."""
     batch, heads, queries, _ = problem.query.shape
     shape = (batch, heads, queries, problem.key.shape[2])
     positions, documents = _positions(problem)
@@ -66,6 +69,8 @@ def scores(problem: Problem) -> tuple[Tensor, Tensor]:
     # In float64 before it is spread: its gradient is summed there.
     bias = None if mask is None or mask.dtype == torch.bool else mask.double().expand(shape)
     softcap = problem.softcap or None
+    if raw is not None:
+        return softmax.of_products(raw, problem.multiplier, bias, visible, softcap), visible
     return softmax.scores(problem.query, problem.key, problem.multiplier, bias, visible, softcap), visible
 
 

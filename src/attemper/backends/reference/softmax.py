@@ -18,9 +18,14 @@ def scores(
     """``s = softcap(multiplier * q.k) + bias`` [B, H, Q, K] in float64; -inf where a key is not visible."""
     heads = query.shape[1]
     key = key.double().repeat_interleave(heads // max(key.shape[1], 1), dim=1)
+    raw = torch.einsum("bhqd,bhkd->bhqk", query.double(), key)
+    return of_products(raw, multiplier, bias, visible, softcap)
+
+
+def of_products(raw: Tensor, multiplier: Tensor, bias: Tensor | None, visible: Tensor, softcap: float | None) -> Tensor:
+    """``scores`` of q.k [B, H, Q, K] in float64."""
     # A key that is not visible may hold NaN or inf: it must not reach a statistic.
-    x = torch.einsum("bhqd,bhkd->bhqk", query.double(), key) * multiplier.double()[..., None]
-    x = torch.where(visible, x, 0.0)
+    x = torch.where(visible, raw * multiplier.double()[..., None], 0.0)
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     if bias is not None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from attemper.fingerprints import floor
 from attemper.fingerprints.finding import Finding, in_words
-from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
+from attemper.fingerprints.pair import ROUNDING, SitePair, level_of_rows, sketch_difference
 from attemper.fingerprints.record import SiteFingerprint
 
 STAGE = "head output"
@@ -32,13 +32,23 @@ def inside(pair: SitePair) -> Finding | None:
     return Finding("scores", STAGE, 1.0, None, heads, words, own=True)
 
 
+def mismatch(output: np.ndarray, expected: np.ndarray, dtype: str) -> np.ndarray:
+    """Of sketches [..., 1 + PROJECTIONS]: how far outputs are from what is expected, in units of what rounding in that
+    type explains; NaN where one was not seen.
+    """
+    return sketch_difference(output, expected) / _limit(ROUNDING.get(dtype, 2.0**-8))
+
+
+def _limit(eps: float) -> float:
+    return INSIDE * max(eps, 1e-6)
+
+
 def _mismatch(site: SiteFingerprint, expected: np.ndarray, eps: float) -> np.ndarray:
-    """[H]: how far the output is from ``expected``, in units of what rounding explains; 0 where it was not seen."""
+    """[H]: the same of a head, by most of its rows; 0 where it was not seen."""
     if np.isnan(site.output).all() or np.isnan(expected).all():
         return np.zeros(len(site.output))
     rows = sketch_difference(site.output, expected)
-    own = max(eps, 1e-6)
-    return np.array([level_of_rows(row) for row in rows]) / (INSIDE * own)
+    return np.array([level_of_rows(row) for row in rows]) / _limit(eps)
 
 
 def values(pair: SitePair) -> Finding | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, short
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import SiteFingerprint
+from attemper.fingerprints.record import SiteFingerprint, scaled_products
 
 STAGE = "final score"
 EXACT = 2e-5
@@ -95,10 +95,7 @@ def bias_of(site: SiteFingerprint) -> np.ndarray:
     final = site.final.astype(np.float64)
     if np.isnan(site.raw).all():
         return final
-    product = site.statistics["multiplier"].astype(np.float64)[..., None] * site.raw
-    if site.softcap:
-        product = site.softcap * np.tanh(product / site.softcap)
-    return final - product
+    return final - scaled_products(site.raw, site.statistics["multiplier"], site.softcap)
 
 
 def _bias(pair: SitePair) -> Finding | None:

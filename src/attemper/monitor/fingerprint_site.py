@@ -1,0 +1,132 @@
+"""What is kept of an attention site, call after call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attemper.errors import InputError
+from attemper.fingerprints.record import (
+    COUNTS,
+    STATISTICS,
+    SiteFingerprint,
+    chosen_heads,
+    join_rows,
+    key_numbers,
+)
+from attemper.monitor.fingerprint_rows import Plan, Rows, SeenAttention, groups_of, rows_of, vectors_of
+from attemper.text import clean_name
+
+
+@dataclass(frozen=True, eq=False)
+class CallRows:
+    """What is kept of one call: nothing of it is as long as its keys, so that no pass holds more than one layer."""
+
+    kind: str
+    shape: tuple[int, int, int]
+    """Heads, heads of keys, size."""
+    facts: Mapping[str, Any]
+    """``scale``, ``softcap`` and ``dtype``."""
+    keys: int
+    lengths: list[int]
+    """Tokens of each sequence."""
+    query: np.ndarray
+    key: np.ndarray
+    rows: list[Rows]
+
+    @classmethod
+    def of(cls, seen: SeenAttention, first_sequence: int, counts: Mapping[int, int]) -> CallRows:
+        """The chosen rows of a call.
+
+        Args:
+            first_sequence: number of its first sequence among all batches.
+            counts: number of a sequence -> how many of its rows.
+        """
+        problem = seen.problem
+        batch, heads, queries, size = problem.query.shape
+        numbers = problem.multiplier.flatten()
+        shared = len(numbers) > 0 and bool((numbers == numbers[0]).all())
+        facts = {
+            "scale": float(numbers[0]) if shared else None,
+            "softcap": problem.softcap or None,
+            "dtype": str(problem.query.dtype).removeprefix("torch."),
+        }
+        real = seen.real_queries
+        lengths = [queries] * batch if real is None else real.sum(1).tolist()
+        chosen = [(number, counts.get(first_sequence + number, 0)) for number in range(batch)]
+        plans = [Plan.of(seen, number, first_sequence + number, count) for number, count in chosen if count]
+        rows = [rows_of(seen, group) for group in groups_of(plans, problem.key[0].numel())]
+        shape = heads, problem.key.shape[1], size
+        return cls(seen.kind, shape, facts, problem.key.shape[2], lengths, *vectors_of(seen), rows)
+
+
+@dataclass
+class SiteRows:
+    """What is kept of a site, call after call."""
+
+    name: str
+    kind: str
+    order: int
+    facts: dict[str, Any]
+    query: np.ndarray
+    key: np.ndarray
+    rows: list[Rows] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    keys: int = 0
+
+    @classmethod
+    def of(cls, name: str, order: int, call: CallRows, asked: Sequence[int] | None = None, **facts: Any) -> SiteRows:
+        """A new site by its first call.
+
+        Args:
+            asked: numbers of the heads to keep; None for all.
+            facts: ``inv_freq`` and ``matmul_precision``.
+
+        Raises:
+            InputError: it has no head of such a number.
+        """
+        heads, groups, size = call.shape
+        if asked is not None and max(asked) >= heads:
+            raise InputError(
+                f"fingerprint(heads=...): {clean_name(name)} has no head {max(asked)}, its {heads} are 0 to "
+                f"{heads - 1}."
+            )
+        kept = chosen_heads(asked, heads, groups)
+        facts |= {**call.facts, "heads": heads, "kv_heads": groups, "head_dim": size, "kept_heads": kept}
+        query, key = call.query, call.key
+        if kept is not None:
+            query, key = query[list(kept)], key[list(key_numbers(kept, heads, groups))]
+        return cls(name, call.kind, order, facts, query, key)
+
+    def add(self, call: CallRows) -> bool:
+        """Keeps the chosen rows of a call; whether it is of as many heads as the first."""
+        if call.shape != tuple(self.facts[part] for part in ("heads", "kv_heads", "head_dim")):
+            return False
+        self.keys = max(self.keys, call.keys)
+        self.lengths += call.lengths
+        kept = self.facts["kept_heads"]
+        self.rows += call.rows if kept is None else [rows.of_heads(kept) for rows in call.rows]
+        return True
+
+    def fingerprint(self) -> SiteFingerprint:
+        """All rows as one record."""
+
+        def all_of(name: str, axis: int) -> Any:
+            return join_rows([getattr(rows, name) for rows in self.rows], axis)
+
+        return SiteFingerprint(
+            name=self.name,
+            kind=self.kind,
+            order=self.order,
+            **self.facts,
+            keys=self.keys,
+            **{name: all_of(name, 0) for name in ("rows", "pair_keys", "residual", "input")},
+            **{name: all_of(name, 1) for name in ("raw", "final", "output", "recomputed", "tiled")},
+            counts=dict(zip(COUNTS, all_of("counts", 2), strict=True)),
+            statistics=dict(zip(STATISTICS, all_of("statistics", 2), strict=True)),
+            query=self.query,
+            key=self.key,
+        )
