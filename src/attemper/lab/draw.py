@@ -97,6 +97,10 @@ def _draw(axes: Any, chart: Chart) -> None:
         else:
             axes.plot(series.x, y, linestyle=line, **style)
     axes.set(title=chart.title, xlabel=chart.x.label, ylabel=chart.y.label, xscale=chart.x.scale, yscale=chart.y.scale)
+    if chart.x.bounds:
+        axes.set_xlim(*chart.x.bounds)
+    if chart.y.bounds:
+        axes.set_ylim(*chart.y.bounds)
     _number_ticks(axes)
     axes.grid(True, linewidth=0.3)
     if len(chart.series) > 1:

@@ -72,6 +72,8 @@ class Axis:
 
     label: str
     scale: str = "linear"
+    bounds: tuple[float, float] | None = None
+    """The ends of the axis; None: what is drawn fills it."""
 
 
 @dataclass(frozen=True)

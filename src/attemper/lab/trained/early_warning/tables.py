@@ -15,19 +15,19 @@ from attemper.lab.trained.early_warning.results import COMBINATION, NAME, share
 from attemper.readings.alarms import KINDS as ALARMS
 
 CHARTS = {
-    "loss, norms, weights, outputs, masks": (
-        "loss z-score", "gradient norm", "update norm", "increment entropy", "loss of rank", "visible keys",
+    "loss, norms, weights, outputs": (
+        "loss z-score", "gradient norm", "update norm", "increment entropy", "loss of rank",
     ),
     "scores": ("largest logit", "logit growth", "logit variance"),
     "weights of attention": ("entropy", "entropy fall", "entropy spread", "first-token mass", "disagreement"),
+    "masks; a few together": ("visible keys", COMBINATION),
 }  # fmt: skip
 """Title -> detectors of a chart."""
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:
     """Tables and charts of a results file."""
-    others, *rest = CHARTS.values()
-    attention = [name for names in rest for name in names]
+    others, *attention, together = CHARTS.values()
     return Experiment(
         name=NAME,
         question="which alarm to believe?",
@@ -36,8 +36,8 @@ def experiment(content: Mapping[str, Any]) -> Experiment:
             _runs(content),
             _detectors(content),
             _leads(content),
-            _kinds(content, "found of each kind of fault, by what needs no attention weights", [*others, COMBINATION]),
-            _kinds(content, "found of each kind of fault, by scores and weights of attention", attention),
+            _kinds(content, "found of each kind of fault, by what needs no attention weights", [*others, *together]),
+            _kinds(content, "found of each kind of fault, by scores and weights of attention", sum(attention, ())),
             _left_out(content),
             _default_alarms(content),
             _encoder(content),
@@ -325,6 +325,6 @@ def _chart(content: Mapping[str, Any], title: str, names: Sequence[str]) -> Char
     return Chart(
         f"faults found: {title}",
         Axis(f"false alarms in {len(_healthy(content))} healthy runs"),
-        Axis("share of the faults that hurt"),
+        Axis("share of the faults that hurt", bounds=(0.0, 1.0)),  # alike in all charts
         tuple(series),
     )
