@@ -5,9 +5,9 @@
 
 The clean twin is float32. "kind and site" counts pairs whose kind and first site are both right; "value" those of them
 whose number is (a scale within 0.5%, a window and bits exactly, others within 5%); "extent" those whose number of sites
-is. "above" are faults in bfloat16 that move their first site more than twice as far as bfloat16 itself moves it from
-float32, the rest are "below". Patches share no formula with what names them. Architectures marked * were not looked at
-while floors were set.
+is; "heads" those, of faults in some heads or in values, whose heads are. "above" are faults in bfloat16 that move their
+first site more than twice as far as bfloat16 itself moves it from float32, the rest are "below". Patches share no
+formula with what names them. Architectures marked * were not looked at while floors were set.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     _harmless(names, given.seeds)
     if given.misses:
         for one in outcomes:
-            if not one.named or one.valued is False or one.extended is False:
+            if not one.named or False in (one.valued, one.extended, one.headed):
                 print("MISS", one, "" if one.above_noise is None else f"({one.above_noise:.2g} times the noise)")
     print(f"{time.perf_counter() - began:.0f} s")
 
@@ -71,13 +71,13 @@ def _column(one: Outcome) -> str:
 
 def _by(title: str, outcomes: list[Outcome], key) -> None:
     columns = list(dict.fromkeys(map(_column, outcomes)))
-    print(f"\n| {title} | " + " | ".join(f"{c}: kind and site | value | extent" for c in columns) + " |")
-    print("|---|" + "---|" * (3 * len(columns)))
+    print(f"\n| {title} | " + " | ".join(f"{c}: kind and site | value | extent | heads" for c in columns) + " |")
+    print("|---|" + "---|" * (4 * len(columns)))
     for row in [*sorted(dict.fromkeys(map(key, outcomes))), "all"]:
         cells = []
         for column in columns:
             chosen = [one for one in outcomes if _column(one) == column and row in (key(one), "all")]
-            for marks in ("named", "valued", "extended"):
+            for marks in ("named", "valued", "extended", "headed"):
                 known = [mark for one in chosen if (mark := getattr(one, marks)) is not None]
                 cells.append(f"{sum(known)} of {len(known)}" if known else "")
         print(f"| {row} | " + " | ".join(cells) + " |")

@@ -39,7 +39,7 @@ SHORT = {
 
 @pytest.mark.quick(
     *("bfloat16-scale-of_the_call", "bfloat16-window-off", "float32-sink-left", "bfloat16-rotary-base", "float32-logn"),
-    *("bfloat16-key_rounding", "float32-grouping", "bfloat16-head_order-of", "float32-bias", "bfloat16-values"),
+    *("bfloat16-key_rounding", "float32-grouping", "bfloat16-head_order-of", "float32-bias", "bfloat16-values-one"),
 )
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.variant}".replace(" ", "_"))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -55,6 +55,7 @@ def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
     assert found.named, str(found)
     assert found.valued is not False, str(found)
     assert found.extended is not False, str(found)
+    assert found.headed is not False, found.found.extent
     assert found.found.is_fault
 
 

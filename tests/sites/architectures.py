@@ -168,6 +168,21 @@ def _siglip() -> Any:
     return tf.SiglipConfig(text_config=text, vision_config=VISION)
 
 
+MINIMAX_M3: dict[str, Any] = {
+    "layer_types": ["full_attention", "minimax_m3_sparse"], "dense_intermediate_size": 48,
+    "shared_intermediate_size": 32, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 8, "index_block_size": 4,
+    "index_topk_blocks": 2,
+}  # fmt: skip
+
+
+def _minimax_m3() -> Any:
+    tower = {key: VISION[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    return tf.MiniMaxM3VLConfig(
+        text_config=_config("MiniMaxM3VLText", MINIMAX_M3), projector_hidden_size=32, image_token_index=99,
+        vision_config=tf.MiniMaxM3VLVisionConfig(**tower, num_attention_heads=4, image_size=32, patch_size=4),
+    )  # fmt: skip
+
+
 ARCHITECTURES = (
     _decoder("Qwen3", "Qwen3"),
     _decoder("Qwen3 MoE", "Qwen3Moe"),
@@ -202,9 +217,7 @@ ARCHITECTURES = (
     _decoder("MiniMax", "MiniMax", layer_types=TWO_KINDS, block_size=16),
     _decoder("MiniMax M2", "MiniMaxM2"),
     _decoder(
-        "MiniMax M3", "MiniMaxM3VLText", "MiniMaxM3VLForCausalLM",
-        layer_types=["full_attention", "minimax_m3_sparse"], dense_intermediate_size=48, shared_intermediate_size=32,
-        rotary_dim=8, index_n_heads=2, index_head_dim=8, index_block_size=4, index_topk_blocks=2,
+        "MiniMax M3", "MiniMaxM3VLText", "MiniMaxM3VLForCausalLM", **MINIMAX_M3,
     ),
     _decoder("MiMo V2", "MiMoV2Flash"),
     _decoder("OLMo 3", "Olmo3", layer_types=LOCAL),
@@ -240,6 +253,10 @@ ARCHITECTURES = (
     _vision_and_text("Qwen2.5-VL", "Qwen2_5_VL", {}, window_size=16, fullatt_block_indexes=(1,)),
     _vision_and_text("Qwen3-VL", "Qwen3VL", {}, deepstack_visual_indexes=(0, 1), num_position_embeddings=64),
     Architecture("Kimi K2.5", "Kimi_K25ForConditionalGeneration", _kimi, "vision and text", _patches_in_text),
+    Architecture(
+        "MiniMax M3, vision and text", "MiniMaxM3SparseForConditionalGeneration", _minimax_m3, "vision and text",
+        _images_in_text,
+    ),
     Architecture("Phi-4 multimodal", "Phi4MultimodalForCausalLM", _phi4, "vision and text", _crops_in_text),
     _vision_and_text("Qwen3.5, vision and text", "Qwen3_5", DELTA, num_position_embeddings=64),
 )  # fmt: skip

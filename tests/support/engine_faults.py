@@ -53,6 +53,8 @@ class Fault:
     """Whether it can be at a site."""
     everywhere: bool = False
     """Whether it is of the whole model."""
+    heads: Callable[[int, int], tuple[int, ...]] | None = None
+    """Which heads have it, by how many there are of queries and of keys; None where that is not compared."""
 
 
 def _weights(tiny: Tiny, sites: list[int], *names: str) -> list[Tensor]:
@@ -191,7 +193,7 @@ def _eager_grouped(tiny: Tiny) -> bool:
 
 FAULTS: tuple[Fault, ...] = (
     Fault("scale", "of the call", (1.02, 0.5, 2**0.5), _scaled, _has("scaling"), lambda _, c: c),
-    Fault("scale", "one head", (1.05, 1.3), _one_head, lambda t: _no_norm(t), lambda _, c: c),
+    Fault("scale", "one head", (1.05, 1.3), _one_head, _no_norm, lambda _, c: c, heads=lambda *_: (1,)),
     Fault(
         "scale",
         "magnitude of rotary",
@@ -286,7 +288,13 @@ FAULTS: tuple[Fault, ...] = (
         everywhere=True,
     ),
     Fault("head_order", "of queries", (0.0,), lambda t, s, _: projected(t, s, "q", _permuted((2, 0, 3, 1)))),
-    Fault("head_order", "two queries swapped", (0.0,), lambda t, s, _: projected(t, s, "q", _permuted((1, 0, 2, 3)))),
+    Fault(
+        "head_order",
+        "two queries swapped",
+        (0.0,),
+        lambda t, s, _: projected(t, s, "q", _permuted((1, 0, 2, 3))),
+        heads=lambda *_: (0, 1),
+    ),
     Fault("grouping", "tiled", (0.0,), _tiled_keys, _eager_grouped, everywhere=True),
     Fault(
         "key_rounding",
@@ -318,7 +326,20 @@ FAULTS: tuple[Fault, ...] = (
         lambda t, s, x: changed(_weights(t, s, "k_proj", "key"), lambda w: noise(w, x)),
         lambda t: t.name != "gpt2",
     ),
-    Fault("values", "of values", (0.1, 0.5), lambda t, s, x: projected(t, s, "v", lambda v: noise(v, x))),
+    Fault(
+        "values",
+        "of values",
+        (0.1, 0.5),
+        lambda t, s, x: projected(t, s, "v", lambda v: noise(v, x)),
+        heads=lambda heads, _: tuple(range(heads)),
+    ),
+    Fault(
+        "values",
+        "one head",
+        (0.1, 0.5),
+        lambda t, s, x: projected(t, s, "v", lambda v: torch.cat((v[..., :-1, :], noise(v[..., -1:, :], x)), -2)),
+        heads=lambda heads, groups: tuple(range(heads - heads // groups, heads)),
+    ),
     Fault(
         "input",
         "norm",

@@ -36,6 +36,8 @@ class Outcome:
     of: int
     """How many sites there are."""
     found: attemper.Explanation
+    expected_heads: str | None
+    """Those that the first site's extent should list, "" for all; None where that is not compared."""
     above_noise: float | None
     """How many times the clean noise of its first site it moves that site; None where both runs are float32."""
 
@@ -63,6 +65,13 @@ class Outcome:
             return None
         every = self.found.extent.startswith("all sites")
         return (self.of if every else int(self.found.extent.split()[0])) == self.expected_extent
+
+    @property
+    def headed(self) -> bool | None:
+        """Whether the heads of the first site are right; None where they are not compared."""
+        if self.expected_heads is None or not self.named:
+            return None
+        return self.found.extent.partition("heads ")[2].partition(" of ")[0] == self.expected_heads
 
     def __str__(self) -> str:
         return (
@@ -159,10 +168,12 @@ def outcome(fault: Fault, model: Tiny, size: float, sites: list[int], precision:
     if precision != "float32":
         low = clean(model.name, fault.padding, precision, kernel)
         above = above_noise(a.sites[first], low.sites[first], b.sites[first])
-    value = fault.value(model, size)
+    value, site = fault.value(model, size), a.sites[first]
+    heads = None if fault.heads is None else fault.heads(site.heads, site.kv_heads)
+    listed = None if heads is None else "" if len(heads) == site.heads else ", ".join(map(str, heads))
     return Outcome(
-        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), a.sites[first].name, value,
-        len(sites), len(a.sites), found, above,
+        model.name, precision, kernel, fault.kind, fault.variant, size, tuple(sites), site.name, value,
+        len(sites), len(a.sites), found, listed, above,
     )  # fmt: skip
 
 

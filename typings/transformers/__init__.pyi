@@ -30,6 +30,7 @@ from transformers.models.kimi_k25 import *
 from transformers.models.llama import *
 from transformers.models.llama4 import *
 from transformers.models.longformer import *
+from transformers.models.minimax_m3_vl import *
 from transformers.models.mistral import *
 from transformers.models.mixtral import *
 from transformers.models.modernbert import *

@@ -51,15 +51,20 @@ def _mismatch(site: SiteFingerprint, expected: np.ndarray, eps: float) -> np.nda
     return np.array([level_of_rows(row) for row in rows]) / _limit(eps)
 
 
+ALONE = 3.0
+"""A head whose output is near what rounding explains is beyond it if it is so many times as far as most others."""
+
+
 def values(pair: SitePair) -> Finding | None:
-    """Outputs differ by more than scores and inputs explain."""
+    """Outputs differ by more than scores and inputs explain, or those of few heads by much more than the others'."""
     if np.isnan(pair.output).all():
         return None
     level = np.array([level_of_rows(row) for row in pair.output])
     times = floor.times(level, floor.outputs(pair))
-    if not (times > 1).any():
+    marked = times > floor.EDGE
+    if not ((times > 1) | (marked & (times > ALONE * np.median(times)))).any():
         return None
-    heads = pair.heads(times > 1)
+    heads = pair.heads(marked)
     return Finding(
         "values", STAGE, 0.5, None, heads, f"{in_words(heads)}weights are the same and outputs differ: values do"
     )

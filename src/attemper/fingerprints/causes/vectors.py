@@ -19,10 +19,11 @@ def factor_of_products(pair: SitePair) -> Finding | None:
     """Queries, keys or both are longer by a factor, of a head or by row: read off all products, whose errors
     average out.
     """
-    a, b = (_less_row_mean(site.raw.astype(np.float64)) for site in (pair.a, pair.b))
-    size = np.maximum((a * a).sum(-1), 1e-300)
-    c = (a * b).sum(-1) / size
-    rest, total = ((b - c[..., None] * a) ** 2).sum(-1), ((b - a) ** 2).sum(-1)
+    weight = _weights(pair)
+    a, b = (_less_row_mean(site.raw.astype(np.float64), weight) for site in (pair.a, pair.b))
+    size = np.maximum((weight * a * a).sum(-1), 1e-300)
+    c = (weight * a * b).sum(-1) / size
+    rest, total = (weight * (b - c[..., None] * a) ** 2).sum(-1), (weight * (b - a) ** 2).sum(-1)
     # Of one row's factor, by how far single products are from it; the factor of a row has an error of its own, too.
     error = 2 * np.sqrt(rest.sum(1) / (PAIRS / 2 * size.sum(1))) + 1e-6
     mean = (c * size).sum(1) / size.sum(1)
@@ -30,7 +31,8 @@ def factor_of_products(pair: SitePair) -> Finding | None:
     marked = (np.abs(mean - 1) > SURE * error / np.sqrt(max(c.shape[1] / 2, 1))) | (rows > 3 * error)
     if not marked.any():
         return None
-    left = float(rest[marked].sum() / max(total[marked].sum(), 1e-300))
+    noise = _noise_of_others(rest.sum(1) / size.sum(1), marked) * size[marked].sum()
+    left = float(max(rest[marked].sum() - noise, 0.0) / max(total[marked].sum(), 1e-300))
     found = factor(pair, np.where(marked[:, None], c, 1.0), float(error.max()), STAGE, own=False)
     if found is None:
         # One factor for all rows, of which no single one is sure.
@@ -53,15 +55,38 @@ def factor_of_products(pair: SitePair) -> Finding | None:
     return Finding("scale", STAGE, residual, value, heads, words)
 
 
-def _less_row_mean(raw: np.ndarray) -> np.ndarray:
+def _noise_of_others(rest: np.ndarray, marked: np.ndarray) -> float:
+    """What a factor leaves of heads, [H] relative to their products, where they have none: their median."""
+    return float(np.median(rest[~marked])) if not marked.all() else 0.0
+
+
+def _weights(pair: SitePair) -> np.ndarray:
+    """[R, PAIRS]: 1 over the variance of a pair's products, by what one factor for each row leaves in all heads; 0
+    where there is none. A token whose experts changed shows in every head: it must not speak as loud as others.
+    """
+    known = ~(np.isnan(pair.a.raw) | np.isnan(pair.b.raw))
+    seen = np.where(known.all(0), 1.0, 0.0)
+    if len(known) < FEWEST or not seen.any():
+        return seen
+    a, b = (_less_row_mean(site.raw.astype(np.float64), seen) for site in (pair.a, pair.b))
+    size = (a * a).sum(-1, keepdims=True)
+    rest = (b - (a * b).sum(-1, keepdims=True) / np.maximum(size, 1e-300) * a) ** 2
+    variance = (rest / np.maximum(size.mean(1, keepdims=True), 1e-300)).mean(0)
+    middle = np.median(variance[seen > 0])
+    return seen * middle / np.maximum(variance + 0.3 * middle, 1e-300) if middle else seen
+
+
+def _less_row_mean(raw: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Products less the mean of their row, which moves no weight; 0 where there is none. Where all tokens are alike,
     products share their rounding errors, and these must not pass for a factor.
     """
-    known = ~np.isnan(raw)
-    mean = np.where(known, raw, 0.0).sum(-1, keepdims=True) / np.maximum(known.sum(-1, keepdims=True), 1)
-    return np.where(known, raw - mean, 0.0)
+    known = np.where(weight > 0, raw, 0.0)
+    mean = (weight * known).sum(-1, keepdims=True) / np.maximum(weight.sum(-1, keepdims=True), 1e-300)
+    return np.where(weight > 0, known - mean, 0.0)
 
 
+FEWEST = 3
+"""Heads by which the variance of a pair can be told."""
 SURE = 6.0
 """Standard errors that a factor must be away from 1."""
 
