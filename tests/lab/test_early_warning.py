@@ -292,10 +292,15 @@ def test_a_remedy_is_held_against_the_run_unchanged_and_the_noise_floor(tmp_path
             values = {"held_out": end, "diverged_at": None, "seconds": {}}
             path = tmp_path / run_file.file_name(trial, corpus(), **known)
             run_file.write(path, run_file.identity(trial, corpus(), **known), values, {"loss": np.ones(2, np.float32)})
-    table = shown(tmp_path, trials).table(
-        "branch at the alarm: the same faulty runs, gone on otherwise from their first warning"
-    )
-    assert sorted(table.rows) == [("QKClip", 3, 3, 2, 0, 0.2), ("roll-back", 3, 0, 0, 3, -2.79)]
+    title = "branch at the alarm: the same faulty runs, gone on otherwise from their first warning"
+    content = early_warning.results(trials, tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)
+    table = early_warning.experiment(content).table(title)
+    assert table.rows == (("QKClip", "hurt", 3, 3, 2, 0, 0.2), ("roll-back", "hurt", 3, 0, 0, 3, -2.79))
+    for one in content["branches"]:
+        if one["remedy"] == "QKClip":
+            one["unchanged"] = one["twin"]
+    rows = early_warning.experiment(content).table(title).rows
+    assert [row[:3] for row in rows] == [("roll-back", "hurt", 3), ("QKClip", "without harm", 3)]
     assert table.see.startswith("6 branches of 3 faulty runs")
 
 

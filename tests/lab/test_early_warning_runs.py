@@ -83,6 +83,9 @@ def test_visible_keys_are_those_that_attention_computes_with_and_only_a_leak_mov
     scores = DETECTORS["visible keys"].score({"visible_keys": found})
     context = leaking.run.config.context
     assert scores.tolist() == [0.0] * STEP + [(context - 1) / context] * 2  # the last row has no next key
+    seldom = replace(leaking, run=leaking.run.change(every=2))
+    assert np.array_equal(visible_keys(seldom, 3), found[::2])
+    assert np.array_equal(visible_keys(encoded(), 2), np.full((2, 6, 12), ENCODER.context)), "an encoder sees all keys"
     for kind in KINDS:
         moved = DETECTORS["visible keys"].score({"visible_keys": visible_keys(trial(kind), STEP + 2)})
         assert bool(moved.any()) == (kind == "leak")

@@ -256,27 +256,42 @@ def _encoder(content: Mapping[str, Any]) -> Table:
 
 
 def _branches(content: Mapping[str, Any]) -> Table:
+    groups: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    for one in content["branches"]:
+        groups.setdefault((one["remedy"], _excess(one) > _floor(one)), []).append(one)
     rows: list[tuple[Cell, ...]] = []
-    for remedy in dict.fromkeys(one["remedy"] for one in content["branches"]):
-        chosen = [one for one in content["branches"] if one["remedy"] == remedy]
-        pairs = [(_gain(one), math.inf if one["floor"] is None else one["floor"]) for one in chosen]
+    for (remedy, hurt), chosen in sorted(groups.items(), key=lambda group: (not group[0][1], group[0][0])):
+        pairs = [(_gain(one), _floor(one)) for one in chosen]
         known = [gain for gain, _ in pairs if math.isfinite(gain)]
         lower, far_lower = sum(gain > 0 for gain, _ in pairs), sum(gain > floor for gain, floor in pairs)
         far_higher = sum(-gain > floor for gain, floor in pairs)
-        rows.append((remedy, len(pairs), lower, far_lower, far_higher, _digits(median(known)) if known else None))
+        told = "hurt" if hurt else "without harm"
+        rows.append((remedy, told, len(pairs), lower, far_lower, far_higher, _digits(median(known)) if known else None))
     branched = {(json.dumps(one["fault"]), one["twin"]) for one in content["branches"]}
     return Table(
         title="branch at the alarm: the same faulty runs, gone on otherwise from their first warning",
         see=(
-            f"{len(content['branches'])} branches of {len(branched)} faulty runs, of 30 small ones drawn by seed: from "
-            "their first default alarm above notice on, the fault goes on. Far: by more than the noise floor of the "
-            "configuration. Roll-back: weights and moments of 50 steps before."
+            f"{len(content['branches'])} branches of {len(branched)} faulty runs, which were drawn by seed among the "
+            "small ones with a default alarm above notice. A remedy begins at the step after the first such alarm; a "
+            "fault that stays goes on under it. Hurt: unchanged, the run ends above its twin by more than the noise "
+            "floor of the configuration. Far: by more than that floor. Roll-back: weights and moments of 50 steps "
+            "before."
         ),
         columns=headings(
-            "remedy", "runs", "ended lower than unchanged", "far lower", "far higher", "median gain [nats]"
+            "remedy", "fault", "runs", "ended lower than unchanged", "far lower", "far higher", "median gain [nats]"
         ),
         rows=tuple(rows),
     )
+
+
+def _floor(branch: Mapping[str, Any]) -> float:
+    """The noise floor of its configuration; infinite where none is known."""
+    return math.inf if branch["floor"] is None else branch["floor"]
+
+
+def _excess(branch: Mapping[str, Any]) -> float:
+    """By how much the run ended above its twin without the remedy."""
+    return _loss(branch["unchanged"]) - _loss(branch["twin"])
 
 
 def _gain(branch: Mapping[str, Any]) -> float:
