@@ -179,7 +179,8 @@ inline void join_task(void* context, int64_t head, int64_t) {
     const Decode& work = *static_cast<const Decode*>(context);
     const Arguments& call = work.call;
     const int64_t wide = up(call.width, LANES);
-    const Asked asked(call);
+    const int64_t row_place = place_of(call, head / call.groups, work.parts[head * work.splits * work.rows]);
+    StateWriter state(call, row_place);
     for (int64_t i = 0; i < work.rows; i++) {
         const int64_t first = head * work.splits * work.rows + i;
         Row row = work.parts[first];
@@ -191,14 +192,15 @@ inline void join_task(void* context, int64_t head, int64_t) {
             const float* other = work.outputs + part * wide;
             for (int64_t e = 0; e < wide; e += LANES) store(line + e, load(line + e) * keep + load(other + e) * take);
         }
-        const float share = finish(call, head / call.groups, row, asked);
+        const float share = finish(call, row, state);
         if (!call.width) continue;
         for (int64_t e = 0; e < wide; e += LANES)
             store(line + e, row.count == 0 ? Vec{} : load(line + e) * share);
         write_row(call.output, at(call.output, head / call.groups, row.head, row.query), call.output.stride[3],
                   call.width, line);
     }
-    derive(call, place_of(call, head / call.groups, work.parts[head * work.splits * work.rows]), work.rows);
+    state.flush();
+    derive(call, row_place, work.rows);
 }
 
 }  // namespace attemper

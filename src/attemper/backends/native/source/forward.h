@@ -155,13 +155,18 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     Row* rows = memory.things<Row>(cut.chunk);
 
     place_rows(call, group, first, count, rows);
-    const float most_query = products.take_queries(batch, rows, count);
-    std::memset(products.output, 0, size_t(cut.chunk * wide) * 4);
     int64_t low = call.keys, high = 0;
     for (int64_t i = 0; i < count; i++) {
         low = rows[i].low < low ? rows[i].low : low;
         high = rows[i].high > high ? rows[i].high : high;
     }
+    // What comes first is asked for while the queries are packed.
+    const int64_t soon = low / KEYS * KEYS;
+    const int64_t early = soon >= high ? 0 : (call.keys - soon < KEYS ? call.keys - soon : KEYS);
+    prefetch(call.key, at(call.key, batch, group, soon), call.key.stride[2], early, depth, 0, 1);
+    const float most_query = products.take_queries(batch, rows, count);
+    if (width) prefetch(call.value, at(call.value, batch, group, soon), call.value.stride[2], early, width, 0, 1);
+    std::memset(products.output, 0, size_t(cut.chunk * wide) * 4);
     for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
         const float most_key = products.take_keys(batch, group, block, seen);
@@ -185,9 +190,11 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             products.add(tile, real, span, keep);
         }
     }
-    const Asked asked(call);
+    // The rows of a key head stand one after another, whichever of its query heads they belong to.
+    const int64_t row_place = place_of(call, batch, rows[0]);
+    StateWriter state(call, row_place);
     for (int64_t i = 0; i < count; i++) {
-        const float share = finish(call, batch, rows[i], asked);
+        const float share = finish(call, rows[i], state);
         if (!width) continue;
         float* line = products.output + i * wide;
         const int64_t place = at(call.output, batch, rows[i].head, rows[i].query);
@@ -198,8 +205,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             store(to + e, rows[i].count == 0 ? Vec{} : load(line + e) * share);
         if (!direct) write_row(call.output, place, call.output.stride[3], width, line);
     }
-    // The rows of a key head stand one after another, whichever of its query heads they belong to.
-    derive(call, place_of(call, batch, rows[0]), count);
+    state.flush();
+    derive(call, row_place, count);
 }
 
 }  // namespace attemper

@@ -197,28 +197,39 @@ inline int64_t place_of(const Arguments& call, int64_t batch, const Row& row) {
     return (batch * call.heads + row.head) * call.queries + row.query;
 }
 
-// The state columns that a call asked for, and where each lies.
-struct Asked {
-    int64_t count = 0;
-    struct {
-        int column;
-        float* plane;
-    } of[Column::COUNT];
-
-    explicit Asked(const Arguments& call) {
+// Writes the state columns that a call asked for, of rows that stand one after another, column by column: planes are
+// often a multiple of 4096 bytes apart, and what is written to all of them in turns shares one set of the cache.
+class StateWriter {
+public:
+    // `place`: of the first row.
+    StateWriter(const Arguments& call, int64_t place) : place_(place) {
         const int64_t size = call.batch * call.heads * call.queries;
         for (int column = 0; column < Column::COUNT; column++)
-            if (call.place[column] >= 0) of[count++] = {column, call.state + call.place[column] * size};
+            if (call.place[column] >= 0)
+                columns_[asked_] = column, planes_[asked_++] = call.state + call.place[column] * size;
     }
-};
+    ~StateWriter() { flush(); }
 
-// Writes the state columns that were asked for; a row with a visible score that is not finite keeps its count alone.
-inline void write_state(const Asked& asked, int64_t place, const Row& row, const double (&columns)[Column::COUNT]) {
-    for (int64_t i = 0; i < asked.count; i++) {
-        const auto [column, plane] = asked.of[i];
-        plane[place] = row.bad && column != Column::VISIBLE_KEYS ? NAN : float(columns[column]);
+    // The next row; one with a visible score that is not finite keeps its count alone.
+    void add(const Row& row, const double (&columns)[Column::COUNT]) {
+        if (count_ == ROOM) flush();
+        for (int64_t i = 0; i < asked_; i++)
+            kept_[i][count_] = row.bad && columns_[i] != Column::VISIBLE_KEYS ? NAN : float(columns[columns_[i]]);
+        count_++;
     }
-}
+
+    void flush() {
+        for (int64_t i = 0; i < asked_; i++) std::memcpy(planes_[i] + place_, kept_[i], size_t(count_) * 4);
+        place_ += count_, count_ = 0;
+    }
+
+private:
+    static constexpr int64_t ROOM = 64;
+    int64_t asked_ = 0, place_, count_ = 0;
+    int columns_[Column::COUNT];
+    float* planes_[Column::COUNT];
+    float kept_[Column::COUNT][ROOM];
+};
 
 // What a sink leaves to the keys, sigmoid(lse - sink).
 inline double mass_of(const Arguments& call, const Row& row, double lse) {
@@ -226,7 +237,7 @@ inline double mass_of(const Arguments& call, const Row& row, double lse) {
 }
 
 // Writes the row's state; returns the factor that makes the running output the output.
-inline float finish(const Arguments& call, int64_t batch, const Row& row, const Asked& asked) {
+inline float finish(const Arguments& call, const Row& row, StateWriter& state) {
     double inverse = row.total > 0 ? 1.0 / row.total : 1.0, mean = row.first_moment * inverse;
     double log_total = row.count > 0 && row.total > 0 ? std::log(row.total) : 0.0;
     double variance = row.second_moment * inverse - mean * mean;
@@ -238,7 +249,7 @@ inline float finish(const Arguments& call, int64_t batch, const Row& row, const 
     columns[Column::SQUARED_WEIGHTS] = row.squares * inverse * inverse;
     columns[Column::FIRST_TOKENS] = row.first * inverse, columns[Column::DISTANCE] = row.distance * inverse;
     columns[Column::OWN_KEY] = row.own * inverse, columns[Column::SPAN] = row.span * inverse;
-    write_state(asked, place_of(call, batch, row), row, columns);
+    state.add(row, columns);
     if (row.poison) return NAN;
     if (row.count == 0) return 0.0f;
     return float(inverse * mass_of(call, row, double(row.maximum) + log_total));

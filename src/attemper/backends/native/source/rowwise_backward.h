@@ -382,8 +382,9 @@ inline void backward_run(const RowwiseCall& of, int64_t batch, int64_t group, co
         const int64_t n = span.end - span.begin;
         pack_lines(call.key, at(call.key, batch, group, block), call.key.stride[2], call.key.stride[3], seen, depth,
                    up(seen, PANEL), KEYS, run.key_lines);
-        std::memset(run.weights, 0, size_t(up(count, ROWS) * APART) * 4);
-        std::memset(run.gradients, 0, size_t(up(count, ROWS) * APART) * 4);
+        const size_t rest = size_t((up(count, ROWS) - count) * APART) * 4;
+        std::memset(run.weights + count * APART, 0, rest);
+        std::memset(run.gradients + count * APART, 0, rest);
         for (int64_t i = 0; i < count; i++) {
             copy_line(lines, start + i, place + span.begin, n, run.weights + i * APART);
             copy_line(gradients, start + i, place + span.begin, n, run.gradients + i * APART);

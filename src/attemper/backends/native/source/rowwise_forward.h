@@ -197,7 +197,7 @@ inline void write_row_state(const Arguments& call, int64_t batch, const Row& row
     double columns[Column::COUNT] = {};
     columns[Column::MAXIMUM] = row.maximum, columns[Column::VISIBLE_KEYS] = double(row.count);
     if (row.count > 0 && !row.bad) describe(call, batch, row, support, first_key, columns);
-    write_state(Asked(call), place_of(call, batch, row), row, columns);
+    StateWriter(call, place_of(call, batch, row)).add(row, columns);
 }
 
 // to += sum w v over a list of keys, WIDE vectors of the width from `from` on, summed as by add_product. `first`: the
@@ -288,12 +288,13 @@ struct RowwiseForward {
     Cut cut;
 };
 
-// Weights at the places begin .. begin + n of a line, of which some may lie outside of what was computed.
+// Weights at the places begin .. begin + n of a line, of which some may lie outside of what was computed: zeros there.
 inline void copy_line(const Lines& of, int64_t i, int64_t begin, int64_t n, float* to) {
     const Line& line = of.lines[i];
-    if (!line.large) return;
     const int64_t from = begin > line.begin ? begin : line.begin, end = begin + n < line.end ? begin + n : line.end;
-    if (from < end) std::memcpy(to + (from - begin), of.line(i) + from, size_t(end - from) * 4);
+    const bool any = line.large && from < end;
+    if (!any || end - from < n) std::memset(to, 0, size_t(n) * 4);
+    if (any) std::memcpy(to + (from - begin), of.line(i) + from, size_t(end - from) * 4);
 }
 
 // Weighted values of the tiles that take them as a product: `dense` marks them.
@@ -313,7 +314,7 @@ inline void add_blocks(const Arguments& call, int64_t batch, int64_t group, cons
             const Span span(of.rows + tile, real, block, seen);
             if (span.begin >= span.end) continue;
             const int64_t n = span.end - span.begin;
-            std::memset(square, 0, size_t(ROWS * KEYS) * 4);
+            if (real < ROWS) std::memset(square + real * KEYS, 0, size_t((ROWS - real) * KEYS) * 4);
             for (int64_t i = 0; i < real; i++) copy_line(of, tile + i, place + span.begin, n, square + i * KEYS);
             for (int64_t p = 0; p < wide; p += PANEL)
                 add_product<KEYS>(square, 1, values + p * KEYS + span.begin * PANEL, span.begin, n,

@@ -234,14 +234,19 @@ inline Sums2 entmax_sums(const Support& of, double q, double top) {
 // How far keys count whose largest weight is at most `top`; a little more, for what rounding takes.
 inline float window_of(double q, double top) { return float(std::exp(q * std::log(top)) / q * 1.000002); }
 
-// Newton from the right to `share` sum w = 1: sum of h(w0) = [w0^q + q d]+^(1/q), each convex in w0. 0 where `top` is
-// not on the right of the root; the list keeps what it may still need.
+constexpr int64_t MANY = 256;  // keys: a pass over them takes longer than two powers
+
+// Newton from the right to `share` sum w = 1: sum of h(w0) = [w0^q + q d]+^(1/q), each convex in w0. Over many keys to
+// (share sum w)^q = 1 in t = w0^q, a norm of [t + q d]+, which is convex and nearer to a line, so that steps are fewer.
+// 0 where `top` is not on the right of the root; the list keeps what it may still need.
 inline double fall(Support& of, double q, double top, double share, double enough) {
     for (int round = 0; round < 60; round++) {
         const Sums2 sums = entmax_sums(of, q, top);
         const double excess = share * top * sums.value - 1;
         if (round == 0 && excess < 0) return 0;
-        top -= excess / (share * sums.derivative);
+        const double sum = 1 + excess, slope = share * sums.derivative;
+        if (of.size > MANY) top *= std::pow(1 - (sum - std::pow(sum, 1 - q)) / (top * slope), 1 / q);
+        else top -= excess / slope;
         if (excess <= enough) break;
         drop_below(of, -window_of(q, top));
     }
@@ -419,10 +424,17 @@ inline void solve_sigmoid(const float* s, int64_t n, float maximum, float bias, 
         const Mask in = below(hidden, v);
         const int64_t more = marked(in);
         if (more == 0) continue;
-        const Vec e = exp_negative(larger(-magnitude(x), least));
-        compress(in, (x < Vec{} ? e : one) / (1.0f + e), to.weight + count);
-        compress(in, larger(v - from, farthest), to.distance + count);
-        compress(in, place, to.place + count);
+        const Vec e = exp_negative(larger(-magnitude(x), least)), weight = (x < Vec{} ? e : one) / (1.0f + e);
+        const Vec distance = larger(v - from, farthest);
+        if (more == LANES) {  // nearly everywhere: a sigmoid leaves no key out
+            store(to.weight + count, weight);
+            store(to.distance + count, distance);
+            std::memcpy(to.place + count, &place, sizeof place);
+        } else {
+            compress(in, weight, to.weight + count);
+            compress(in, distance, to.distance + count);
+            compress(in, place, to.place + count);
+        }
         count += more;
     }
     to.size = count, to.found = 0;

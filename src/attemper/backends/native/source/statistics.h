@@ -13,7 +13,7 @@ ATTEMPER_INLINE Doubles exp_of(Doubles d) {
     const Doubles far = splat_double(200.0);
     d = d < -far ? -far : d;
     d = d > far ? far : d;
-    const Doubles magic = splat_double(6755399441055744.0);  // 1.5 * 2^52: adding it rounds to an integer in the low bits
+    const Doubles magic = splat_double(6755399441055744.0);  // 1.5 * 2^52: as in exp_where
     const Doubles t = d * 1.4426950408889634 + magic, r = d - (t - magic) * 0.6931471805599453;
     Doubles p = splat_double(1.0 / 362880);
     p = p * r + 1.0 / 40320;
