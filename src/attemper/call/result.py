@@ -140,7 +140,8 @@ class AttentionStats:
         raise AttributeError(f"AttentionStats has no attribute {name!r}. Statistics here: {', '.join(names)}.")
 
     def __getitem__(self, name: str) -> Tensor:
-        return getattr(self, name)
+        # Not by the attribute, which is looked for in vain first.
+        return self._values[name] if name in self.names else getattr(self, name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
