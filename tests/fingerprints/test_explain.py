@@ -59,6 +59,17 @@ def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
     assert found.found.is_fault
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "size", "heads"), [("gpt_oss", "scale", 1.05, "1"), ("bert", "values", 0.1, "3")]
+)
+def test_one_head_stands_out_where_rounding_of_its_site_is_as_large(architecture, kind, size, heads):
+    fault = next(one for one in FAULTS if (one.kind, one.variant) == (kind, "one head"))
+    found = outcome(fault, tiny(architecture, dtype=torch.bfloat16), size, [2], "bfloat16", "sdpa")
+    assert found.named, str(found)
+    assert found.valued is not False, str(found)
+    assert found.found.extent == f"from site 3 of 4 on, heads {heads} of 4"
+
+
 def test_a_mask_of_an_encoder_is_patched_in_eager_attention_as_well():
     fault = next(one for one in FAULTS if one.variant == "of an encoder")
     found = outcome(fault, tiny("bert", kernel="eager"), 0.0, [0], "float32", "eager")
