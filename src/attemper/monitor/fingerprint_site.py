@@ -58,7 +58,7 @@ class CallRows:
         lengths = [queries] * batch if real is None else real.sum(1).tolist()
         chosen = [(number, counts.get(first_sequence + number, 0)) for number in range(batch)]
         plans = [Plan.of(seen, number, first_sequence + number, count) for number, count in chosen if count]
-        rows = [rows_of(seen, group) for group in groups_of(plans, problem.key[0].numel())]
+        rows = [rows_of(seen, group) for group in groups_of(plans, problem.key.shape[1:].numel())]
         shape = heads, problem.key.shape[1], size
         return cls(seen.kind, shape, facts, problem.key.shape[2], lengths, *vectors_of(seen), rows)
 
