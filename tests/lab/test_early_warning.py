@@ -170,7 +170,7 @@ def _write(folder: Path, trial: Trial, broken: bool) -> None:
     late = np.arange(20)[:, None, None] >= (10 if trial.fault else 99)
     signals = {
         "loss": np.full(100, level) + 0.1 * np.sin(np.arange(100.0)),
-        "gradient_norm": np.ones(100),
+        "gradient_norm": np.where((np.arange(100) >= 70) & (trial.fault is not None), 9.0, 1.0),
         "update_norm": np.ones(100),
         "held_out": np.full(4, level) + np.where(np.arange(4) >= 3, 1.0 if trial.fault else 0.0, 0.0),
         "max_logit": np.where(late, 80.0, 5.0) * np.ones(heads),
@@ -213,9 +213,12 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     assert rows["combination"][5:7] == ("10 of 10", None)
     leads = {row[0]: row for row in result.table("lead and cost").rows}
     assert leads["largest logit"][3:5] == (25, 10)  # rings at 50, held-out loss tells at 75
-    assert leads["largest logit"][5:] == (10, 2, "1.2%", 5)
-    assert leads["loss z-score"][5:8] == (0, 2, "0.2%")
-    assert leads["combination"][5:8] == (10, 2, "1.2%")
+    assert leads["largest logit"][5:7] == (20, 10)  # the gradient norm rings at 70
+    assert leads["gradient norm"][5:7] == (0, 10)
+    assert leads["entropy"][5:7] == (None, 0)
+    assert leads["largest logit"][7:] == (10, 2, "1.2%", 5)
+    assert leads["loss z-score"][7:10] == (0, 2, "0.2%")
+    assert leads["combination"][7:10] == (10, 2, "1.2%")
     assert "measured together, took 5.0% of the training" in result.table("lead and cost").see
     runs = {row[0]: row for row in result.table("the runs").rows}
     assert runs["scale"][2:] == (10, 10, 0.5)

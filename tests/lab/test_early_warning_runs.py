@@ -73,21 +73,24 @@ def test_a_fault_changes_nothing_before_its_step_and_the_training_from_then_on(
 
 
 def test_visible_keys_are_those_that_attention_computes_with_and_only_a_leak_moves_them():
-    leaking = trial("leak")
+    leaking = replace(trial("leak"), fault=Fault("leak", 1.0, STEP, head=2))
     training, found = Training(leaking, corpus()), visible_keys(leaking, STEP + 2)
     for step, counts in enumerate(found):
         for layer in training.layers:
             layer.arithmetic = training.effect.arithmetic(step)
-        seen = [(moment.scores > -math.inf).sum(-1).float().mean((0, 2)) for moment in training.read_attention(step)]
-        assert counts.tolist() == torch.stack(seen).tolist(), step
-    scores = DETECTORS["visible keys"].score({"visible_keys": found})
+        counted = [(moment.scores > -math.inf).sum(-1).float().mean((0, 2)) for moment in training.read_attention(step)]
+        assert counts.tolist() == torch.stack(counted).tolist(), step
+    score = DETECTORS["visible keys"].score
+    scores = score({"visible_keys": found})
     context = leaking.run.config.context
     assert scores.tolist() == [0.0] * STEP + [(context - 1) / context] * 2  # the last row has no next key
     seldom = replace(leaking, run=leaking.run.change(every=2))
     assert np.array_equal(visible_keys(seldom, 3), found[::2])
     assert np.array_equal(visible_keys(encoded(), 2), np.full((2, 6, 12), ENCODER.context)), "an encoder sees all keys"
+    fewer = np.array([[[8, 8]], [[8, 5]]], np.float32)
+    assert score({"visible_keys": fewer}).tolist() == [0, 3], "keys that are hidden move them, too"
     for kind in KINDS:
-        moved = DETECTORS["visible keys"].score({"visible_keys": visible_keys(trial(kind), STEP + 2)})
+        moved = score({"visible_keys": visible_keys(trial(kind), STEP + 2)})
         assert bool(moved.any()) == (kind == "leak")
 
 

@@ -149,7 +149,7 @@ def judge(cases: Sequence[Case], names: Sequence[str], loss: str, *, combined: b
 
     Args:
         names: one detector, or those that a combination chooses from.
-        loss: the detector that says when the loss tells, with a limit fitted alike.
+        loss: the detector that leads are counted to, with a limit fitted alike: of the loss, or another.
         combined: whether to choose.
     """
     rings: list[tuple[Case, int | None, int | None]] = []

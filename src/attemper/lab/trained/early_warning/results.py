@@ -20,7 +20,7 @@ from attemper.lab.trained.early_warning.cases import (
     noise_floor,
 )
 from attemper.lab.trained.early_warning.costs import measure_costs
-from attemper.lab.trained.early_warning.detectors import DETECTORS, LOSS
+from attemper.lab.trained.early_warning.detectors import DETECTORS, GRADIENT_NORM, LOSS
 from attemper.lab.trained.early_warning.grid import Trial
 from attemper.lab.trained.early_warning.judging import (
     Case,
@@ -106,6 +106,7 @@ def _sum_up(
         "detectors": {
             name: {
                 **_judgement(judge(cases, [name], LOSS.name)),
+                "gradient_lead": _lead(judge(cases, [name], GRADIENT_NORM.name)),
                 "recalls": [list(recall_at(cases, name, count)) for count in range(MOST_FALSE_ALARMS + 1)],
                 "control": _control(controls, [name]),
                 "cost": {part: _three_digits(value) for part, value in costs[name].items()},
@@ -116,6 +117,7 @@ def _sum_up(
         | {
             COMBINATION: {
                 **_judgement(together),
+                "gradient_lead": _lead(judge(cases, list(DETECTORS), GRADIENT_NORM.name, combined=True)),
                 "recalls": [list(recall_together(cases, list(DETECTORS)))],
                 "control": _control(controls, list(DETECTORS), combined=True),
                 "cost": _cost_together(together.members, costs),
@@ -199,10 +201,15 @@ def _judgement(found: Judgement) -> dict[str, Any]:
         "found": list(found.found),
         "false": list(found.false),
         "by_kind": {kind: list(share) for kind, share in found.by_kind.items()},
-        "lead": [typical(found.leads), len(found.leads)],
+        "lead": _lead(found),
         "held_out_lead": [typical(found.held_out_leads), len(found.held_out_leads)],
         "members": list(found.members),
     }
+
+
+def _lead(found: Judgement) -> list[float | None]:
+    """The median of its leads, and how many they are."""
+    return [typical(found.leads), len(found.leads)]
 
 
 def _control(controls: Sequence[Sequence[Case]], names: Sequence[str], **how: bool) -> list[int]:

@@ -124,17 +124,19 @@ def _leads(content: Mapping[str, Any]) -> Table:
         signal, score = found["cost"]["signal"], found["cost"]["score"]
         share = f"{100 * (signal + score) / costs['step']:.2g}%"
         limit = None if found.get("limit") is None else _digits(found["limit"])
-        rows.append((name, *found["lead"], *found["held_out_lead"], signal, score, share, limit))
+        leads = (*found["lead"], *found["held_out_lead"], *found["gradient_lead"])
+        rows.append((name, *leads, signal, score, share, limit))
     return Table(
         title="lead and cost",
         see=(
-            "Median steps from the ring to where loss tells: (a) the loss z-score rings at its own limit, (b) held-out "
-            "loss, measured each 25 steps, leaves the twin's by more than the floor. Of so many faults, found and told "
-            "by both. Signal and score: microseconds a step of one core, of what the detector needs by itself and "
-            f"nothing else; share: of a step of training, {costs['step']:g} microseconds with layers x width of "
-            f"{_size(sizes)}, context {sizes['context']}. Signals of scores and weights are measured each 5 steps, "
-            "ranks and spectra each 10; the loss is there. In the runs, all that is read from scores and weights, "
-            f"measured together, took {_share(costs['together']['attention'])} of the training. Limit: the largest "
+            "Median steps from the ring to where (a) the loss z-score rings at its own limit, (b) held-out loss, "
+            "measured each 25 steps, leaves the twin's by more than the floor, (c) the gradient norm rings at its own "
+            "limit. Each of so many faults, found or told by both. Signal and score: microseconds a step of one core, "
+            "of what the detector needs by itself and nothing else; share: of a step of training, "
+            f"{costs['step']:g} microseconds with layers x width of {_size(sizes)}, context {sizes['context']}. "
+            "Signals of scores and weights are measured each 5 steps, ranks and spectra each 10; the loss is there. In "
+            "the runs, all that is read from scores and weights, measured together, took "
+            f"{_share(costs['together']['attention'])} of the training. Limit: the largest "
             "score of all healthy runs; a score below 0 is a quantity that alarms where it is low."
         ),
         columns=headings(
@@ -142,6 +144,8 @@ def _leads(content: Mapping[str, Any]) -> Table:
             "lead (a) [steps]",
             "of",
             "lead (b) [steps]",
+            "of",
+            "lead (c) [steps]",
             "of",
             "signal [µs]",
             "score [µs]",
