@@ -14,7 +14,7 @@ import pytest
 from attemper.lab.experiment import Experiment
 from attemper.lab.trained import early_warning
 from attemper.lab.trained.early_warning import costs, run_file
-from attemper.lab.trained.early_warning.cases import judge_files, noise_floor
+from attemper.lab.trained.early_warning.cases import courses, judge_files, noise_floor
 from attemper.lab.trained.early_warning.default_alarms import first_alarms
 from attemper.lab.trained.early_warning.detectors import DETECTORS, entropy, gradient_norm, largest_logit, loss, rank
 from attemper.lab.trained.early_warning.encoder import EncoderConfig
@@ -227,6 +227,14 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     alarms = result.table("the alarms that ship, by their defaults")
     assert alarms.rows == (("logit_growth", "warning", *counts), ("any above notice", None, *counts))
     assert "In no run at all: nonfinite, collapsed" in alarms.see
+
+
+def test_visible_keys_of_a_run_are_counted_from_its_masks_when_it_is_judged(tmp_path: Path):
+    trial = Trial(small(steps=100, every=5), Fault("leak", 1.0, 50, head=1))
+    _write(tmp_path, trial, broken=False)
+    (path,) = tmp_path.glob("*.npz")
+    found = courses(run_file.read(path))["visible keys"]
+    assert (found.ring(0.0), len(found.scores)) == (50, 20)
 
 
 def test_costs_are_of_each_detector_and_the_loss_is_there(monkeypatch: pytest.MonkeyPatch):
