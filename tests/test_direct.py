@@ -231,6 +231,16 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
     assert not (at_once["entropy"].double() > visible.log()).any()
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 4001])
+def test_the_largest_weight_is_the_float_that_is_nearest(rows: int):
+    z = torch.linspace(0, 120, rows)  # down to what is no float but 0
+    state = torch.stack((torch.zeros(rows), z, torch.ones(rows))).view(3, 1, 1, rows)
+    got = LazyState(state_columns(()), state, "native").statistics(("max_weight",))["max_weight"].view(-1)
+    want = (-z.double()).exp().float()
+    torch.testing.assert_close(got, want, rtol=1.2e-7, atol=1.5e-45)
+    assert (got != want).sum() <= rows // 1000
+
+
 def test_a_state_with_a_gradient_is_left_to_the_formulas():
     assert LazyState(state_columns(()), torch.rand(3, 1, 1, 2, requires_grad=True), "native").statistics(("lse",)) == {}
     assert known(attended("native", *[torch.randn(1, 1, 3, 4, requires_grad=True)] * 3).stats).lse.requires_grad
