@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant("solve: keys at the maximum forgotten", SOLVE, "sums.value += double(ties), sums.derivative += double(ties);", "", HOSTILE),
     Mutant("solve: a wrong bound is believed", SOLVE, "if (round == 0 && excess < 0) return 0;", "", HOSTILE),
     Mutant("solve: a step of many keys without its power", SOLVE, "(sum - std::pow(sum, 1 - q)) / (top * slope), 1 / q);", "(sum - 1) / (top * slope), 1 / q);", HOSTILE),
-    Mutant("solve: whole vectors of sigmoids stand at the first places", SOLVE, "std::memcpy(to.place + count, &place, sizeof place);", "", SIGMOID),
+    Mutant("solve: whole vectors of sigmoids stand at the first places", SOLVE, "std::memcpy(to.place + count, &place, sizeof place);", "const Ints first = lane_places();\n            std::memcpy(to.place + count, &first, sizeof first);", SIGMOID),
     Mutant("solve: whole vectors of sigmoids at no distance", SOLVE, "store(to.distance + count, distance);", "", SIGMOID),
     Mutant("solve: one step of Newton's", SOLVE, "if (excess <= enough) break;", "break;", HOSTILE),
     Mutant("solve: keys are dropped too early", SOLVE, "drop_below(of, -window_of(q, top));", "drop_below(of, -0.9f * window_of(q, top));", HOSTILE),
