@@ -77,3 +77,18 @@ def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match=r"Name (one|a file) that `attemper lab length --out FOLDER` wrote"):
         read_results("length", tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_results_that_were_cut_are_refused_by_what_is_missing(tmp_path: Path, name: str):
+    content = json.loads((PAGES / "results" / f"{name}.json").read_text("utf-8"))
+    kept = {key: content[key] for key in ("schema", "experiment")}
+    (tmp_path / "results.json").write_text(json.dumps(kept), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"lab {name}: .* was cut or is of another version .*KeyError: '\w+'"):
+        read_results(name, tmp_path / "results.json")
+
+
+def test_a_folder_without_runs_is_named_where_none_is_trained(tmp_path: Path):
+    with pytest.raises(InputError, match=r"there are no runs in '.*nowhere', and at_most=0 trains none"):
+        train("early-warning", out=tmp_path / "nowhere", at_most=0)
+    assert not (tmp_path / "nowhere").exists()

@@ -100,7 +100,8 @@ def train(
         report: is told a line for each run that is done.
 
     Raises:
-        InputError: no experiment that trains has this name, a number is not above 0, or the folder cannot be written.
+        InputError: no experiment that trains has this name, a number is not above 0, the folder cannot be written, or
+            nothing is to be trained and it has nothing.
     """
     from attemper.lab.trained import summary
 
@@ -108,6 +109,11 @@ def train(
     given = {
         key: _check_count(name, key, value) for key, value in (("steps", steps), ("seeds", seeds)) if value is not None
     }
+    if at_most == 0 and not (out.is_dir() and any(out.iterdir())):
+        raise InputError(
+            f"lab {name}: there are no runs in {str(out)!r}, and at_most=0 trains none. Name the folder that has them, "
+            "or let it train."
+        )
     planned = module.plan(quick=quick, **given)
     content = module.results(planned, out, quick=quick, workers=workers, at_most=at_most, report=report)
     report(f"written: {summary.write_results(content, out / RESULTS)}")
@@ -118,12 +124,20 @@ def read_results(name: str, results: Path) -> Experiment:
     """An experiment that trains, from a file of results that :func:`train` wrote.
 
     Raises:
-        InputError: no experiment that trains has this name, or the file is none of its results.
+        InputError: no experiment that trains has this name, or the file is none of its results, or lacks some of them.
     """
     from attemper.lab.trained.summary import read_summary
 
     module = _trained_module(name)
-    return module.experiment(read_summary(results, name))
+    content = read_summary(results, name)
+    try:
+        return module.experiment(content)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"lab {name}: {str(results)!r} cannot be shown, it was cut or is of another version of attemper "
+            f"({type(error).__name__}: {error}). Make it anew from its runs: `attemper lab {name} --out FOLDER "
+            "--at-most 0`."
+        ) from error
 
 
 def _trained_module(name: str) -> Any:
