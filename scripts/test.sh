@@ -54,8 +54,10 @@ unset PYTHONDONTWRITEBYTECODE
 
 say "pytest ${all:+--all }(pyright runs beside it)"
 failed=
-# One thread each: tests/support/fixtures.py. With three of them --all takes 55 CPU minutes in place of 44, and no less time.
-.venv/bin/python -m pytest -n 2 --dist worksteal "$@" || failed=tests
+# One thread each: tests/support/fixtures.py. What only --all runs waits for other processes a fifth of its time: a third has it.
+workers=2
+[[ ! $all ]] || workers=3
+.venv/bin/python -m pytest -n "$workers" --dist worksteal "$@" || failed=tests
 
 say "pyright"
 wait "$pyright" || failed="${failed:+$failed and }types"
