@@ -106,6 +106,14 @@ def test_a_combination_takes_what_finds_more_and_no_more():
     assert recall_together(cases(), ["early", "blind"]).hits < 40
 
 
+def test_a_combination_that_may_ring_in_one_healthy_run_finds_what_lies_between():
+    def case(kind: str, seed: int, score: float) -> Case:
+        return Case("one", seed, {"a": Course(np.arange(2.0), np.array([0.0, score]))}, kind=kind, hurt=bool(kind))
+
+    made = [case("", 0, 5.0), case("", 1, 1.0), case("x", 0, 3.0), case("x", 1, 6.0)]
+    assert [recall_together(made, ["a"], allowed) for allowed in (0, 1)] == [(1, 2), (2, 2)]
+
+
 def test_without_a_kind_the_combination_does_not_learn_of_it():
     left = judge_left_out(cases(), ["early", "other"], "loss")
     assert left["a"].members == ("other",)
@@ -210,7 +218,7 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     assert set(rows) == {*DETECTORS, "combination"}
     assert rows["largest logit"][1:6:2] == ("10 of 10", "0 of 10", "10 of 10")
     assert rows["entropy"][1] == "0 of 10"
-    assert rows["combination"][5:7] == ("10 of 10", None)
+    assert rows["combination"][5:7] == ("10 of 10", "10 of 10")
     leads = {row[0]: row for row in result.table("lead and cost").rows}
     assert leads["largest logit"][3:5] == (25, 10)  # rings at 50, held-out loss tells at 75
     assert leads["largest logit"][5:7] == (20, 10)  # the gradient norm rings at 70

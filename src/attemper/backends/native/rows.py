@@ -99,10 +99,10 @@ def empty_statistics(wanted: Derivable, shape: torch.Size) -> tuple[dict[str, Te
         # Twice as fast as giving shape and type anew.
         like = torch.empty(shape, dtype=torch.float32) if like is None else torch.empty_like(like)
         values[name] = like
-        places[place] = like.data_ptr()
+        places[place] = address(like)
     if wanted.counts:
         counted = torch.empty(shape, dtype=torch.int64)
-        places[-1] = counted.data_ptr()
+        places[-1] = address(counted)
         for name in wanted.counts:
             values[name] = counted
     return values, places

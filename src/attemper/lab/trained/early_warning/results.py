@@ -118,7 +118,7 @@ def _sum_up(
             COMBINATION: {
                 **_judgement(together),
                 "gradient_lead": _lead(judge(cases, list(DETECTORS), GRADIENT_NORM.name, combined=True)),
-                "recalls": [list(recall_together(cases, list(DETECTORS)))],
+                "recalls": [list(recall_together(cases, list(DETECTORS), count)) for count in (0, 1)],
                 "control": _control(controls, list(DETECTORS), combined=True),
                 "cost": _cost_together(together.members, costs),
             }
