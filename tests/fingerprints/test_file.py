@@ -191,6 +191,9 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
         attemper.load_fingerprint(written("newer", version=3))
     with pytest.raises(InputError, match="no fingerprint: `attemper fingerprint` writes one"):
         attemper.load_fingerprint(written("other", format="attemper-reading"))
+    many = [site | {"heads": 10**12, "kv_heads": 10**12} for site in header["sites"]]
+    with pytest.raises(InputError, match="is damaged: .*query holds 4 heads, expected 1000000000000"):
+        attemper.load_fingerprint(written("many", sites=many))
     arrays["0.raw"] = arrays["0.raw"][:, :3]
     with pytest.raises(
         InputError, match=re.escape("is damaged: its header does not fit its numbers (0.raw is [4, 3, 16]")

@@ -165,7 +165,10 @@ def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray
     import numpy as np
 
     given, before = _facts(facts), f"{number}."
-    rows, places = len(arrays[before + "rows"]), arrays[before + "query"].shape[1]
+    rows, (held, places) = len(arrays[before + "rows"]), arrays[before + "query"].shape[:2]
+    heads = given["heads"] if given["kept_heads"] is None else len(given["kept_heads"])
+    if held != heads:  # before anything is made as large as the header says
+        raise ValueError(f"{before}query holds {held} heads, expected {heads}")
     shapes = _shapes(given, rows, places)
     whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
     kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in _FOLLOWING or before + name in arrays]
