@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import typer
+from filelock import FileLock
 
 from attemper.cli import app
 from attemper.errors import InputError
 from scripts.website import api, commands, drawing, links, llms, sources
 from scripts.website.sources import DOCS, ROOT, TRANSLATED
-from tests.report.conftest import browser as browser
+from tests.support.experiments import shared_folder
 from tests.test_readme_languages import FENCE, prose
 
 BUILT = ROOT / "build" / "docs"
@@ -167,15 +168,20 @@ def test_links_that_lead_nowhere_and_files_from_elsewhere_are_found(tmp_path: Pa
     assert links.outside(pages) == ["https://x.org"]
 
 
-@pytest.fixture(scope="module")
-def site() -> Path:
-    """The site, built anew."""
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built anew: once in a run of the tests, by whichever worker asks first."""
     if not (ROOT / "build" / "docs-venv" / ".attemper").exists():
         pytest.skip("needs Sphinx in build/docs-venv: bash scripts/docs.sh")
-    command = ["bash", str(ROOT / "scripts" / "docs.sh"), "--only-build"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout.splitlines()[-1])
+    folder = shared_folder(tmp_path_factory)
+    said = folder / "site.txt"
+    with FileLock(folder / "site.lock"):
+        if not said.exists():
+            command = ["bash", str(ROOT / "scripts" / "docs.sh"), "--only-build"]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+            said.write_text(done.stdout + done.stderr if done.returncode else "", encoding="utf-8")
+            print(done.stdout.splitlines()[-1])
+    assert not said.read_text("utf-8"), said.read_text("utf-8")
     return BUILT / "site"
 
 

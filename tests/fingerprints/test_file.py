@@ -192,7 +192,7 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
     with pytest.raises(InputError, match="no fingerprint: `attemper fingerprint` writes one"):
         attemper.load_fingerprint(written("other", format="attemper-reading"))
     many = [site | {"heads": 10**12, "kv_heads": 10**12} for site in header["sites"]]
-    with pytest.raises(InputError, match="is damaged: .*query holds 4 heads, expected 1000000000000"):
+    with pytest.raises(InputError, match=r"is damaged: .*query holds 4 heads, expected 1000000000000"):
         attemper.load_fingerprint(written("many", sites=many))
     arrays["0.raw"] = arrays["0.raw"][:, :3]
     with pytest.raises(

@@ -47,8 +47,8 @@ def test_in_torch_every_target_is_reached():
 
 @needs_keras
 @pytest.mark.slow("examples as a user runs them")
-def test_in_keras_the_sharpest_target_and_a_schedule_are_reached_on_torch():
-    reached("entropy_target_keras", ["0.05", "schedule"])
+def test_in_keras_a_schedule_and_the_target_at_its_end_are_reached_on_torch():
+    reached("entropy_target_keras", ["schedule"])
 
 
 @needs_keras

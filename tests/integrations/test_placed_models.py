@@ -131,6 +131,8 @@ import re, sys, torch, attemper
 from attemper.integrations import pretrained
 from attemper.integrations.device import to_device
 from transformers import AutoModel
+# Before the first look: pages of their libraries are no part of a model, and how many are there depends on the machine.
+import accelerate, accelerate.big_modeling, transformers.models.llama.modeling_llama
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024

@@ -109,7 +109,7 @@ def test_blocked_gives_what_the_reference_gives(drawn: Any, tiled):
 
 
 @pytest.mark.slow("the full size of what runs smaller by default")
-@settings(max_examples=1500)
+@settings(max_examples=600)
 @given(drawn=any_call())
 def test_blocked_gives_what_the_reference_gives_in_many_more_calls(drawn: Any, tiled):
     call, tile, names = drawn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from html import unescape
 from pathlib import Path
@@ -19,12 +18,6 @@ from attemper.store.run import Run
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page, ViewportSize
 
-CHROMIUM = shutil.which("chromium")
-_QUIET = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-    "--disable-software-rasterizer",  # no stand-in for a GPU: a page opens with a quarter less work
-)  # fmt: skip
 _WATCH = """
 window.violations = [];
 // Chromium complains in the console about a canvas that is read again and again: a copy of it may be.
@@ -46,17 +39,6 @@ def shown_text(html: str) -> str:
 
 
 Open = Callable[..., "Page"]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs chromium (Debian: apt-get install chromium); scripts/test.sh installs it")
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'attemper[dev]'")
-    with api.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=list(_QUIET))
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="session")

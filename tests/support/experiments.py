@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import pytest
 from filelock import FileLock
 
 from attemper.lab.experiment import Experiment
 
 Run = Callable[..., Experiment]
 """``run(name, seed=0)``."""
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Where the processes of one run of the tests keep what each of them can use."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 def kept_in(folder: Path, run: Run) -> Run:

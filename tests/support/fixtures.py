@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,8 @@ from attemper.lab import run
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
-from tests.support.experiments import Run, kept_in
+from tests.support.chromium import browser as browser
+from tests.support.experiments import Run, kept_in, shared_folder
 from tests.support.identical_training import FEW_STEPS, STEPS
 
 # Thousands of tiny operations: threads would only wait for one another, for seconds where the machine is busy.
@@ -67,8 +67,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     Not for a test that changes what the experiment reads.
     """
-    folder = tmp_path_factory.getbasetemp()
-    return kept_in(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, run)
+    return kept_in(shared_folder(tmp_path_factory), run)
 
 
 @pytest.fixture
