@@ -1,6 +1,7 @@
 """The native kernels against the float64 oracle, case by case, and what only they promise: threads, forks, layouts."""
 
 import ctypes
+import math
 import multiprocessing
 import subprocess
 import sys
@@ -136,6 +137,17 @@ def test_exponentials_have_every_digit_of_float32(rows: int):
     key = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(64, 1, 2, 1)
     lse = attended("native", scores, key, key, scale=1.0).stats["lse"]
     torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=2.4e-7)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_its_entropy(rows: int):
+    """199 keys are 18 below the first: H = log(1 + x) + 18 x / (1 + x), x = 199 exp(-18) = 3e-6."""
+    key = torch.full((1, 1, 200, 1), -18.0)
+    key[..., 0, :] = 0
+    entropy = attended("native", torch.ones(1, 1, rows, 1), key, key, scale=1.0).stats["entropy"]
+    rest = torch.tensor(199 * math.exp(-18), dtype=torch.float64)
+    want = (rest.log1p() + 18 * rest / (1 + rest)).expand(1, 1, rows)
+    torch.testing.assert_close(entropy.double(), want, rtol=2e-6, atol=0)
 
 
 def everything(threads: int, rows: int = 500, *, biases: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -47,6 +47,7 @@ EXTREME = (f"{TESTS}::test_weights_in_backward_are_those_of_forward_however_larg
 THREADS = (f"{TESTS}::test_results_are_bitwise_equal_over_threads_and_repeats",)
 LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
 EXPONENTIALS = (f"{TESTS}::test_exponentials_have_every_digit_of_float32",)
+ONE_HOT = (f"{TESTS}::test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_its_entropy",)
 HALVES = oracle("tall: bfloat16", "blocks, bfloat16")
 FORKED = (f"{TESTS}::test_a_forked_process_computes_too",)
 OWN = both("causal")
@@ -102,7 +103,7 @@ MUTANTS = (
     Mutant("scores: bias before the softcap dropped", SCORES, "x += b;", "", both("bias")),
     Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
     Mutant("scores: one first token more", SCORES, "call.first_tokens < end ? call.first_tokens :", "call.first_tokens + 1 < end ? call.first_tokens + 1 :", both("three first tokens")),
-    Mutant("rows: distance from the first key", FORWARD, "block + begin - rows[i].position", "block + begin", PLAIN),
+    Mutant("rows: distance from the first key", FORWARD, "look.start - rows[i].position;", "look.start;", PLAIN),
     Mutant("rows: distance without what lies before the block", ROWS, "+ double(apart < 0 ? -apart : apart) * sums.total", "", oracle("blocks, window", "splits")),
     Mutant("masks: every key is visible", SCORES, "count += visible ? one : Vec{};\n        most =", "count += one;\n        most =", oracle("splits, padding")),
     Mutant("masks: no bias is large", SCORES, "constexpr float SAFE_BIAS = 1e38f;", "constexpr float SAFE_BIAS = INFINITY;", OVERFLOW),
@@ -125,6 +126,12 @@ MUTANTS = (
     Mutant("span: all see keys from a whole vector before", CHUNKS, "inner_begin = up(last_low > low ? last_low - low : 0, LANES);", "inner_begin = (last_low > low ? last_low - low : 0) / LANES * LANES;", oracle("blocks, window")),
     Mutant("span: the last visible key is lost", CHUNKS, "last = most < low + keys ? most - low : keys;", "last = most < low + keys ? most - low - 1 : keys;", oracle("blocks, window")),
     Mutant("shape: what is hidden at the ends is counted alone", FORWARD, "return span.inner_end - span.inner_begin + ends;", "return ends;", oracle("blocks, window")),
+    Mutant("span: every block begins the output", CHUNKS, "first = least >= low;", "first = true;", oracle("blocks, window")),
+    Mutant("rows: an odd panel is left out", ROWS, "if (j < n) take(j, std::integral_constant<int, 2>());", "", oracle("blocks, window")),
+    Mutant("rows: no key is at the maximum", FORWARD, "best[i] == rows[i].maximum ? weigh<WHAT | TIES>", "false ? weigh<WHAT | TIES>", ONE_HOT),
+    Mutant("simd: sixteenths of exp are forgotten", SIMD, "root + (sixteenths << 19)", "0x3f800000 + (sixteenths >> 4 << 23)", PLAIN),
+    Mutant("simd: one root of two is off", SIMD, "0x3f7504f3", "0x3f7604f3", PLAIN),
+    Mutant("outputs: all rows have the first one's share", FORWARD, "load(output + e) * share[i]", "load(output + e) * share[0]", PLAIN),
     Mutant("products: no half panel", PRODUCTS, "if (p < end) product<1, COUNT, 1>", "if (false) product<1, COUNT, 1>", oracle("blocks, window")),
     Mutant("products: an odd row is lost", MULTIPLY, "else if (rows <= COUNT) with", "else if (rows <= COUNT + 1) with", oracle("tall: plain")),
     Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
@@ -140,7 +147,7 @@ MUTANTS = (
     Mutant("spans: those of the first batch", SCORES, "call.span_keys + batch * step[0]", "call.span_keys", MARKED),
     Mutant("spans: of a block as if it were the first", SCORES, "start + i < call.keys && marks[start + i]", "start + i < call.keys && marks[i]", MARKED),
     Mutant("marks: first tokens of the first batch", SCORES, "call.first_keys + batch * step[0]", "call.first_keys", ("tests/backends/test_native_rowwise.py::test_rows_agree_with_dense_float64[marked first tokens-entmax15-None]",)),
-    Mutant("own key: the one before", FORWARD, "rows[i].position - block - begin;", "rows[i].position - 1 - block - begin;", MARKED),
+    Mutant("own key: the one before", FORWARD, "distance <= 0 && distance > -look.n) sums.own = s[-distance];", "distance < 0 && distance > -look.n) sums.own = s[-distance - 1];", MARKED),
     # Packing and conversion.
     Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
     Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
@@ -156,8 +163,8 @@ MUTANTS = (
     Mutant("half: backward takes other scores than forward", BACKWARD, "halves = takes_halves(call), ", "halves = false, ", EXTREME),
     Mutant("decode: a quarter of the keys lost", DECODE, "const int64_t quarter = n / TOGETHER;", "const int64_t quarter = n / TOGETHER - 1;", oracle("splits")),
     # Functions.
-    Mutant("simd: exp without its cubic term", SIMD, "p = p * r + 0.166665181517601f;", "p = p * r;", PLAIN),
-    Mutant("simd: exp without its last term", SIMD, "splat(0.0013950536958873272f)", "splat(0.0f)", EXPONENTIALS),
+    Mutant("simd: exp without its square", SIMD, "q[i] = q[i] * r[i] + 1.0f;", "q[i] = splat(1.0f);", PLAIN),
+    Mutant("simd: exp without its last term", SIMD, "r[i] * 0.16665524f + 0.50001633f", "splat(0.50001633f)", EXPONENTIALS),
     Mutant("simd: tanh without its cubic term", SIMD, "q = q * s + -0.3333328068256378f;", "q = q * s;", both("softcap")),
     # Backward.
     Mutant("backward: D dropped", BACKWARD, "terms.dot = settled ? 0.0f : dot;", "terms.dot = 0.0f;", PLAIN),

@@ -107,6 +107,7 @@ inline float multiplier_of(const Arguments& call, int64_t batch, const Row& row)
 // A tile's rows against a block of keys: which panels it must look at, and whether all of them see all of it.
 struct Span {
     int64_t begin, end;  // of the block, multiples of PANEL; empty: nothing to see
+    bool first;  // none of them sees a key before the block
     bool whole;
     bool within;  // all of them see all keys of the block, if a mask hides the places after its last
     int64_t last;  // before which stand all keys of the block that one of them sees
@@ -120,6 +121,7 @@ struct Span {
             last_low = rows[i].low > last_low ? rows[i].low : last_low;
             first_high = rows[i].high < first_high ? rows[i].high : first_high;
         }
+        first = least >= low;
         begin = (least > low ? least - low : 0) / PANEL * PANEL;
         last = most < low + keys ? most - low : keys;
         end = up(last, PANEL);

@@ -97,6 +97,40 @@ ATTEMPER_INLINE float shaped_best(const Arguments& call, Row& row, float* s, Bia
     return highest(s, n);
 }
 
+// The keys of a block that a tile looks at, and which of them are summed by themselves.
+struct Look {
+    int64_t start, n;  // the first, and how many
+    FirstTokens first;
+    bool own;
+    const float* marks;  // null: none
+};
+
+// Scores of a tile's rows, relative to their maxima, become weights, and the sums take them in. `best`: the rows'
+// highest scores here. One function for all rows: constants stay in registers.
+template <int WHAT>
+inline void weigh_rows(const Arguments& call, int64_t batch, Row* rows, int64_t count, const float* best,
+                       const Tile& tile, int64_t begin, const Look& look) {
+    for (int64_t i = 0; i < count; i++) {
+        float* s = tile.scores + i * tile.apart + begin;
+        uint16_t* halves = WHAT & HALVES ? tile.halves + i * tile.halves_apart + begin : nullptr;
+        const float base = base_of(rows[i]);
+        const int64_t distance = look.start - rows[i].position;
+        Sums sums = best[i] == rows[i].maximum ? weigh<WHAT | TIES>(s, look.n, base, distance, halves)
+                                               : weigh<WHAT>(s, look.n, base, distance, halves);
+        if (look.first.begin < look.first.end) sums.first = look.first.share(call, batch, s, look.start);
+        if (look.own && distance <= 0 && distance > -look.n) sums.own = s[-distance];
+        if (look.marks) sums.span = marked_sum(s, look.marks, look.n);
+        add(rows[i], sums);
+    }
+}
+
+// weigh_rows<WHAT> for every WHAT.
+template <int... WHAT>
+constexpr auto weigh_rows_of(int what, std::integer_sequence<int, WHAT...>) {
+    constexpr decltype(&weigh_rows<0>) all[] = {weigh_rows<WHAT>...};
+    return all[what];
+}
+
 // Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
 // the outputs so far. All maxima come first: a row then never waits for its own.
 inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, const Tile& tile, Bias& biases,
@@ -113,31 +147,36 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
     const int parts = (call.place[Column::MEAN_DEPTH] >= 0 || call.place[Column::VARIANCE] >= 0 ? MOMENTS : 0) |
                       (call.place[Column::SQUARED_WEIGHTS] >= 0 ? SQUARES : 0) |
                       (call.place[Column::DISTANCE] >= 0 ? DISTANCE : 0) | (tile.halves ? HALVES : 0);
-    const Weigh tied = weigh_of(parts | TIES), free = weigh_of(parts);
-    const FirstTokens first(call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0);
-    const bool own = call.place[Column::OWN_KEY] >= 0;
     float marks[KEYS];
     const bool marked = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
-    for (int64_t i = 0; i < count; i++) {
-        float* s = tile.scores + i * tile.apart + begin;
-        uint16_t* halves = tile.halves ? tile.halves + i * tile.halves_apart + begin : nullptr;
-        Sums sums = (best[i] == rows[i].maximum ? tied : free)(s, n, base_of(rows[i]), block + begin - rows[i].position,
-                                                               halves);
-        if (first.begin < first.end) sums.first = first.share(call, batch, s, block + begin);
-        const int64_t diagonal = rows[i].position - block - begin;
-        if (own && diagonal >= 0 && diagonal < n) sums.own = s[diagonal];
-        if (marked) sums.span = marked_sum(s, marks, n);
-        add(rows[i], sums);
-    }
+    const Look look{block + begin, n, {call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0},
+                    call.place[Column::OWN_KEY] >= 0, marked ? marks : nullptr};
+#if defined(ATTEMPER_HALF)
+    constexpr int CHOICES = PARTS;
+#else
+    constexpr int CHOICES = HALVES;
+#endif
+    weigh_rows_of(parts, std::make_integer_sequence<int, CHOICES>())(call, batch, rows, count, best, tile, begin, look);
 }
 
-// Asks the caches for a part of some rows of a tensor: part `number` of `parts`.
-inline void prefetch(const View& view, int64_t place, int64_t row_step, int64_t count, int64_t size, int64_t number,
-                     int64_t parts) {
-    const int64_t width = view.type == FLOAT32 ? 4 : 2;
-    for (int64_t i = count * number / parts; i < count * (number + 1) / parts; i++)
-        for (int64_t byte = 0; byte < size * width; byte += 64)
-            __builtin_prefetch(view.data + (place + i * row_step) * width + byte, 0, 2);
+// State and outputs of at most ROOM rows. The outputs' lines are not in a cache: they are asked for first, and written
+// last, one after another. Between the many small stores of a row's state each of them would be waited for.
+inline void write_rows(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* output,
+                       int64_t wide, StateWriter& state) {
+    const int64_t width = call.width;
+    const bool direct = call.output.type == FLOAT32 && call.output.stride[3] == 1 && width % LANES == 0;
+    int64_t place[StateWriter::ROOM];
+    float share[StateWriter::ROOM];
+    for (int64_t i = 0; width && i < count; i++) {
+        place[i] = at(call.output, batch, rows[i].head, rows[i].query);
+    }
+    for (int64_t i = 0; i < count; i++) share[i] = finish(call, rows[i], state);
+    for (int64_t i = 0; width && i < count; i++, output += wide) {
+        float* to = direct ? reinterpret_cast<float*>(call.output.data) + place[i] : output;
+        for (int64_t e = 0; e < width; e += LANES)
+            store(to + e, rows[i].count == 0 ? Vec{} : load(output + e) * share[i]);
+        if (!direct) write_row(call.output, place[i], call.output.stride[3], width, output);
+    }
 }
 
 constexpr int64_t DESK_BYTES = 393216;  // of a chunk's queries and outputs: they stay in L2
@@ -166,7 +205,6 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     prefetch(call.key, at(call.key, batch, group, soon), call.key.stride[2], early, depth, 0, 1);
     const float most_query = products.take_queries(batch, rows, count);
     if (width) prefetch(call.value, at(call.value, batch, group, soon), call.value.stride[2], early, width, 0, 1);
-    std::memset(products.output, 0, size_t(cut.chunk * wide) * 4);
     for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
         const float most_key = products.take_keys(batch, group, block, seen);
@@ -193,18 +231,9 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     // The rows of a key head stand one after another, whichever of its query heads they belong to.
     const int64_t row_place = place_of(call, batch, rows[0]);
     StateWriter state(call, row_place);
-    for (int64_t i = 0; i < count; i++) {
-        const float share = finish(call, rows[i], state);
-        if (!width) continue;
-        float* line = products.output + i * wide;
-        const int64_t place = at(call.output, batch, rows[i].head, rows[i].query);
-        // Where the output lies as the line does, it is written at once: it is not in a cache, and waited for.
-        const bool direct = call.output.type == FLOAT32 && call.output.stride[3] == 1 && width % LANES == 0;
-        float* to = direct ? reinterpret_cast<float*>(call.output.data) + place : line;
-        for (int64_t e = 0; e < width; e += LANES)
-            store(to + e, rows[i].count == 0 ? Vec{} : load(line + e) * share);
-        if (!direct) write_row(call.output, place, call.output.stride[3], width, line);
-    }
+    for (int64_t part = 0; part < count; part += StateWriter::ROOM)
+        write_rows(call, batch, rows + part, count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM,
+                   products.output + part * wide, wide, state);
     state.flush();
     derive(call, row_place, count);
 }

@@ -58,8 +58,8 @@ inline void product(const float* a, int64_t step_k, const float* b, int64_t dept
         for (int half = 0; half < WIDE; half++) store(to + i * stride + half * LANES, c[i][half]);
 }
 
-// to = keep_i * to + A B, the running sum of an online softmax. A B is summed by itself, in pieces; `begin`: the
-// place of its first key in the block.
+// to = keep_i * to + A B, the running sum of an online softmax; without `keep`, to = A B. A B is summed by itself, in
+// pieces; `begin`: the place of its first key in the block.
 template <int STEP_I, int COUNT = ROWS>
 inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
                         int64_t stride, const float* keep) {
@@ -78,13 +78,16 @@ inline void add_product(const float* a, int64_t step_k, const float* b, int64_t 
     }
     Vec c[COUNT][2] = {};
     multiply<STEP_I>(a + last * step_k, step_k, b + last * PANEL, depth - last, c);
+    if (last)
+        for (int i = 0; i < COUNT; i++)
+            for (int half = 0; half < 2; half++) c[i][half] += load(sums + i * PANEL + half * LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; i++)
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             float* at = to + i * stride + half * LANES;
-            const Vec sum = last ? load(sums + i * PANEL + half * LANES) + c[i][half] : c[i][half];
-            store(at, load(at) * keep[i] + sum);
+            if (keep) store(at, load(at) * keep[i] + c[i][half]);
+            else store(at, c[i][half]);
         }
 }
 

@@ -57,6 +57,15 @@ ATTEMPER_INLINE void transpose(Vec (&x)[LANES]) {
 #endif
 }
 
+// Asks the caches for a part of some rows of a tensor: part `number` of `parts`.
+inline void prefetch(const View& view, int64_t place, int64_t row_step, int64_t count, int64_t size, int64_t number,
+                     int64_t parts) {
+    const int64_t width = view.type == FLOAT32 ? 4 : 2;
+    for (int64_t i = count * number / parts; i < count * (number + 1) / parts; i++)
+        for (int64_t byte = 0; byte < size * width; byte += 64)
+            __builtin_prefetch(view.data + (place + i * row_step) * width + byte, 0, 2);
+}
+
 // `count` rows of `depth` floats (row i at from + i * stride) into columns of panels; rows up to `padded` are zeros.
 // `buffer` holds LANES * up(depth, LANES) floats. Returns the largest magnitude, NaN counted as larger than inf.
 inline float pack_columns(const View& view, int64_t place, int64_t row_step, int64_t step, int64_t count,

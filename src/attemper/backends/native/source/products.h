@@ -34,6 +34,8 @@ inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows,
     const int64_t depth = call.depth, wide = up(depth, LANES);
     const bool direct = call.query.type == FLOAT32 && call.query.stride[3] == 1 && depth == wide;
     for (int64_t first = 0; first < count; first += ROWS, to += depth * ROWS) {
+        for (int64_t i = first + 2 * ROWS; i < first + 3 * ROWS && i < count; i++)
+            prefetch(call.query, at(call.query, batch, rows[i].head, rows[i].query), 0, 1, depth, 0, 1);
         if (!direct || count - first < ROWS) std::memset(lines, 0, size_t(ROWS * wide) * 4);
         for (int64_t i = 0; i < ROWS && first + i < count; i++) {
             const Row& row = rows[first + i];
@@ -117,14 +119,14 @@ public:
 
     static int64_t bytes(const Arguments& call, int64_t chunk) {
         const int64_t wide = up(call.width, PANEL);
-        return FloatScores::bytes(call, chunk) + 4 * (chunk * wide + KEYS * (wide + ROWS));
+        return FloatScores::bytes(call, chunk) + 4 * (chunk * wide + KEYS * wide + ROWS * APART);
     }
 
     Floats(const Arguments& call, Arena& memory, int64_t chunk)
         : FloatScores(call, memory, chunk), wide_(up(call.width, PANEL)) {
         output = memory.floats(chunk * wide_);
         values_ = memory.floats(KEYS * wide_);
-        scores_ = memory.floats(ROWS * KEYS);
+        scores_ = memory.floats(ROWS * APART);
     }
 
     // Keys (the largest magnitude is returned) and values of a block.
@@ -139,24 +141,25 @@ public:
 
     Tile scores(int64_t tile, int64_t real, const Span& span) {
         // What stands after the last visible key is hidden, whatever it is.
-        multiply(tile, real, span.begin, up(span.last, LANES), scores_, KEYS);
-        return Tile{scores_, KEYS, nullptr, nullptr, 0};
+        multiply(tile, real, span.begin, up(span.last, LANES), scores_, APART);
+        return Tile{scores_, APART, nullptr, nullptr, 0};
     }
 
-    // output = keep output + weights values
+    // output = keep output + weights values; there is none before the first keys.
     void add(int64_t tile, int64_t real, const Span& span, const float* keep) {
         const float *weights = scores_ + span.begin, *values = values_ + span.begin * PANEL;
         for_rows(real, [&](auto count) {
             for (int64_t p = 0; p < wide_; p += PANEL)
-                add_product<KEYS, decltype(count)::value>(weights, 1, values + p * KEYS, span.begin,
-                                                          span.last - span.begin, output + tile * wide_ + p, wide_,
-                                                          keep);
+                add_product<APART, decltype(count)::value>(weights, 1, values + p * KEYS, span.begin,
+                                                           span.last - span.begin, output + tile * wide_ + p, wide_,
+                                                           span.first ? nullptr : keep);
         });
     }
 
     float* output;  // [row][up(width, PANEL)]
 
 private:
+    static constexpr int64_t APART = KEYS;  // lines of a tile do not share few sets of L1
     int64_t wide_;
     float *values_, *scores_;
 };
@@ -259,7 +262,8 @@ public:
 
     void add(int64_t tile, int64_t real, const Span& span, const float* keep) {
         float* to = output + tile * wide_;
-        for (int64_t i = 0; i < real; i++) {
+        if (span.first) std::memset(to, 0, size_t(real * wide_) * 4);
+        for (int64_t i = 0; i < real && !span.first; i++) {
             if (keep[i] == 1.0f) continue;
             for (int64_t e = 0; e < wide_; e += LANES) store(to + i * wide_ + e, load(to + i * wide_ + e) * keep[i]);
         }

@@ -86,15 +86,16 @@ struct Distances {
 };
 inline constexpr Distances DISTANCES;
 
-// What of a row's block is summed besides the total. The order of the sums does not depend on it.
-enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, TIES = 8, HALVES = 16, PARTS = 32 };
+// What of a row's block is summed besides the total. The order of the sums does not depend on it. HALVES, PARTS: how
+// many choices there are without and with bfloat16; ties are a matter of the row.
+enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, HALVES = 8, PARTS = 16, TIES = 16 };
 
 // The least score whose distance to `base` is at least EXP_LOWEST, after rounding, too.
 inline float lowest_of(float base) {
     const double exact = double(base) + double(EXP_LOWEST);
     const float near = float(exact);
-    if (!(double(near) < exact)) return near;
-    return from_bits(to_bits(near) + (near > 0 ? 1 : -1));
+    const int32_t up = double(near) < exact;  // no branch: half of all rows would go either way
+    return from_bits(to_bits(near) + uint32_t(near > 0 ? up : -up));
 }
 
 // exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: whether some of them
@@ -102,41 +103,50 @@ inline float lowest_of(float base) {
 //
 //     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0: sums of what is >= 0
 template <int WHAT>
-inline Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* halves) {
+ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* halves) {
     Vec total = {}, ties = {}, first = {}, second = {}, squares = {}, distances = {};
     const Vec one = splat(1.0f), lowest = splat(lowest_of(base)), zero = {}, from = splat(base);
     const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance);
     const float* far = DISTANCES.table + KEYS + shift;
-    for (int64_t j = 0; j < n; j += PANEL) {
-        Vec weights[2];
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const int64_t at = j + half * LANES;
-            const Vec score = load(s + at);
-            const Mask seen = at_least(score, lowest);
-            const Vec d = subtract_or_zero(seen, score, from);
-            const Vec e = weights[half] = exp_where(seen, d);
-            store(s + at, e);
+    const auto take = [&](int64_t j, auto vectors) {
+        constexpr int COUNT = decltype(vectors)::value;
+        Mask seen[COUNT];
+        Vec d[COUNT], e[COUNT];
+#pragma GCC unroll 8
+        for (int i = 0; i < COUNT; i++) {
+            const Vec score = load(s + j + i * LANES);
+            seen[i] = at_least(score, lowest);
+            d[i] = subtract_or_zero(seen[i], score, from);
+        }
+        exp_where(seen, d, e);
+#pragma GCC unroll 8
+        for (int i = 0; i < COUNT; i++) {
+            store(s + j + i * LANES, e[i]);
             if (WHAT & TIES) {
-                const Mask rest = below(d, zero);
-                ties = add_where(others(rest) & seen, ties, one);
-                total = add_where(rest, total, e);
-                if (WHAT & SQUARES) squares = add_square_where(rest, squares, e);
+                const Mask rest = below(d[i], zero);
+                ties = add_where(others(rest) & seen[i], ties, one);
+                total = add_where(rest, total, e[i]);
+                if (WHAT & SQUARES) squares = add_square_where(rest, squares, e[i]);
             } else {
-                total += e;
-                if (WHAT & SQUARES) squares += e * e;
+                total += e[i];
+                if (WHAT & SQUARES) squares += e[i] * e[i];
             }
             if (WHAT & MOMENTS) {
-                const Vec moment = e * d;
+                const Vec moment = e[i] * d[i];
                 first += moment;
-                second += moment * d;
+                second += moment * d[i];
             }
-            if (WHAT & DISTANCE) distances += e * load(far + at);
+            if (WHAT & DISTANCE) distances += e[i] * load(far + j + i * LANES);
         }
 #if defined(ATTEMPER_HALF)
-        if (WHAT & HALVES) store_halves(halves + j, weights[0], weights[1]);
+        if (WHAT & HALVES)
+#pragma GCC unroll 4
+            for (int i = 0; i < COUNT; i += 2) store_halves(halves + j + i * LANES, e[i], e[i + 1]);
 #endif
-    }
+    };
+    int64_t j = 0;
+    for (; j + 2 * PANEL <= n; j += 2 * PANEL) take(j, std::integral_constant<int, 4>());
+    if (j < n) take(j, std::integral_constant<int, 2>());
     (void)halves;
     float sum[4];
     const double top = WHAT & TIES ? lane_sum(ties) : 0.0f;
@@ -151,23 +161,6 @@ inline Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* h
         sums.distance = lane_sum(distances) + double(apart < 0 ? -apart : apart) * sums.total;
     }
     return sums;
-}
-
-using Weigh = Sums (*)(float* s, int64_t n, float base, int64_t distance, uint16_t* halves);
-
-// weigh<WHAT> for every WHAT.
-template <int... WHAT>
-constexpr Weigh weigh_of(int what, std::integer_sequence<int, WHAT...>) {
-    constexpr Weigh all[] = {weigh<WHAT>...};
-    return all[what];
-}
-
-inline Weigh weigh_of(int what) {
-#if defined(ATTEMPER_HALF)
-    return weigh_of(what, std::make_integer_sequence<int, PARTS>());
-#else
-    return weigh_of(what, std::make_integer_sequence<int, HALVES>());
-#endif
 }
 
 ATTEMPER_INLINE float highest(const float* s, int64_t n) {
@@ -223,8 +216,9 @@ public:
         place_ += count_, count_ = 0;
     }
 
-private:
     static constexpr int64_t ROOM = 64;
+
+private:
     int64_t asked_ = 0, place_, count_ = 0;
     int columns_[Column::COUNT];
     float* planes_[Column::COUNT];

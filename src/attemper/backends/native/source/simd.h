@@ -3,9 +3,10 @@
 //
 //     exp(d) = 2^n p(r),  n = round(d / log 2),  r = d - n log 2,  p of degree 6, relative error 4e-9
 //
-// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. The polynomials were fitted for this file
-// (weighted least squares on Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no result depends on
-// whether the processor keeps denormal numbers.
+// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. AVX-512 rounds n to sixteenths, takes 2^(n mod 1)
+// from a register, and has p of degree 3, 2e-9. The polynomials were fitted for this file (weighted least squares on
+// Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no result depends on whether the processor keeps
+// denormal numbers.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -123,24 +124,55 @@ ATTEMPER_INLINE Vec add_square_where(Mask mask, Vec a, Vec b) { return a + bits_
 #endif
 
 // exp of d <= 0 in the lanes of `mask`, 0 in the others; d is finite in all, and at least EXP_LOWEST in those of
-// `mask`.
-ATTEMPER_INLINE Vec exp_where(Mask mask, Vec d) {
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    Vec t = d * 1.44269504f + magic;
-    Vec n = t - magic;
-    Vec r = d - n * 0.693147182f;
-    Vec p = splat(0.0013950536958873272f);
-    p = p * r + 0.008368917740881443f;
-    p = p * r + 0.04166620597243309f;
-    p = p * r + 0.166665181517601f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+// `mask`. Of several vectors side by side: one alone is a chain of ten steps that each wait for the last.
+template <int COUNT>
+ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT], Vec (&e)[COUNT]) {
 #if defined(__AVX512F__)
-    return _mm512_maskz_scalef_ps(mask, p, n);
+    // Bits of 2^(j / 16), less j << 19. Shifted by 19, a number of sixteenths adds its whole part to the exponent and
+    // gives back the j << 19 of the rest.
+    const Ints roots = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
+                        0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+    const Vec magic = splat(786432.0f);  // 1.5 * 2^19: adding it rounds to sixteenths in the low bits
+    Vec t[COUNT], r[COUNT], q[COUNT], power[COUNT];
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) t[i] = d[i] * 1.44269504f + magic;
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) r[i] = d[i] - (t[i] - magic) * 0.693147182f;
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) {
+        const Ints sixteenths = float_as_bits(t[i]);
+        const Ints root = Ints(_mm512_permutexvar_epi32(__m512i(sixteenths), __m512i(roots)));
+        power[i] = bits_as_float(root + (sixteenths << 19));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) q[i] = r[i] * 0.16665524f + 0.50001633f;
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) q[i] = q[i] * r[i] + 1.0f;
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) e[i] = _mm512_maskz_fmadd_ps(mask[i], power[i] * r[i], q[i], power[i]);
 #else
-    return bits_as_float((float_as_bits(p) + (float_as_bits(t) << 23)) & mask);
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) {
+        const Vec t = d[i] * 1.44269504f + magic, r = d[i] - (t - magic) * 0.693147182f;
+        Vec p = splat(0.0013950536958873272f);
+        p = p * r + 0.008368917740881443f;
+        p = p * r + 0.04166620597243309f;
+        p = p * r + 0.166665181517601f;
+        p = p * r + 0.5f;
+        p = p * r + 1.0f;
+        p = p * r + 1.0f;
+        e[i] = bits_as_float((float_as_bits(p) + (float_as_bits(t) << 23)) & mask[i]);
+    }
 #endif
+}
+
+ATTEMPER_INLINE Vec exp_where(Mask mask, Vec d) {
+    const Mask masks[1] = {mask};
+    const Vec distances[1] = {d};
+    Vec e[1];
+    exp_where(masks, distances, e);
+    return e[0];
 }
 
 // exp of VANISHED <= d <= 0.
