@@ -1,6 +1,6 @@
 """``python -m attemper`` is the command ``attemper``."""
 
-from attemper.cli import main
+from attemper.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

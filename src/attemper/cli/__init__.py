@@ -7,7 +7,7 @@ to stderr.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,6 +22,7 @@ from attemper.cli.fingerprint import fingerprint
 from attemper.cli.lab import lab
 from attemper.cli.merge import merge
 from attemper.cli.output import Verbs, exit_code
+from attemper.cli.process import leave
 from attemper.cli.runs import runs
 from attemper.cli.scan import scan
 from attemper.cli.show import show, watch
@@ -64,6 +65,20 @@ def about(
         print(context.get_help())
 
 
-def main() -> None:
-    """The ``attemper`` command: an error of the user's is one line on stderr, not a traceback."""
+def main() -> NoReturn:
+    """The ``attemper`` command, for a program of yours: an error of the user's is one line on stderr, not a traceback.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
     raise SystemExit(exit_code(lambda: app(prog_name="attemper", standalone_mode=False)))
+
+
+def program() -> NoReturn:
+    """The ``attemper`` command as a process of its own, which ends with it."""
+    try:
+        main()
+    except SystemExit as stop:
+        if not isinstance(stop.code, int):
+            raise
+        leave(stop.code)

@@ -10,6 +10,7 @@ import typer
 
 from attemper.checks import did_you_mean
 from attemper.cli.output import INTERRUPTED, check_files, failure, print_json, say
+from attemper.cli.process import loading
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def lab(
 
         check_picture(png)  # told before the experiment runs, not after
     _announce(experiment, training, results)
+    with loading():
+        import attemper.functional  # noqa: F401 - with torch
     try:
         result = _train(experiment, training, results) if experiment in TRAINED else run(experiment, seed=seed)
     except KeyboardInterrupt:

@@ -27,6 +27,7 @@ from attemper.cli.options import (
     title_of,
 )
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
+from attemper.cli.process import loading
 from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
@@ -229,6 +230,13 @@ def patterns_of(model: str | None, words: str, given: Input, heads: Iterable[tup
 
 def model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
     """A model, the text as its batches, and what names its tokens."""
+    with loading():
+        import attemper.monitor.scan  # noqa: F401 - with torch and what scans stand on
+
+        if model is not None:
+            from attemper.integrations import pretrained
+
+            pretrained.import_ahead(model)
     if model is None:
         return (*_shipped_batches(words, given), _bytes)
     from attemper.integrations import pretrained

@@ -6,11 +6,13 @@ Weights come from safetensors only; ``trust_remote_code`` stays off; a folder is
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,20 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
         tokenizer = _tokenizer(transformers, source)
     model = model if device in PLACES else to_device(model, device)
     return PretrainedModel(model.eval(), tokenizer, _longest(model, tokenizer), tempered)
+
+
+def import_ahead(source: str) -> None:
+    """Imports the modules that :func:`load` will need for the model in a folder, for a caller that wants to have all
+    imports behind it. Of a model that ``load`` may refuse before it needs them, none.
+    """
+    try:
+        config: Any = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+        from transformers import CONFIG_MAPPING
+    except (ImportError, OSError, ValueError, RecursionError):
+        return
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        import_module("transformers.modeling_utils")
 
 
 def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:
