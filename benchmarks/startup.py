@@ -1,11 +1,14 @@
 """What the first use costs: commands from their start to their end, and the first call of ``attention``.
 
-    python benchmarks/startup.py [--rounds 7] [--json FILE]
+    python benchmarks/startup.py [--rounds 7] [--json FILE] [--profile]
 
 Each round runs every process once, ``import torch`` among them. Shown: median and quartiles over the rounds of seconds
 by the clock, the median of what is beyond ``import torch`` of the same round, and the median of the processor's
 seconds, which a machine that does something else disturbs less. The first call is timed inside of a process that has
 imported torch and attemper. ``import attemper`` and ``--help``, which load no torch: ``import_time.py``.
+
+--profile: where the seconds of the commands go instead, median over the rounds: imports by package, from
+``python -X importtime``, which itself takes some, and what is left of the process beside them.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
@@ -83,6 +88,45 @@ def seconds_of(name: str, command: list[str]) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+PROFILED = ("lab entropy", "scan", "scan MiniLM")
+LEAST_S = 0.05
+"""Packages that take less are one row."""
+IMPORT = re.compile(r"import time: +(\d+) \| +\d+ \| *(\S+)")
+
+
+def imports_of(command: list[str]) -> tuple[dict[str, float], float]:
+    """Seconds of each module itself, in the order in which they were imported, and of the whole process."""
+    start = time.perf_counter()
+    python, *rest = command
+    done = subprocess.run(
+        [python, "-X", "importtime", *rest], check=True, capture_output=True, text=True, env=ENVIRONMENT
+    )
+    whole = time.perf_counter() - start
+    return {module: int(micros) * 1e-6 for micros, module in IMPORT.findall(done.stderr)}, whole
+
+
+def parts_of(name: str, of_torch: set[str]) -> dict[str, float]:
+    """Seconds of one run by part: what ``import torch`` imports, the packages beyond it, and the rest."""
+    modules, whole = imports_of(commands("", "")[name])
+    parts: dict[str, float] = defaultdict(float)
+    for module, seconds in modules.items():
+        package = module.partition(".")[0]
+        parts[TORCH if module in of_torch else "more of torch" if package == "torch" else package] += seconds
+    return {**parts, "beside imports": whole - sum(parts.values())}
+
+
+def print_profile(rounds: int) -> None:
+    of_torch = set(imports_of([sys.executable, "-c", TORCH])[0])
+    for name in PROFILED:
+        runs = [parts_of(name, of_torch) for _ in range(rounds + 1)][1:]  # the first writes bytecode
+        found = {part: median(run.get(part, 0.0) for run in runs) for part in runs[0]}
+        print(f"\n| {name} | seconds |\n|---|---|")
+        small = [part for part, seconds in found.items() if seconds < LEAST_S]
+        found[f"{len(small)} packages below {LEAST_S}"] = sum(map(found.pop, small))
+        for part, seconds in sorted(found.items(), key=lambda item: -item[1]):
+            print(f"| {part} | {seconds:.2f} |")
+
+
 def measured(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Seconds of each process in every round, by the clock and of the processor."""
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +158,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine there")
+    parser.add_argument("--profile", action="store_true", help="imports by package in place of times")
     options = parser.parse_args()
+    if options.profile:
+        print(f"{machine()}, {options.rounds} rounds")
+        print_profile(options.rounds)
+        return
     rows = rows_of(measured(options.rounds))
     print(f"{machine()}, {options.rounds} rounds")
     print(

@@ -13,17 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def python(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: object) -> subprocess.CompletedProcess[str]:
     """A fresh Python."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment
-    )
-
-
-def attemper(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attemper", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, *map(str, arguments)]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=buffered)
 
 
 # --- the start ---
@@ -47,7 +41,7 @@ assert gone() is None
 
 
 def test_modules_are_never_searched_for_garbage_and_a_model_is():
-    done = python(SHIPPED)
+    done = python("-c", SHIPPED)
     assert done.returncode == 0, done.stderr
 
 
@@ -69,7 +63,7 @@ assert not gc.get_freeze_count()
 
 
 def test_an_import_that_fails_leaves_the_search_on_and_a_program_with_torch_is_left_alone():
-    done = python(INSIDE)
+    done = python("-c", INSIDE)
     assert done.returncode == 0, done.stderr
 
 
@@ -98,7 +92,7 @@ def test_only_for_a_known_kind_of_model_its_modules_are_imported_ahead(tmp_path:
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(config, encoding="utf-8")
-    done = python(AHEAD, tmp_path / "nowhere", *(tmp_path / name for name in configs))
+    done = python("-c", AHEAD, tmp_path / "nowhere", *(tmp_path / name for name in configs))
     assert done.returncode == 0, done.stderr
 
 
@@ -109,10 +103,8 @@ import atexit, sys, threading, time, types
 from attemper.cli.process import leave
 if "torch" in sys.argv:
     sys.modules["torch"] = types.ModuleType("torch")
-class Kept:
-    def __del__(self):
-        print("taken apart")
-kept = Kept()
+if "profiler" in sys.argv:
+    sys.setprofile(lambda *of: None)
 atexit.register(print, "atexit")
 def late():
     time.sleep(0.2)
@@ -120,43 +112,74 @@ def late():
 threading.Thread(target=late).start()
 print("on stderr", file=sys.stderr, end="")
 print("printed")
-leave(3)
+try:
+    leave(3)
+except SystemExit:
+    print("goes on")
+    raise
 """
 
 
-@pytest.mark.parametrize(("given", "last"), [(["torch"], []), ([], ["taken apart"])])
-def test_threads_and_atexit_come_first_then_objects_go_with_the_process(given: list[str], last: list[str]):
-    done = python(END, *given, PYTHONUNBUFFERED="")
+@pytest.mark.parametrize(
+    ("name", "given", "more"),
+    [
+        ("attemper", ["torch"], []),
+        ("attemper", [], ["goes on"]),
+        ("attemper", ["torch", "profiler"], ["goes on"]),
+        ("mine.py", ["torch"], ["goes on"]),
+    ],
+)
+def test_only_the_program_ends_at_once_after_threads_and_atexit(
+    name: str, given: list[str], more: list[str], tmp_path: Path
+):
+    (tmp_path / name).write_text(END, encoding="utf-8")
+    done = python(tmp_path / name, *given)
     assert (done.returncode, done.stderr) == (3, "on stderr")
-    assert done.stdout.splitlines() == ["printed", "thread", "atexit", *last]
+    assert done.stdout.splitlines() == ["printed", *more, "thread", "atexit"]
 
 
-PROFILED = """
+MODULE = """
 import sys, types
-from attemper.cli.process import leave
+sys.argv = ["attemper", "--version"]
+import attemper.cli
 sys.modules["torch"] = types.ModuleType("torch")
-sys.setprofile(lambda *of: None)
+import runpy
 try:
-    leave(3)
+    runpy.run_module("attemper", run_name="__main__")
 except SystemExit as stop:
     print("goes on", stop.code)
 """
 
 
-def test_a_profiler_sees_the_end_of_the_command():
-    assert python(PROFILED).stdout == "goes on 3\n"
+def test_a_program_that_runs_the_command_goes_on_after_it():
+    assert python("-c", MODULE).stdout.splitlines()[1:] == ["goes on 0"]
 
 
-def test_a_command_ends_with_its_whole_output_and_its_code(tmp_path: Path):
+KEPT = """
+import builtins, os
+class Kept:
+    def __del__(self):
+        os.write(2, b"taken apart")
+builtins.kept = Kept()
+"""
+
+
+def test_a_command_ends_with_its_whole_output_and_its_code_and_at_once_if_torch_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sitecustomize.py").write_text(KEPT, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     text = tmp_path / "text.txt"
     text.write_text("as bytes " * 40, encoding="utf-8")
-    done = attemper("scan", "--text", text, "--limit", "collapsed=0.99", "--limit", "logits=0.001", "--json")
+    scan = ("-m", "attemper", "scan", "--text", text, "--limit", "collapsed=0.99")
+    done = python(*scan, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert document["sites"]
-    done = attemper("scan", "--text", text, "--limit", "logits=0.001", "--fail-on-alarm")
-    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["sites"]
+    done = python(*scan, "--fail-on-alarm", "--limit", "logits=0.001")
+    assert (done.returncode, done.stderr) == (3, "")
     assert "logits" in done.stdout
+    done = python("-m", "attemper", "--version")
+    assert (done.returncode, done.stderr) == (0, "taken apart")
 
 
 def test_the_installed_program_ends_so_too():

@@ -1,5 +1,5 @@
-"""The process of a command, its start and its end. torch and transformers make a million objects that live to the end:
-Python is kept from searching them for garbage while they load, and from taking them apart at the end.
+"""The process of a command, its start and its end. torch and transformers make half a million objects that live to the
+end: Python is kept from searching them for garbage while they load, and from taking them apart at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -34,8 +35,11 @@ def loading() -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """Ends the process. With torch in it, as Python's multiprocessing ends processes of its own: threads end, functions
     of ``atexit`` run, what was printed is written, and the system takes the memory back.
+
+    Raises:
+        SystemExit: without torch, or where the process is not ours alone.
     """
-    if "torch" not in sys.modules or _is_watched():
+    if "torch" not in sys.modules or not _is_ours() or _is_watched():
         raise SystemExit(code)
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
@@ -43,6 +47,14 @@ def leave(code: int) -> NoReturn:
         with suppress(OSError, ValueError, AttributeError):  # closed, or the reader went away
             stream.flush()
     os._exit(code)
+
+
+def _is_ours() -> bool:
+    """Whether Python was started for the command, and not for a program that runs it."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    name = Path(getattr(main, "__file__", None) or "").stem if spec is None else spec.name
+    return name in ("attemper", "attemper.__main__")
 
 
 def _is_watched() -> bool:
