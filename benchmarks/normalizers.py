@@ -1,16 +1,16 @@
 """Softmax's alternatives in C++, against torch.softmax, our softmax attention and the entmax package.
 
     python benchmarks/normalizers.py [--quick] [--threads N] [--pairs N] [--seconds S] [--json FILE] [--only WORD]
-                                     [--cpu-time] [--no-package]
+                                     [--alphas A ...] [--cpu-time] [--no-package]
 
 Weights of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward; for attention with
 random scores (standard deviation 1) and with sharp ones (8), where entmax15 keeps less than 1% of the keys. Everything
 is checked first: weights against the entmax package in float64 or a definition, attention against dense float64. Then
 all ways run in turns in one process, and ratios are medians of pairs. Below 1 is faster than what stands in the
 heading. ``softmax``: torch.softmax, or our attention with softmax. ``package``: the entmax package (a development
-dependency; left out where it is not installed), for attention on eager scores. --cpu-time, on a machine that is busy
-with something else: one thread, and the time that it was given. --no-package leaves the entmax package out: it takes
-from twenty to a hundred times as long as all the rest.
+dependency; left out where it is not installed), for attention on eager scores. --alphas adds rows of entmax.
+--cpu-time, on a machine that is busy with something else: one thread, and the time that it was given. --no-package
+leaves the entmax package out: it takes from twenty to a hundred times as long as all the rest.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def checked_weights(scores: Tensor, one: Candidate) -> tuple[float, float]:
 def checked_attention(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[float, float]:
     """The same of an output, relative to the largest (1 at least), on rows that are ``settled``."""
     query, key, value = tensors
-    output, state, _ = native.forward(problem_of(tensors, one, state_columns(("support_size",), rowwise=True)))
+    columns = state_columns(("support_size",), rowwise=True)
+    output, state, _ = native.forward(problem_of(tensors, one, columns))
     picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
     worst = 0.0
     for head in range(query.shape[1]):
@@ -215,7 +216,7 @@ def checked_attention(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[floa
     # An error of a score of size 30, 2e-6, moves a weight by as much; above alpha = 2, where a weight near 0 is a root
     # of its distance from the border, by the root of that.
     allowed = (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR
-    return _within(one, worst, allowed), float(state[3].mean()) / key.shape[2]
+    return _within(one, worst, allowed), float(state[columns.index(Column.SUPPORT)].mean()) / key.shape[2]
 
 
 def _within(one: Candidate, error: float, allowed: float = LARGEST_ERROR) -> float:
@@ -254,14 +255,15 @@ def measured(options: argparse.Namespace) -> list[Row]:
     def asked(what: str, one: Candidate) -> bool:
         return options.only in f"{what} {one}"
 
-    for one in (one for one in CANDIDATES if asked("weights", one)):
+    candidates = (*CANDIDATES, *(Candidate("entmax", given=alpha) for alpha in options.alphas))
+    for one in (one for one in candidates if asked("weights", one)):
         check = checked_weights(scores, one)
         for backward in (False, True):
             add("weights", "random", one, backward, check, weight_ways(scores, one, theirs(one), backward=backward))
     for name, spread in (("random", 1.0), ("sharp", SHARP)):
         query, key, value = (torch.randn(size) for _ in range(3))
         tensors = (query * spread, key, value)
-        for one in (one for one in CANDIDATES if asked("attention", one)):
+        for one in (one for one in candidates if asked("attention", one)):
             check = checked_attention(tensors, one)
             for backward in (False, True):
                 add(
@@ -291,6 +293,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=20.0, help="that one row may take")
     parser.add_argument("--only", default="", help="rows whose kind of measurement and normalizer contain this")
+    parser.add_argument("--alphas", type=float, nargs="+", default=(), help="more alphas of entmax")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--no-package", dest="package", action="store_false")
     parser.add_argument("--json", type=Path)

@@ -144,6 +144,21 @@ def test_weights_agree_with_float64_on_hostile_rows(normalizer: str, number: flo
         assert not (got < 0).any()
 
 
+@pytest.mark.parametrize("alpha", [1 + 1e-7, 1.001, 1.1, 1.25, 1.4, 1.7, 1.999])
+def test_no_weight_of_entmax_is_off_by_more_than_five_roundings_of_the_largest(alpha: float):
+    """The search begins with few digits. Nothing is left of that, however many keys are at the border."""
+    normal = torch.randn(6, 550)
+    largest = wanted(normal, "entmax", alpha).max(-1, keepdim=True).values
+    border = normal.max(-1, keepdim=True).values - largest ** (alpha - 1) / (alpha - 1)
+    steps = torch.tensor([-1e-3, -1e-4, -1e-5, 0.0, 1e-5, 1e-4])[:, None]
+    gathered = torch.cat([normal, (border - steps.double()).float().expand(6, 550)], -1)
+    for scores in (torch.randn(8, 1100), torch.randn(4, 4000), gathered, torch.randn(4, 30), torch.zeros(1, 3000)):
+        got, want = native_rows.weights(scores, "entmax", alpha).double(), wanted(scores, "entmax", alpha)
+        worst = ((got - want).abs().max(-1).values / want.max(-1).values).max()
+        assert worst <= 5 * 2**-24, worst
+        torch.testing.assert_close(got.sum(-1), torch.ones_like(got[:, 0]), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
 def test_weights_of_rows_of_a_hundred_thousand(normalizer: str, number: float):
     scores = torch.stack([torch.randn(100_000), torch.zeros(100_000)])

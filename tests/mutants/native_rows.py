@@ -3,8 +3,9 @@
 
 What is not here because it changes no result, and why:
 
-- Newton's step on the square root of entmax15's sum, the sample that bounds entmax's window, the maxima of groups of top-k:
-  with a plainer step, a bound of 1 and no lower bound, the same is found more slowly. That a bound is wrong is here.
+- Newton's step on the square root of entmax15's sum, the sample and the few digits with which entmax begins, the maxima of
+  groups of top-k: with a plainer step, a bound of 1, all digits and no lower bound, the same is found more slowly. That a
+  bound is wrong, and that few digits are the last, is here.
 - ``steep_weight`` gives keys at the maximum their weight whatever w0^q underflows to: without, they would jump from 0 to it
   there, and a jump is shared.
 - ``solve_threshold`` leaves hidden keys out of its list where every weight is large enough: their weights are 0.
@@ -14,7 +15,8 @@ What is not here because it changes no result, and why:
 - ``add_statistics`` takes log W off log w: a constant, and what is added to all keys of a row is taken off by its mean.
 - ``add_statistics`` takes the mean off what it adds: all normalizers but the sigmoid take off a mean of their own.
 - ``rowwise_forward_chunk`` zeroes the output of an empty row: nothing has been added to it.
-- Which rows are large, and which tiles take a product: the same sums in another order.
+- Which rows keep a list, which their weights, and which tiles take a product backward: the same sums.
+- ``add_lines`` zeroes the row that makes an odd number even: nobody reads what comes of it.
 
 "gradient of entmax15 is that of sparsemax" needs a processor with AVX-512, and survives elsewhere.
 """
@@ -24,15 +26,18 @@ from __future__ import annotations
 from tests.mutants.runner import Mutant
 
 NATIVE = "backends/native/source"
-SOLVE, SELECT, COMPRESS, NORMALIZE, STATE, PRODUCTS, FORWARD, BACKWARD = (
+SOLVE, ENTMAX_H, SUPPORT, SELECT, COMPRESS, NORMALIZE, STATE, PRODUCTS, LINES, FORWARD, BACKWARD = (
     f"{NATIVE}/{name}"
     for name in (
         "solve.h",
+        "entmax.h",
+        "support.h",
         "select.h",
         "compress.h",
         "normalize.cpp",
         "rows.h",
         "products.h",
+        "lines.h",
         "rowwise_forward.h",
         "rowwise_backward.h",
     )
@@ -55,6 +60,7 @@ def rows_test(name: str, *cases: str) -> tuple[str, ...]:
 
 
 HOSTILE = weights("weights_agree_with_float64_on_hostile_rows")
+EXACT = weights("no_weight_of_entmax_is_off_by_more_than_five_roundings_of_the_largest")
 LARGE = weights("weights_of_rows_of_a_hundred_thousand")
 GRADIENTS = weights("gradients_agree_with_differences_of_the_definition")
 STEEP = ("tests/backends/test_steep_gradients.py",)
@@ -68,7 +74,7 @@ SPARSEMAX = rows("plain: sparsemax-None")
 MUTANTS = (
     # The solvers.
     Mutant("solve: alpha of 1 is not softmax", SOLVE, "if (rule.parameter == 1) rule.normalizer = SOFTMAX;", "", HOSTILE),
-    Mutant("solve: a narrower window", SOLVE, "splat(maximum), least = splat(-window);", "splat(maximum), least = splat(-0.5f * window);", HOSTILE),
+    Mutant("solve: a narrower window", SUPPORT, "splat(maximum), least = splat(-window);", "splat(maximum), least = splat(-0.5f * window);", HOSTILE),
     Mutant("solve: softmax has a window", SOLVE, "take_candidates(s, n, maximum, INFINITY, to);", "take_candidates(s, n, maximum, 4.0f, to);", HOSTILE),
     Mutant("solve: keys near the threshold are dropped", SOLVE, "drop_below(to, float((t - MARGIN) * scale));", "drop_below(to, float((t + 1e-3) * scale));", HOSTILE),
     Mutant("solve: no step in float64", SOLVE, "for (int round = 0; round < 50; round++) {\n        const double step = step_of<SQUARE>(sums_in_doubles", "for (int round = 0; round < 0; round++) {\n        const double step = step_of<SQUARE>(sums_in_doubles", HOSTILE),
@@ -76,17 +82,21 @@ MUTANTS = (
     Mutant("solve: what a float takes off the threshold", SOLVE, "((SQUARE ? d * 0.5f : d) - high) - low;", "(SQUARE ? d * 0.5f : d) - high;", HOSTILE),
     Mutant("solve: entmax15 is not squared", SOLVE, "compress(in, SQUARE ? r * r : r, to.weight + count);", "compress(in, r, to.weight + count);", HOSTILE),
     Mutant("solve: entmax15 tells its threshold", SOLVE, "to.found = SQUARE ? t * t : -t;", "to.found = -t;", FOUND),
-    Mutant("solve: u is rounded", SOLVE, "const Vec lost = (kept * factor - z) + kept * rest;", "const Vec lost = {};", HOSTILE),
-    Mutant("solve: u has lost its rest", SOLVE, "return {u, (z - (u - 1.0f)) + lost, in};", "return {u, lost, in};", HOSTILE),
-    Mutant("solve: keys at the maximum forgotten", SOLVE, "sums.value += double(ties), sums.derivative += double(ties);", "", HOSTILE),
-    Mutant("solve: a wrong bound is believed", SOLVE, "if (round == 0 && excess < 0) return 0;", "", HOSTILE),
-    Mutant("solve: a step of many keys without its power", SOLVE, "(sum - std::pow(sum, 1 - q)) / (top * slope), 1 / q);", "(sum - 1) / (top * slope), 1 / q);", HOSTILE),
+    Mutant("entmax: u is rounded", ENTMAX_H, "const Vec lost = lost_of(kept, splat(factor), z) + kept * rest;", "const Vec lost = {};", HOSTILE),
+    Mutant("entmax: u has lost its rest", ENTMAX_H, "return {u, (z - (u - 1.0f)) + lost, in};", "return {u, lost, in};", HOSTILE),
+    Mutant("entmax: keys at the maximum forgotten", ENTMAX_H, "sums.value += double(ties), sums.first += double(ties), sums.second += double(ties);", "", HOSTILE),
+    Mutant("entmax: a wrong bound is believed", ENTMAX_H, "if (level == bound) return NONE;", "if (level == bound) break;", HOSTILE),
+    Mutant("entmax: few digits are enough", ENTMAX_H, "level = fall(to, q, level, bound, 1, WHOLLY, exact_sums);", "level = fall(to, q, level, bound, 1, WHOLLY, rough_sums);", EXACT),
+    Mutant("entmax: the bend to the other side", ENTMAX_H, "std::log1p(eta - bend * eta)", "std::log1p(eta + bend * eta)", EXACT),
+    Mutant("entmax: the third sum has all its digits", ENTMAX_H, "(4 * bend * bend + 2e-3 * moved) * moved", "4 * bend * bend * moved", EXACT),
+    Mutant("entmax: keys at the border in the derivatives", ENTMAX_H, "step.error = error + border < step.error ? error + border : step.error;", "step.error = error;", EXACT),
+    Mutant("entmax: sums of long stretches", ENTMAX_H, "SHORT = 16 * LANES;", "SHORT = 1 << 20;", EXACT),
     Mutant("solve: whole vectors of sigmoids stand at the first places", SOLVE, "std::memcpy(to.place + count, &place, sizeof place);", "const Ints first = lane_places();\n            std::memcpy(to.place + count, &first, sizeof first);", SIGMOID),
     Mutant("solve: whole vectors of sigmoids at no distance", SOLVE, "store(to.distance + count, distance);", "", SIGMOID),
-    Mutant("solve: one step of Newton's", SOLVE, "if (excess <= enough) break;", "break;", HOSTILE),
-    Mutant("solve: keys are dropped too early", SOLVE, "drop_below(of, -window_of(q, top));", "drop_below(of, -0.9f * window_of(q, top));", HOSTILE),
-    Mutant("solve: a jump of steep alpha is not shared", SOLVE, "(of_high <= 1 ? 1.0 : (1 - of_low) / (of_high - of_low));", "1.0;", HOSTILE),
-    Mutant("solve: steep alpha ends early", SOLVE, "round < 200 && of_low < 1", "round < 5 && of_low < 1", HOSTILE),
+    Mutant("entmax: one step of Newton's", ENTMAX_H, "if (step.error <= enough) break;", "break;", HOSTILE),
+    Mutant("entmax: keys are dropped too early", ENTMAX_H, "drop_below(to, -window_of(q, bound));", "drop_below(to, -0.9f * window_of(q, bound));", HOSTILE),
+    Mutant("solve: a jump of steep alpha is not shared", ENTMAX_H, "(of_high <= 1 ? 1.0 : (1 - of_low) / (of_high - of_low));", "1.0;", HOSTILE),
+    Mutant("solve: steep alpha ends early", ENTMAX_H, "round < 200 && of_low < 1", "round < 5 && of_low < 1", HOSTILE),
     Mutant("solve: one tie more than there is room for", SOLVE, "int64_t ties = k - count_above(s, n, last), count = 0;", "int64_t ties = k + 1 - count_above(s, n, last), count = 0;", HOSTILE),
     Mutant("solve: a vector of ties stays whole", SOLVE, "if (equal <= ties) {", "if (ties > 0) {", HOSTILE),
     Mutant("solve: ties of every vector anew", SOLVE, "count += more, ties -= equal;", "count += more;", HOSTILE),
@@ -126,7 +136,7 @@ MUTANTS = (
     Mutant("normalize: gradient of sigmoid without its rest", NORMALIZE, "store(to + j, x * (1.0f - x) * load(g + j));", "store(to + j, x * load(g + j));", GRADIENTS),
     Mutant("normalize: bad rows have gradients", NORMALIZE, "splat(1.0f)) + (w - w);  // NaN stays NaN", "splat(1.0f));", weights("gradients_of_empty_and_bad_rows")),
     # Attention.
-    Mutant("rows: the maximum of the last block", FORWARD, "row.maximum = best > row.maximum ? best : row.maximum;", "row.maximum = best;", rows("padding: entmax15-None", "long: entmax15-None")),
+    Mutant("rows: the maximum of the last block", LINES, "row.maximum = best > row.maximum ? best : row.maximum;", "row.maximum = best;", rows("padding: entmax15-None", "long: entmax15-None")),
     Mutant("rows: scores of bfloat16 lack their multiplier", PRODUCTS, "store(line, load(line) * factors_[tile + i]);", ";", rows("bfloat16: entmax15-None")),
     Mutant("rows: the largest weight is not a share", FORWARD, "columns[Column::LARGEST_WEIGHT] = most * share", "columns[Column::LARGEST_WEIGHT] = most", SIGMOID),
     Mutant("rows: weights that are 0 are in the support", FORWARD, "size += support.weight[j] > 0;", "size++;", rows_test("a_weight_of_0_is_not_in_the_support")),
@@ -142,8 +152,11 @@ MUTANTS = (
     Mutant("rows: spans not told", FORWARD, "columns[Column::SPAN] = marked_sum(support, span_of(call, batch), first_key) * share;", ";", SPARSEMAX),
     Mutant("rows: bad rows are not told", STATE, "row.bad && columns_[i] != Column::VISIBLE_KEYS ? NAN :", "false ? NAN :", BAD),
     Mutant("rows: the output of a bad row", FORWARD, "for (int64_t e = 0; e < width; e++) line[e] = NAN;", ";", BAD),
-    Mutant("rows: a list starts at the line's place 0", FORWARD, "lane_places() + int32_t(of.begin);", "lane_places();", rows("window: topk-64.0", "window: threshold-0.01", "window: entmax-1.2")),
-    Mutant("rows: lines of scores are weights", FORWARD, "const bool any = line.large && from < end;", "const bool any = from < end;", rows("long: entmax15-None", "padding: entmax-1.2", "nearly uniform: threshold-0.01", "ascending: entmax-1.7", "ascending: entmax-1.2")),
+    Mutant("rows: places of a list count from the line's place 0", FORWARD, "first = block - line.begin;", "first = block;", rows("window: entmax-1.2", "window: threshold-0.01", "window: sigmoid--0.7")),
+    Mutant("rows: a list is met again in every block", FORWARD, "start = line.next,", "start = 0,", rows("long: entmax-1.2", "long: threshold-0.01")),
+    Mutant("rows: a list ends with a piece", FORWARD, "while (j < size && place[j] < first + KEYS) {", "if (j < size && place[j] < first + KEYS) {", rows("long: entmax-1.2", "long: threshold-0.01")),
+    Mutant("rows: the sums of the tile before", FORWARD, "std::memset(sums, 0, size_t(ROWS * wide) * 4);", "", rows("plain: sigmoid--0.7")),
+    Mutant("rows: lines of scores are weights", LINES, "const bool any = line.kept == Line::WEIGHTS && from < end;", "const bool any = from < end;", rows("long: entmax15-None", "padding: entmax-1.2", "nearly uniform: threshold-0.01", "ascending: entmax-1.7", "ascending: entmax-1.2")),
     Mutant("rows: every head has the first one's alpha", FORWARD, "per_head ? per_head[row.head] : 0.0", "per_head ? per_head[0] : 0.0", rows("plain: entmax-1.2")),
     # Backward.
     Mutant("backward: mass without its gradient", BACKWARD, "g[j] += of_mass;", ";", SIGMOID),
@@ -168,8 +181,8 @@ MUTANTS = (
     Mutant("backward: the bias of the last row alone", BACKWARD, "to[(first_key + list.place[j]) * stride[3]] += gradient[j];", "to[(first_key + list.place[j]) * stride[3]] = gradient[j];", rows("bias of heads, softcap: entmax15-None")),
     Mutant("backward: query without the multiplier", BACKWARD, "call.grad_query[place * depth + d] = sum[d] * factor;", "call.grad_query[place * depth + d] = sum[d];", SPARSEMAX),
     Mutant("backward: keys without the multiplier", BACKWARD, "query[d] *= factor;", ";", SPARSEMAX),
-    Mutant("backward: what the block before left", FORWARD, "if (!any || end - from < n) std::memset(to, 0, size_t(n) * 4);", "", rows("long: entmax-1.2", "nearly uniform: sparsemax-None", "window: entmax-1.2")),
+    Mutant("backward: what the block before left", LINES, "if (!any || end - from < n) std::memset(to, 0, size_t(n) * 4);", "", rows("long: entmax-1.2", "nearly uniform: sparsemax-None", "window: entmax-1.2")),
     Mutant("backward: values of a product take scores", BACKWARD, "spread(list, list.weight, n, lines.line(i) + line.begin);", ";", rows("plain: sigmoid--0.7", "nearly uniform: entmax15-None")),
     Mutant("backward: large rows of a sparse tile are left out", BACKWARD, "if (dense[tile / ROWS] || much == 0) continue;", "continue;", rows("one wide row in twelve: sparsemax-None", "one wide row in twelve: entmax15-None")),
-    Mutant("backward: rows of a sparse tile are met twice", BACKWARD, "desk, sums), lines.lines[i].large = false;", "desk, sums), backward_list(of, batch, group, lines, i, desk, sums);", rows("one wide row in twelve: sparsemax-None", "one wide row in twelve: entmax15-None")),
+    Mutant("backward: rows of a sparse tile are met twice", BACKWARD, "desk, sums), lines.lines[i].kept = Line::NOTHING;", "desk, sums), backward_list(of, batch, group, lines, i, desk, sums);", rows("one wide row in twelve: sparsemax-None", "one wide row in twelve: entmax15-None")),
 )  # fmt: skip

@@ -358,7 +358,7 @@ inline void backward_run(const RowwiseCall& of, int64_t batch, int64_t group, co
     }
     for (int64_t i = start; i < stop; i++) {
         Line& line = lines.lines[i];
-        if (!line.large || !list_again(of, lines, i, desk.support)) continue;
+        if (!line.kept || !list_again(of, lines, i, desk.support)) continue;
         float* products = run.products + i * lines.apart + line.begin;
         const Support& list = desk.support;
         const int64_t first_key = lines.base + line.begin, n = line.end - line.begin;
@@ -477,15 +477,16 @@ inline void rowwise_backward_chunk(const RowwiseCall& of, int64_t batch, int64_t
         for (int64_t i = tile; i < stop; i++) {
             Line& line = lines.lines[i];
             if (!list_again(of, lines, i, desk.support)) continue;
-            line.large = desk.support.size * LARGE > line.end - line.begin && !is_steep(of.rule_of(lines.rows[i]));
-            if (line.large) much += desk.support.size;
+            const bool large = desk.support.size * LARGE > line.end - line.begin && !is_steep(of.rule_of(lines.rows[i]));
+            line.kept = large ? Line::WEIGHTS : Line::NOTHING;
+            if (large) much += desk.support.size;
             else backward_list(of, batch, group, lines, i, desk, sums);
         }
         dense[tile / ROWS] = pays(lines, tile, stop, much);
         if (dense[tile / ROWS] || much == 0) continue;
         for (int64_t i = tile; i < stop; i++)
-            if (lines.lines[i].large && list_again(of, lines, i, desk.support))
-                backward_list(of, batch, group, lines, i, desk, sums), lines.lines[i].large = false;
+            if (lines.lines[i].kept && list_again(of, lines, i, desk.support))
+                backward_list(of, batch, group, lines, i, desk, sums), lines.lines[i].kept = Line::NOTHING;
     }
     for (int64_t tile = 0; tile < count;) {
         int64_t stop = tile;

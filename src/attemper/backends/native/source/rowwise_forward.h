@@ -4,14 +4,16 @@
 //         for each block of KEYS keys                          packed keys: L2
 //             for each tile of rows: scores q k^T, softcap, bias, masks, maxima       while they are in L1
 //         for each row: weights, a list of the support; statistics over the list      L1
-//             small support: output += w v, value by value, where they lie
-//         tiles with much support: lines become weights, blocks of values are packed, output += W V as a product
+//             few keys: output += w v, value by value, where they lie
+//             up to half of them: the list takes the place of the line;   more: the line becomes weights
+//         for each block of KEYS keys                          packed values: L2
+//             lists: output += w v, value by value;   lines: output += W V as a product
 //
 // Memory beyond the tensors: rows x keys of one chunk for each thread. A row's results depend on nothing but its tile.
 #pragma once
 #include <vector>
 
-#include "decode.h"
+#include "lines.h"
 #include "solve.h"
 
 namespace attemper {
@@ -28,73 +30,6 @@ struct RowwiseCall {
         return plain({Normalizer(normalizer), number, per_head ? per_head[row.head] : 0.0});
     }
 };
-
-constexpr int64_t LINE_BYTES = 1 << 20;  // of the lines of a chunk: half of L2
-
-// A row as the solver left it.
-struct Line {
-    int64_t begin, end;  // whole panels that hold the keys it may see, as places in the line: its own, not its tile's
-    int64_t size;        // of its support
-    bool large;          // its weights are in its line
-};
-
-// Rows of a chunk and their lines of scores.
-struct Lines {
-    Row* rows;
-    Line* lines;
-    float *scores, *softcap_gradients;  // [row][apart]; derivatives of the softcap, or null
-    int64_t apart, low, high, base;  // keys that the rows may see, and the key at place 0 of a line
-    int64_t count, tall;
-
-    float* line(int64_t i) const { return scores + i * apart; }
-    float* softcap_gradients_of(int64_t i, int64_t place) const {
-        return softcap_gradients ? softcap_gradients + i * apart + place : nullptr;
-    }
-};
-
-// Where the rows stand and what they may see.
-inline Lines lines_of(const Arguments& call, int64_t group, int64_t first, int64_t count, int64_t tall, Row* rows,
-                      Line* lines) {
-    Lines of{rows, lines, nullptr, nullptr, 0, call.keys, 0, 0, count, tall};
-    place_rows(call, group, first, count, rows);
-    for (int64_t i = 0; i < count; i++) {
-        of.low = rows[i].low < of.low ? rows[i].low : of.low;
-        of.high = rows[i].high > of.high ? rows[i].high : of.high;
-    }
-    of.base = of.low / KEYS * KEYS;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t begin = rows[i].low / PANEL * PANEL, end = up(rows[i].high, PANEL);
-        lines[i] = {begin - of.base, (end > begin ? end : begin) - of.base, 0, false};
-    }
-    of.apart = (of.high > of.base ? up(of.high - of.base, KEYS) : 0) + LANES;  // + LANES: not the same sets of L1
-    return of;
-}
-
-// Scores of all rows, shaped, with the rows' maxima and counts.
-template <class Scores>
-inline void fill_lines(const Arguments& call, int64_t batch, int64_t group, Scores& scores, float most_query,
-                       Bias& biases, Lines& of) {
-    for (int64_t block = of.base; block < of.high; block += KEYS) {
-        const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
-        const float most_key = scores.take_keys(batch, group, block, seen);
-        const bool finite = double(most_query) * most_key * double(call.depth) < SAFE_PRODUCT;
-        for (int64_t tile = 0; tile < of.count; tile += of.tall) {
-            const int64_t real = of.count - tile < of.tall ? of.count - tile : of.tall;
-            const Span span(of.rows + tile, real, block, seen);
-            if (span.begin >= span.end) continue;
-            const int64_t place = block - of.base + span.begin;
-            const Shape shape = shape_of(call, span, finite);
-            scores.write(tile, real, span, of.line(tile) + block - of.base, of.apart);
-            for (int64_t i = tile; i < tile + real; i++) {
-                Row& row = of.rows[i];
-                float* s = of.line(i) + place;
-                const float best = shaped_best(call, row, s, biases, block, seen, span, shape, nullptr,
-                                               of.softcap_gradients_of(i, place));
-                row.maximum = best > row.maximum ? best : row.maximum;
-            }
-        }
-    }
-}
 
 // Buffers of one row's support, from the arena.
 inline int64_t support_bytes(int64_t n) { return 16 * room_of(n) + 512; }
@@ -241,33 +176,6 @@ inline void gather(const View& view, int64_t base, int64_t width, int64_t first,
     }
 }
 
-// The support of a line of weights.
-inline void list_line(const float* line, const Line& of, Support& to) {
-    Ints place = lane_places() + int32_t(of.begin);
-    int64_t count = 0;
-    for (int64_t j = of.begin; j < of.end; j += LANES, place += LANES) {
-        const Vec w = load(line + j);
-        const Mask in = below(Vec{}, w);
-        compress(in, w, to.weight + count);
-        compress(in, place, to.place + count);
-        count += marked(in);
-    }
-    to.size = count;
-}
-
-// A support is large from a share of the keys on: until then, gathering is cheaper than the product for all of them. A
-// tile takes the product when its large supports make up for it.
-constexpr int64_t LARGE = 8, PAYS = 5;
-
-inline bool pays(const Lines& of, int64_t tile, int64_t stop, int64_t much) {
-    int64_t least = of.lines[tile].begin, most = of.lines[tile].end;
-    for (int64_t i = tile; i < stop; i++) {
-        least = of.lines[i].begin < least ? of.lines[i].begin : least;
-        most = of.lines[i].end > most ? of.lines[i].end : most;
-    }
-    return much * PAYS > ROWS * (most - least);
-}
-
 // Solves one row; its list counts places from the line's begin.
 inline void solve_line(const RowwiseCall& of, const Lines& lines, int64_t i, Support& support) {
     const Row& row = lines.rows[i];
@@ -275,52 +183,115 @@ inline void solve_line(const RowwiseCall& of, const Lines& lines, int64_t i, Sup
     solve(lines.line(i) + line.begin, line.end - line.begin, row.maximum, of.rule_of(row), support);
 }
 
-// Rows of a chunk whose lines stay in L2, whatever the threads. `lines`: how many floats a key takes in a row's lines.
-inline int64_t rowwise_chunk(const Arguments& call, int64_t tall, int64_t lines) {
-    int64_t keys = call.keys;
-    if (call.left + call.right < keys - 2 * KEYS) keys = call.left + call.right + 2 * KEYS;
-    const int64_t chunk = LINE_BYTES / (4 * lines * (keys + LANES)) / tall * tall, most = 128 / tall * tall;
-    return chunk < tall ? tall : (chunk > most ? most : chunk);
-}
-
 struct RowwiseForward {
     const RowwiseCall& of;
     Cut cut;
 };
 
-// Weights at the places begin .. begin + n of a line, of which some may lie outside of what was computed: zeros there.
-inline void copy_line(const Lines& of, int64_t i, int64_t begin, int64_t n, float* to) {
-    const Line& line = of.lines[i];
-    const int64_t from = begin > line.begin ? begin : line.begin, end = begin + n < line.end ? begin + n : line.end;
-    const bool any = line.large && from < end;
-    if (!any || end - from < n) std::memset(to, 0, size_t(n) * 4);
-    if (any) std::memcpy(to + (from - begin), of.line(i) + from, size_t(end - from) * 4);
+constexpr int64_t SHARED = 64;  // rows whose lists make up for packing a value
+
+// A list in the place of its line: weights, then places.
+inline void keep_list(const Support& of, float* line) {
+    std::memcpy(line, of.weight, size_t(of.size) * 4);
+    std::memcpy(line + of.size, of.place, size_t(of.size) * 4);
 }
 
-// Weighted values of the tiles that take them as a product: `dense` marks them.
-inline void add_blocks(const Arguments& call, int64_t batch, int64_t group, const Lines& of, const bool* dense,
-                       float* values, float* square, float* output) {
-    const int64_t wide = up(call.width, PANEL);
-    float ones[ROWS];
-    for (float& one : ones) one = 1.0f;
-    for (int64_t block = of.base; block < of.high; block += KEYS) {
-        const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS, place = block - of.base;
-        const View& value = call.value;
-        pack_lines(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, call.width,
-                   up(seen, PANEL), KEYS, values);
-        for (int64_t tile = 0; tile < of.count; tile += ROWS) {
-            if (!dense[tile / ROWS]) continue;
-            const int64_t real = of.count - tile < ROWS ? of.count - tile : ROWS;
-            const Span span(of.rows + tile, real, block, seen);
-            if (span.begin >= span.end) continue;
-            const int64_t n = span.end - span.begin;
-            if (real < ROWS) std::memset(square + real * KEYS, 0, size_t((ROWS - real) * KEYS) * 4);
-            for (int64_t i = 0; i < real; i++) copy_line(of, tile + i, place + span.begin, n, square + i * KEYS);
-            for (int64_t p = 0; p < wide; p += PANEL)
-                add_product<KEYS>(square, 1, values + p * KEYS + span.begin * PANEL, span.begin, n,
-                                  output + tile * wide + p, wide, ones);
+// to += sum w v over those keys of a list, from the j-th on, that stand in a block, summed as by add_product; returns the
+// first behind it. `values`: PANELS packed panels of the block, whose first key has the place `first`.
+template <int PANELS>
+ATTEMPER_INLINE int64_t add_listed(const float* weight, const int32_t* place, int64_t size, int64_t j, int64_t first,
+                                   const float* values, float* to) {
+    Vec whole[2 * PANELS] = {};
+    while (j < size && place[j] < first + KEYS) {
+        const int64_t stop = (place[j] - first) / PIECE * PIECE + PIECE + first;
+        Vec sum[2 * PANELS] = {};
+        for (; j < size && place[j] < stop; j++) {
+            const float* v = values + (place[j] - first) * PANEL;
+            const Vec w = splat(weight[j]);
+#pragma GCC unroll 8
+            for (int e = 0; e < 2 * PANELS; e++) sum[e] += w * load(v + (e / 2 * KEYS) * PANEL + e % 2 * LANES);
+        }
+#pragma GCC unroll 8
+        for (int e = 0; e < 2 * PANELS; e++) whole[e] += sum[e];
+    }
+#pragma GCC unroll 8
+    for (int e = 0; e < 2 * PANELS; e++) store(to + e * LANES, load(to + e * LANES) + whole[e]);
+    return j;
+}
+
+// A block's values to the rows that kept a list.
+inline void add_lists(const Lines& of, int64_t block, int64_t wide, const float* values, float* output) {
+    for (int64_t i = 0; i < of.count; i++) {
+        Line& line = of.lines[i];
+        if (line.kept != Line::LIST || line.next == line.size) continue;
+        const float* weight = of.line(i) + line.begin;
+        const auto* place = reinterpret_cast<const int32_t*>(weight + line.size);
+        const int64_t size = line.size, start = line.next, first = block - line.begin;
+        for (int64_t p = 0; p < wide;) {
+            float* to = output + i * wide + p;
+            const float* from = values + p * KEYS;
+            const int64_t panels = (wide - p) / PANEL >= 4 ? 4 : (wide - p) / PANEL >= 2 ? 2 : 1;
+            if (panels == 4) line.next = add_listed<4>(weight, place, size, start, first, from, to);
+            else if (panels == 2) line.next = add_listed<2>(weight, place, size, start, first, from, to);
+            else line.next = add_listed<1>(weight, place, size, start, first, from, to);
+            p += panels * PANEL;
         }
     }
+}
+
+inline void add_to(float* to, const float* from, int64_t n) {
+    for (int64_t e = 0; e < n; e += LANES) store(to + e, load(to + e) + load(from + e));
+}
+
+// Rows of a tile whose weights are in their lines, against a block of values, as a product.
+inline void add_lines(const Lines& of, int64_t tile, int64_t block, int64_t seen, int64_t wide, const float* values,
+                      float* square, float* sums, float* output) {
+    int64_t rows[ROWS], count = 0;
+    for (int64_t i = tile; i < tile + ROWS && i < of.count; i++)
+        if (of.lines[i].kept == Line::WEIGHTS) rows[count++] = i;
+    if (count == 0) return;
+    const Span span(of.rows + tile, (of.count - tile < ROWS ? of.count - tile : ROWS), block, seen);
+    if (span.begin >= span.end) return;
+    const int64_t n = span.end - span.begin;
+    float ones[ROWS];
+    for (float& one : ones) one = 1.0f;
+    for (int64_t i = 0; i < count; i++)
+        copy_line(of, rows[i], block - of.base + span.begin, n, square + i * KEYS);
+    std::memset(square + count * KEYS, 0, size_t(up(count, 2) - count) * KEYS * 4);
+    std::memset(sums, 0, size_t(ROWS * wide) * 4);
+    for_rows(count, [&](auto number) {
+        for (int64_t p = 0; p < wide; p += PANEL)
+            add_product<KEYS, decltype(number)::value>(square, 1, values + p * KEYS + span.begin * PANEL, span.begin,
+                                                       n, sums + p, wide, ones);
+    });
+    for (int64_t i = 0; i < count; i++) add_to(output + rows[i] * wide, sums + i * wide, wide);
+}
+
+// Weighted values of the rows that kept a list, or their line.
+inline void add_values(const Arguments& call, int64_t batch, int64_t group, const Lines& of, float* values,
+                       float* square, float* sums, float* output) {
+    const int64_t wide = up(call.width, PANEL);
+    const View& value = call.value;
+    for (int64_t block = of.base; block < of.high; block += KEYS) {
+        const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS, place = block - of.base;
+        pack_lines(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, call.width,
+                   up(seen, PANEL), KEYS, values);
+        add_lists(of, place, wide, values, output);
+        for (int64_t tile = 0; tile < of.count; tile += ROWS)
+            add_lines(of, tile, block, seen, wide, values, square, sums, output);
+    }
+}
+
+// What stays of a row until the values come, packed, in the place of its scores; whether anything does. Where `rows` like
+// it, those of a key head, would not read each packed value once, they are read where they lie. A list has room in its
+// line up to half of the keys; it has the bits of a product, and meets no value that it leaves out.
+inline bool keep(const Support& of, int64_t n, int64_t rows, float* scores, Line& line) {
+    line.size = of.size;
+    if (of.size * (rows < SHARED ? rows : SHARED) <= n) return false;
+    line.kept = 2 * of.size <= n ? Line::LIST : Line::WEIGHTS;
+    if (line.kept == Line::LIST) keep_list(of, scores);
+    else spread(of, of.weight, n, scores);
+    return true;
 }
 
 template <class Scores>
@@ -328,7 +299,6 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     const Arguments& call = of.call;
     const auto [batch, group, first, count] = Chunk(call, cut, task);
     const int64_t width = call.width, wide = up(width, PANEL), tall = up(cut.chunk, Scores::TALL);
-    const int64_t tiles = tall / ROWS + 1;
 
     static thread_local std::vector<Row> rows;
     static thread_local std::vector<Line> line_of;
@@ -336,7 +306,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     Lines lines = lines_of(call, group, first, count, Scores::TALL, rows.data(), line_of.data());
     Arena& memory = arena();
     memory.reserve(Scores::bytes(call, tall) + 4 * tall * (lines.apart + wide) + support_bytes(lines.apart) +
-                   4 * (2 * KEYS + ROWS * KEYS + 2 * wide + ROWS * wide + KEYS * wide) + tiles + 8192);
+                   4 * (2 * KEYS + ROWS * KEYS + 2 * wide + (tall + 2 * ROWS) * wide + KEYS * wide) + 8192);
     lines.scores = memory.floats(tall * lines.apart);
     float* output = memory.floats((tall + ROWS) * wide);
     Scores scores(call, memory, tall);
@@ -345,43 +315,26 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     float* buffer = memory.floats(wide + LANES);
     float* values = memory.floats(KEYS * wide);
     float* square = memory.floats(ROWS * KEYS);
-    bool* dense = memory.things<bool>(tiles);
+    float* sums = memory.floats((tall + ROWS) * wide);
     std::memset(buffer, 0, size_t(wide + LANES) * 4);
     std::memset(output, 0, size_t((tall + ROWS) * wide) * 4);
     fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count), biases, lines);
     bool any = false;
-    for (int64_t tile = 0; tile < count; tile += ROWS) {
-        const int64_t stop = tile + ROWS < count ? tile + ROWS : count;
-        int64_t much = 0;
-        for (int64_t i = tile; i < stop; i++) {
-            const Row& row = lines.rows[i];
-            Line& line = lines.lines[i];
-            support.size = 0, support.found = 0;
-            const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
-            if (!empty) solve_line(of, lines, i, support);
-            const int64_t start = lines.base + line.begin, n = line.end - line.begin;
-            write_row_state(call, batch, row, support, start);
-            if (empty || !width) continue;
-            line.size = support.size, line.large = support.size * LARGE > n;
-            if (line.large) {
-                much += line.size;
-                spread(support, support.weight, n, lines.line(i) + line.begin);
-                continue;
-            }
+    for (int64_t i = 0; i < count; i++) {
+        const Row& row = lines.rows[i];
+        Line& line = lines.lines[i];
+        support.size = 0, support.found = 0;
+        const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
+        if (!empty) solve_line(of, lines, i, support);
+        const int64_t start = lines.base + line.begin, n = line.end - line.begin;
+        write_row_state(call, batch, row, support, start);
+        if (empty || !width) continue;
+        any |= keep(support, n, cut.rows, lines.line(i) + line.begin, line);
+        if (line.kept == Line::NOTHING)
             gather(call.value, at(call.value, batch, group, start), width, start, support.weight, support.place,
                    support.size, buffer, output + i * wide);
-        }
-        dense[tile / ROWS] = pays(lines, tile, stop, much);
-        any |= dense[tile / ROWS];
-        if (dense[tile / ROWS] || much == 0) continue;
-        for (int64_t i = tile; i < stop; i++) {
-            if (!lines.lines[i].large) continue;
-            list_line(lines.line(i), lines.lines[i], support);
-            gather(call.value, at(call.value, batch, group, lines.base), width, lines.base, support.weight,
-                   support.place, support.size, buffer, output + i * wide);
-        }
     }
-    if (any) add_blocks(call, batch, group, lines, dense, values, square, output);
+    if (any) add_values(call, batch, group, lines, values, square, sums, output);
     if (!width) return;
     for (int64_t i = 0; i < count; i++) {
         const Row& row = rows[size_t(i)];

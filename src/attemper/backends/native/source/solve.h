@@ -9,14 +9,13 @@
 // A row gives a list of its support: places, distances d and weights, in ascending order of place. Keys whose weight is
 // 0 whatever the others are (entmax: d <= -1/q, since w0 <= 1) never enter it.
 //
-// The threshold of alpha <= 2 is found by Newton's iteration from the side where it is monotone: the sum of weights is
-// convex in t, and so is its (1/p)-th power, p = 1/q, which is nearer to a line. First in float32 on ever fewer keys,
-// then, for sparsemax and entmax15, in float64 on those that are left. Above 2 the derivative of the sum is infinite
-// at every key: w0 is bracketed, in float64.
+// The threshold of sparsemax and entmax15 is found by Newton's iteration from the side where it is monotone: the sum of
+// weights is convex in t, and so is its (1/p)-th power, p = 1/q, which is nearer to a line. First in float32 on ever
+// fewer keys, then in float64 on those that are left. Other alphas: entmax.h.
 #pragma once
 #include <stdexcept>
 
-#include "select.h"
+#include "entmax.h"
 
 namespace attemper {
 
@@ -39,60 +38,6 @@ inline Rule plain(Rule rule) {
     if (rule.parameter == 1.5) rule.normalizer = ENTMAX15;
     if (rule.parameter == 2) rule.normalizer = SPARSEMAX;
     return rule;
-}
-
-// Each with room for `room_of` elements.
-struct Support {
-    float *weight, *distance, *spare;
-    int32_t* place;
-    int64_t size;
-    double found;  // the column THRESHOLD: w0 of entmax; the k-th largest d; log sum exp(d) (threshold); 0 (sigmoid)
-};
-
-inline int64_t room_of(int64_t n) { return (n + LANES - 1) / LANES * LANES + 2 * LANES; }
-
-// For a difference of scores that overflows: 0 times it is 0.
-constexpr float FARTHEST = std::numeric_limits<float>::max();
-
-constexpr int64_t STRETCH = 1024;  // floats that are summed in float32 before their sum goes to float64
-
-// Keys nearer to the maximum than `window`, and no hidden one.
-inline void take_candidates(const float* s, int64_t n, float maximum, float window, Support& to) {
-    const Vec from = splat(maximum), least = splat(-window);
-    Ints place = lane_places();
-    int64_t count = 0;
-    for (int64_t j = 0; j < n; j += LANES, place += LANES) {
-        const Vec d = load(s + j) - from;
-        const Mask in = below(least, d);
-        const int64_t more = marked(in);
-        if (more == 0) continue;
-        compress(in, d, to.distance + count);
-        compress(in, place, to.place + count);
-        count += more;
-    }
-    to.size = count;
-}
-
-// Fills the last vector of distances, of floats or doubles, with what is out of every support.
-ATTEMPER_INLINE void pad(Support& of) {
-    for (int i = 0; i < (LANES > DOUBLES ? LANES : DOUBLES); i += LANES)
-        store(of.distance + of.size + i, splat(-INFINITY));
-}
-
-// Drops keys whose distance is at most `least`, in place.
-inline void drop_below(Support& of, float least) {
-    const Vec bound = splat(least);
-    int64_t count = 0;
-    for (int64_t j = 0; j < of.size; j += LANES) {
-        const Vec d = load(of.distance + j);
-        const Ints place = load_places(of.place + j);
-        const Mask in = below(bound, d);
-        compress(in, d, of.distance + count);
-        compress(in, place, of.place + count);
-        count += marked(in);
-    }
-    of.size = count;
-    pad(of);
 }
 
 // Of f(t) = sum [q d - t]+^p: p = 1 (sparsemax, q = 1) or 2 (entmax15, q = 1/2).
@@ -179,164 +124,6 @@ inline void solve_simple(const float* s, int64_t n, float maximum, Support& to) 
         count += marked(in);
     }
     to.size = count, to.found = SQUARE ? t * t : -t;
-}
-
-// u = 1 + q d / w0^q of a vector, to more digits than a float has: near the border of the support it is small, and
-// there are rows that have most of their keys there.
-struct Sum {
-    Vec most, rest;
-    Mask in;  // u > 0; 1 elsewhere
-};
-
-struct Inside {
-    float factor, rest;
-
-    Inside(double q, double top) {
-        const double exact = q * std::exp(-q * std::log(top));
-        factor = float(exact), rest = float(exact - double(factor));
-    }
-
-    ATTEMPER_INLINE Sum operator()(Vec d) const {
-        const Mask in = below(splat(-1.0f), d * factor);
-        const Vec kept = keep_where(in, d), z = kept * factor;
-        const Vec lost = (kept * factor - z) + kept * rest;  // exact where the processor fuses the two
-        const Vec u = larger(1.0f + z, splat(5.9604645e-8f));
-        return {u, (z - (u - 1.0f)) + lost, in};
-    }
-};
-
-// Of sum w = top sum e u, with e = u^(1/q - 1): sum e u, and sum e, the derivative in `top`.
-inline Sums2 entmax_sums(const Support& of, double q, double top) {
-    const Inside inside(q, top);
-    const float less = float(1 / q - 1);
-    const Vec lowest = splat(EXP_LOWEST), least = splat(VANISHED);
-    Sums2 sums = {0, 0};
-    int64_t ties = 0;  // keys at the maximum, counted apart: a row that is nearly one-hot keeps its digits
-    for (int64_t begin = 0; begin < of.size; begin += STRETCH) {
-        const int64_t end = begin + STRETCH < of.size ? begin + STRETCH : of.size;
-        Vec values = {}, derivatives = {};
-        for (int64_t j = begin; j < end; j += LANES) {
-            const Vec d = load(of.distance + j);
-            const Mask rest = below(d, Vec{});
-            const Sum u = inside(d);
-            const Vec exponent = log_with(u.most, u.rest) * less;
-            const Vec e = exp_where(rest & u.in & at_least(exponent, lowest), larger(exponent, least));
-            derivatives += e;
-            values += e * (u.most + u.rest);
-            ties += marked(others(rest));
-        }
-        sums.value += lane_sum(values), sums.derivative += lane_sum(derivatives);
-    }
-    sums.value += double(ties), sums.derivative += double(ties);
-    return sums;
-}
-
-// How far keys count whose largest weight is at most `top`; a little more, for what rounding takes.
-inline float window_of(double q, double top) { return float(std::exp(q * std::log(top)) / q * 1.000002); }
-
-constexpr int64_t MANY = 256;  // keys: a pass over them takes longer than two powers
-
-// Newton from the right to `share` sum w = 1: sum of h(w0) = [w0^q + q d]+^(1/q), each convex in w0. Over many keys to
-// (share sum w)^q = 1 in t = w0^q, a norm of [t + q d]+, which is convex and nearer to a line, so that steps are fewer.
-// 0 where `top` is not on the right of the root; the list keeps what it may still need.
-inline double fall(Support& of, double q, double top, double share, double enough) {
-    for (int round = 0; round < 60; round++) {
-        const Sums2 sums = entmax_sums(of, q, top);
-        const double excess = share * top * sums.value - 1;
-        if (round == 0 && excess < 0) return 0;
-        const double sum = 1 + excess, slope = share * sums.derivative;
-        if (of.size > MANY) top *= std::pow(1 - (sum - std::pow(sum, 1 - q)) / (top * slope), 1 / q);
-        else top -= excess / slope;
-        if (excess <= enough) break;
-        drop_below(of, -window_of(q, top));
-    }
-    return top;
-}
-
-// A bound on the largest weight from every 16th vector of a long row, twice what these keys suggest; wrong now and
-// then, and then it is found out.
-constexpr int64_t SAMPLE = 16;
-
-inline double bound_of(const float* s, int64_t n, float maximum, double q, Support& to) {
-    if (n < 64 * LANES) return 1;
-    int64_t count = 0;
-    for (int64_t j = 0; j + LANES <= n; j += SAMPLE * LANES, count += LANES) store(to.spare + count, load(s + j));
-    take_candidates(to.spare, count, maximum, window_of(q, 1), to);
-    pad(to);
-    const double top = 2 * fall(to, q, 1, double(SAMPLE), 0.1);
-    return top > 0 && top < 1 ? top : 1;
-}
-
-// w0 of 1 < alpha < 2.
-inline void solve_entmax(const float* s, int64_t n, float maximum, double alpha, Support& to) {
-    const double q = alpha - 1;
-    const float once = float(1 / q);
-    const Vec lowest = splat(EXP_LOWEST);
-    double top = 0;
-    for (double bound = bound_of(s, n, maximum, q, to); top == 0; bound = 1) {
-        take_candidates(s, n, maximum, window_of(q, bound), to);
-        pad(to);
-        top = fall(to, q, bound, 1, 3e-7);
-        if (bound == 1 && top == 0) top = 1;  // one key, whose weight was rounded below 1
-    }
-    const Inside inside(q, top);
-    const float first = float(top);
-    int64_t count = 0;
-    for (int64_t j = 0; j < to.size; j += LANES) {
-        const Vec d = load(to.distance + j);
-        const Ints place = load_places(to.place + j);
-        const Sum u = inside(d);
-        const Vec exponent = log_with(u.most, u.rest) * once;
-        const Mask in = u.in & at_least(exponent, lowest);
-        compress(in, exp_where(in, larger(exponent, splat(VANISHED))) * first, to.weight + count);
-        compress(in, d, to.distance + count);
-        compress(in, place, to.place + count);
-        count += marked(in);
-    }
-    to.size = count, to.found = top;
-}
-
-// [w0^q + q d]+^(1/q) of one key; keys at the maximum have w0 whatever w0^q underflows to.
-inline double steep_weight(double top, double q, float distance) {
-    if (distance == 0) return top;
-    const double z = q * double(distance) * std::exp(-q * std::log(top));
-    return z > -1 ? top * std::exp(std::log1p(z) / q) : 0.0;
-}
-
-// alpha > 2. The root is between two numbers; where they meet, and a weight still jumps between them, it is mixed.
-inline void solve_steep(const float* s, int64_t n, float maximum, double alpha, Support& to) {
-    const double q = double(alpha) - 1;
-    const float window = float(1 / q);
-    take_candidates(s, n, maximum, window > 1e-30f ? window : 1e-30f, to);
-    const auto sum = [&](double top) {
-        double total = 0;
-        for (int64_t j = 0; j < to.size; j++) total += steep_weight(top, q, to.distance[j]);
-        return total;
-    };
-    double low = 1 / double(to.size), high = 1, of_low = sum(low), of_high = sum(high);
-    bool secant = true;
-    for (int round = 0; round < 200 && of_low < 1 && of_high > 1; round++) {
-        double top = 0.5 * (low + high);
-        if (secant) top = low + (high - low) * (1 - of_low) / (of_high - of_low);
-        if (!(top > low && top < high)) top = 0.5 * (low + high);
-        if (!(top > low && top < high)) break;
-        const double total = sum(top), width = high - low;
-        if (total < 1) low = top, of_low = total;
-        else high = top, of_high = total;
-        // A secant that leaves more than half of the bracket is followed by a bisection.
-        secant = !secant || high - low < 0.5 * width;
-    }
-    const double share = of_low >= 1 ? 0.0 : (of_high <= 1 ? 1.0 : (1 - of_low) / (of_high - of_low));
-    int64_t count = 0;
-    for (int64_t j = 0; j < to.size; j++) {
-        const float d = to.distance[j];
-        const double below = steep_weight(low, q, d), weight = below + share * (steep_weight(high, q, d) - below);
-        if (!(float(weight) > 0)) continue;
-        to.weight[count] = float(weight), to.distance[count] = d, to.place[count] = to.place[j];
-        count++;
-    }
-    to.size = count;
-    to.found = low + share * (high - low);
 }
 
 // exp(d) of the list, divided by their sum.
