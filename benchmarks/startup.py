@@ -7,8 +7,8 @@ by the clock, the median of what is beyond ``import torch`` of the same round, a
 seconds, which a machine that does something else disturbs less. The first call is timed inside of a process that has
 imported torch and attemper. ``import attemper`` and ``--help``, which load no torch: ``import_time.py``.
 
---profile: where the seconds of the commands go instead, median over the rounds: imports by package, from
-``python -X importtime``, which itself takes some, and what is left of the process beside them.
+--profile: where the processor's seconds of ``scan MiniLM`` and ``lab entropy`` go instead, median over the rounds.
+Whose an import is: ``python -X importtime -c "import transformers.modeling_utils"``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
@@ -88,43 +86,62 @@ def seconds_of(name: str, command: list[str]) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-PROFILED = ("lab entropy", "scan", "scan MiniLM")
-LEAST_S = 0.05
-"""Packages that take less are one row."""
-IMPORT = re.compile(r"import time: +(\d+) \| +\d+ \| *(\S+)")
+STEPS = """
+import sys, time
+before = 0.0
+def done(step):
+    global before
+    now = time.process_time()
+    print(step, now - before, sep="|", file=sys.stderr)
+    before = now
+import attemper.cli
+from attemper.cli.process import loading
+done("Python, import attemper.cli")
+with loading():
+    import torch
+    done("import torch")
+    import attemper.monitor.scan
+    done("import of what scans stand on")
+    folder = sys.argv[1] if len(sys.argv) > 1 else None
+    if folder:
+        from attemper.integrations import pretrained
+        pretrained.import_ahead(folder)
+        done("import transformers.modeling_utils")
+if folder:
+    from attemper.cli.scan import model_and_text
+    from attemper.cli.options import Dtype, Input, read_text
+    model, batches, _ = model_and_text(folder, read_text(None), Input(None, None, 8, "cpu", Dtype.float32))
+    done("model, tokenizer, tokens")
+    found = attemper.scan(model, batches)
+    done("scan")
+    from rich.console import Console
+    Console().print(found)
+else:
+    from attemper import lab
+    from attemper.cli.lab import _print
+    found = lab.run("entropy")
+    done("experiment")
+    _print(found)
+done("print")
+"""
+"""What ``scan MODEL`` and ``lab entropy`` do, step by step."""
 
 
-def imports_of(command: list[str]) -> tuple[dict[str, float], float]:
-    """Seconds of each module itself, in the order in which they were imported, and of the whole process."""
-    start = time.perf_counter()
-    python, *rest = command
-    done = subprocess.run(
-        [python, "-X", "importtime", *rest], check=True, capture_output=True, text=True, env=ENVIRONMENT
-    )
-    whole = time.perf_counter() - start
-    return {module: int(micros) * 1e-6 for micros, module in IMPORT.findall(done.stderr)}, whole
-
-
-def parts_of(name: str, of_torch: set[str]) -> dict[str, float]:
-    """Seconds of one run by part: what ``import torch`` imports, the packages beyond it, and the rest."""
-    modules, whole = imports_of(commands("", "")[name])
-    parts: dict[str, float] = defaultdict(float)
-    for module, seconds in modules.items():
-        package = module.partition(".")[0]
-        parts[TORCH if module in of_torch else "more of torch" if package == "torch" else package] += seconds
-    return {**parts, "beside imports": whole - sum(parts.values())}
+def steps_of(*arguments: str) -> dict[str, float]:
+    """The processor's seconds of each step of one run."""
+    command = [sys.executable, "-c", STEPS, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT)
+    lines = (line.split("|") for line in done.stderr.splitlines() if "|" in line)
+    return {step: float(seconds) for step, seconds in lines}
 
 
 def print_profile(rounds: int) -> None:
-    of_torch = set(imports_of([sys.executable, "-c", TORCH])[0])
-    for name in PROFILED:
-        runs = [parts_of(name, of_torch) for _ in range(rounds + 1)][1:]  # the first writes bytecode
-        found = {part: median(run.get(part, 0.0) for run in runs) for part in runs[0]}
-        print(f"\n| {name} | seconds |\n|---|---|")
-        small = [part for part, seconds in found.items() if seconds < LEAST_S]
-        found[f"{len(small)} packages below {LEAST_S}"] = sum(map(found.pop, small))
-        for part, seconds in sorted(found.items(), key=lambda item: -item[1]):
-            print(f"| {part} | {seconds:.2f} |")
+    for name, arguments in {"scan MiniLM": [minilm.folder()], "lab entropy": []}.items():
+        runs = [steps_of(*arguments) for _ in range(rounds + 1)][1:]  # the first writes bytecode
+        found = {step: median(run[step] for run in runs) for step in runs[0]}
+        print(f"\n| {name} | processor's seconds |\n|---|---|")
+        for step, seconds in {**found, "together": sum(found.values())}.items():
+            print(f"| {step} | {seconds:.2f} |")
 
 
 def measured(rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -158,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine there")
-    parser.add_argument("--profile", action="store_true", help="imports by package in place of times")
+    parser.add_argument("--profile", action="store_true", help="the steps of two commands instead")
     options = parser.parse_args()
     if options.profile:
         print(f"{machine()}, {options.rounds} rounds")
