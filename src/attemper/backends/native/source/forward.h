@@ -161,8 +161,8 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
 
 // State and outputs of at most ROOM rows. The outputs' lines are not in a cache: they are asked for first, and written
 // last, one after another. Between the many small stores of a row's state each of them would be waited for.
-inline void write_rows(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* output,
-                       int64_t wide, StateWriter& state) {
+inline void finish_rows(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* output,
+                        int64_t wide, StateWriter& state) {
     const int64_t width = call.width;
     const bool direct = call.output.type == FLOAT32 && call.output.stride[3] == 1 && width % LANES == 0;
     int64_t place[StateWriter::ROOM];
@@ -232,8 +232,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     const int64_t row_place = place_of(call, batch, rows[0]);
     StateWriter state(call, row_place);
     for (int64_t part = 0; part < count; part += StateWriter::ROOM)
-        write_rows(call, batch, rows + part, count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM,
-                   products.output + part * wide, wide, state);
+        finish_rows(call, batch, rows + part, count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM,
+                    products.output + part * wide, wide, state);
     state.flush();
     derive(call, row_place, count);
 }
