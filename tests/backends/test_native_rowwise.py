@@ -253,6 +253,8 @@ def assert_near(name: str, got: Tensor, want: Tensor, yardsticks: list[Tensor], 
     assert error <= allowed + slack * max(1.0, largest), (name, error, allowed, largest)
 
 
+STEEP = 2.0  # alpha of entmax
+
 # Rounded weights of half precision are not here: weights meet the values in float32, and only the output is rounded.
 STORED = {torch.float32: 3e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
@@ -262,10 +264,10 @@ def assert_agreement(
 ) -> None:
     """On the library that is loaded, or on each of ``libraries``; what is expected is computed once."""
     problem = case.problem(normalizer, number, given)
-    # Above alpha = 2 a gradient is as large as its smallest weight is small: from one rounding of the scores to the next
-    # its error is ten times another, and three of them say little.
-    steep = normalizer == "entmax" and given is not None and given > 2
-    exact, rounded = Dense(problem), [Dense(problem, rounded=True) for _ in range(12 if steep else 3)]
+    # Above 2 a gradient grows without bound where a weight is small: one rounding of the scores is off ten times as far
+    # as another, and three of them say little.
+    roundings = 12 if normalizer == "entmax" and given is not None and given > STEEP else 3
+    exact, rounded = Dense(problem), [Dense(problem, rounded=True) for _ in range(roundings)]
     above, above_state = upstream_of(exact)
     above = above.to(case.dtype)
     want, *yardsticks = (gradients(dense, above, above_state) for dense in (exact, *rounded))
