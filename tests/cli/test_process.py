@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from attemper import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,11 +91,13 @@ def test_only_for_a_known_kind_of_model_its_modules_are_imported_ahead(tmp_path:
         "unnamed": "{}",
         "no name": json.dumps({"model_type": ["bert"]}),
         "unknown": json.dumps({"model_type": "none-of-transformers"}),
+        "pickled": json.dumps({"model_type": "bert"}),
         "known": json.dumps({"model_type": "bert"}),
     }
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(config, encoding="utf-8")
+        (tmp_path / name / ("model.safetensors" if name != "pickled" else "pytorch_model.bin")).touch()
     done = python("-c", AHEAD, tmp_path / "nowhere", *(tmp_path / name for name in configs))
     assert done.returncode == 0, done.stderr
 
@@ -138,6 +144,33 @@ def test_only_the_program_ends_at_once_after_threads_and_atexit(
     assert done.stdout.splitlines() == ["printed", *more, "thread", "atexit"]
 
 
+LATE = """
+import atexit, os, signal, sys, threading, time, types
+from attemper.cli.process import leave
+sys.modules["torch"] = types.ModuleType("torch")
+if "full" in sys.argv:
+    atexit.register(print, "lost")
+else:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+leave(0 if "full" in sys.argv else 3)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_what_the_end_could_not_write_makes_the_code_that_of_python(tmp_path: Path):
+    (tmp_path / "attemper").write_text(LATE, encoding="utf-8")
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([sys.executable, tmp_path / "attemper", "full"], stdout=full, check=False, env=buffered)
+    assert done.returncode == 120
+
+
+def test_an_interrupt_at_the_end_does_not_wait_for_threads_and_keeps_the_code(tmp_path: Path):
+    (tmp_path / "attemper").write_text(LATE, encoding="utf-8")
+    assert python(tmp_path / "attemper").returncode == 3
+
+
 MODULE = """
 import sys, types
 sys.argv = ["attemper", "--version"]
@@ -145,7 +178,7 @@ import attemper.cli
 sys.modules["torch"] = types.ModuleType("torch")
 import runpy
 try:
-    runpy.run_module("attemper", run_name="__main__")
+    runpy.run_module("attemper", run_name="__main__", alter_sys=True)
 except SystemExit as stop:
     print("goes on", stop.code)
 """
@@ -183,5 +216,6 @@ def test_a_command_ends_with_its_whole_output_and_its_code_and_at_once_if_torch_
 
 
 def test_the_installed_program_ends_so_too():
-    table = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'attemper = "attemper.cli:program"' in table
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    module, _, name = table["project"]["scripts"]["attemper"].partition(":")
+    assert getattr(importlib.import_module(module), name) is cli.program

@@ -2,6 +2,7 @@
 """Mutants of the native kernels of softmax and of its readings, each with the tests that notice it.
 
 Mutants of half.h need a processor with AVX512-BF16, and survive elsewhere; what is there for AMX only needs that, too.
+Those of exp in simd.h need AVX-512; that of other processors has none here.
 Not here because it changes no result, and why:
 
 - ``finish`` gives an empty row the factor 0: its output is zeroed besides.

@@ -71,14 +71,13 @@ def main() -> NoReturn:
     Raises:
         SystemExit: always, with the exit code.
     """
-    raise SystemExit(exit_code(lambda: app(prog_name="attemper", standalone_mode=False)))
+    raise SystemExit(_code())
 
 
 def program() -> NoReturn:
     """The ``attemper`` command as a process of its own, which ends with it."""
-    try:
-        main()
-    except SystemExit as stop:
-        if not isinstance(stop.code, int):
-            raise
-        leave(stop.code)
+    leave(_code())
+
+
+def _code() -> int:
+    return exit_code(lambda: app(prog_name="attemper", standalone_mode=False))

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +24,7 @@ def loading() -> Iterator[None]:
         yield
         return
     gc.disable()
-    atexit.register(gc.unfreeze)  # where the process ends as others do: libraries complain of objects that are left
+    atexit.register(gc.unfreeze)  # nanobind, say, complains at the end of objects that were never taken apart
     try:
         yield
     finally:
@@ -33,28 +33,38 @@ def loading() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process. With torch in it, as Python's multiprocessing ends processes of its own: threads end, functions
-    of ``atexit`` run, what was printed is written, and the system takes the memory back.
+    """Ends the process. With torch in it, at once after what others wait for: threads end, functions of ``atexit`` run,
+    what was printed is written. Nothing is taken apart: a file that is open and not flushed loses its last lines.
 
     Raises:
         SystemExit: without torch, or where the process is not ours alone.
     """
     if "torch" not in sys.modules or not _is_ours() or _is_watched():
         raise SystemExit(code)
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-    atexit._run_exitfuncs()
+    try:
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        pass  # of somebody who does not wait for the threads; the code is that of the command
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or the reader went away
+        try:
             stream.flush()
+        except (OSError, ValueError, AttributeError):  # full, or closed, since the command wrote its own
+            code = code or _LOST_OUTPUT
     os._exit(code)
 
 
+_LOST_OUTPUT = 120
+"""The code that Python ends with where it cannot write out what was printed."""
+
+
 def _is_ours() -> bool:
-    """Whether Python was started for the command, and not for a program that runs it."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    name = Path(getattr(main, "__file__", None) or "").stem if spec is None else spec.name
-    return name in ("attemper", "attemper.__main__")
+    """Whether Python was started for the command (`attemper`, `python -m attemper`), and not for a program that runs
+    it, as `memray run -m attemper` does, or a notebook.
+    """
+    place = len(sys.orig_argv) - len(sys.argv)
+    before = sys.orig_argv[1:place]
+    return place > 0 and Path(sys.orig_argv[place]).stem == "attemper" and all(word.startswith("-") for word in before)
 
 
 def _is_watched() -> bool:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -85,16 +86,17 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
 
 def import_ahead(source: str) -> None:
     """Imports the modules that :func:`load` will need for the model in a folder, for a caller that wants to have all
-    imports behind it. Of a model that ``load`` may refuse before it needs them, none.
+    imports behind it. Of what is wrong with the folder, or with a package, nothing is said: ``load`` says it.
     """
-    try:
+    with suppress(Exception):
+        check_folder(source)
         config: Any = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-        from transformers import CONFIG_MAPPING
-    except (ImportError, OSError, ValueError, RecursionError):
-        return
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if isinstance(kind, str) and kind in CONFIG_MAPPING:
-        import_module("transformers.modeling_utils")
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        import transformers
+
+        with quiet(transformers):
+            if isinstance(kind, str) and kind in transformers.CONFIG_MAPPING:
+                import_module("transformers.modeling_utils")
 
 
 def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]:

@@ -159,23 +159,20 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
     weigh_rows_of(parts, std::make_integer_sequence<int, CHOICES>())(call, batch, rows, count, best, tile, begin, look);
 }
 
-// State and outputs of at most ROOM rows. The outputs' lines are not in a cache: they are asked for first, and written
-// last, one after another. Between the many small stores of a row's state each of them would be waited for.
+// State and outputs of at most ROOM rows. The outputs' lines are in no cache, and are written one after another: between
+// the many small stores of a row's state each of them would be waited for.
 inline void finish_rows(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* output,
                         int64_t wide, StateWriter& state) {
     const int64_t width = call.width;
     const bool direct = call.output.type == FLOAT32 && call.output.stride[3] == 1 && width % LANES == 0;
-    int64_t place[StateWriter::ROOM];
     float share[StateWriter::ROOM];
-    for (int64_t i = 0; width && i < count; i++) {
-        place[i] = at(call.output, batch, rows[i].head, rows[i].query);
-    }
     for (int64_t i = 0; i < count; i++) share[i] = finish(call, rows[i], state);
     for (int64_t i = 0; width && i < count; i++, output += wide) {
-        float* to = direct ? reinterpret_cast<float*>(call.output.data) + place[i] : output;
+        const int64_t place = at(call.output, batch, rows[i].head, rows[i].query);
+        float* to = direct ? reinterpret_cast<float*>(call.output.data) + place : output;
         for (int64_t e = 0; e < width; e += LANES)
             store(to + e, rows[i].count == 0 ? Vec{} : load(output + e) * share[i]);
-        if (!direct) write_row(call.output, place[i], call.output.stride[3], width, output);
+        if (!direct) write_row(call.output, place, call.output.stride[3], width, output);
     }
 }
 
