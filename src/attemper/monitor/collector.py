@@ -73,7 +73,7 @@ class Collector:
         self._order = {name: place for place, name in enumerate(self._names.values())}
         self._calls: list[SeenCall] = []
         self._pairing = Pairing(self._tell_difference)
-        self._projects = any(map(projects, model.modules()))
+        self._projects = any(map(projects, self._names))
         self._differing: set[str] = set()
         """Taps that were told to have other arguments than the attention beside them."""
         self._known = KnownRequests()

@@ -13,7 +13,7 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
-from attemper.sites.names import SCRIPTED, compiled_parts, is_compiled, names_of
+from attemper.sites.names import COMPILED, SCRIPTED, compiled_parts, names_of
 from attemper.sites.observation import UnsupportedCallError, observing
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
@@ -31,12 +31,11 @@ def observation(model: nn.Module, collector: Collector, *, switched: bool = True
         stack.enter_context(tracking(collector.context, model, registry.pretrained_models(model)))
         # Python modules are searched for attention functions once, not for each batch.
         stack.enter_context(package_functions.reading(model))
-        if any(map(is_compiled, model.modules())):
+        unseen = compiled_parts(names_of(model))
+        if COMPILED in unseen.values():
             # Nothing can look into compiled code; run as it was written it computes the same.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        collector.refuse(
-            {name: reason for name, reason in compiled_parts(names_of(model)).items() if reason == SCRIPTED}
-        )
+        collector.refuse({name: reason for name, reason in unseen.items() if reason == SCRIPTED})
         yield switch
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -90,12 +91,10 @@ def date_of(seconds: float) -> str:
 def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:
     """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``."""
     commit = getattr(getattr(unwrap(model), "config", None), "_commit_hash", None)
-    dtypes = {
-        str(part.dtype).removeprefix("torch."): None for part in model.parameters() if part.dtype.is_floating_point
-    }
+    dtypes = dict.fromkeys(part.dtype for part in model.parameters() if part.dtype.is_floating_point)
     return {
         "date": date,
-        "dtype": ", ".join(dtypes) or None,
+        "dtype": ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) or None,
         "revision": commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None,
         "versions": versions(),
     }
@@ -112,6 +111,7 @@ def versions() -> dict[str, str]:
     }
 
 
+@cache
 def processor() -> str:
     """Its name, and the family and model by which Linux tells apart what shares a name."""
     try:

@@ -132,19 +132,20 @@ def alarms(
         fewest_keys: rows that see fewer say nothing about sharpness or first tokens.
     """
     checked = AlarmLimits.of(limits)
-    return tuple(
-        alarm
-        for site in sites
-        for head in site.heads
-        for alarm in _of_head(site, head, checked.at(site.name), fewest_keys)
-    )
+    return tuple(alarm for site in sites for alarm in _of_site(site, checked.at(site.name), fewest_keys))
+
+
+_OF_SCANS = tuple(kind for kind in ALARMS if not kind.needs_history)
+
+
+def _of_site(site: SiteReading, limits: Limits, fewest_keys: int) -> Iterator[Alarm]:
+    for head in site.heads:
+        yield from _of_head(site, head, limits, fewest_keys)
 
 
 def _of_head(site: SiteReading, head: HeadReading, limits: Limits, fewest_keys: int) -> Iterator[Alarm]:
     total = head.rows + head.empty_rows + head.nonfinite_rows
-    for kind in ALARMS:
-        if kind.needs_history:
-            continue
+    for kind in _OF_SCANS:
         value, limit = kind.value(head, fewest_keys), limits.get(kind.name, kind.limit)
         never = limit is None and kind.limit is not None
         if not (never or value is None) and kind.rings(value, limit):

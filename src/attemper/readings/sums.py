@@ -34,6 +34,8 @@ ENOUGH_KEYS = tuple(f"judged_{name}" for name in CURVES)
 """The curves of rows that see enough keys, where a bucket would hold others, too."""
 NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS))
 """What stands in the array, in this order; ``ENOUGH_KEYS`` follow where they are needed."""
+_ROWS_OF = {name.removeprefix("rows_of_"): name for name in NUMBERS if name.startswith("rows_of_")}
+"""Statistic -> the number of its rows, where they are not those of all others."""
 
 
 def fits_buckets(fewest_keys: int) -> bool:
@@ -121,17 +123,27 @@ def _head(head: int, sums: Mapping[str, Sequence[float]], layer: int | None, few
 
 
 def _buckets(sums: Mapping[str, Sequence[float]], fewest_keys: int) -> Iterator[VisibleKeyBucket]:
-    """Rows by powers of two of their keys, parted at ``fewest_keys``."""
+    for index, first, last, counts, curves in _bucket_ends(fewest_keys):
+        if rows := int(sums[counts][index]):
+            entropy, normalized, first_token = (sums[name][index] / rows for name in curves)
+            # A row with one key has no normalised entropy, and no key beside the first.
+            others = (normalized, first_token) if index else (None, None)
+            yield VisibleKeyBucket(first, last, rows, entropy, *others)
+
+
+@cache
+def _bucket_ends(fewest_keys: int) -> tuple[tuple[int, int, int, str, Sequence[str]], ...]:
+    """Buckets by visible keys: powers of two, parted at ``fewest_keys``. The number of each, its first and last
+    number of keys, and the curves that hold its rows and its sums.
+    """
+    kinds = (CURVES,) if fits_buckets(fewest_keys) else (CURVES, ENOUGH_KEYS)
+    found = []
     for index in range(BINS):
         first, last = 1 << index, (2 << index) - 1
         parted = first < fewest_keys <= last
         ends = ((first, fewest_keys - 1), (fewest_keys, last)) if parted else ((first, last),) * 2
-        for (low, high), names in zip(ends, (CURVES, ENOUGH_KEYS), strict=True):
-            if names[0] in sums and (rows := int(sums[names[0]][index])):
-                entropy, normalized, first_token = (sums[name][index] / rows for name in names[1:])
-                # A row with one key has no normalised entropy, and no key beside the first.
-                others = (normalized, first_token) if index else (None, None)
-                yield VisibleKeyBucket(low, high, rows, entropy, *others)
+        found += [(index, *end, rows, sums) for end, (rows, *sums) in zip(ends, kinds, strict=False)]
+    return tuple(found)
 
 
 def _number(name: str, reduction: Reduction, sums: Mapping[str, Sequence[float]]) -> float | None:
@@ -145,7 +157,7 @@ def _number(name: str, reduction: Reduction, sums: Mapping[str, Sequence[float]]
 
 def _rows_of(name: str, sums: Mapping[str, Sequence[float]]) -> float:
     """How many rows a mean is over."""
-    if f"rows_of_{name}" in sums:
-        return sums[f"rows_of_{name}"][0]
+    if name in _ROWS_OF:
+        return sums[_ROWS_OF[name]][0]
     weightless = 0.0 if STATISTICS[name].defined is Rows.ALL else sums["rows_without_weight"][0]
     return sums["rows"][0] - weightless

@@ -142,9 +142,8 @@ def used_names(kind: type) -> set[str]:
 
 def _callable_parts(module: nn.Module) -> Iterator[type]:
     """Classes of plain objects that a module holds and may call."""
-    for value in vars(module).values():
-        kind = type(value)
-        if not isinstance(value, nn.Module | type) and isinstance(vars(kind).get("__call__"), FunctionType):
+    for kind in dict.fromkeys(map(type, vars(module).values())):
+        if isinstance(vars(kind).get("__call__"), FunctionType) and not issubclass(kind, nn.Module | type):
             yield kind
 
 

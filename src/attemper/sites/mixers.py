@@ -36,16 +36,17 @@ class Mixing:
     depthwise: bool = False
     """Whether it holds a convolution over tokens, channel by channel."""
 
-    def is_in(self, module: nn.Module) -> bool:
-        """Whether this module's own code mixes so."""
-        kind = own_class(module)
-        children = tuple(module.children())
+    def is_in_code(self, kind: type[nn.Module]) -> bool:
+        """Whether the name of a class, or a name in its code, tells this mixing."""
+        names = used_names(kind)
+        return bool(re.search(self.classes, kind.__name__)) or any(re.search(self.names, name) for name in names)
+
+    def is_held_by(self, module: nn.Module) -> bool:
+        """Whether a module's own parameters, or the layers inside it, tell this mixing."""
         return bool(
-            re.search(self.classes, kind.__name__)
-            or (self.parameters and self.parameters <= module._parameters.keys())
-            or any(isinstance(child, self.layers) for child in children)
-            or (self.depthwise and any(map(_is_depthwise, children)))
-            or any(re.search(self.names, name) for name in _names(kind))
+            (self.parameters and self.parameters <= module._parameters.keys())
+            or (self.layers and any(isinstance(child, self.layers) for child in module.children()))
+            or (self.depthwise and any(map(_is_depthwise, module.children())))
         )
 
 
@@ -66,7 +67,16 @@ MIXINGS = (
 _NAMED_ATTENTION = re.compile(r"(attention|attn)$", re.IGNORECASE)
 _KINDS = tuple(mixing.kind for mixing in MIXINGS)
 
-_names = lru_cache(maxsize=4096)(used_names)
+
+@lru_cache(maxsize=4096)
+def _kinds_in_code(kind: type[nn.Module]) -> frozenset[str]:
+    return frozenset(mixing.kind for mixing in MIXINGS if mixing.is_in_code(kind))
+
+
+def _kind_of(module: nn.Module) -> str | None:
+    """How a module mixes tokens; None if it does not, or in a way that is not known here."""
+    in_code = _kinds_in_code(own_class(module))
+    return next((mixing.kind for mixing in MIXINGS if mixing.kind in in_code or mixing.is_held_by(module)), None)
 
 
 def _is_depthwise(module: nn.Module) -> bool:
@@ -82,7 +92,7 @@ class Mixers:
         self._kinds: dict[nn.Module, str] = {}
         for module, name in own.items():
             if not any(_holds(name, other) or _holds(other, name) for other in attends):
-                kind = next((mixing.kind for mixing in MIXINGS if mixing.is_in(module)), None)
+                kind = _kind_of(module)
                 if kind is not None:
                     self._kinds[module] = kind
         self._names = own

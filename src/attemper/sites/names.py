@@ -73,7 +73,10 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 def _wrapped_name(module: nn.Module) -> str | None:
     if isinstance(module, _HOLDERS):
         return "module"
-    return next((name for name in _ATTRIBUTES if name in module._modules), None)
+    for name in _ATTRIBUTES:
+        if name in module._modules:
+            return name
+    return None
 
 
 def _name(module: nn.Module, name: str, names: dict[nn.Module, str]) -> None:

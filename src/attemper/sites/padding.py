@@ -200,6 +200,7 @@ def tracking(
         begun: the arguments of a forward of ``model`` that has begun already.
     """
     counted = {id(module) for module in (models or [model])}
+    leaving, leaving_model = context.guard(_leave_module(context)), context.guard(_leave_model(context))
     with ExitStack() as hooks:
         for module in model.modules():
             if begun is not None and module is model:
@@ -210,12 +211,12 @@ def tracking(
             before = context.guard(_enter_module(context, names))
             handle = module.register_forward_pre_hook(before, with_kwargs=True)
             hooks.callback(handle.remove)
-            after = module.register_forward_hook(context.guard(_leave_module(context)), always_call=True)
+            after = module.register_forward_hook(leaving, always_call=True)
             hooks.callback(after.remove)
             if id(module) in counted or isinstance(module, _LAYERS):
                 entering = context.guard(_enter_model(context, names))
                 before = module.register_forward_pre_hook(entering, with_kwargs=True)
-                after = module.register_forward_hook(context.guard(_leave_model(context)), always_call=True)
+                after = module.register_forward_hook(leaving_model, always_call=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         if begun is not None:
@@ -247,12 +248,13 @@ _signatures: WeakKeyDictionary[Callable[..., Any], list[str]] = WeakKeyDictionar
 def _parameters(module: nn.Module) -> list[str]:
     bound = module.forward
     function = getattr(bound, "__func__", bound)
-    if function not in _signatures:
+    names = _signatures.get(function)
+    if names is None:
         try:
-            _signatures[function] = list(inspect.signature(function).parameters)
+            names = list(inspect.signature(function).parameters)
         except (TypeError, ValueError):
-            _signatures[function] = []
-    names = _signatures[function]
+            names = []
+        _signatures[function] = names
     return names[1:] if function is not bound else names
 
 
@@ -290,7 +292,7 @@ def _enter_module(context: CallContext, names: list[str]) -> Any:
 def _other_sequence(arguments: dict[str, Any]) -> OtherSequence | None:
     """The other sequence among a module's arguments: by its name, or else any that is shorter than the first."""
     sequences = {name: part for name, part in arguments.items() if _tokens(part)}
-    if not sequences:
+    if len(sequences) < 2:
         return None
     first = next(iter(sequences.values()))
     own = sequences.get("hidden_states", first)

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from attemper.call.attention import run
-from attemper.call.options import first_true, names_of_call, request_of
+from attemper.call.known_requests import KNOWN
+from attemper.call.options import first_true, names_of_call
 from attemper.errors import InputError, MissingExtraError
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
@@ -124,7 +125,8 @@ def attention_forward(
                 "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
             )
         try:
-            return _attend_here(module, call, value, current()).transpose(1, 2).contiguous(), None
+            with _without_mode():
+                return _attend_here(module, call, value, current()).transpose(1, 2).contiguous(), None
         except Exception as error:  # whatever it is, under a watch the model's own attention runs
             for observer in current():
                 observer.fail(error)
@@ -167,7 +169,7 @@ def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observer
     options = replace(call.options, spans=observers[-1].spans(module, call.key.shape[2]))
     names = names_of_call(names, options, call.query, call.key)
     options = replace(options, stats=names, backend=observers[-1].backend)
-    request = request_of(type(module).__name__, call.query, call.key, value, call.mask, options)
+    request = KNOWN.request(type(module).__name__, call.query, call.key, value, call.mask, options)
     tokens = observers[-1].key_tokens(module, call.key.shape[2])
     if tokens is not None:
         first_keys = first_true(tokens, request.problem.first_tokens)
@@ -399,14 +401,14 @@ def pretrained_models(model: nn.Module) -> list[nn.Module]:
 @contextmanager
 def switching(model: nn.Module) -> Iterator[Switch]:
     """Sets our implementation for every registry model inside ``model``; each gets its own back after the block."""
-    state, names = Switch(), names_of(model)
+    state = Switch()
     models: list[Any] = pretrained_models(model)
     if models:
         register()
     taken: set[int] = set()
     for module in models:
         if not module._can_set_attn_implementation():
-            state.refused[names[module]] = (
+            state.refused[names_of(model)[module]] = (
                 f"{type(module).__name__} computes attention with code of its own, not through transformers' registry"
             )
             continue
