@@ -49,6 +49,29 @@ def test_modules_are_never_searched_for_garbage_and_a_model_is():
     assert done.returncode == 0, done.stderr
 
 
+COMMAND = """
+import gc, sys
+from attemper import cli
+try:
+    cli.main()
+except SystemExit as ended:
+    assert ended.code == 1
+    assert ("torch" in sys.modules) == (gc.get_freeze_count() > 100_000) == (sys.argv[-1] == "100000"), sys.argv
+"""
+
+
+@pytest.mark.parametrize("command", ["calibrate", "scan --texts"])
+def test_every_command_that_loads_a_model_imports_torch_so_and_only_for_a_folder_that_is_there(
+    command: str, tmp_path: Path
+):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a text", encoding="utf-8")
+    words = command.split() + ([texts] if command.endswith("--texts") else [])
+    for more, told in ((("--max-length", 100_000), "reads at most"), ((tmp_path / "none",), "there is no folder")):
+        done = python("-c", COMMAND, *words, *more)
+        assert (done.returncode, told in done.stderr) == (0, True), done.stderr
+
+
 INSIDE = """
 import gc, sys
 from attemper.cli.process import loading

@@ -16,7 +16,9 @@ import typer
 
 from attemper.cli.options import Device, Dtype, Weights, read_text, shipped_model
 from attemper.cli.output import say
+from attemper.cli.process import import_for
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import PLACES
 
 if TYPE_CHECKING:
     from attemper.control.calibration import Calibration
@@ -106,6 +108,11 @@ def calibrate(
         raise typer.BadParameter(f"is a share between 0 and 1, got {validation}.", param_hint="--validation")
     _check_places(out, fold)
     words = read_text(text)
+    if device in PLACES:
+        raise InputError(
+            f"--device {device}: calibrating computes gradients, for which all weights must be on one device."
+        )
+    import_for(model)
     from rich.console import Console
 
     import attemper
@@ -210,12 +217,7 @@ def _pretrained_windows(
     import torch
 
     from attemper.integrations import pretrained
-    from attemper.integrations.checkpoint import PLACES
 
-    if device in PLACES:
-        raise InputError(
-            f"--device {device}: calibrating computes gradients, for which all weights must be on one device."
-        )
     known = pretrained.load(source, device=device, dtype=dtype, predicts=True)
     batches = pretrained.windows(known, words, max_length=max_length or min(_WINDOW, known.longest), batch_size=1)
     width = max(batch["input_ids"].shape[1] for batch in batches)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from attemper.integrations.checkpoint import check_folder
+
 
 @contextmanager
 def loading() -> Iterator[None]:
@@ -30,6 +32,24 @@ def loading() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def import_for(model: str | None) -> None:
+    """Imports what running a model takes, one of transformers or the one that ships (None), under ``loading``. To be
+    called before anything else imports torch.
+
+    Raises:
+        InputError: ``model`` is a folder that is not there, or that holds no model. All else loading it tells.
+    """
+    if model is not None:
+        check_folder(model)
+    with loading():
+        import attemper.monitor.scan  # noqa: F401 - with torch and all that ways into a model stand on
+
+        if model is not None:
+            from attemper.integrations import pretrained
+
+            pretrained.import_ahead(model)
 
 
 def leave(code: int) -> NoReturn:

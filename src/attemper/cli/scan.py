@@ -27,10 +27,11 @@ from attemper.cli.options import (
     title_of,
 )
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
-from attemper.cli.process import loading
+from attemper.cli.process import import_for
 from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
+from attemper.integrations.hub import near_folder, on_hub
 from attemper.readings.alarms import LIMITS
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
@@ -230,20 +231,16 @@ def patterns_of(model: str | None, words: str, given: Input, heads: Iterable[tup
 
 def model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
     """A model, the text as its batches, and what names its tokens."""
-    with loading():
-        import attemper.monitor.scan  # noqa: F401 - with torch and what scans stand on
-
-        if model is not None:
-            from attemper.integrations import pretrained
-
-            pretrained.import_ahead(model)
+    if model is not None and on_hub(model) and sys.stderr.isatty():
+        say(
+            f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub (half a minute where that "
+            f"cannot be reached).{near_folder(model)}"
+        )
+    import_for(model)
     if model is None:
         return (*_shipped_batches(words, given), _bytes)
     from attemper.integrations import pretrained
-    from attemper.integrations.hub import on_hub
 
-    if sys.stderr.isatty() and on_hub(model):
-        say(f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub")
     known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
     batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
     return known.model, batches, known.tokenizer

@@ -18,6 +18,7 @@ import typer
 
 from attemper.cli.options import Input, shipped_model, title_of
 from attemper.cli.output import say, usage_of
+from attemper.cli.process import import_for
 from attemper.errors import InputError
 from attemper.text import clean_name, count
 
@@ -155,10 +156,10 @@ def scan_all(model: str | None, given: Input, cut: Cut, **options: Any) -> Scan:
     if cut.drives or cut.shards is not None:
         with tempfile.TemporaryDirectory(prefix="attemper-") as folder:
             return _scan_shards(_task(model, given, cut, cut.shards or SHARDS, Path(folder), options), cut)
+    task = _task(model, given, cut, 1, Path(), options)
     from attemper.integrations.shards import scan_texts
     from attemper.readings.scan import Scan
 
-    task = _task(model, given, cut, 1, Path(), options)
     loaded = task.load()
     with _bar(task.survey.texts) as advance:
         part = scan_texts(task, loaded, advance)
@@ -198,6 +199,7 @@ def _task(model: str | None, given: Input, cut: Cut, shards: int, out: Path, opt
     texts = Texts(cut.texts, cut.field or FIELD)
     with usage_of("--texts"):
         survey = texts.survey()
+    import_for(None if cut.drives else model)  # workers load the model themselves
     from attemper.integrations.shards import ShardTask
     from attemper.monitor.scan import ScanOptions
 
