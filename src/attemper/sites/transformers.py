@@ -234,7 +234,7 @@ def reading(model: nn.Module) -> Iterator[None]:
 
     A thread without observers gets what it always got. Nothing happens where ``model`` holds no transformers model.
     """
-    if not pretrained_models(model):
+    if next(_pretrained_models(model), None) is None:  # the first is enough: the outermost, as a rule
         yield
         return
     _wrap_lookup(_REPORTING)
@@ -394,8 +394,13 @@ class Switch:
 
 def pretrained_models(model: nn.Module) -> list[nn.Module]:
     """The transformers models inside ``model``; none where transformers is not even imported."""
+    return list(_pretrained_models(model))
+
+
+def _pretrained_models(model: nn.Module) -> Iterator[nn.Module]:
     library = sys.modules.get("transformers.modeling_utils")
-    return [] if library is None else [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
+    if library is not None:
+        yield from (part for part in model.modules() if isinstance(part, library.PreTrainedModel))
 
 
 @contextmanager
