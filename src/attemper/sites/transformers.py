@@ -268,9 +268,10 @@ class _Reporting:
         given = _arguments(args, kwargs)
         if unknown_keywords(given) and runs_torch_functions(self.reader):
             return self.function(module, query, key, value, *args, **kwargs)
-        with mark_reported(), _without_mode():
-            result = self.function(module, query, key, value, *args, **kwargs)
-        guard(current(), self._report, module, query, key, value, result, given)
+        with _without_mode():
+            with mark_reported():
+                result = self.function(module, query, key, value, *args, **kwargs)
+            guard(current(), self._report, module, query, key, value, result, given)
         return result
 
     def _report(
@@ -290,7 +291,9 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _without_mode() -> Iterator[None]:
-    """Takes our function mode off, if it is the innermost: a compiled kernel would be compiled anew under it."""
+    """Takes our function mode off, if it is the innermost: a compiled kernel would be compiled anew under it, and what
+    we compute ourselves has nothing to be followed.
+    """
     if not isinstance(_get_current_function_mode(), torch_functions.AttentionMode):
         yield
         return
