@@ -1,7 +1,7 @@
 """What a watch costs a training step of all-MiniLM-L6-v2 at 512 tokens: forward, backward, optimizer.
 
-Run: ``python benchmarks/watch_minilm.py [--batch 8] [--repeats 15] [--cpu-time]``. Paired steps in one process, in
-turns, median of ratios; first a check that watched entropies of all rows are those of the eager weights.
+Run: ``python benchmarks/watch_minilm.py [--batch 8] [--tokens 512] [--repeats 15] [--cpu-time]``. Paired steps in one
+process, in turns, median of ratios; first a check that watched entropies of all rows are those of the eager weights.
 """
 
 from __future__ import annotations
@@ -82,13 +82,14 @@ def unsampled(model: Any, step: Callable[[], None], repeats: int) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cpu-time", action="store_true", help="process time on one thread, for a busy machine")
     options = parser.parse_args()
     if options.cpu_time:
         torch.set_num_threads(1)
         minilm.CLOCK[:] = [time.process_time]
-    model, inputs = minilm.pretrained(), minilm.batch(512, options.batch)
+    model, inputs = minilm.pretrained(), minilm.batch(options.tokens, options.batch)
     worst = check(model, inputs)
     if worst > 2e-5:
         sys.exit(f"watched entropies differ from eager ones by {worst:.1e} nats: no timing of a wrong result")
