@@ -211,14 +211,18 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
         const bool finite = double(most_query) * most_key * double(depth) < SAFE_PRODUCT;
         for (int64_t tile = 0; tile < count; tile += TALL) {
             const int64_t real = count - tile < TALL ? count - tile : TALL;
-            const Span span(rows + tile, real, block, seen);
-            if (span.begin >= span.end) continue;
             const int64_t number = tile / TALL, tiles = up(count, TALL) / TALL;
             prefetch(call.key, at(call.key, batch, group, block + seen), call.key.stride[2], later, depth, number,
                      tiles);
             if (width)
                 prefetch(call.value, at(call.value, batch, group, block + seen), call.value.stride[2], later, width,
                          number, tiles);
+            // With the last keys, the lines that the outputs will take.
+            if (width && block + KEYS >= high)
+                prefetch(call.output, at(call.output, batch, rows[tile].head, rows[tile].query), call.output.stride[2],
+                         real, width, 0, 1);
+            const Span span(rows + tile, real, block, seen);
+            if (span.begin >= span.end) continue;
             float keep[MOST_ROWS] = {};
             take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span,
                     shape_of(call, span, finite), keep);

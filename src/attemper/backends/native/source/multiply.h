@@ -63,7 +63,10 @@ inline void product(const float* a, int64_t step_k, const float* b, int64_t dept
 template <int STEP_I, int COUNT = ROWS>
 inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
                         int64_t stride, const float* keep) {
-    alignas(64) float sums[COUNT * PANEL];
+    alignas(64) float room[COUNT * PANEL];
+    float* sums = room;
+    // GCC would keep the array in registers that it has not, and copy all of it with every piece.
+    if constexpr (LANES == 16) asm("" : "+r"(sums));
     int64_t last = 0;
     for (int64_t end = PIECE - begin % PIECE; end < depth; end += PIECE) {
         const int64_t from = last;
