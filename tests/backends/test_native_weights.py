@@ -159,6 +159,20 @@ def test_no_weight_of_entmax_is_off_by_more_than_five_roundings_of_the_largest(a
         torch.testing.assert_close(got.sum(-1), torch.ones_like(got[:, 0]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [1.2, 1.25, 1.4])
+def test_the_support_of_entmax_is_that_of_float64(alpha: float):
+    """Hundreds of keys less than a ten-thousandth from the border of the support, on both of its sides."""
+    normal = torch.randn(8, 1500)
+    maximum = normal.max(-1, keepdim=True).values
+    reach = wanted(normal, "entmax", alpha).max(-1, keepdim=True).values ** (alpha - 1) / (alpha - 1)
+    at = torch.linspace(-1e-4, 1e-4, 548, dtype=torch.float64)
+    scores = torch.cat([normal, (maximum - reach * (1 - at)).float()], -1)
+    got, want = native_rows.weights(scores, "entmax", alpha).double(), wanted(scores, "entmax", alpha)
+    other = torch.maximum(got, want)[(got > 0) != (want > 0)]
+    # [1 + q d / w0^q]: what rounding takes of a score moves it by no more.
+    assert bool((other.div(want.max()) ** (alpha - 1) < 2e-7).all()), other
+
+
 @pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
 def test_weights_of_rows_of_a_hundred_thousand(normalizer: str, number: float):
     scores = torch.stack([torch.randn(100_000), torch.zeros(100_000)])

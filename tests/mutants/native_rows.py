@@ -61,6 +61,7 @@ def rows_test(name: str, *cases: str) -> tuple[str, ...]:
 
 HOSTILE = weights("weights_agree_with_float64_on_hostile_rows")
 EXACT = weights("no_weight_of_entmax_is_off_by_more_than_five_roundings_of_the_largest")
+BORDER = weights("the_support_of_entmax_is_that_of_float64")
 LARGE = weights("weights_of_rows_of_a_hundred_thousand")
 GRADIENTS = weights("gradients_agree_with_differences_of_the_definition")
 STEEP = ("tests/backends/test_steep_gradients.py",)
@@ -82,19 +83,23 @@ MUTANTS = (
     Mutant("solve: what a float takes off the threshold", SOLVE, "((SQUARE ? d * 0.5f : d) - high) - low;", "(SQUARE ? d * 0.5f : d) - high;", HOSTILE),
     Mutant("solve: entmax15 is not squared", SOLVE, "compress(in, SQUARE ? r * r : r, to.weight + count);", "compress(in, r, to.weight + count);", HOSTILE),
     Mutant("solve: entmax15 tells its threshold", SOLVE, "to.found = SQUARE ? t * t : -t;", "to.found = -t;", FOUND),
-    Mutant("entmax: u is rounded", ENTMAX_H, "const Vec lost = lost_of(kept, splat(factor), z) + kept * rest;", "const Vec lost = {};", HOSTILE),
-    Mutant("entmax: u has lost its rest", ENTMAX_H, "return {u, (z - (u - 1.0f)) + lost, in};", "return {u, lost, in};", HOSTILE),
+    Mutant("entmax: u is rounded", ENTMAX_H, "const Vec z = d * factor, lost = lost_of(d, splat(factor), z) + d * rest;", "const Vec z = d * factor, lost = {};", EXACT),
+    Mutant("entmax: u has lost its rest", ENTMAX_H, "return {u, (z - (u - 1.0f)) + lost, below", "return {u, lost, below", HOSTILE),
     Mutant("entmax: keys at the maximum forgotten", ENTMAX_H, "sums.value += double(ties), sums.first += double(ties), sums.second += double(ties);", "", HOSTILE),
-    Mutant("entmax: a wrong bound is believed", ENTMAX_H, "if (level == bound) return NONE;", "if (level == bound) break;", HOSTILE),
-    Mutant("entmax: few digits are enough", ENTMAX_H, "level = fall(to, q, level, bound, 1, WHOLLY, exact_sums);", "level = fall(to, q, level, bound, 1, WHOLLY, rough_sums);", EXACT),
+    Mutant("entmax: a wrong bound is believed", ENTMAX_H, "if (level == bound) return {NONE, from};", "if (level == bound) break;", HOSTILE),
+    Mutant("entmax: few digits are enough", ENTMAX_H, "const Root root = fall(to, q, near, above, 1, WHOLLY, exact_sums);", "const Root root = {fall(to, q, near, above, 1, WHOLLY, rough_sums).level, fall(to, q, near, above, 1, NEARLY, exact_sums).from};", EXACT),
     Mutant("entmax: the bend to the other side", ENTMAX_H, "std::log1p(eta - bend * eta)", "std::log1p(eta + bend * eta)", EXACT),
     Mutant("entmax: the third sum has all its digits", ENTMAX_H, "(4 * bend * bend + 2e-3 * moved) * moved", "4 * bend * bend * moved", EXACT),
     Mutant("entmax: keys at the border in the derivatives", ENTMAX_H, "step.error = error + border < step.error ? error + border : step.error;", "step.error = error;", EXACT),
     Mutant("entmax: sums of long stretches", ENTMAX_H, "SHORT = 16 * LANES;", "SHORT = 1 << 20;", EXACT),
-    Mutant("solve: whole vectors of sigmoids stand at the first places", SOLVE, "std::memcpy(to.place + count, &place, sizeof place);", "const Ints first = lane_places();\n            std::memcpy(to.place + count, &first, sizeof first);", SIGMOID),
-    Mutant("solve: whole vectors of sigmoids at no distance", SOLVE, "store(to.distance + count, distance);", "", SIGMOID),
+    Mutant("entmax: weights of before the last step", ENTMAX_H, "return weight + weight * (x + x * x * (x * third_ + second_));", "return weight;", EXACT),
+    Mutant("entmax: the last step without its square", ENTMAX_H, "(x + x * x * (x * third_ + second_))", "x", EXACT),
+    Mutant("entmax: no key is near the border", ENTMAX_H, "std::fmax(32 / q, 4)", "0", BORDER),
+    Mutant("entmax: weights of whole vectors alone", ENTMAX_H, "if (more < LANES || count < j) {", "if (more < LANES) {", HOSTILE),
+    Mutant("entmax: the last vector is not filled", SUPPORT, "store(of.distance + of.size + i, splat(OUTSIDE));", ";", HOSTILE),
+    Mutant("entmax: places of dropped keys stay", SUPPORT, "if (more < LANES || count < j) {", "if (more < LANES) {", HOSTILE),
     Mutant("entmax: one step of Newton's", ENTMAX_H, "if (step.error <= enough) break;", "break;", HOSTILE),
-    Mutant("entmax: keys are dropped too early", ENTMAX_H, "drop_below(to, -window_of(q, bound));", "drop_below(to, -0.9f * window_of(q, bound));", HOSTILE),
+    Mutant("entmax: keys are dropped too early", ENTMAX_H, "drop_below(to, -window_of(q, above));", "drop_below(to, -0.9f * window_of(q, above));", HOSTILE),
     Mutant("solve: a jump of steep alpha is not shared", ENTMAX_H, "(of_high <= 1 ? 1.0 : (1 - of_low) / (of_high - of_low));", "1.0;", HOSTILE),
     Mutant("solve: steep alpha ends early", ENTMAX_H, "round < 200 && of_low < 1", "round < 5 && of_low < 1", HOSTILE),
     Mutant("solve: one tie more than there is room for", SOLVE, "int64_t ties = k - count_above(s, n, last), count = 0;", "int64_t ties = k + 1 - count_above(s, n, last), count = 0;", HOSTILE),
@@ -115,6 +120,8 @@ MUTANTS = (
     Mutant("select: nothing behind those that are kept", SELECT, "store(values + count, splat(-INFINITY));", "", HOSTILE),
     Mutant("select: groups give too high a bound", SELECT, "low = kth_of_few(spare, groups * LANES, k, -INFINITY, maximum, ROUGHLY);", "low = kth_of_few(spare, groups * LANES, k - k / 2, -INFINITY, maximum, ROUGHLY);", LARGE),
     Mutant("select: fifteen bits of the answer", SELECT, "EXACTLY = 64,", "EXACTLY = 15,", HOSTILE),
+    Mutant("compress: whole vectors are not there", COMPRESS, "return store(to, from);", "return;", HOSTILE),
+    Mutant("compress: places of whole vectors are not there", COMPRESS, "return store_places(to, from);", "return store_places(to, Ints{});", SIGMOID),
     Mutant("compress: last floats of a sum lost", COMPRESS, "rest += from[j];", ";", HOSTILE),
     Mutant("compress: last products of a sum lost", COMPRESS, "rest += double(a[j]) * b[j];", ";", rows("plain: topk-5.0")),
     Mutant("compress: a lane of doubles lost", COMPRESS, "(v[3] + v[7])", "v[3]", HOSTILE),

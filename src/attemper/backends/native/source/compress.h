@@ -19,8 +19,16 @@ ATTEMPER_INLINE int64_t marked(Mask mask) {
 #endif
 }
 
+ATTEMPER_INLINE Ints load_places(const int32_t* p) {
+    Ints v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+ATTEMPER_INLINE void store_places(int32_t* p, Ints v) { std::memcpy(p, &v, sizeof v); }
+
 // The marked lanes, packed together, at `to`, which has room for a whole vector.
 ATTEMPER_INLINE void compress(Mask mask, Vec from, float* to) {
+    if (marked(mask) == LANES) return store(to, from);
 #if defined(__AVX512F__)
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps(mask, from));
 #else
@@ -32,6 +40,7 @@ ATTEMPER_INLINE void compress(Mask mask, Vec from, float* to) {
 }
 
 ATTEMPER_INLINE void compress(Mask mask, Ints from, int32_t* to) {
+    if (marked(mask) == LANES) return store_places(to, from);
 #if defined(__AVX512F__)
     _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, reinterpret_cast<__m512i>(from)));
 #else
@@ -40,12 +49,6 @@ ATTEMPER_INLINE void compress(Mask mask, Ints from, int32_t* to) {
         to -= mask[i];
     }
 #endif
-}
-
-ATTEMPER_INLINE Ints load_places(const int32_t* p) {
-    Ints v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
 }
 
 // Lane number in every lane.

@@ -25,6 +25,8 @@ struct Sum {
     Mask in;  // u > 0; 1 elsewhere
 };
 
+constexpr float BORDER = 5.9604645e-8f;  // 2^-24: no float 1 + z is smaller, but 0
+
 struct Inside {
     float factor, rest;
 
@@ -33,12 +35,11 @@ struct Inside {
         factor = float(exact), rest = float(exact - double(factor));
     }
 
+    // What is returned for keys out of the support is finite, and nothing else is known of it.
     ATTEMPER_INLINE Sum operator()(Vec d) const {
-        const Mask in = below(splat(-1.0f), d * factor);
-        const Vec kept = keep_where(in, d), z = kept * factor;
-        const Vec lost = lost_of(kept, splat(factor), z) + kept * rest;
-        const Vec u = larger(1.0f + z, splat(5.9604645e-8f));
-        return {u, (z - (u - 1.0f)) + lost, in};
+        const Vec z = d * factor, lost = lost_of(d, splat(factor), z) + d * rest;
+        const Vec u = larger(1.0f + z, splat(BORDER));
+        return {u, (z - (u - 1.0f)) + lost, below(splat(-1.0f), z)};
     }
 };
 
@@ -48,7 +49,8 @@ struct Sums3 {
 
 constexpr int64_t SHORT = 16 * LANES;  // keys that are summed in float32: 16 in a lane
 
-// Keys at the maximum are counted apart: a row that is nearly one-hot keeps its digits.
+// u^p stay as weights, for the last step. Keys at the maximum are counted apart: a row that is nearly one-hot keeps
+// its digits.
 inline Sums3 exact_sums(const Support& of, double q, double level) {
     const Inside inside(q, level);
     const float less = float(1 / q - 1);
@@ -63,10 +65,12 @@ inline Sums3 exact_sums(const Support& of, double q, double level) {
             const Mask rest = below(d, Vec{});
             const Sum u = inside(d);
             const Vec exponent = log_with(u.most, u.rest) * less;
-            const Vec e = exp_where(rest & u.in & at_least(exponent, lowest), larger(exponent, least));
-            firsts += e;
-            values += e * (u.most + u.rest);
-            seconds += e * rough_inverse(u.most);
+            const Vec e = exp_where(u.in & at_least(exponent, lowest), larger(exponent, least));
+            const Vec power = e * (u.most + u.rest);
+            store(of.weight + j, power);
+            firsts = add_where(rest, firsts, e);
+            values = add_where(rest, values, power);
+            seconds = add_where(rest, seconds, e * rough_inverse(u.most));
             ties += marked(others(rest));
         }
         sums.value += lane_sum(values), sums.first += lane_sum(firsts), sums.second += lane_sum(seconds);
@@ -78,7 +82,7 @@ inline Sums3 exact_sums(const Support& of, double q, double level) {
 // The same to four digits.
 inline Sums3 rough_sums(const Support& of, double q, double level) {
     const float factor = float(q * std::exp(-q * level)), less = float(1 / q - 1);
-    const Vec border = splat(5.9604645e-8f), lowest = splat(ROUGH_LOWEST);
+    const Vec border = splat(BORDER), lowest = splat(ROUGH_LOWEST);
     Sums3 sums = {0, 0, 0};
     for (int64_t begin = 0; begin < of.size; begin += STRETCH) {
         const int64_t end = begin + STRETCH < of.size ? begin + STRETCH : of.size;
@@ -117,24 +121,30 @@ inline Step step_from(double level, double q, const Sums3& sums, double share, i
     return step;
 }
 
+struct Root {
+    double level, from;  // L, and where the last step began
+};
+
 constexpr double NONE = 1;  // no L: those are at most 0
 
 // Steps from `level` on until the error is at most `enough`; NONE where the root is above `bound`, so that the list may
 // lack keys.
 template <class Take>
-inline double fall(const Support& of, double q, double level, double bound, double share, double enough,
-                   const Take& take) {
+inline Root fall(const Support& of, double q, double level, double bound, double share, double enough,
+                 const Take& take) {
+    double from = level;
     for (int round = 0; round < 60; round++) {
         const Step step = step_from(level, q, take(of, q, level), share, of.size);
+        from = level;
         if (!(step.level <= bound)) {  // NaN, too: no key of a sample is inside
-            if (level == bound) return NONE;
+            if (level == bound) return {NONE, from};
             level = bound;
             continue;
         }
         level = step.level;
         if (step.error <= enough) break;
     }
-    return level;
+    return {level, from};
 }
 
 // How far keys count whose largest weight is at most exp(level); a little more, for what rounding takes.
@@ -149,7 +159,7 @@ inline double level_of_sample(const float* s, int64_t n, float maximum, double q
     for (int64_t j = 0; j + LANES <= n; j += SAMPLE * LANES, count += LANES) store(to.spare + count, load(s + j));
     take_candidates(to.spare, count, maximum, window_of(q, 0), to);
     pad(to);
-    const double level = fall(to, q, -1, 0, double(SAMPLE), 0.05, rough_sums);
+    const double level = fall(to, q, -1, 0, double(SAMPLE), 0.05, rough_sums).level;
     return level == NONE ? 0 : level;
 }
 
@@ -157,42 +167,82 @@ inline double level_of_sample(const float* s, int64_t n, float maximum, double q
 constexpr double ABOVE_SAMPLE = 0.7, ABOVE_ROUGH = 0.02;
 constexpr double NEARLY = 1e-2, WHOLLY = 2e-8;  // errors of L
 
-// L, with a list of all keys that may have weight.
-inline double level_of(const float* s, int64_t n, float maximum, double q, Support& to) {
-    double level = level_of_sample(s, n, maximum, q, to), bound = std::fmin(level + ABOVE_SAMPLE, 0);
-    take_candidates(s, n, maximum, window_of(q, bound), to);
-    pad(to);
-    level = fall(to, q, level, bound, 1, NEARLY, rough_sums);
-    if (level != NONE) {
-        bound = std::fmin(level + ABOVE_ROUGH, bound);
-        drop_below(to, -window_of(q, bound));
-        level = fall(to, q, level, bound, 1, WHOLLY, exact_sums);
+// L, with a list of all keys that may have weight; what exact_sums leaves in it is of the last step.
+inline Root root_of(const float* s, int64_t n, float maximum, double q, Support& to) {
+    const double guess = level_of_sample(s, n, maximum, q, to);
+    double start = guess;
+    for (double bound = std::fmin(guess + ABOVE_SAMPLE, 0);; start = bound, bound = 0) {
+        take_candidates(s, n, maximum, window_of(q, bound), to);
+        pad(to);
+        const double near = fall(to, q, start, bound, 1, NEARLY, rough_sums).level;
+        if (near != NONE) {
+            const double above = std::fmin(near + ABOVE_ROUGH, bound);
+            drop_below(to, -window_of(q, above));
+            const Root root = fall(to, q, near, above, 1, WHOLLY, exact_sums);
+            if (root.level != NONE) return root;
+        }
+        if (bound == 0) break;
     }
-    if (level != NONE) return level;
     take_candidates(s, n, maximum, window_of(q, 0), to);
     pad(to);
-    level = fall(to, q, 0, 0, 1, WHOLLY, exact_sums);
-    return level == NONE ? 0 : level;  // one key, whose weight was rounded below 1
+    const Root root = fall(to, q, 0, 0, 1, WHOLLY, exact_sums);
+    return root.level == NONE ? Root{0, 0} : root;  // one key, whose weight was rounded below 1
 }
 
+// Weights. From T to T (1 + eta), u becomes (u + eta) / (1 + eta), and with w0 and u of before the last step
+//
+//     w = w0 u^p (1 + eta / u)^p = w0 u^p (1 + x + (1 - q) / 2 x^2 + (1 - q) (1 - 2 q) / 6 x^3 + ...),   x = p eta / u
+//
+// whose powers that step has left. Keys near the border of the support are computed anew.
+class Weights {
+  public:
+    Weights(double q, Root root)
+        : old_(q, root.from), inside_(q, root.level), old_top_(float(std::exp(root.from))),
+          top_(float(std::exp(root.level))), power_(float(1 / q)) {
+        const double eta = std::expm1(q * (root.level - root.from));
+        moved_ = float(eta / q), second_ = float((1 - q) / 2), third_ = float((1 - q) * (1 - 2 * q) / 6);
+        near_ = float(std::fabs(eta) * std::fmax(32 / q, 4));  // (1/32)^4 / 24 is less than what rounding takes
+    }
+
+    // `powers`: u^p of before the step
+    ATTEMPER_INLINE Vec operator()(Vec d, Vec powers) const {
+        const Vec u = d * old_.factor + 1.0f;
+        if (marked(below(magnitude(u), splat(near_))) > 0) return anew(d);
+        const Vec x = moved_ / larger(u, splat(BORDER)), weight = powers * old_top_;
+        return weight + weight * (x + x * x * (x * third_ + second_));
+    }
+
+  private:
+    Vec anew(Vec d) const {
+        const Sum u = inside_(d);
+        const Vec exponent = log_with(u.most, u.rest) * power_;
+        return exp_where(u.in & at_least(exponent, splat(EXP_LOWEST)), larger(exponent, splat(VANISHED))) * top_;
+    }
+
+    Inside old_, inside_;
+    float old_top_, top_, power_;
+    float moved_, second_, third_;  // p eta, and what stands before powers of it
+    float near_;  // the border: where |u| is smaller
+};
+
 inline void solve_entmax(const float* s, int64_t n, float maximum, double alpha, Support& to) {
-    const double q = alpha - 1, level = level_of(s, n, maximum, q, to), top = std::exp(level);
-    const Inside inside(q, level);
-    const float first = float(top), once = float(1 / q);
-    const Vec lowest = splat(EXP_LOWEST);
+    const Root root = root_of(s, n, maximum, alpha - 1, to);
+    const Weights weights(alpha - 1, root);
+    const Vec least = splat(std::numeric_limits<float>::min());
     int64_t count = 0;
     for (int64_t j = 0; j < to.size; j += LANES) {
-        const Vec d = load(to.distance + j);
+        const Vec d = load(to.distance + j), weight = weights(d, load(to.weight + j));
         const Ints place = load_places(to.place + j);
-        const Sum u = inside(d);
-        const Vec exponent = log_with(u.most, u.rest) * once;
-        const Mask in = u.in & at_least(exponent, lowest);
-        compress(in, exp_where(in, larger(exponent, splat(VANISHED))) * first, to.weight + count);
-        compress(in, d, to.distance + count);
-        compress(in, place, to.place + count);
-        count += marked(in);
+        const Mask in = at_least(weight, least);
+        const int64_t more = marked(in);
+        compress(in, weight, to.weight + count);
+        if (more < LANES || count < j) {
+            compress(in, d, to.distance + count);
+            compress(in, place, to.place + count);
+        }
+        count += more;
     }
-    to.size = count, to.found = top;
+    to.size = count, to.found = std::exp(root.level);
 }
 
 // [w0^q + q d]+^(1/q) of one key; keys at the maximum have w0 whatever w0^q underflows to.

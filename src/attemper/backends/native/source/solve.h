@@ -213,15 +213,9 @@ inline void solve_sigmoid(const float* s, int64_t n, float maximum, float bias, 
         if (more == 0) continue;
         const Vec e = exp_negative(larger(-magnitude(x), least)), weight = (x < Vec{} ? e : one) / (1.0f + e);
         const Vec distance = larger(v - from, farthest);
-        if (more == LANES) {  // nearly everywhere: a sigmoid leaves no key out
-            store(to.weight + count, weight);
-            store(to.distance + count, distance);
-            std::memcpy(to.place + count, &place, sizeof place);
-        } else {
-            compress(in, weight, to.weight + count);
-            compress(in, distance, to.distance + count);
-            compress(in, place, to.place + count);
-        }
+        compress(in, weight, to.weight + count);
+        compress(in, distance, to.distance + count);
+        compress(in, place, to.place + count);
         count += more;
     }
     to.size = count, to.found = 0;

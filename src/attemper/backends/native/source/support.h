@@ -29,22 +29,20 @@ inline void take_candidates(const float* s, int64_t n, float maximum, float wind
         const Mask in = below(least, d);
         const int64_t more = marked(in);
         if (more == 0) continue;
-        if (more == LANES) {
-            store(to.distance + count, d);
-            std::memcpy(to.place + count, &place, sizeof place);
-        } else {
-            compress(in, d, to.distance + count);
-            compress(in, place, to.place + count);
-        }
+        compress(in, d, to.distance + count);
+        compress(in, place, to.place + count);
         count += more;
     }
     to.size = count;
 }
 
-// Fills the last vector of distances, of floats or doubles, with what is out of every support.
+// Out of every support, and finite, so that what is computed of it is never NaN times 0.
+constexpr float OUTSIDE = -1e9f;
+
+// Fills the last vector of distances, of floats or doubles.
 ATTEMPER_INLINE void pad(Support& of) {
     for (int i = 0; i < (LANES > DOUBLES ? LANES : DOUBLES); i += LANES)
-        store(of.distance + of.size + i, splat(-INFINITY));
+        store(of.distance + of.size + i, splat(OUTSIDE));
 }
 
 // Drops keys whose distance is at most `least`, in place.
@@ -55,9 +53,12 @@ inline void drop_below(Support& of, float least) {
         const Vec d = load(of.distance + j);
         const Ints place = load_places(of.place + j);
         const Mask in = below(bound, d);
-        compress(in, d, of.distance + count);
-        compress(in, place, of.place + count);
-        count += marked(in);
+        const int64_t more = marked(in);
+        if (more < LANES || count < j) {
+            compress(in, d, of.distance + count);
+            compress(in, place, of.place + count);
+        }
+        count += more;
     }
     of.size = count;
     pad(of);
