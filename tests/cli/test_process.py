@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attemper import cli
+from attemper.cli import process
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,9 +50,20 @@ def test_modules_are_never_searched_for_garbage_and_a_model_is():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_that_the_hub_is_asked(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    process.import_for("organisation/model-of-nobody")
+    said = capsys.readouterr().err
+    assert said.startswith("organisation/model-of-nobody is no folder here: looking for it") == terminal
+
+
 COMMAND = """
 import gc, sys
 from attemper import cli
+from attemper.cli import process
 try:
     cli.main()
 except SystemExit as ended:

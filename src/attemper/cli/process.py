@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from attemper.cli.output import say
 from attemper.integrations.checkpoint import check_folder
+from attemper.integrations.hub import near_folder, on_hub
+from attemper.text import clean_name
 
 
 @contextmanager
@@ -36,13 +39,18 @@ def loading() -> Iterator[None]:
 
 def import_for(model: str | None) -> None:
     """Imports what running a model takes, one of transformers or the one that ships (None), under ``loading``. To be
-    called before anything else imports torch.
+    called before anything else imports torch. In a terminal it says that the hub is asked, which takes its time.
 
     Raises:
         InputError: ``model`` is a folder that is not there, or that holds no model. All else loading it tells.
     """
     if model is not None:
         check_folder(model)
+        if on_hub(model) and sys.stderr.isatty():
+            say(
+                f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub (half a minute where "
+                f"that cannot be reached).{near_folder(model)}"
+            )
     with loading():
         import attemper.monitor.scan  # noqa: F401 - with torch and all that ways into a model stand on
 

@@ -31,7 +31,6 @@ from attemper.cli.process import import_for
 from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
-from attemper.integrations.hub import near_folder, on_hub
 from attemper.readings.alarms import LIMITS
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
@@ -231,11 +230,6 @@ def patterns_of(model: str | None, words: str, given: Input, heads: Iterable[tup
 
 def model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
     """A model, the text as its batches, and what names its tokens."""
-    if model is not None and on_hub(model) and sys.stderr.isatty():
-        say(
-            f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub (half a minute where that "
-            f"cannot be reached).{near_folder(model)}"
-        )
     import_for(model)
     if model is None:
         return (*_shipped_batches(words, given), _bytes)

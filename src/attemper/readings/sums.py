@@ -142,7 +142,7 @@ def _bucket_ends(fewest_keys: int) -> tuple[tuple[int, int, int, str, Sequence[s
         first, last = 1 << index, (2 << index) - 1
         parted = first < fewest_keys <= last
         ends = ((first, fewest_keys - 1), (fewest_keys, last)) if parted else ((first, last),) * 2
-        found += [(index, *end, rows, sums) for end, (rows, *sums) in zip(ends, kinds, strict=False)]
+        found += [(index, *end, rows, sums) for end, (rows, *sums) in zip(ends[: len(kinds)], kinds, strict=True)]
     return tuple(found)
 
 

@@ -231,16 +231,10 @@ inline void solve_entmax(const float* s, int64_t n, float maximum, double alpha,
     const Vec least = splat(std::numeric_limits<float>::min());
     int64_t count = 0;
     for (int64_t j = 0; j < to.size; j += LANES) {
-        const Vec d = load(to.distance + j), weight = weights(d, load(to.weight + j));
-        const Ints place = load_places(to.place + j);
+        const Vec weight = weights(load(to.distance + j), load(to.weight + j));
         const Mask in = at_least(weight, least);
-        const int64_t more = marked(in);
         compress(in, weight, to.weight + count);
-        if (more < LANES || count < j) {
-            compress(in, d, to.distance + count);
-            compress(in, place, to.place + count);
-        }
-        count += more;
+        count = keep_marked(to, j, in, count);
     }
     to.size = count, to.found = std::exp(root.level);
 }

@@ -90,17 +90,4 @@ inline void copy_line(const Lines& of, int64_t i, int64_t begin, int64_t n, floa
     if (any) std::memcpy(to + (from - begin), of.line(i) + from, size_t(end - from) * 4);
 }
 
-// A support is large from a share of the keys on: until then, gathering is cheaper than the product for all of them. A
-// tile takes the product when its large supports make up for it.
-constexpr int64_t LARGE = 8, PAYS = 5;
-
-inline bool pays(const Lines& of, int64_t tile, int64_t stop, int64_t much) {
-    int64_t least = of.lines[tile].begin, most = of.lines[tile].end;
-    for (int64_t i = tile; i < stop; i++) {
-        least = of.lines[i].begin < least ? of.lines[i].begin : least;
-        most = of.lines[i].end > most ? of.lines[i].end : most;
-    }
-    return much * PAYS > ROWS * (most - least);
-}
-
 }  // namespace attemper

@@ -45,21 +45,21 @@ ATTEMPER_INLINE void pad(Support& of) {
         store(of.distance + of.size + i, splat(OUTSIDE));
 }
 
+// The marked keys from `j` on stay, as those from `count` on: they are there unless one before them was dropped.
+ATTEMPER_INLINE int64_t keep_marked(Support& of, int64_t j, Mask in, int64_t count) {
+    const int64_t more = marked(in);
+    if (more < LANES || count < j) {
+        compress(in, load(of.distance + j), of.distance + count);
+        compress(in, load_places(of.place + j), of.place + count);
+    }
+    return count + more;
+}
+
 // Drops keys whose distance is at most `least`, in place.
 inline void drop_below(Support& of, float least) {
     const Vec bound = splat(least);
     int64_t count = 0;
-    for (int64_t j = 0; j < of.size; j += LANES) {
-        const Vec d = load(of.distance + j);
-        const Ints place = load_places(of.place + j);
-        const Mask in = below(bound, d);
-        const int64_t more = marked(in);
-        if (more < LANES || count < j) {
-            compress(in, d, of.distance + count);
-            compress(in, place, of.place + count);
-        }
-        count += more;
-    }
+    for (int64_t j = 0; j < of.size; j += LANES) count = keep_marked(of, j, below(bound, load(of.distance + j)), count);
     of.size = count;
     pad(of);
 }
