@@ -50,14 +50,15 @@ def test_modules_are_never_searched_for_garbage_and_a_model_is():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(("terminal", "offline"), [(True, "0"), (True, "1"), (False, "0")])
 def test_a_terminal_is_told_that_the_hub_is_asked(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    terminal: bool, offline: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     process.import_for("organisation/model-of-nobody")
-    said = capsys.readouterr().err
-    assert said.startswith("organisation/model-of-nobody is no folder here: looking for it") == terminal
+    told = capsys.readouterr().err.startswith("organisation/model-of-nobody is no folder here: looking for it")
+    assert told == (terminal and offline == "0")
 
 
 COMMAND = """
@@ -72,16 +73,35 @@ except SystemExit as ended:
 """
 
 
-@pytest.mark.parametrize("command", ["calibrate", "scan --texts"])
-def test_every_command_that_loads_a_model_imports_torch_so_and_only_for_a_folder_that_is_there(
-    command: str, tmp_path: Path
-):
-    texts = tmp_path / "texts.txt"
+def words_of(command: str, folder: Path) -> list[object]:
+    """The words of a command, with a file of texts where it says TEXTS."""
+    texts = folder / "texts.txt"
     texts.write_text("a text", encoding="utf-8")
-    words = command.split() + ([texts] if command.endswith("--texts") else [])
-    for more, told in ((("--max-length", 100_000), "reads at most"), ((tmp_path / "none",), "there is no folder")):
-        done = python("-c", COMMAND, *words, *more)
-        assert (done.returncode, told in done.stderr) == (0, True), done.stderr
+    return [texts if word == "TEXTS" else word for word in command.split()]
+
+
+@pytest.mark.parametrize("command", ["calibrate", "scan --texts TEXTS"])
+def test_a_command_that_loads_a_model_imports_torch_without_a_search_for_garbage(command: str, tmp_path: Path):
+    done = python("-c", COMMAND, *words_of(command, tmp_path), "--max-length", 100_000)
+    assert (done.returncode, "reads at most" in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "scan",
+        "calibrate",
+        "fingerprint --out parts",
+        "scan --texts TEXTS",
+        "scan --texts TEXTS --workers 1 --out parts",
+    ],
+)
+def test_a_folder_that_is_not_there_is_told_before_torch_is_imported_and_anything_written(command: str, tmp_path: Path):
+    parts = tmp_path / "parts"
+    words = [parts if word == "parts" else word for word in words_of(command, tmp_path)]
+    done = python("-c", COMMAND, *words, tmp_path / "none")
+    assert (done.returncode, "there is no folder" in done.stderr) == (0, True), done.stderr
+    assert not parts.exists()
 
 
 INSIDE = """

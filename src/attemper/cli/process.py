@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from attemper.cli.output import say
 from attemper.integrations.checkpoint import check_folder
-from attemper.integrations.hub import near_folder, on_hub
+from attemper.integrations.hub import asks_hub, near_folder
 from attemper.text import clean_name
 
 
@@ -42,11 +42,12 @@ def import_for(model: str | None) -> None:
     called before anything else imports torch. In a terminal it says that the hub is asked, which takes its time.
 
     Raises:
-        InputError: ``model`` is a folder that is not there, or that holds no model. All else loading it tells.
+        InputError: ``model`` is a folder that is not there, or that holds no model. What else is wrong with it is told
+            when it is loaded.
     """
     if model is not None:
         check_folder(model)
-        if on_hub(model) and sys.stderr.isatty():
+        if asks_hub(model) and sys.stderr.isatty():
             say(
                 f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub (half a minute where "
                 f"that cannot be reached).{near_folder(model)}"

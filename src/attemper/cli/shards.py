@@ -20,6 +20,7 @@ from attemper.cli.options import Input, shipped_model, title_of
 from attemper.cli.output import say, usage_of
 from attemper.cli.process import import_for
 from attemper.errors import InputError
+from attemper.integrations.checkpoint import check_folder
 from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def scan_one(model: str | None, given: Input, cut: Cut, one: tuple[int, int], **
         options: of ``attemper.scan``: backend, limits, fewest_keys.
     """
     assert cut.out is not None
+    _check_model(model, cut)
     _make(cut.out)
     task = _task(model, given, cut, one[1], cut.out, options)
     from attemper.integrations.shards import scan_shard
@@ -150,6 +152,7 @@ def scan_all(model: str | None, given: Input, cut: Cut, **options: Any) -> Scan:
     Args:
         options: of ``attemper.scan``: backend, limits, fewest_keys.
     """
+    _check_model(model, cut)
     if cut.out is not None:
         _make(cut.out)
         return _scan_shards(_task(model, given, cut, cut.shards or SHARDS, cut.out, options), cut)
@@ -237,6 +240,12 @@ def _byte_batches(given: Input, length: int, texts: Sequence[str]) -> Iterator[A
         for start in range(0, len(alike), given.batch_size):
             batch = [list(window) for window in alike[start : start + given.batch_size]]
             yield torch.tensor(batch, dtype=torch.int64, device=given.device)
+
+
+def _check_model(model: str | None, cut: Cut) -> None:
+    """A folder that is not there is told before texts are read. On the machines of a cluster it may be there."""
+    if model is not None and cut.engine is not Engine.ray:
+        check_folder(model)
 
 
 def _make(folder: Path) -> None:

@@ -21,6 +21,12 @@ def on_hub(source: str) -> bool:
     return not os.path.exists(source) and not source.startswith((".", "/", "~")) and source.count("/") < 2
 
 
+def asks_hub(source: str) -> bool:
+    """Whether the hub is asked where ``source`` is loaded: not where its own variables forbid it."""
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return on_hub(source) and offline.upper() not in {"1", "ON", "YES", "TRUE"}
+
+
 def refusal(source: str, error: BaseException) -> str:
     """The message for ``error``, which loading ``source`` raised."""
     links = list(_chain(error))

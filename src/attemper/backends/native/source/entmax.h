@@ -20,9 +20,9 @@ namespace attemper {
 
 // u of a vector, to more digits than a float has: near the border of the support it is small, and there are rows that
 // have most of their keys there.
-struct Sum {
+struct Parts {
     Vec most, rest;
-    Mask in;  // u > 0; 1 elsewhere
+    Mask in;  // the support; what is said of other keys means nothing
 };
 
 constexpr float BORDER = 5.9604645e-8f;  // 2^-24: no float 1 + z is smaller, but 0
@@ -35,8 +35,8 @@ struct Inside {
         factor = float(exact), rest = float(exact - double(factor));
     }
 
-    // What is returned for keys out of the support is finite, and nothing else is known of it.
-    ATTEMPER_INLINE Sum operator()(Vec d) const {
+    // Finite for every key.
+    ATTEMPER_INLINE Parts operator()(Vec d) const {
         const Vec z = d * factor, lost = lost_of(d, splat(factor), z) + d * rest;
         const Vec u = larger(1.0f + z, splat(BORDER));
         return {u, (z - (u - 1.0f)) + lost, below(splat(-1.0f), z)};
@@ -49,9 +49,9 @@ struct Sums3 {
 
 constexpr int64_t SHORT = 16 * LANES;  // keys that are summed in float32: 16 in a lane
 
-// u^p stay as weights, for the last step. Keys at the maximum are counted apart: a row that is nearly one-hot keeps
+// u^p stay in the list as its weights, for what comes after the last step. Keys at the maximum are counted apart: a row that is nearly one-hot keeps
 // its digits.
-inline Sums3 exact_sums(const Support& of, double q, double level) {
+inline Sums3 exact_sums(Support& of, double q, double level) {
     const Inside inside(q, level);
     const float less = float(1 / q - 1);
     const Vec lowest = splat(EXP_LOWEST), least = splat(VANISHED);
@@ -63,7 +63,7 @@ inline Sums3 exact_sums(const Support& of, double q, double level) {
         for (int64_t j = begin; j < end; j += LANES) {
             const Vec d = load(of.distance + j);
             const Mask rest = below(d, Vec{});
-            const Sum u = inside(d);
+            const Parts u = inside(d);
             const Vec exponent = log_with(u.most, u.rest) * less;
             const Vec e = exp_where(u.in & at_least(exponent, lowest), larger(exponent, least));
             const Vec power = e * (u.most + u.rest);
@@ -130,7 +130,7 @@ constexpr double NONE = 1;  // no L: those are at most 0
 // Steps from `level` on until the error is at most `enough`; NONE where the root is above `bound`, so that the list may
 // lack keys.
 template <class Take>
-inline Root fall(const Support& of, double q, double level, double bound, double share, double enough,
+inline Root fall(Support& of, double q, double level, double bound, double share, double enough,
                  const Take& take) {
     double from = level;
     for (int round = 0; round < 60; round++) {
@@ -167,25 +167,27 @@ inline double level_of_sample(const float* s, int64_t n, float maximum, double q
 constexpr double ABOVE_SAMPLE = 0.7, ABOVE_ROUGH = 0.02;
 constexpr double NEARLY = 1e-2, WHOLLY = 2e-8;  // errors of L
 
-// L, with a list of all keys that may have weight; what exact_sums leaves in it is of the last step.
+// L from `start` on, with a list of all keys that may have weight, in which exact_sums leaves powers of the last step;
+// NONE where L is above `bound`.
+inline Root root_below(const float* s, int64_t n, float maximum, double q, double start, double bound, Support& to) {
+    take_candidates(s, n, maximum, window_of(q, bound), to);
+    pad(to);
+    const double near = fall(to, q, start, bound, 1, NEARLY, rough_sums).level;
+    if (near == NONE) return {NONE, start};
+    const double above = std::fmin(near + ABOVE_ROUGH, bound);
+    drop_below(to, -window_of(q, above));
+    return fall(to, q, near, above, 1, WHOLLY, exact_sums);
+}
+
+// L of a row, with its list.
 inline Root root_of(const float* s, int64_t n, float maximum, double q, Support& to) {
-    const double guess = level_of_sample(s, n, maximum, q, to);
-    double start = guess;
-    for (double bound = std::fmin(guess + ABOVE_SAMPLE, 0);; start = bound, bound = 0) {
-        take_candidates(s, n, maximum, window_of(q, bound), to);
-        pad(to);
-        const double near = fall(to, q, start, bound, 1, NEARLY, rough_sums).level;
-        if (near != NONE) {
-            const double above = std::fmin(near + ABOVE_ROUGH, bound);
-            drop_below(to, -window_of(q, above));
-            const Root root = fall(to, q, near, above, 1, WHOLLY, exact_sums);
-            if (root.level != NONE) return root;
-        }
-        if (bound == 0) break;
-    }
+    const double guess = level_of_sample(s, n, maximum, q, to), bound = std::fmin(guess + ABOVE_SAMPLE, 0);
+    Root root = root_below(s, n, maximum, q, guess, bound, to);
+    if (root.level == NONE && bound < 0) root = root_below(s, n, maximum, q, bound, 0, to);
+    if (root.level != NONE) return root;
     take_candidates(s, n, maximum, window_of(q, 0), to);
     pad(to);
-    const Root root = fall(to, q, 0, 0, 1, WHOLLY, exact_sums);
+    root = fall(to, q, 0, 0, 1, WHOLLY, exact_sums);
     return root.level == NONE ? Root{0, 0} : root;  // one key, whose weight was rounded below 1
 }
 
@@ -201,7 +203,7 @@ class Weights {
           top_(float(std::exp(root.level))), power_(float(1 / q)) {
         const double eta = std::expm1(q * (root.level - root.from));
         moved_ = float(eta / q), second_ = float((1 - q) / 2), third_ = float((1 - q) * (1 - 2 * q) / 6);
-        near_ = float(std::fabs(eta) * std::fmax(32 / q, 4));  // (1/32)^4 / 24 is less than what rounding takes
+        near_ = float(std::fabs(eta) * (32 / q));  // (1/32)^4 / 24 is less than what rounding takes
     }
 
     // `powers`: u^p of before the step
@@ -214,7 +216,7 @@ class Weights {
 
   private:
     Vec anew(Vec d) const {
-        const Sum u = inside_(d);
+        const Parts u = inside_(d);
         const Vec exponent = log_with(u.most, u.rest) * power_;
         return exp_where(u.in & at_least(exponent, splat(EXP_LOWEST)), larger(exponent, splat(VANISHED))) * top_;
     }

@@ -65,7 +65,7 @@ inline void add_product(const float* a, int64_t step_k, const float* b, int64_t 
                         int64_t stride, const float* keep) {
     alignas(64) float room[COUNT * PANEL];
     float* sums = room;
-    // GCC would keep the array in registers that it has not, and copy all of it with every piece.
+    // GCC would hold the array in registers, of which there are too few, and copy all of it with every piece.
     if constexpr (LANES == 16) asm("" : "+r"(sums));
     int64_t last = 0;
     for (int64_t end = PIECE - begin % PIECE; end < depth; end += PIECE) {

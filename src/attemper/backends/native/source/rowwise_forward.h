@@ -253,16 +253,13 @@ inline void add_lines(const Lines& of, int64_t tile, int64_t block, int64_t seen
     const Span span(of.rows + tile, (of.count - tile < ROWS ? of.count - tile : ROWS), block, seen);
     if (span.begin >= span.end) return;
     const int64_t n = span.end - span.begin;
-    float ones[ROWS];
-    for (float& one : ones) one = 1.0f;
     for (int64_t i = 0; i < count; i++)
         copy_line(of, rows[i], block - of.base + span.begin, n, square + i * KEYS);
     std::memset(square + count * KEYS, 0, size_t(up(count, 2) - count) * KEYS * 4);
-    std::memset(sums, 0, size_t(ROWS * wide) * 4);
     for_rows(count, [&](auto number) {
         for (int64_t p = 0; p < wide; p += PANEL)
             add_product<KEYS, decltype(number)::value>(square, 1, values + p * KEYS + span.begin * PANEL, span.begin,
-                                                       n, sums + p, wide, ones);
+                                                       n, sums + p, wide, nullptr);
     });
     for (int64_t i = 0; i < count; i++) add_to(output + rows[i] * wide, sums + i * wide, wide);
 }
@@ -306,7 +303,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     Lines lines = lines_of(call, group, first, count, Scores::TALL, rows.data(), line_of.data());
     Arena& memory = arena();
     memory.reserve(Scores::bytes(call, tall) + 4 * tall * (lines.apart + wide) + support_bytes(lines.apart) +
-                   4 * (2 * KEYS + ROWS * KEYS + 2 * wide + (tall + 2 * ROWS) * wide + KEYS * wide) + 8192);
+                   4 * (2 * KEYS + ROWS * KEYS + 2 * wide + 2 * ROWS * wide + KEYS * wide) + 8192);
     lines.scores = memory.floats(tall * lines.apart);
     float* output = memory.floats((tall + ROWS) * wide);
     Scores scores(call, memory, tall);
@@ -315,7 +312,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     float* buffer = memory.floats(wide + LANES);
     float* values = memory.floats(KEYS * wide);
     float* square = memory.floats(ROWS * KEYS);
-    float* sums = memory.floats((tall + ROWS) * wide);
+    float* sums = memory.floats(ROWS * wide);
     std::memset(buffer, 0, size_t(wide + LANES) * 4);
     std::memset(output, 0, size_t((tall + ROWS) * wide) * 4);
     fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count), biases, lines);
