@@ -112,6 +112,11 @@ install_trl() {
     install_apart trl/site-packages "TRL, for the test of its SFTTrainer," trl datasets dill multiprocess pyarrow xxhash
 }
 
+# 150 MB.
+install_parquet() {
+    install_apart parquet "pyarrow, for the tests of Parquet files," pyarrow
+}
+
 # 250 MB.
 install_ray() {
     install_apart ray "Ray, for the tests of its engine," \

@@ -25,6 +25,7 @@ if [[ $all ]]; then
     install_vision
     install_keras
     install_trl
+    install_parquet
     install_ray
     install_notebooks
     install_docs
@@ -58,6 +59,13 @@ failed=
 workers=2
 [[ ! $all ]] || workers=3
 .venv/bin/python -m pytest -n "$workers" --dist worksteal "$@" || failed=tests
+
+if [[ $all ]]; then
+    say "pytest --all, with pyarrow: the files that have tests of it"
+    mapfile -t files < <(grep -rlE 'importorskip\("pyarrow|pyarrow is not installed' tests --include='test_*.py')
+    PYTHONPATH=$root/build/parquet${PYTHONPATH:+:$PYTHONPATH} \
+        .venv/bin/python -m pytest -n "$workers" --dist worksteal --all "${files[@]}" || failed=tests
+fi
 
 say "pyright"
 wait "$pyright" || failed="${failed:+$failed and }types"
