@@ -58,8 +58,7 @@ def shapes(quick: bool) -> list[Shape]:
 
 
 def line(row: AttentionRow) -> str:
-    share = "-" if row.peak_share is None else f"{row.peak_share:.0%}"
-    cells = [f"{row.shape!s:<18}{row.shape.dtype:<10}{row.shape.mode:<28}{row.ms:>9.2f}{share:>7}"]
+    cells = [f"{row.shape!s:<18}{row.shape.dtype:<10}{row.shape.mode:<28}{row.ms:>9.2f}{row.share():>15}"]
     for name in HEADINGS:
         if name not in row.ratios:
             cells.append(f"{'-':>14}")
@@ -83,7 +82,7 @@ def main() -> None:
     here = machine()
     print(here)
     print(
-        f"{'B,H,N,D or B,H,G,Q,K,D':<28}{'':<28}{'ms':>9}{'peak':>7}" + "".join(f"{h:>14}" for h in HEADINGS.values())
+        f"{'B,H,N,D or B,H,G,Q,K,D':<28}{'':<28}{'ms':>9}{'peak':>15}" + "".join(f"{h:>14}" for h in HEADINGS.values())
     )
     rows = []
     for shape in shapes(options.quick):

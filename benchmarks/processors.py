@@ -43,7 +43,7 @@ def measured(pairs: int, seconds: float) -> Column:
     here = machine()
     native = script("native.py", "--pairs", str(pairs), "--seconds", str(seconds))
     cells = {row_title(row["shape"]): against_sdpa(row) for row in native["rows"]}
-    scan = script("scan_minilm.py", "--repeats", str(pairs))
+    scan = script("scan_minilm.py", "--repeats", str(min(pairs, 15)))
     cells["scan of MiniLM, 8 x 512 tokens, against its forward pass"] = (
         f"{scan['ratio_to_sdpa_forward']:.2f} ({scan['low']:.2f} to {scan['high']:.2f})"
     )
@@ -63,10 +63,13 @@ def row_title(shape: dict[str, Any]) -> str:
 
 
 def against_sdpa(row: dict[str, Any]) -> str:
-    """The ratio to the fastest of PyTorch's ways, its range by round, and our share of the processor's peak."""
+    """The ratio to the fastest of PyTorch's ways and our share of the registers' peak, with quartiles of the rounds."""
     way = max((name for name in ("sdpa", "sdpa_packed_heads") if name in row["ratios"]), key=row["ratios"].get)
-    low, high = row["ratio_ranges"][way]
-    share = "" if row["peak_share"] is None else f", {row['peak_share']:.0%}"
+    low, high = row["ratio_quartiles"][way]
+    share = ""
+    if row["peak_share"] is not None:
+        first, third = row["peak_share_quartiles"]
+        share = f", {row['peak_share']:.0%} ({100 * first:.0f} to {100 * third:.0f})"
     return f"{row['ratios'][way]:.2f} ({low:.2f} to {high:.2f}){share}"
 
 
@@ -102,7 +105,7 @@ def draw(columns: list[Column]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=101, help="rounds of a row, as far as its seconds reach")
     parser.add_argument("--seconds", type=float, default=6.0, help="about how long one row of native.py may take")
     parser.add_argument("--only-table", action="store_true")
     options = parser.parse_args()

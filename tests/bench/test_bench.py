@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import count, pairwise, permutations
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_a_row_says_what_was_measured_and_how_exact_it_was():
     assert 0 < row.output_error < 1e-5
     assert 0 < row.entropy_error_nats < 1e-5
     assert math.isclose(row.gflops, row.shape.flops / row.ms / 1e6)
-    assert (told["peak_share"] is None) == (row.peak_gflops is None)
+    assert (told["peak_share"] is None) == (told["peak_share_quartiles"] is None) == (row.peak_gflops is None)
     assert told["shape"]["causal"] is True
 
 
@@ -175,6 +176,16 @@ def test_without_the_native_library_the_peak_is_not_known(monkeypatch: pytest.Mo
     monkeypatch.setattr("attemper.bench.hardware.library", missing)
     assert peak_flops(1) is None
     assert measure(SMALL, backend="blocked", pairs=3).peak_share is None
+
+
+def test_the_share_of_the_peak_is_that_of_its_round(monkeypatch: pytest.MonkeyPatch):
+    seconds, peaks = count(), iter([1e6, 4e6, 2e6])
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))  # every call takes a second
+    monkeypatch.setattr("attemper.bench.timing.peak_flops", lambda *_, **__: next(peaks))
+    row = measure(SMALL, backend="blocked", pairs=3)
+    assert row.peak_gflops == 4e-3
+    assert row.peak_share == SMALL.flops / 2e6
+    assert row.peak_share_quartiles == pytest.approx((0.375e-6 * SMALL.flops, 0.75e-6 * SMALL.flops))
 
 
 def test_the_rates_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch):

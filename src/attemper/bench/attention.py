@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attemper.backends.table import Inputs, resolve
 from attemper.bench.hardware import resident_bytes
-from attemper.bench.timing import SECONDS, Row, Times, Way, quotients, rounds, row_fields
+from attemper.bench.timing import SECONDS, Row, Times, Way, quartiles, quotients, rounds, row_fields
 from attemper.call import normalizer as normalization
 from attemper.errors import BackendError, InputError
 from attemper.functional import attention
@@ -166,24 +166,29 @@ class AttentionRow(ShapeRow):
     """The shortest time of every way, ``ours`` among them: what a busy machine disturbs least."""
     gflops: float
     peak_gflops: float | None
-    """The multiply-adds that the threads were measured to do; None where the native library is not built."""
+    """The most multiply-adds of registers alone that the threads did in a round; None where the native library is not
+    built.
+    """
+    peak_share: float | None
+    """Our rate divided by that of the registers in the same round: the median of all rounds."""
+    peak_share_quartiles: tuple[float, float] | None
     entropy_error_nats: float
 
     def heading(self) -> str:
         if self.peak_gflops is None:
             return f"{self.machine}\nThe native kernels are not built: their share of the machine's peak is not known."
-        return f"{self.machine}\nIts registers alone were measured to do {self.peak_gflops:.0f} GFLOP/s."
+        return f"{self.machine}\nIts registers alone were measured to do up to {self.peak_gflops:.0f} GFLOP/s."
 
-    @property
-    def peak_share(self) -> float | None:
-        return None if self.peak_gflops is None else self.gflops / self.peak_gflops
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"peak_share": self.peak_share}
+    def share(self) -> str:
+        """Our share of the peak with its quartiles; "-" where that was not measured."""
+        if self.peak_share is None or self.peak_share_quartiles is None:
+            return "-"
+        first, third = self.peak_share_quartiles
+        return f"{self.peak_share:.0%} ({100 * first:.0f} to {100 * third:.0f})"
 
     def __str__(self) -> str:
         which = "its entropies and their gradient" if self.shape.backward else "every statistic of one pass"
-        share = "" if self.peak_share is None else f", {self.peak_share:.0%} of that peak"
+        share = f", {self.share()} of the peak of its round, quartiles" if self.peak_share is not None else ""
         opening = self.opening(f"attention with {which}", f"{self.gflops:.0f} GFLOP/s{share}; ")
         lines = "".join(self.beside(name, words) for name, words in OTHERS.items() if name in self.ratios)
         return f"{opening}.\n{lines}{self.ending()}, the entropy by {self.entropy_error_nats:.1e} nats."
@@ -238,6 +243,7 @@ def measure(
     peaks: list[float] = []
     clock = time.thread_time if cpu_time else time.perf_counter
     times = rounds(ways | others(shape, tensors), pairs, seconds, peaks, clock)
+    shares = quotients([shape.flops / taken for taken in times["ours"]], peaks) if peaks else None
     return AttentionRow(
         shape=shape,
         backend=name,
@@ -245,6 +251,8 @@ def measure(
         least_ms={way: 1e3 * min(found) for way, found in times.items()},
         gflops=shape.flops / median(times["ours"]) / 1e9,
         peak_gflops=max(peaks) / 1e9 if peaks else None,
+        peak_share=median(shares) if shares else None,
+        peak_share_quartiles=quartiles(shares) if shares else None,
         output_error=output_error,
         entropy_error_nats=entropy_error,
         **_beside_others(times),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Row:
     """Least and largest quotient of a round. The quotient of the two medians lies between them: a ratio that is far
     from it was measured on a machine that did something else meanwhile.
     """
+    ratio_quartiles: dict[str, tuple[float, float]]
+    """Between these lie half of the quotients."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words."""
@@ -131,7 +133,14 @@ def row_fields(times: list[float], by_round: Mapping[str, list[float]]) -> dict[
         "ms": 1e3 * median(times),
         "ratios": {name: median(found) for name, found in by_round.items()},
         "ratio_ranges": {name: (min(found), max(found)) for name, found in by_round.items()},
+        "ratio_quartiles": {name: quartiles(found) for name, found in by_round.items()},
     }
+
+
+def quartiles(found: list[float]) -> tuple[float, float]:
+    """The first and the third quartile; of a single number, that number twice."""
+    first, _, third = quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
+    return first, third
 
 
 def measure_watch(pairs: int = 15) -> WatchRow:
