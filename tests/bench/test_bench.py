@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from dataclasses import replace
@@ -21,7 +22,7 @@ from attemper.bench.attention import (
     sdpa,
     two_sdpa_calls,
 )
-from attemper.bench.hardware import machine, peak_flops
+from attemper.bench.hardware import kept_memory, machine, peak_flops, resident_bytes
 from attemper.bench.timing import rounds
 from attemper.errors import BackendError, InputError
 from attemper.functional import attention
@@ -186,6 +187,17 @@ def test_the_share_of_the_peak_is_that_of_its_round(monkeypatch: pytest.MonkeyPa
     assert row.peak_gflops == 4e-3
     assert row.peak_share == SMALL.flops / 2e6
     assert row.peak_share_quartiles == pytest.approx((0.375e-6 * SMALL.flops, 0.75e-6 * SMALL.flops))
+
+
+@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="another C library than glibc")
+def test_memory_that_one_way_frees_is_kept_for_the_next_and_given_back_at_the_end():
+    size = 16 << 20
+    with kept_memory():
+        tensors = [torch.ones(size // 4) for _ in range(4)]
+        full = resident_bytes("VmRSS")
+        del tensors
+        assert resident_bytes("VmRSS") > full - size
+    assert resident_bytes("VmRSS") < full - 3 * size
 
 
 def test_the_rates_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,10 @@ from attemper.monitor.model import processor
 
 Clock = Callable[[], float]
 """Seconds since some moment."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Numbers of glibc's mallopt."""
+_LARGE = 32 << 20
+"""Bytes from which on glibc asks the system for each block: the most that it takes."""
 _ROUNDS = 20_000
 """Rounds of the loop that measures the peak: about a tenth of a millisecond."""
 
@@ -62,6 +68,28 @@ def peak_flops(threads: int, bursts: int = 5, clock: Clock = time.perf_counter) 
 
     with ThreadPoolExecutor(threads) as pool:
         return max(sum(pool.map(rate, range(threads))) for _ in range(bursts))
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Inside, what is freed is kept for what is allocated next: blocks of up to 32 MB, of glibc. Else it gives memory
+    back as soon as the end of its heap is free, and the call that frees the last block there pays for what others left:
+    12 ms instead of 6 in every third round of 2, 12, 512, 64, causal, after attention by hand. Afterwards it gives
+    memory back as in a process that has freed such a block. Other C libraries are left alone.
+    """
+    try:
+        c = ctypes.CDLL(None)
+        option, trim = c.mallopt, c.malloc_trim
+    except (AttributeError, OSError, TypeError):
+        yield
+        return
+    option(_MMAP_THRESHOLD, _LARGE)
+    option(_TRIM_THRESHOLD, 2**31 - 1)
+    try:
+        yield
+    finally:
+        option(_TRIM_THRESHOLD, 2 * _LARGE)
+        trim(0)
 
 
 def resident_bytes(name: str) -> int:

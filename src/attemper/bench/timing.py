@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attemper.bench.hardware import Clock, Machine, machine, peak_flops
+from attemper.bench.hardware import Clock, Machine, kept_memory, machine, peak_flops
 from attemper.monitor.watch import watch
 
 Way = Callable[[], object]
@@ -85,7 +85,7 @@ def rounds(
     clock: Clock = time.perf_counter,
 ) -> Times:
     """Times every way once a round, in an order in which each follows every other equally often: what one leaves in the
-    caches and in the allocator helps or hinders the next.
+    caches helps or hinders the next. Memory that one frees stays for the next (``kept_memory``).
 
     Args:
         ways: by name.
@@ -96,13 +96,14 @@ def rounds(
         clock: what measures.
     """
     names, times = list(ways), {name: list[float]() for name in ways}
-    first = sum(_time(ways[name], clock) for name in names)
-    for turn in range(max(3, min(pairs, int(seconds / max(first, 1e-9))))):
-        for place in _order(turn, len(names)):
-            times[names[place]].append(_time(ways[names[place]], clock))
-        peak = None if peaks is None else peak_flops(torch.get_num_threads(), clock=clock)
-        if peaks is not None and peak is not None:
-            peaks.append(peak)
+    with kept_memory():
+        first = sum(_time(ways[name], clock) for name in names)
+        for turn in range(max(3, min(pairs, int(seconds / max(first, 1e-9))))):
+            for place in _order(turn, len(names)):
+                times[names[place]].append(_time(ways[names[place]], clock))
+            peak = None if peaks is None else peak_flops(torch.get_num_threads(), clock=clock)
+            if peaks is not None and peak is not None:
+                peaks.append(peak)
     return times
 
 
