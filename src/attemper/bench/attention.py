@@ -166,9 +166,7 @@ class AttentionRow(ShapeRow):
     """The shortest time of every way, ``ours`` among them: what a busy machine disturbs least."""
     gflops: float
     peak_gflops: float | None
-    """The most multiply-adds of registers alone that the threads did in a round; None where the native library is not
-    built.
-    """
+    """The most multiply-adds of registers alone that the threads did in a round; None without the native library."""
     peak_share: float | None
     """Our rate divided by that of the registers in the same round: the median of all rounds."""
     peak_share_quartiles: tuple[float, float] | None
