@@ -16,9 +16,10 @@ from torch import Tensor
 import attemper
 from attemper.backends import native
 from attemper.backends.contract import Problem
-from attemper.backends.native import library
+from attemper.backends.native import again, library
 from attemper.backends.native.arguments import Arguments
 from attemper.backends.table import BACKENDS
+from attemper.call import known_requests
 from attemper.errors import BackendError
 from attemper.statistics import state_columns
 from tests.support import agreement, cases
@@ -105,8 +106,11 @@ LIBRARIES = libraries()
 
 @pytest.fixture(params=LIBRARIES)
 def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls go to the library of one instruction set."""
-    monkeypatch.setattr(library, "library", lambda: LIBRARIES[request.param])
+    """Calls go to the library of one instruction set, also those that were made before on another."""
+    loaded: ctypes.CDLL = LIBRARIES[request.param]
+    monkeypatch.setattr(known_requests, "KNOWN", known_requests.KnownRequests())
+    for user in (library, again):
+        monkeypatch.setattr(user, "library", lambda: loaded)
 
 
 OTHERS = ("plain", "tall: plain", "tall: bfloat16", "tall: float16", "tall: softcap", "blocks, bfloat16", "splits")
@@ -137,6 +141,32 @@ def test_exponentials_have_every_digit_of_float32(rows: int):
     key = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(64, 1, 2, 1)
     lse = attended("native", scores, key, key, scale=1.0).stats["lse"]
     torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=2.4e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("first", "second"), [((60.0, -60.0), (60.0, -60.0)), ((200.0, 200.0), (0.0, 0.0)), ((9.0, -9.0), (3.0, 8.0))]
+)
+@pytest.mark.usefixtures("each_library")
+def test_weights_too_small_for_a_float_are_0_however_they_are_found(
+    first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype
+):
+    """Two blocks of keys whose scores take turns. What is 87 nats below the highest has the weight 0; where lengths of
+    queries and keys show that nothing is, nothing is compared. A mask that hides nothing has every score compared.
+    """
+    scores = torch.tensor([*first * 128, *second * 128])
+    query = torch.full((1, 1, 40, 16), 2.0, dtype=dtype)
+    key = (scores / 32).view(1, 1, 512, 1).expand(1, 1, 512, 16).to(dtype)
+    far = scores < scores.max() - 87
+    value = torch.where(far, 1e30, scores).view(1, 1, 512, 1).expand(1, 1, 512, 16).to(dtype)
+    got = attended("native", query, key, value, scale=1.0)
+    compared = attended("native", query, key, value, torch.ones(1, 1, 40, 512, dtype=torch.bool), scale=1.0)
+    assert torch.equal(got.output, compared.output)
+    assert all(torch.equal(got.stats[name], compared.stats[name]) for name in got.stats)
+    weights = scores.double().softmax(0).where(~far, 0.0)
+    want = (weights * torch.where(far, 0.0, scores)).sum()
+    torch.testing.assert_close(got.output.double(), want.expand_as(got.output), rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(got.stats.entropy.double(), -torch.xlogy(weights, weights).sum().expand(1, 1, 40))
 
 
 @pytest.mark.parametrize("rows", [3, 40])

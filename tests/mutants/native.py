@@ -2,7 +2,8 @@
 """Mutants of the native kernels of softmax and of its readings, each with the tests that notice it.
 
 Mutants of half.h need a processor with AVX512-BF16, and survive elsewhere; what is there for AMX only needs that, too.
-Those of exp in simd.h need AVX-512; that of other processors has none here.
+Those of exp in simd.h need AVX-512; that of other processors has none here. Those of halves of a tile need AVX512-BF16
+without AMX.
 Not here because it changes no result, and why:
 
 - ``finish`` gives an empty row the factor 0: its output is zeroed besides.
@@ -48,8 +49,10 @@ EXTREME = (f"{TESTS}::test_weights_in_backward_are_those_of_forward_however_larg
 THREADS = (f"{TESTS}::test_results_are_bitwise_equal_over_threads_and_repeats",)
 LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
 EXPONENTIALS = (f"{TESTS}::test_exponentials_have_every_digit_of_float32",)
+FAR = (f"{TESTS}::test_weights_too_small_for_a_float_are_0_however_they_are_found",)
 ONE_HOT = (f"{TESTS}::test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_its_entropy",)
 HALVES = oracle("tall: bfloat16", "blocks, bfloat16")
+CALLERS = (f"{TESTS}::test_calls_from_several_threads_at_once_are_right",)
 FORKED = (f"{TESTS}::test_a_forked_process_computes_too",)
 OWN = both("causal")
 MARKED = (f"{TESTS}::test_any_keys_may_be_first_tokens_or_in_a_span",)
@@ -77,8 +80,10 @@ MUTANTS = (
     Mutant("rows: distance not moved", ROWS, "row.distance *= shrink, row.squares", "row.squares", RISING),
     Mutant("rows: the own key not moved", ROWS, "row.own *= shrink, row.span", "row.span", oracle("blocks, ascending window")),
     Mutant("rows: spans not moved", ROWS, "row.own *= shrink, row.span *= shrink;", "row.own *= shrink;", RISING),
-    Mutant("rows: joined without the own key", ROWS, "row.own += sums.own, row.span", "row.span", OWN),
-    Mutant("rows: joined without spans", ROWS, "row.own += sums.own, row.span += sums.span;", "row.own += sums.own;", PLAIN),
+    Mutant("rows: joined without the own key", ROWS, "row.own += other.own, row.span", "row.span", MARKED),
+    Mutant("rows: joined without spans", ROWS, "row.own += other.own, row.span += other.span;", "row.own += other.own;", MARKED),
+    Mutant("rows: joined without first tokens", ROWS, "row.first += other.first, row.distance", "row.distance", RISING),
+    Mutant("rows: joined without distances", ROWS, "row.distance += other.distance, row.own", "row.own", RISING),
     Mutant("rows: squares by one factor", ROWS, "row.squares *= shrink * shrink", "row.squares *= shrink", RISING),
     Mutant("rows: first moment not moved", ROWS, "row.first_moment = shrink * (row.first_moment + step * row.total)", "row.first_moment = shrink * row.first_moment", RISING),
     Mutant("rows: second moment without its cross term", ROWS, "step * (2 * row.first_moment + step * row.total)", "step * step * row.total", RISING),
@@ -91,8 +96,8 @@ MUTANTS = (
     Mutant("rows: offset of the diagonal dropped", ROWS, ": query) + call.offset", ": query)", both("causal bottom-right")),
     Mutant("rows: no sink", ROWS, "return call.sink ?", "return false ?", both("sink")),
     Mutant("rows: the sink of head 0 for all", ROWS, "call.sink[row.head]", "call.sink[0]", both("sink")),
-    Mutant("rows: keys at the maximum forgotten", ROWS, "sums.total = top + sum[0]", "sums.total = sum[0]", PLAIN),
-    Mutant("rows: squares without those at the maximum", ROWS, "sums.squares = top + sum[3]", "sums.squares = sum[3]", PLAIN),
+    Mutant("rows: keys at the maximum forgotten", ROWS, "sums.four += Quad{top, 0, 0,", "sums.four += Quad{0, 0, 0,", PLAIN),
+    Mutant("rows: squares without those at the maximum", ROWS, "WHAT & SQUARES ? top : 0}", "0}", PLAIN),
     Mutant("rows: joined parts forget their count", ROWS, "row.count += other.count;", "", oracle("splits")),
     Mutant("rows: parts joined without moving the second", ROWS, "take = raise(other, row.maximum);", "take = 1.0f;", oracle("splits", "splits, padding")),
     # Scores.
@@ -105,7 +110,7 @@ MUTANTS = (
     Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
     Mutant("scores: one first token more", SCORES, "call.first_tokens < end ? call.first_tokens :", "call.first_tokens + 1 < end ? call.first_tokens + 1 :", both("three first tokens")),
     Mutant("rows: distance from the first key", FORWARD, "look.start - rows[i].position;", "look.start;", PLAIN),
-    Mutant("rows: distance without what lies before the block", ROWS, "+ double(apart < 0 ? -apart : apart) * sums.total", "", oracle("blocks, window", "splits")),
+    Mutant("rows: distance without what lies before the block", ROWS, "+ double(apart < 0 ? -apart : apart) * sums.four[0]", "", oracle("blocks, window", "splits")),
     Mutant("masks: every key is visible", SCORES, "count += visible ? one : Vec{};\n        most =", "count += one;\n        most =", oracle("splits, padding")),
     Mutant("masks: no bias is large", SCORES, "constexpr float SAFE_BIAS = 1e38f;", "constexpr float SAFE_BIAS = INFINITY;", OVERFLOW),
     Mutant("masks: products are safe up to the end", SCORES, "constexpr double SAFE_PRODUCT = 8e37;", "constexpr double SAFE_PRODUCT = INFINITY;", BAD),
@@ -129,11 +134,20 @@ MUTANTS = (
     Mutant("shape: what is hidden at the ends is counted alone", FORWARD, "return span.inner_end - span.inner_begin + ends;", "return ends;", oracle("blocks, window")),
     Mutant("span: every block begins the output", CHUNKS, "first = least >= low;", "first = true;", oracle("blocks, window")),
     Mutant("rows: an odd panel is left out", ROWS, "if (j < n) take(j, std::integral_constant<int, 2>());", "", oracle("blocks, window")),
+    Mutant("weights: no key is far", FORWARD, "constexpr float NEAR_PRODUCT = 80;", "constexpr float NEAR_PRODUCT = INFINITY;", FAR),
+    Mutant("weights: keys are far on one side only", FORWARD, "2 * queries.longest * longest_key", "queries.longest * longest_key", FAR),
+    Mutant("weights: keys of the blocks before are forgotten", FORWARD, "longest_key = longest_key > keys.longest ? longest_key : keys.longest;", "longest_key = keys.longest;", FAR),
+    Mutant("weights: queries have no length", PRODUCTS, "longest = square > longest ? square : longest;", ";", FAR),
+    Mutant("weights: keys have no length", PACK, "longest = larger(longest, squares[0] + squares[1]);", ";", FAR),
+    Mutant("weights: every other number of a key has no length", PACK, "squares[i % 2] += x[i] * x[i];", "squares[0] = x[i] * x[i];", FAR),
+    Mutant("weights: a row of bfloat16 is as long as its largest number", PRODUCTS, "most * std::sqrt(float(call_.depth))", "most", FAR),
     Mutant("rows: no key is at the maximum", FORWARD, "best[i] == rows[i].maximum ? weigh<WHAT | TIES>", "false ? weigh<WHAT | TIES>", ONE_HOT),
     Mutant("simd: sixteenths of exp are forgotten", SIMD, "root + (sixteenths << 19)", "0x3f800000 + (sixteenths >> 4 << 23)", PLAIN),
     Mutant("simd: one root of two is off", SIMD, "0x3f7504f3", "0x3f7604f3", PLAIN),
     Mutant("outputs: all rows have the first one's share", FORWARD, "load(output + e) * share[i]", "load(output + e) * share[0]", PLAIN),
     Mutant("products: no half panel", PRODUCTS, "if (p < end) product<1, COUNT, 1>", "if (false) product<1, COUNT, 1>", oracle("blocks, window")),
+    Mutant("products: the second half of a tile is the first", MULTIPLY, "with(std::integral_constant<int, COUNT / 2>(), COUNT / 2);", "with(std::integral_constant<int, COUNT / 2>(), 0);", oracle("tall: plain")),
+    Mutant("products: outputs of the second half move as the first", MULTIPLY, "keep ? keep + first : nullptr", "keep", RISING),
     Mutant("products: an odd row is lost", MULTIPLY, "else if (rows <= COUNT) with", "else if (rows <= COUNT + 1) with", oracle("tall: plain")),
     Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
     Mutant("shape: scores that are not finite are not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (call.softcap > 0) return Shape::ALL;", BAD),
@@ -148,7 +162,7 @@ MUTANTS = (
     Mutant("spans: those of the first batch", SCORES, "call.span_keys + batch * step[0]", "call.span_keys", MARKED),
     Mutant("spans: of a block as if it were the first", SCORES, "start + i < call.keys && marks[start + i]", "start + i < call.keys && marks[i]", MARKED),
     Mutant("marks: first tokens of the first batch", SCORES, "call.first_keys + batch * step[0]", "call.first_keys", ("tests/backends/test_native_rowwise.py::test_rows_agree_with_dense_float64[marked first tokens-entmax15-None]",)),
-    Mutant("own key: the one before", FORWARD, "distance <= 0 && distance > -look.n) sums.own = s[-distance];", "distance < 0 && distance > -look.n) sums.own = s[-distance - 1];", MARKED),
+    Mutant("own key: the one before", FORWARD, "distance <= 0 && distance > -look.n) rows[i].own += s[-distance];", "distance < 0 && distance > -look.n) rows[i].own += s[-distance - 1];", MARKED),
     # Packing and conversion.
     Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),
     Mutant("pack: last value lost", PACK, "if (i < count) read_row(view, place + i", "if (i + 1 < count) read_row(view, place + i", PLAIN),
@@ -226,5 +240,7 @@ MUTANTS = (
     # The interface.
     Mutant("library: few rows keep the state of decode", LIBRARY, "<= FEW ? backward_of_few(*call) : backward_by_tiles(*call)", "<= 0 ? backward_of_few(*call) : backward_by_tiles(*call)", EXTREME),
     Mutant("library: a mask's gradient summed by every head", LIBRARY, "work.by_group = call.heads == 1 || call.grad_mask_stride[1] != 0;", "work.by_group = true;", THREADS),
+    Mutant("pool: the last task of a share is lost", POOL, "share[i].end = tasks * (i + 1) / shares;", "share[i].end = tasks * (i + 1) / shares - (i + 1 == shares);", both("causal")),
+    Mutant("pool: nobody takes from another's share", POOL, "for (int64_t i = 0; i < shares; i++) {\n            Share& from", "for (int64_t i = 0; i < 1; i++) {\n            Share& from", CALLERS),
     Mutant("pool: a forked child keeps the parent's pool", POOL, "pthread_atfork(nullptr, nullptr, forget);", "", FORKED),
 )  # fmt: skip

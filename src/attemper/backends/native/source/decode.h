@@ -68,8 +68,7 @@ ATTEMPER_INLINE void dots(const float* query, const float* const (&key)[TOGETHER
     }
 #pragma GCC unroll 4
     for (int i = 0; i < COUNT; i++) {
-        float sums[TOGETHER];
-        lane_sums(c[i][0], c[i][1], c[i][2], c[i][3], sums);
+        const Four sums = lane_sums(c[i][0], c[i][1], c[i][2], c[i][3]);
         for (int t = 0; t < TOGETHER; t++) to[i * KEYS + t * quarter] = sums[t];
     }
 }
@@ -153,7 +152,7 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             // Few rows: every score is looked at, so that one that is not finite is told.
             float keep;
             take_in(call, batch, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
-                    span, Shape::ALL, &keep);
+                    span, Shape::ALL, false, &keep);
             if (keep != 1.0f)
                 for (int64_t e = 0; e < wide; e += LANES)
                     store(output + i * wide + e, load(output + i * wide + e) * keep);

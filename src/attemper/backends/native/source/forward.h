@@ -115,12 +115,13 @@ inline void weigh_rows(const Arguments& call, int64_t batch, Row* rows, int64_t 
         uint16_t* halves = WHAT & HALVES ? tile.halves + i * tile.halves_apart + begin : nullptr;
         const float base = base_of(rows[i]);
         const int64_t distance = look.start - rows[i].position;
-        Sums sums = best[i] == rows[i].maximum ? weigh<WHAT | TIES>(s, look.n, base, distance, halves)
-                                               : weigh<WHAT>(s, look.n, base, distance, halves);
-        if (look.first.begin < look.first.end) sums.first = look.first.share(call, batch, s, look.start);
-        if (look.own && distance <= 0 && distance > -look.n) sums.own = s[-distance];
-        if (look.marks) sums.span = marked_sum(s, look.marks, look.n);
-        add(rows[i], sums);
+        const Sums sums = best[i] == rows[i].maximum ? weigh<WHAT | TIES>(s, look.n, base, distance, halves)
+                                                     : weigh<WHAT>(s, look.n, base, distance, halves);
+        add(rows[i], sums.four);
+        if (WHAT & DISTANCE) rows[i].distance += sums.distance;
+        if (look.first.begin < look.first.end) rows[i].first += look.first.share(call, batch, s, look.start);
+        if (look.own && distance <= 0 && distance > -look.n) rows[i].own += s[-distance];
+        if (look.marks) rows[i].span += marked_sum(s, look.marks, look.n);
     }
 }
 
@@ -134,7 +135,7 @@ constexpr auto weigh_rows_of(int what, std::integer_sequence<int, WHAT...>) {
 // Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
 // the outputs so far. All maxima come first: a row then never waits for its own.
 inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, const Tile& tile, Bias& biases,
-                    int64_t block, int64_t seen, const Span& span, Shape shape, float* keep) {
+                    int64_t block, int64_t seen, const Span& span, Shape shape, bool near, float* keep) {
     const int64_t begin = span.begin, n = span.end - begin;
     float best[MOST_ROWS];
     for (int64_t i = 0; i < count; i++) {
@@ -146,7 +147,8 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
     for (int64_t i = 0; i < count; i++) keep[i] = raise(rows[i], best[i]);
     const int parts = (call.place[Column::MEAN_DEPTH] >= 0 || call.place[Column::VARIANCE] >= 0 ? MOMENTS : 0) |
                       (call.place[Column::SQUARED_WEIGHTS] >= 0 ? SQUARES : 0) |
-                      (call.place[Column::DISTANCE] >= 0 ? DISTANCE : 0) | (tile.halves ? HALVES : 0);
+                      (call.place[Column::DISTANCE] >= 0 ? DISTANCE : 0) | (near ? NEAR : 0) |
+                      (tile.halves ? HALVES : 0);
     float marks[KEYS];
     const bool marked = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
     const Look look{block + begin, n, {call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0},
@@ -176,6 +178,8 @@ inline void finish_rows(const Arguments& call, int64_t batch, const Row* rows, i
     }
 }
 
+constexpr float NEAR_PRODUCT = 80;  // well below -EXP_LOWEST: products are rounded, and so are lengths
+
 constexpr int64_t DESK_BYTES = 393216;  // of a chunk's queries and outputs: they stay in L2
 
 template <class Products>
@@ -200,15 +204,19 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     const int64_t soon = low / KEYS * KEYS;
     const int64_t early = soon >= high ? 0 : (call.keys - soon < KEYS ? call.keys - soon : KEYS);
     prefetch(call.key, at(call.key, batch, group, soon), call.key.stride[2], early, depth, 0, 1);
-    const float most_query = products.take_queries(batch, rows, count);
+    const Sizes queries = products.take_queries(batch, rows, count);
+    float longest_key = 0;  // so far
     if (width) prefetch(call.value, at(call.value, batch, group, soon), call.value.stride[2], early, width, 0, 1);
     for (int64_t block = low / KEYS * KEYS; block < high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
-        const float most_key = products.take_keys(batch, group, block, seen);
+        const Sizes keys = products.take_keys(batch, group, block, seen);
+        longest_key = longest_key > keys.longest ? longest_key : keys.longest;
         // Keys of the next block: its lines are asked for while this one is computed, a share with every tile.
         const int64_t later =
             block + KEYS < high ? (call.keys - block - KEYS < KEYS ? call.keys - block - KEYS : KEYS) : 0;
-        const bool finite = double(most_query) * most_key * double(depth) < SAFE_PRODUCT;
+        const bool finite = double(queries.most) * keys.most * double(depth) < SAFE_PRODUCT;
+        // No score is further from another, then, than the product of two lengths and back.
+        const bool all_near = 2 * queries.longest * longest_key < NEAR_PRODUCT;
         for (int64_t tile = 0; tile < count; tile += TALL) {
             const int64_t real = count - tile < TALL ? count - tile : TALL;
             const int64_t number = tile / TALL, tiles = up(count, TALL) / TALL;
@@ -224,8 +232,9 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             const Span span(rows + tile, real, block, seen);
             if (span.begin >= span.end) continue;
             float keep[MOST_ROWS] = {};
-            take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span,
-                    shape_of(call, span, finite), keep);
+            const Shape shape = shape_of(call, span, finite);
+            take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span, shape,
+                    all_near && shape == Shape::NOTHING, keep);
             products.add(tile, real, span, keep);
         }
     }

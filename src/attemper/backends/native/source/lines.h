@@ -53,7 +53,7 @@ inline void fill_lines(const Arguments& call, int64_t batch, int64_t group, Scor
                        Bias& biases, Lines& of) {
     for (int64_t block = of.base; block < of.high; block += KEYS) {
         const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS;
-        const float most_key = scores.take_keys(batch, group, block, seen);
+        const float most_key = scores.take_keys(batch, group, block, seen).most;
         const bool finite = double(most_query) * most_key * double(call.depth) < SAFE_PRODUCT;
         for (int64_t tile = 0; tile < of.count; tile += of.tall) {
             const int64_t real = of.count - tile < of.tall ? of.count - tile : of.tall;

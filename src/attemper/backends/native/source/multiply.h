@@ -47,9 +47,20 @@ ATTEMPER_INLINE void multiply(const float* __restrict a, int64_t step_k, const f
     }
 }
 
-// to = A B: rows of `to` are `stride` apart.
-template <int STEP_I, int COUNT = ROWS, int WIDE = 2>
-inline void product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride) {
+// Calls `with` for the rows that are summed together (BY_HALVES): with their number, a constant, and the first.
+template <int COUNT, class With>
+ATTEMPER_INLINE void for_halves(const With& with) {
+    if constexpr (BY_HALVES && COUNT % 2 == 0) {
+        with(std::integral_constant<int, COUNT / 2>(), 0);
+        with(std::integral_constant<int, COUNT / 2>(), COUNT / 2);
+    } else {
+        with(std::integral_constant<int, COUNT>(), 0);
+    }
+}
+
+template <int STEP_I, int COUNT, int WIDE>
+ATTEMPER_HALF_OF_TILE void product_together(const float* a, int64_t step_k, const float* b, int64_t depth, float* to,
+                                            int64_t stride) {
     Vec c[COUNT][WIDE] = {};
     multiply<STEP_I>(a, step_k, b, depth, c);
 #pragma GCC unroll 16
@@ -58,32 +69,41 @@ inline void product(const float* a, int64_t step_k, const float* b, int64_t dept
         for (int half = 0; half < WIDE; half++) store(to + i * stride + half * LANES, c[i][half]);
 }
 
-// to = keep_i * to + A B, the running sum of an online softmax; without `keep`, to = A B. A B is summed by itself, in
-// pieces; `begin`: the place of its first key in the block.
-template <int STEP_I, int COUNT = ROWS>
-inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
-                        int64_t stride, const float* keep) {
-    alignas(64) float room[COUNT * PANEL];
-    float* sums = room;
-    // GCC would hold the array in registers, of which there are too few, and copy all of it with every piece.
-    if constexpr (LANES == 16) asm("" : "+r"(sums));
+// to = A B: rows of `to` are `stride` apart.
+template <int STEP_I, int COUNT = ROWS, int WIDE = 2>
+inline void product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride) {
+    for_halves<COUNT>([&](auto rows, int64_t first) {
+        product_together<STEP_I, decltype(rows)::value, WIDE>(a + first * STEP_I, step_k, b, depth, to + first * stride,
+                                                              stride);
+    });
+}
+
+template <int STEP_I, int COUNT>
+ATTEMPER_HALF_OF_TILE void add_product_together(const float* a, int64_t step_k, const float* b, int64_t begin,
+                                                int64_t depth, float* to, int64_t stride, const float* keep) {
+    Vec room[COUNT][2];
+    Vec(*sums)[2] = room;
+    // GCC would hold the array in registers, of which there are too few, and copy all of it with every piece. Half a
+    // tile's sums fit beside half a tile's products.
+    if constexpr (LANES == 16 && 4 * COUNT > 28) asm("" : "+r"(sums));
     int64_t last = 0;
     for (int64_t end = PIECE - begin % PIECE; end < depth; end += PIECE) {
         const int64_t from = last;
         last = end;
         Vec c[COUNT][2] = {};
         multiply<STEP_I>(a + from * step_k, step_k, b + from * PANEL, end - from, c);
+#pragma GCC unroll 16
         for (int i = 0; i < COUNT; i++)
-            for (int half = 0; half < 2; half++) {
-                float* sum = sums + i * PANEL + half * LANES;
-                store(sum, from ? load(sum) + c[i][half] : c[i][half]);
-            }
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) sums[i][half] = from ? sums[i][half] + c[i][half] : c[i][half];
     }
     Vec c[COUNT][2] = {};
     multiply<STEP_I>(a + last * step_k, step_k, b + last * PANEL, depth - last, c);
     if (last)
+#pragma GCC unroll 16
         for (int i = 0; i < COUNT; i++)
-            for (int half = 0; half < 2; half++) c[i][half] += load(sums + i * PANEL + half * LANES);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) c[i][half] += sums[i][half];
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; i++)
 #pragma GCC unroll 2
@@ -92,6 +112,17 @@ inline void add_product(const float* a, int64_t step_k, const float* b, int64_t 
             if (keep) store(at, load(at) * keep[i] + c[i][half]);
             else store(at, c[i][half]);
         }
+}
+
+// to = keep_i * to + A B, the running sum of an online softmax; without `keep`, to = A B. A B is summed by itself, in
+// pieces; `begin`: the place of its first key in the block.
+template <int STEP_I, int COUNT = ROWS>
+inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
+                        int64_t stride, const float* keep) {
+    for_halves<COUNT>([&](auto rows, int64_t first) {
+        add_product_together<STEP_I, decltype(rows)::value>(a + first * STEP_I, step_k, b, begin, depth,
+                                                            to + first * stride, stride, keep ? keep + first : nullptr);
+    });
 }
 
 // to += A^T B for COUNT columns of A: a[k * step_k + i] is broadcast. Depth is the number of rows of a tile or a few;

@@ -25,6 +25,11 @@ ATTEMPER_INLINE float largest(Ints a) {
     return from_bits(uint32_t(best));
 }
 
+// How large rows are: the largest magnitude of a number, NaN counted as larger than inf, and the largest norm of a row.
+struct Sizes {
+    float most = 0, longest = 0;
+};
+
 #if !defined(__clang__)
 // Swaps the off-diagonal S x S blocks of every 2 S x 2 S block. The indices are constants: no shuffle waits for them.
 template <int S, size_t... LANE>
@@ -67,11 +72,12 @@ inline void prefetch(const View& view, int64_t place, int64_t row_step, int64_t 
 }
 
 // `count` rows of `depth` floats (row i at from + i * stride) into columns of panels; rows up to `padded` are zeros.
-// `buffer` holds LANES * up(depth, LANES) floats. Returns the largest magnitude, NaN counted as larger than inf.
-inline float pack_columns(const View& view, int64_t place, int64_t row_step, int64_t step, int64_t count,
+// `buffer` holds LANES * up(depth, LANES) floats.
+inline Sizes pack_columns(const View& view, int64_t place, int64_t row_step, int64_t step, int64_t count,
                           int64_t depth, int64_t padded, float* buffer, float* to) {
     const int64_t line = up(depth, LANES);
     Ints most = {};
+    Vec longest = {};
     for (int64_t first = 0; first < padded; first += LANES) {
         const float* rows[LANES];
         bool direct = view.type == FLOAT32 && step == 1 && first + LANES <= count && depth % LANES == 0;
@@ -83,6 +89,7 @@ inline float pack_columns(const View& view, int64_t place, int64_t row_step, int
             else if (first + i < count) read_row(view, at, step, depth, buffer + i * line);
         }
         float* panel = to + first / PANEL * depth * PANEL + first % PANEL;
+        Vec squares[2] = {};
         for (int64_t d = 0; d < depth; d += LANES) {
             Vec x[LANES];
 #pragma GCC unroll 16
@@ -91,6 +98,8 @@ inline float pack_columns(const View& view, int64_t place, int64_t row_step, int
                 most = larger_bits(most, x[i]);
             }
             transpose(x);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) squares[i % 2] += x[i] * x[i];
             int64_t n = depth - d < LANES ? depth - d : LANES;
             if (n == LANES) {
 #pragma GCC unroll 16
@@ -99,8 +108,9 @@ inline float pack_columns(const View& view, int64_t place, int64_t row_step, int
                 for (int i = 0; i < n; i++) store(panel + (d + i) * PANEL, x[i]);
             }
         }
+        longest = larger(longest, squares[0] + squares[1]);
     }
-    return largest(most);
+    return {largest(most), std::sqrt(lane_max(longest))};
 }
 
 // `count` rows of `width` floats as panels [panel][room][PANEL]; rows up to `padded` and what is past `width` are zeros.

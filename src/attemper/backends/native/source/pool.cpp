@@ -1,9 +1,9 @@
 // A call runs on the threads that PyTorch's own operators run on, if the process has them: those spin for milliseconds
 // after each of its parallel regions, and threads of ours would have to share the processor with them (a call of a few
 // milliseconds took up to half as long again). They are reached by the name that every OpenMP library for GCC's code has.
-// Elsewhere, and in the child of a fork, there is a pool: helpers wait on a condition variable; a call raises `generation`,
-// everybody takes numbers from `next`. After fork() the child has no helpers of either kind: it forgets OpenMP and the pool
-// (whose locks may be held by threads that no longer exist) and starts a new one.
+// Elsewhere, and in the child of a fork, there is a pool: helpers wait on a condition variable, and a call raises
+// `generation`. After fork() the child has no helpers of either kind: it forgets OpenMP and the pool (whose locks may be
+// held by threads that no longer exist) and starts a new one.
 #include "pool.h"
 
 #include <dlfcn.h>
@@ -18,19 +18,37 @@
 namespace attemper {
 namespace {
 
-// The tasks of one call. No exception of theirs leaves the thread that it was thrown on.
+// The tasks of one call. No exception of theirs leaves the thread that it was thrown on. Each thread has a share of them
+// that stand one after another, and whoever has done its own takes from the next: heads that stand beside each other in
+// a tensor share pages and pairs of cache lines, for which two threads would wait in turns.
 struct Work {
+    static constexpr int64_t MOST = 64;
+
+    struct alignas(64) Share {
+        std::atomic<int64_t> next{0};
+        int64_t end = 0;
+    };
+
     Task task;
     void* context;
-    int64_t tasks;
-    std::atomic<int64_t> next{0};
+    int64_t shares;
+    Share share[MOST];
     std::atomic<int> wrong{FINE};
 
+    Work(Task task, void* context, int64_t tasks, int64_t threads)
+        : task(task), context(context), shares(threads < 1 ? 1 : (threads < MOST ? threads : MOST)) {
+        for (int64_t i = 0; i < shares; i++)
+            share[i].next = tasks * i / shares, share[i].end = tasks * (i + 1) / shares;
+    }
+
     void take_all(int64_t worker) {
-        for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-            if (wrong.load(std::memory_order_relaxed) != FINE) return;
-            const int ended = guarded([&] { return task(context, number, worker), int(FINE); });
-            if (ended != FINE) wrong.store(ended, std::memory_order_relaxed);
+        for (int64_t i = 0; i < shares; i++) {
+            Share& from = share[(worker + i) % shares];
+            for (int64_t number; (number = from.next.fetch_add(1, std::memory_order_relaxed)) < from.end;) {
+                if (wrong.load(std::memory_order_relaxed) != FINE) return;
+                const int ended = guarded([&] { return task(context, number, worker), int(FINE); });
+                if (ended != FINE) wrong.store(ended, std::memory_order_relaxed);
+            }
         }
     }
 };
@@ -116,7 +134,7 @@ int run_tasks(int64_t tasks, int64_t threads, Task task, void* context) {
         pthread_atfork(nullptr, nullptr, forget);
     });
     if (threads > tasks) threads = tasks;
-    Work work{task, context, tasks};
+    Work work(task, context, tasks, threads);
     if (threads > 1) {
         std::unique_lock<std::mutex> mine(pool->calls, std::try_to_lock);
         if (mine.owns_lock() && parallel) {

@@ -27,10 +27,11 @@ ATTEMPER_INLINE void turn_tile(const float* lines, int64_t line, int64_t depth, 
 }
 
 // Queries times their multiplier, tile by tile; rows past `count` are zeros. `lines` holds ROWS * up(depth, LANES),
-// `to` LANES more than the tiles. Returns the largest magnitude.
-inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* lines,
+// `to` LANES more than the tiles.
+inline Sizes pack_queries(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* lines,
                           float* to) {
     Ints most = {};
+    float longest = 0;
     const int64_t depth = call.depth, wide = up(depth, LANES);
     const bool direct = call.query.type == FLOAT32 && call.query.stride[3] == 1 && depth == wide;
     for (int64_t first = 0; first < count; first += ROWS, to += depth * ROWS) {
@@ -45,15 +46,19 @@ inline float pack_queries(const Arguments& call, int64_t batch, const Row* rows,
             const float* from = line;
             if (direct) from = reinterpret_cast<const float*>(call.query.data) + place;
             else read_row(call.query, place, call.query.stride[3], depth, line);
+            Vec squares = {};
             for (int64_t d = 0; d < wide; d += LANES) {
                 Vec x = load(from + d) * factor;
                 store(line + d, x);
                 most = larger_bits(most, x);
+                squares += x * x;
             }
+            const float square = lane_sum(squares);
+            longest = square > longest ? square : longest;
         }
         turn_tile(lines, wide, depth, to);
     }
-    return largest(most);
+    return {largest(most), std::sqrt(longest)};
 }
 
 // A tile of scores, one row of `rows` a line; what its rows become goes back into it.
@@ -80,11 +85,10 @@ public:
         buffer_ = memory.floats(LINES * up(call.depth, LANES));
     }
 
-    // Both return the largest magnitude.
-    float take_queries(int64_t batch, const Row* rows, int64_t count) {
+    Sizes take_queries(int64_t batch, const Row* rows, int64_t count) {
         return pack_queries(call_, batch, rows, count, buffer_, queries_);
     }
-    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
+    Sizes take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
         const View& key = call_.key;
         return pack_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen, call_.depth,
                             up(seen, PANEL), buffer_, keys_);
@@ -129,14 +133,14 @@ public:
         scores_ = memory.floats(ROWS * APART);
     }
 
-    // Keys (the largest magnitude is returned) and values of a block.
-    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
+    // Keys, whose sizes are returned, and values of a block.
+    Sizes take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
         const View& value = call_.value;
-        const float most = FloatScores::take_keys(batch, group, block, seen);
+        const Sizes sizes = FloatScores::take_keys(batch, group, block, seen);
         if (call_.width)
             pack_lines(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, call_.width,
                        up(seen, PANEL), KEYS, values_);
-        return most;
+        return sizes;
     }
 
     Tile scores(int64_t tile, int64_t real, const Span& span) {
@@ -181,7 +185,7 @@ public:
         factors_ = memory.floats(chunk);
     }
 
-    float take_queries(int64_t batch, const Row* rows, int64_t count) {
+    Sizes take_queries(int64_t batch, const Row* rows, int64_t count) {
         Most most;
         float largest = 1;
         for (int64_t i = 0; i < count; i++) {
@@ -191,13 +195,13 @@ public:
             largest = largest >= std::fabs(factors_[i]) ? largest : std::fabs(factors_[i]);
         }
         std::memset(queries_ + count * deep_, 0, size_t((up(count, TALL) - count) * deep_) * 2);
-        return most.value() * largest;
+        return sizes_of(most.value() * largest);
     }
 
-    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
+    Sizes take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
         const View& key = call_.key;
-        return pack_half_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen, call_.depth,
-                                 up(seen, PANEL), buffer_, keys_);
+        return sizes_of(pack_half_columns(key, at(key, batch, group, block), key.stride[2], key.stride[3], seen,
+                                          call_.depth, up(seen, PANEL), buffer_, keys_));
     }
 
     void write(int64_t tile, int64_t real, const Span& span, float* to, int64_t apart) const {
@@ -210,6 +214,9 @@ public:
     }
 
 protected:
+    // No row is longer than if all its numbers were the largest.
+    Sizes sizes_of(float most) const { return {most, most * std::sqrt(float(call_.depth))}; }
+
     // Scores that lack their row's factor.
     void multiply(int64_t tile, int64_t real, const Span& span, float* to, int64_t apart) const {
         for (int64_t p = span.begin; p < span.end; p += PANEL)
@@ -246,13 +253,13 @@ public:
         std::memset(weights_, 0, size_t(TALL * APART_WEIGHTS) * 2);
     }
 
-    float take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
+    Sizes take_keys(int64_t batch, int64_t group, int64_t block, int64_t seen) {
         const View& value = call_.value;
-        const float most = HalfScores::take_keys(batch, group, block, seen);
+        const Sizes sizes = HalfScores::take_keys(batch, group, block, seen);
         if (call_.width)
             pack_half_pairs(value, at(value, batch, group, block), value.stride[2], value.stride[3], seen, call_.width,
                             up(seen, PANEL), KEYS, pair_, values_);
-        return most;
+        return sizes;
     }
 
     Tile scores(int64_t tile, int64_t real, const Span& span) {

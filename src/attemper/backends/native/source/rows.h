@@ -24,10 +24,14 @@ struct Row {
     bool poison;  // one is NaN or +inf: the output is NaN
 };
 
+typedef double Quad __attribute__((vector_size(32)));
+
 // Sums over one block, relative to its `base`.
 struct Sums {
-    double total = 0, first_moment = 0, second_moment = 0, squares = 0, first = 0, distance = 0, own = 0, span = 0;
+    Quad four = {};  // total, first_moment, second_moment, squares: as they stand in a row
+    double distance = 0;
 };
+static_assert(offsetof(Row, squares) == offsetof(Row, total) + 3 * sizeof(double));
 
 inline void begin(Row& row, const Arguments& call, int64_t head, int64_t query) {
     row = Row{};
@@ -59,18 +63,19 @@ inline float raise(Row& row, float maximum) {
     return float(shrink);
 }
 
-inline void add(Row& row, const Sums& sums) {
-    row.total += sums.total, row.first_moment += sums.first_moment, row.second_moment += sums.second_moment;
-    row.squares += sums.squares, row.first += sums.first, row.distance += sums.distance;
-    row.own += sums.own, row.span += sums.span;
+ATTEMPER_INLINE void add(Row& row, Quad four) {
+    Quad sums;
+    std::memcpy(&sums, &row.total, sizeof sums);
+    sums += four;
+    std::memcpy(&row.total, &sums, sizeof sums);
 }
 
 // Joins a row over later keys into `row`; returns the factors of the two outputs.
 inline void join(Row& row, Row other, float& keep, float& take) {
     keep = raise(row, other.maximum);
     take = raise(other, row.maximum);
-    add(row, Sums{other.total, other.first_moment, other.second_moment, other.squares, other.first, other.distance,
-                  other.own, other.span});
+    add(row, Quad{other.total, other.first_moment, other.second_moment, other.squares});
+    row.first += other.first, row.distance += other.distance, row.own += other.own, row.span += other.span;
     row.count += other.count;
     row.bad |= other.bad, row.poison |= other.poison;
 }
@@ -86,9 +91,10 @@ struct Distances {
 };
 inline constexpr Distances DISTANCES;
 
-// What of a row's block is summed besides the total. The order of the sums does not depend on it. HALVES, PARTS: how
-// many choices there are without and with bfloat16; ties are a matter of the row.
-enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, HALVES = 8, PARTS = 16, TIES = 16 };
+// What of a row's block is summed besides the total, and that all of its weights are above 0 (NEAR). Neither the order
+// of the sums nor a bit of them depends on it. HALVES, PARTS: how many choices there are without and with bfloat16; ties
+// are a matter of the row.
+enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, NEAR = 8, HALVES = 16, PARTS = 32, TIES = 32 };
 
 // The least score whose distance to `base` is at least EXP_LOWEST, after rounding, too.
 inline float lowest_of(float base) {
@@ -99,13 +105,14 @@ inline float lowest_of(float base) {
 }
 
 // exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: whether some of them
-// are `base`. HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
+// are `base`. NEAR: whether all are at least EXP_LOWEST above `base`; comparing them takes the pipes that multiply.
+// HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
 //
 //     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0: sums of what is >= 0
 template <int WHAT>
 ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* halves) {
     Vec total = {}, ties = {}, first = {}, second = {}, squares = {}, distances = {};
-    const Vec one = splat(1.0f), lowest = splat(lowest_of(base)), zero = {}, from = splat(base);
+    const Vec one = splat(1.0f), lowest = splat(WHAT & NEAR ? base : lowest_of(base)), zero = {}, from = splat(base);
     const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance);
     const float* far = DISTANCES.table + KEYS + shift;
     const auto take = [&](int64_t j, auto vectors) {
@@ -115,7 +122,7 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, ui
 #pragma GCC unroll 8
         for (int i = 0; i < COUNT; i++) {
             const Vec score = load(s + j + i * LANES);
-            seen[i] = at_least(score, lowest);
+            seen[i] = WHAT & NEAR ? others(Mask{}) : at_least(score, lowest);
             d[i] = subtract_or_zero(seen[i], score, from);
         }
         exp_where(seen, d, e);
@@ -148,17 +155,16 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, ui
     for (; j + 2 * PANEL <= n; j += 2 * PANEL) take(j, std::integral_constant<int, 4>());
     if (j < n) take(j, std::integral_constant<int, 2>());
     (void)halves;
-    float sum[4];
-    const double top = WHAT & TIES ? lane_sum(ties) : 0.0f;
-    if (WHAT & (MOMENTS | SQUARES)) lane_sums(total, first, second, squares, sum);
-    else sum[0] = lane_sum(total);
     Sums sums;
-    sums.total = top + sum[0];
-    if (WHAT & MOMENTS) sums.first_moment = sum[1], sums.second_moment = sum[2];
-    if (WHAT & SQUARES) sums.squares = top + sum[3];
+    if (WHAT & (MOMENTS | SQUARES)) sums.four = __builtin_convertvector(lane_sums(total, first, second, squares), Quad);
+    else sums.four[0] = lane_sum(total);
+    if (WHAT & TIES) {
+        const double top = lane_sum(ties);
+        sums.four += Quad{top, 0, 0, WHAT & SQUARES ? top : 0};
+    }
     if (WHAT & DISTANCE) {
         const int64_t apart = distance - shift;
-        sums.distance = lane_sum(distances) + double(apart < 0 ? -apart : apart) * sums.total;
+        sums.distance = lane_sum(distances) + double(apart < 0 ? -apart : apart) * sums.four[0];
     }
     return sums;
 }

@@ -43,7 +43,8 @@ inline void meet_list(const View& view, int64_t base, int64_t width, const Suppo
 #pragma GCC unroll 4
             for (int t = 0; t < TOGETHER; t++) c[t] += x * load(value[t] + e);
         }
-        lane_sums(c[0], c[1], c[2], c[3], to + j);
+        const Four sums = lane_sums(c[0], c[1], c[2], c[3]);
+        std::memcpy(to + j, &sums, sizeof sums);
     }
 }
 
@@ -280,7 +281,7 @@ inline void rowwise_backward_chunk(const RowwiseCall& of, int64_t batch, int64_t
     std::memset(desk.queries, 0, size_t(all * deep) * 4);
     std::memset(desk.above, 0, size_t(all * wide) * 4);
     std::memset(desk.query_sum, 0, size_t(all * deep) * 4);
-    fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count), biases, lines);
+    fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count).most, biases, lines);
     for (int64_t i = 0; i < count; i++) {
         const Row& row = rows[size_t(i)];
         if (row.count == 0) continue;

@@ -315,7 +315,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     float* sums = memory.floats(ROWS * wide);
     std::memset(buffer, 0, size_t(wide + LANES) * 4);
     std::memset(output, 0, size_t((tall + ROWS) * wide) * 4);
-    fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count), biases, lines);
+    fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count).most, biases, lines);
     bool any = false;
     for (int64_t i = 0; i < count; i++) {
         const Row& row = lines.rows[i];
