@@ -364,5 +364,5 @@ def test_nothing_of_a_pass_is_kept_alive() -> None:
     model = Model(Attention("a", sdpa))
     with attemper.watch(model, rows=2) as watch:
         model(batch())
-        assert watch._collector._calls == []
+        assert watch._collector.calls == []
         assert observation.current() == ()

@@ -44,7 +44,7 @@ from attemper.sites.tap_buffers import TapBuffer
 
 
 class Collector:
-    """Takes attention calls, and adds those of a forward pass only once the whole of it went through.
+    """Takes attention calls, and adds those of a forward pass only once all of them went through.
 
     Args:
         quiet: called with a name and the error, where something of ours goes wrong; None: the error is raised.
@@ -71,7 +71,8 @@ class Collector:
         title = class_name(unwrap(model))
         self._names = {module: name or title for module, name in names_of(model).items()}
         self._order = {name: place for place, name in enumerate(self._names.values())}
-        self._calls: list[SeenCall] = []
+        self.calls: list[SeenCall] = []
+        """Of the pass that is running, in their order."""
         self._pairing = Pairing(self._tell_difference)
         self._projects = any(map(projects, self._names))
         self._differing: set[str] = set()
@@ -108,7 +109,7 @@ class Collector:
         return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
 
     @cached_property
-    def _mixers(self) -> Mixers:
+    def mixers(self) -> Mixers:
         return Mixers(self._names)
 
     @property
@@ -136,7 +137,7 @@ class Collector:
 
     def begin(self) -> None:
         """Forgets a pass that did not go through."""
-        self._calls.clear()
+        self.calls.clear()
         self.context.reset()
 
     def take_batch(self, batch: Any) -> None:
@@ -271,7 +272,7 @@ class Collector:
         if call is not None:
             seen.places = call.places or places((call.query, call.key))
             seen.arguments = arguments_of(call)
-        self._calls.append(seen)
+        self.calls.append(seen)
         return seen
 
     def _place(self, module: nn.Module) -> nn.Module:
@@ -287,7 +288,7 @@ class Collector:
         names = (seen.name.partition("#")[0], *([] if seen.module is None else [seen.module]))
         seen.kept = any(is_wanted(name, self.scope.sites) for name in names)
         if not seen.kept and not seen.is_tap:
-            taps = (tap for tap in self._calls if tap.is_tap and tap.kept and tap.places)
+            taps = (tap for tap in self.calls if tap.is_tap and tap.kept and tap.places)
             seen.kept = any(tap.places <= seen.places for tap in taps)
         return seen.kept
 
@@ -334,9 +335,9 @@ class Collector:
 
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
-        staged, self._calls = self._calls, []
+        staged, self.calls = self.calls, []
         called = {seen.name.partition("#")[0] if seen.module is None else seen.module for seen in staged}
-        for name, kind in self._mixers.unread(self.context.calls, called).items():
+        for name, kind in self.mixers.unread(self.context.calls, called).items():
             if is_wanted(name, self.scope.sites):
                 self.skipped[name] = reason_of(kind)
         first = True

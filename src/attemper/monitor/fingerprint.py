@@ -160,7 +160,7 @@ class FingerprintCollector(Collector):
 
     def commit(self) -> None:
         """Keeps the rows of a pass that went through. A tap and the attention beside it are one site."""
-        staged, self._calls = self._calls, []
+        staged, self.calls = self.calls, []
         for seen in self._pairing.join(staged):
             if seen.reason is not None:
                 self.skipped[seen.name] = seen.reason

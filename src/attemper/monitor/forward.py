@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
+from attemper.monitor.attention_order import AttentionOrder
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
@@ -39,8 +40,18 @@ def observation(model: nn.Module, collector: Collector, *, switched: bool = True
         yield switch
 
 
-def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: registry.Switch) -> None:
+def run(
+    where: str,
+    model: nn.Module,
+    batch: Any,
+    collector: Collector,
+    switch: registry.Switch,
+    order: AttentionOrder | None = None,
+) -> None:
     """One batch; a model with a call that cannot be honoured gets its own attention back, and the batch runs again.
+
+    Args:
+        order: ends the pass behind its last attention where that is safe; None: it runs whole.
 
     Raises:
         InputError: the batch is no dict, tuple, list or tensor; ``where`` stands before the message.
@@ -48,7 +59,8 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
     while True:
         collector.begin()
         try:
-            with torch.no_grad(), observing(collector), reading(model):
+            ending = nullcontext() if order is None else order.one_pass(batch)
+            with torch.no_grad(), observing(collector), ending, reading(model):
                 _call(where, model, batch)
         except UnsupportedCallError as error:
             owner = collector.owner(error.module, switch.models)
@@ -56,9 +68,12 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, switch: 
                 raise
             collector.skipped[collector.name_of(error.module)] = error.reason
             switch.exclude(owner)
+            if order is not None:
+                order.forget()
             continue
-        collector.commit()
-        return
+        if order is None or order.intact:
+            collector.commit()
+            return
 
 
 def _call(where: str, model: nn.Module, batch: Any) -> Any:

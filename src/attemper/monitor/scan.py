@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attemper.backends.table import check_backend
 from attemper.call.spans import Spans, spans_in_words
 from attemper.errors import InputError
+from attemper.monitor.attention_order import AttentionOrder
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.kept_rows import KeepRows, RowKeeper
@@ -43,11 +44,14 @@ def scan(
     text: str | None = None,
     shard: tuple[int, int] | None = None,
     keep_rows: KeepRows | None = None,
+    whole_passes: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> Scan:
     """Exact attention statistics of every head of ``model`` over ``batches``.
 
-    Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in.
+    Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in. In a
+    model of transformers' own classes, in eval mode and without hooks, only the first pass, and each with a larger
+    batch, runs to its end: the others end behind their last attention, and readings are the same bit for bit.
     Models of transformers' attention registry attend here for that time, output and statistics in one pass; every
     other attention runs as it is and is measured beside. Everything is put back afterwards, whatever happens. Padded
     queries are left out, by the model's 2-D attention masks. Layers that choose their keys (DeepSeek V3.2) have
@@ -78,6 +82,8 @@ def scan(
             token), a list of places (below 0 from the last token back), or a function of a batch that gives one of
             these or a bool tensor [B, Q]. Padding is never kept, nor what a shorter text has not. A row takes 4 bytes
             a head and statistic (counts 8): one query of 32 layers of 32 heads 49 KB, on the host.
+        whole_passes: True runs every pass to the model's output. For what the end of a pass does beside it: an error
+            that its loss raises, a function mode of yours that counts operations, code that you patched in.
         on_batch: called with the number of batches done, after each.
 
     Returns:
@@ -90,7 +96,7 @@ def scan(
         BackendError: the named backend cannot do what a layer needs.
     """
     _check(model, batches)
-    options = ScanOptions(stats, limits, fewest_keys, backend, name, text, spans)
+    options = ScanOptions(stats, limits, fewest_keys, backend, name, text, spans, whole_passes)
     keeper = None if keep_rows is None else RowKeeper(keep_rows)
     cut = None if shard is None else check_shard("scan(shard=...)", shard)
     with block_scan(model, options, keeper) as reader:
@@ -116,6 +122,7 @@ class ScanOptions:
     name: str | None = None
     text: str | None = None
     spans: Spans | Callable[[Any], Spans] | None = None
+    whole_passes: bool = False
     names: tuple[str, ...] = field(init=False)
     """``stats``, all of them."""
 
@@ -156,6 +163,7 @@ class BlockScan:
         self.batches = 0
         self.last: Mapping[str, Any] = {}
         self._model, self._options, self._collector, self._switch = model, options, collector, switch
+        self._order = None if options.whole_passes else AttentionOrder(model, collector)
         self._hash = hash_of(unwrap(model))
         self._sites: Totals = {}
         self._dropped: dict[SiteKey, str] = {}
@@ -182,7 +190,7 @@ class BlockScan:
         for done, batch in enumerate(batches, 1):
             self.batches += 1
             collector.take_batch(batch)
-            run(f"scan: batch {self.batches}", self._model, batch, collector, self._switch)
+            run(f"scan: batch {self.batches}", self._model, batch, collector, self._switch, self._order)
             if on_batch is not None:
                 on_batch(done)
         self.last = collector.last

@@ -127,6 +127,13 @@ class Mixers:
                 found[module] = UNREAD
         return {name: found[module] for module, name in self._names.items() if module in found and module in ran}
 
+    def all_attend(self, ran: Collection[nn.Module], called: Collection[str]) -> bool:
+        """Whether every module whose name says attention ran and was seen to attend, and none mixes tokens otherwise.
+
+        Args: as in ``unread``.
+        """
+        return not self._kinds and all(module in ran for module in self._named) and not self.unread(ran, called)
+
 
 def _holds(outer: str, inner: str) -> bool:
     """Whether a module of one name is, or holds, that of the other."""

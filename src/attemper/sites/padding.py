@@ -161,11 +161,15 @@ class CallContext:
         """The innermost module that is running."""
         return self.running[-1]
 
-    def reset(self) -> None:
-        """Back to outside of every module."""
+    def leave(self) -> None:
+        """Back to outside of every module, where a pass ended within."""
         self.stack.clear()
         self.running.clear()
         self.masks.clear()
+
+    def reset(self) -> None:
+        """Forgets the pass that ran, too."""
+        self.leave()
         self.calls.clear()
 
     def is_cross(self, module: nn.Module, keys: int) -> bool:
