@@ -1,10 +1,11 @@
 """Scan of all-MiniLM-L6-v2 on 8 x 512 tokens against what people do today: eager weights, then entropy of them.
 
-Run: ``python benchmarks/scan_minilm.py [--repeats N] [--rows 8] [--tokens 512] [--json FILE]``. Paired runs in one
-process, median of ratios, after checking that both give the same entropies; then against the same model's plain forward
-with PyTorch's SDPA, and the time that PyTorch's matrix products of the linear layers take in both, which our threads
-must not slow down. The models are loaded once, before the clock starts. ``--rows 1 --tokens 16`` shows what a scan
-costs whatever the text's length (``beyond_sdpa_forward_ms``).
+Run: ``python benchmarks/scan_minilm.py [--repeats N] [--rows 8] [--tokens 512] [--batches 1] [--json FILE]``. Paired
+runs in one process, median of ratios, after checking that both give the same entropies; then against the same model's
+plain forward with PyTorch's SDPA, and the time that PyTorch's matrix products of the linear layers take in both, which
+our threads must not slow down. The models are loaded once, before the clock starts. ``--rows 1 --tokens 16`` shows what
+a scan costs whatever the text's length (``beyond_sdpa_forward_ms``). ``--batches N`` compares a scan of N batches with
+N plain forwards: from the second batch on a scan's passes end behind the last attention.
 """
 
 from __future__ import annotations
@@ -41,19 +42,24 @@ def product_seconds(function: Callable[[], object]) -> float:
     return sum(row.self_cpu_time_total for row in profile.key_averages() if row.key == "aten::addmm") / 1e6
 
 
-def against_plain_forward(inputs: dict[str, torch.Tensor], repeats: int) -> dict[str, float]:
-    """Of a scan: its time, and that of the linear layers within it, relative to the model's own forward with SDPA."""
-    model = minilm.pretrained("sdpa")
-
-    def forward() -> None:
-        with torch.no_grad():
+def forward(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for inputs in batches:
             model(**inputs)
 
-    def scan() -> None:
-        attemper.scan(model, [inputs])
 
-    pair = minilm.paired(scan, forward, repeats)
-    products = sorted(product_seconds(scan) / product_seconds(forward) for _ in range(repeats))
+def against_plain_forward(batches: list[dict[str, torch.Tensor]], repeats: int) -> dict[str, float]:
+    """Of a scan: its time, and that of the linear layers within it, relative to the model's own forwards with SDPA."""
+    model = minilm.pretrained("sdpa")
+
+    def plain() -> None:
+        forward(model, batches)
+
+    def scan() -> None:
+        attemper.scan(model, batches)
+
+    pair = minilm.paired(scan, plain, repeats)
+    products = sorted(product_seconds(scan) / product_seconds(plain) for _ in range(repeats))
     return {
         "sdpa_forward_s": pair["two_s"],
         "ratio_to_sdpa_forward": pair["ratio"],
@@ -69,11 +75,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--batches", type=int, default=1, help="how many a scan reads, and what it is compared with")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     model, inputs = minilm.pretrained("eager"), minilm.batch(options.tokens, options.rows)
     eager = eager_entropy(model, inputs)
-    scan = attemper.scan(model, [inputs])
+    batches = [inputs] * options.batches
+    scan = attemper.scan(model, batches)
     worst = max(
         abs(float(layer[head.head]) - head.entropy_nats)
         for layer, site in zip(eager, scan.sites, strict=True)
@@ -82,19 +90,19 @@ def main() -> None:
     )
     if worst > 1e-4:
         sys.exit(f"the two disagree by {worst:.2e} nats: no timing of a wrong result")
-    pair = minilm.paired(lambda: attemper.scan(model, [inputs]), lambda: eager_entropy(model, inputs), options.repeats)
-    plain = []
-    for _ in range(options.repeats):
-        with torch.no_grad():
-            plain.append(minilm.seconds(lambda: model(**inputs)))
+    pair = minilm.paired(
+        lambda: attemper.scan(model, batches), lambda: [eager_entropy(model, one) for one in batches], options.repeats
+    )
+    plain = [minilm.seconds(lambda: forward(model, batches)) for _ in range(options.repeats)]
     row = {
         "shape": list(inputs["input_ids"].shape),
+        "batches": options.batches,
         "scan_s": pair["one_s"],
         "eager_entropy_s": pair["two_s"],
         "eager_forward_s": statistics.median(plain),
         "ratio": pair["ratio"],
         "largest_difference_nats": worst,
-        **against_plain_forward(inputs, options.repeats),
+        **against_plain_forward(batches, options.repeats),
         "environment": minilm.environment(),
     }
     print(json.dumps(row, indent=2))
