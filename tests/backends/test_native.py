@@ -368,10 +368,10 @@ def test_what_stands_at_a_hidden_key_reaches_nothing(rows: int, number: float):
 
 @pytest.mark.parametrize("rows", [3, 45])
 def test_any_keys_may_be_first_tokens_or_in_a_span(rows: int):
-    """Marked key by key, other ones in each batch, about the ends of blocks and outside of windows."""
-    query, key = torch.randn(2, 1, rows, 16), torch.randn(2, 1, 600, 16)
-    first = torch.stack([torch.arange(600) % 7 == 2, torch.arange(600) // 8 % 32 == 31])
-    positions = torch.arange(rows) * 600 // rows
+    """Marked key by key, other ones in each batch, about the ends of blocks and of parts, and outside of windows."""
+    query, key = torch.randn(2, 1, rows, 16), torch.randn(2, 1, 1100, 16)
+    first = torch.stack([torch.arange(1100) % 7 == 2, torch.arange(1100) // 8 % 32 == 31])
+    positions = torch.arange(rows) * 1099 // (rows - 1)
     problem = Problem(
         query=query,
         key=key,
@@ -384,9 +384,9 @@ def test_any_keys_may_be_first_tokens_or_in_a_span(rows: int):
         positions=positions,
         left=100,
     )
-    hidden = torch.arange(600) < positions[:, None] - 100
+    hidden = torch.arange(1100) < positions[:, None] - 100
     weights = (query.double() @ key.double().mT / 4).masked_fill(hidden, -torch.inf).softmax(-1)
-    own = torch.arange(600) == positions[:, None]
+    own = torch.arange(1100) == positions[:, None]
     for column, marks in enumerate((first[:, None, None], own, ~first[:, None, None]), 3):
         want = (weights * marks).sum(-1)
         torch.testing.assert_close(native.forward(problem)[1][column].double(), want, rtol=0, atol=2e-6)

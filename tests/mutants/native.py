@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant("rows: spans not moved", ROWS, "row.own *= shrink, row.span *= shrink;", "row.own *= shrink;", RISING),
     Mutant("rows: joined without the own key", ROWS, "row.own += other.own, row.span", "row.span", MARKED),
     Mutant("rows: joined without spans", ROWS, "row.own += other.own, row.span += other.span;", "row.own += other.own;", MARKED),
-    Mutant("rows: joined without first tokens", ROWS, "row.first += other.first, row.distance", "row.distance", RISING),
+    Mutant("rows: joined without first tokens", ROWS, "row.first += other.first, row.distance", "row.distance", MARKED),
     Mutant("rows: joined without distances", ROWS, "row.distance += other.distance, row.own", "row.own", RISING),
     Mutant("rows: squares by one factor", ROWS, "row.squares *= shrink * shrink", "row.squares *= shrink", RISING),
     Mutant("rows: first moment not moved", ROWS, "row.first_moment = shrink * (row.first_moment + step * row.total)", "row.first_moment = shrink * row.first_moment", RISING),
