@@ -12,7 +12,8 @@
 //     for each chunk of rows                                       packed q, dO and the sum of dq: L2
 //         for each block of KEYS keys                              packed K, K^T, V^T: L2
 //             for each batch of SWEEP rows                         two squares SWEEP x KEYS: L2, row by row in L1
-//                 s = q k^T, dP = dO V^T; P and dS in place; dV += P^T dO, dK += dS^T q, dq += dS K
+//                 for each tile of ROWS: s = q k^T, dP = dO V^T of the keys that it sees; P and dS in place; dq += dS K
+//                 dV += P^T dO, dK += dS^T q, of the tiles that see a key
 //
 // Few heads: rows are dealt to a fixed number of shares, each with sums of its own, added in order afterwards. A mask's
 // gradient that several heads or samples share is summed by one task. Neither depends on the number of threads.
@@ -227,28 +228,38 @@ inline void score_halves(const uint16_t* lines, const uint16_t* columns, int64_t
 }
 #endif
 
-// Scores q k^T of rows of the desk, times their multipliers; the softcap is left to the caller.
-inline void score_rows(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span) {
+// Rows of a product of scores.
+inline int64_t tall_of(const Desk& desk) {
+#if defined(ATTEMPER_HALF)
+    if (desk.halves) return TALL;
+#endif
+    return (void)desk, ROWS;
+}
+
+// Scores q k^T of rows of the desk, times their multipliers, at [row][APART]; the softcap is left to the caller.
+inline void score_rows(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span,
+                       float* to) {
 #if defined(ATTEMPER_HALF)
     if (desk.halves)
         return score_halves(desk.query_halves, desk.key_halves, up(call.depth, STEP), desk.factor, first, count, span,
-                            desk.weights);
+                            to);
 #endif
-    score_tiles(desk.query_tiles, desk.key_columns, call.depth, first, count, span, desk.weights);
+    score_tiles(desk.query_tiles, desk.key_columns, call.depth, first, count, span, to);
 }
 
 // dP = dO V^T of the same rows; zeros where there are no values.
-inline void meet_values(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span) {
+inline void meet_values(const Arguments& call, const Desk& desk, int64_t first, int64_t count, const Span& span,
+                        float* to) {
     if (call.width == 0) {
-        std::memset(desk.gradients, 0, size_t(SWEEP * APART) * 4);
+        std::memset(to, 0, size_t(count * APART) * 4);
         return;
     }
 #if defined(ATTEMPER_HALF)
     if (desk.above_is_half)
         return score_halves(desk.above_halves, desk.value_halves, up(call.width, STEP), nullptr, first, count, span,
-                            desk.gradients);
+                            to);
 #endif
-    score_tiles(desk.above_tiles, desk.value_columns, call.width, first, count, span, desk.gradients);
+    score_tiles(desk.above_tiles, desk.value_columns, call.width, first, count, span, to);
 }
 
 // Keys of a block as columns.
@@ -316,7 +327,7 @@ inline void find_tops(const Arguments& call, int64_t batch, int64_t group, Desk&
             const int64_t real = count - first < SWEEP ? count - first : SWEEP;
             const Span span(desk.rows + first, real, block, seen);
             if (span.begin >= span.end) continue;
-            score_rows(call, desk, first, real, span);
+            score_rows(call, desk, first, real, span, desk.weights);
             for (int64_t i = 0; i < real; i++) {
                 float* s = desk.weights + i * APART + span.begin;
                 const float* bias = biases.row(desk.rows[first + i], block, seen);
@@ -341,11 +352,48 @@ inline void add_mask_gradient(const Arguments& call, int64_t batch, const Row& r
     for (int64_t key = begin; key < end; key++) to[key * stride[3]] += gradient[key - begin];
 }
 
-// One block of keys against the rows of the desk.
+// P and dS of the desk's row `number`, over its scores and dP of the keys of a span.
+inline void row_gradients(const Arguments& call, int64_t batch, const Desk& desk, int64_t number, float* scores,
+                          float* gradients, const Span& span, int64_t block, int64_t seen, Bias& biases) {
+    const Row& row = desk.rows[number];
+    const Terms& terms = desk.terms[number];
+    const int64_t n = span.end - span.begin;
+    float *s = scores + span.begin, *ds = gradients + span.begin;
+    if (terms.empty) {
+        std::memset(s, 0, size_t(n) * 4);
+        std::memset(ds, 0, size_t(n) * 4);
+        return;
+    }
+    // Where forward found no score that is not finite there is none.
+    const Shape shape = shape_of(call, span, !terms.bad);
+    const float* bias = biases.row(row, block, seen);
+    if (shape == Shape::ENDS)
+        hide_ends(call, row, s, span, block);
+    else if (shape == Shape::MASK)
+        hide(s, bias, n);
+    else if (shape == Shape::ALL)
+        shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin, n, desk.softcap);
+    score_gradients(call, batch, row, terms, s, ds, block + span.begin, n, desk.top[number]);
+    if (call.grad_mask) add_mask_gradient(call, batch, row, ds, block + span.begin, n);
+    if (call.softcap > 0)
+        for (int64_t j = 0; j < n; j += LANES) store(ds + j, load(ds + j) * load(desk.softcap + j));
+}
+
+// Zeros at the keys of `whole` that are not in `part`, of which some may be none.
+inline void clear_beside(const Span& part, const Span& whole, float* line) {
+    const int64_t begin = part.begin < part.end ? part.begin : whole.end;
+    const int64_t end = part.begin < part.end ? part.end : whole.end;
+    std::memset(line + whole.begin, 0, size_t(begin - whole.begin) * 4);
+    std::memset(line + end, 0, size_t(whole.end - end) * 4);
+}
+
+// One block of keys against the rows of the desk. The rows of a tile look at the keys that one of them sees; the sums of
+// a key take in the tiles that see it.
 inline void backward_block(const Arguments& call, int64_t batch, int64_t group, Desk& desk, int64_t chunk,
                            int64_t count, int64_t block, float* key_sum, float* value_sum) {
     const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);
     const int64_t seen = call.keys - block < KEYS ? call.keys - block : KEYS, padded = up(seen, PANEL);
+    const int64_t tall = tall_of(desk);
     float ones[ROWS];
     for (float& one : ones) one = 1.0f;
     const int64_t key_place = at(call.key, batch, group, block);
@@ -357,46 +405,46 @@ inline void backward_block(const Arguments& call, int64_t batch, int64_t group, 
         const int64_t real = count - first < SWEEP ? count - first : SWEEP;
         const Span span(desk.rows + first, real, block, seen);
         if (span.begin >= span.end) continue;
-        const int64_t n = span.end - span.begin;
-        score_rows(call, desk, first, real, span);
-        meet_values(call, desk, first, real, span);
-        for (int64_t i = 0; i < real; i++) {
-            const Row& row = desk.rows[first + i];
-            float *s = desk.weights + i * APART + span.begin, *ds = desk.gradients + i * APART + span.begin;
-            if (desk.terms[first + i].empty) {
-                std::memset(s, 0, size_t(n) * 4);
-                std::memset(ds, 0, size_t(n) * 4);
-                continue;
+        int64_t begins[SWEEP / ROWS], ends[SWEEP / ROWS];  // of the keys that tiles of the sweep see
+        for (int64_t tile = 0; tile < real; tile += tall) {
+            const int64_t rows = real - tile < tall ? real - tile : tall;
+            const Span part(desk.rows + first + tile, rows, block, seen);
+            float *scores = desk.weights + tile * APART, *gradients = desk.gradients + tile * APART;
+            score_rows(call, desk, first + tile, rows, part, scores);
+            meet_values(call, desk, first + tile, rows, part, gradients);
+            for (int64_t i = 0; i < rows; i++, scores += APART, gradients += APART) {
+                if (part.begin < part.end)
+                    row_gradients(call, batch, desk, first + tile + i, scores, gradients, part, block, seen, biases);
+                clear_beside(part, span, scores);
+                clear_beside(part, span, gradients);
             }
-            // Where forward found no score that is not finite there is none.
-            const Shape shape = shape_of(call, span, !desk.terms[first + i].bad);
-            const float* bias = biases.row(row, block, seen);
-            if (shape == Shape::ENDS)
-                hide_ends(call, row, s, span, block);
-            else if (shape == Shape::MASK)
-                hide(s, bias, n);
-            else if (shape == Shape::ALL)
-                shape_row(call, row, s, bias ? bias + span.begin : nullptr, block + span.begin, n, desk.softcap);
-            score_gradients(call, batch, row, desk.terms[first + i], s, ds, block + span.begin, n, desk.top[first + i]);
-            if (call.grad_mask) add_mask_gradient(call, batch, row, ds, block + span.begin, n);
-            if (call.softcap > 0)
-                for (int64_t j = 0; j < n; j += LANES) store(ds + j, load(ds + j) * load(desk.softcap + j));
         }
         for (int64_t i = real; i < up(real, ROWS); i++) std::memset(desk.gradients + i * APART, 0, KEYS * 4);
+        for (int64_t tile = 0; tile < real; tile += ROWS) {
+            const Span part(desk.rows + first + tile, real - tile < ROWS ? real - tile : ROWS, block, seen);
+            begins[tile / ROWS] = part.begin, ends[tile / ROWS] = part.end;
+            if (part.begin >= part.end || (!call.grad_query && !call.grad_multiplier)) continue;
+            for (int64_t p = 0; p < deep; p += PANEL)
+                add_product<APART>(desk.gradients + tile * APART + part.begin, 1,
+                                   desk.key_lines + p * KEYS + part.begin * PANEL, part.begin, part.end - part.begin,
+                                   desk.query_sum + (first + tile) * deep + p, deep, ones);
+        }
+        const auto depth_of = [&](int64_t key, int64_t n) {
+            const int64_t from = span.begin + key, until = from + n;
+            int64_t low = 0, high = up(real, ROWS);
+            while (low < high && (ends[low / ROWS] <= from || begins[low / ROWS] >= until)) low += ROWS;
+            while (low < high && (ends[high / ROWS - 1] <= from || begins[high / ROWS - 1] >= until)) high -= ROWS;
+            return Depth{low, high < real ? high : real};
+        };
+        const int64_t n = span.end - span.begin;
         if (value_sum)
             for (int64_t p = 0; p < wide; p += PANEL)
-                add_transposed(desk.weights + span.begin, APART, desk.above_lines + p * chunk + first * PANEL, real, n,
-                               value_sum + (block + span.begin) * wide + p, wide);
+                add_transposed(desk.weights + span.begin, APART, desk.above_lines + p * chunk + first * PANEL, n,
+                               value_sum + (block + span.begin) * wide + p, wide, depth_of);
         if (key_sum)
             for (int64_t p = 0; p < deep; p += PANEL)
-                add_transposed(desk.gradients + span.begin, APART, desk.query_lines + p * chunk + first * PANEL, real,
-                               n, key_sum + (block + span.begin) * deep + p, deep);
-        if (call.grad_query || call.grad_multiplier)
-            for (int64_t tile = 0; tile < real; tile += ROWS)
-                for (int64_t p = 0; p < deep; p += PANEL)
-                    add_product<APART>(desk.gradients + tile * APART + span.begin, 1,
-                                      desk.key_lines + p * KEYS + span.begin * PANEL, span.begin, n,
-                                      desk.query_sum + (first + tile) * deep + p, deep, ones);
+                add_transposed(desk.gradients + span.begin, APART, desk.query_lines + p * chunk + first * PANEL, n,
+                               key_sum + (block + span.begin) * deep + p, deep, depth_of);
     }
 }
 

@@ -147,13 +147,34 @@ inline void add_transposed(const float* __restrict a, int64_t step_k, const floa
     }
 }
 
+// Which rows of A are not 0 in all of some columns: from <= k < until.
+struct Depth {
+    int64_t from, until;
+};
+
 // The same for `count` columns, a multiple of PANEL: whole tiles of ROWS, then what is left, two columns at a time.
+// `depth_of(i, n)`: the Depth of the columns i .. i + n.
+template <class DepthOf>
+inline void add_transposed(const float* a, int64_t step_k, const float* b, int64_t count, float* to, int64_t stride,
+                           const DepthOf& depth_of) {
+    int64_t i = 0;
+    const auto take = [&](auto columns) {
+        constexpr int COUNT = decltype(columns)::value;
+        for (; i + COUNT <= count; i += COUNT) {
+            const auto [from, until] = depth_of(i, COUNT);
+            if (from < until)
+                add_transposed<COUNT>(a + from * step_k + i, step_k, b + from * PANEL, until - from, to + i * stride,
+                                      stride);
+        }
+    };
+    take(std::integral_constant<int, ROWS>());
+    take(std::integral_constant<int, 4>());
+    take(std::integral_constant<int, 2>());
+}
+
 inline void add_transposed(const float* a, int64_t step_k, const float* b, int64_t depth, int64_t count, float* to,
                            int64_t stride) {
-    int64_t i = 0;
-    for (; i + ROWS <= count; i += ROWS) add_transposed<ROWS>(a + i, step_k, b, depth, to + i * stride, stride);
-    for (; i + 4 <= count; i += 4) add_transposed<4>(a + i, step_k, b, depth, to + i * stride, stride);
-    for (; i + 2 <= count; i += 2) add_transposed<2>(a + i, step_k, b, depth, to + i * stride, stride);
+    add_transposed(a, step_k, b, count, to, stride, [&](int64_t, int64_t) { return Depth{0, depth}; });
 }
 
 }  // namespace attemper
