@@ -26,6 +26,8 @@ PLAIN = ("1,8,2048,64", "1,8,2048,128", "1,4,8192,64", "2,12,512,64", "4,12,128,
 FORWARD = ("1,8,4096,128",)
 HALF = ("1,8,2048,64",)
 DECODE = ("8,32,8,1,8192,128",)
+WINDOW = ("1,4,8192,64", 1024)
+"""A shape, and how many keys a causal query of it sees at most; forward and forward + backward."""
 QUICK = ("1,8,512,64", "2,12,512,64", "4,12,128,64")
 MEMORY = "1,8,32768,64"
 HEADINGS = {
@@ -54,11 +56,12 @@ def shapes(quick: bool) -> list[Shape]:
             for causal in sides
         ),
         *(Shape.of(text) for text in DECODE),
+        *(Shape.of(WINDOW[0], window=WINDOW[1], backward=backward) for backward in sides),
     ]
 
 
 def line(row: AttentionRow) -> str:
-    cells = [f"{row.shape!s:<18}{row.shape.dtype:<10}{row.shape.mode:<28}{row.ms:>9.2f}{row.share():>15}"]
+    cells = [f"{row.shape!s:<18}{row.shape.dtype:<10}{row.shape.mode:<34}{row.ms:>9.2f}{row.share():>15}"]
     for name in HEADINGS:
         if name not in row.ratios:
             cells.append(f"{'-':>14}")
@@ -82,7 +85,7 @@ def main() -> None:
     here = machine()
     print(here)
     print(
-        f"{'B,H,N,D or B,H,G,Q,K,D':<28}{'':<28}{'ms':>9}{'peak':>15}" + "".join(f"{h:>14}" for h in HEADINGS.values())
+        f"{'B,H,N,D or B,H,G,Q,K,D':<28}{'':<34}{'ms':>9}{'peak':>15}" + "".join(f"{h:>14}" for h in HEADINGS.values())
     )
     rows = []
     for shape in shapes(options.quick):

@@ -59,6 +59,22 @@ def test_operations_are_counted_over_visible_pairs(queries: int, keys: int):
     assert shape.flops == 2 * 4 * queries * keys * 16 * 4
     assert replace(shape, causal=True).flops == 2 * 4 * visible * 16 * 4
     assert replace(shape, causal=True, backward=True).flops == 2 * 4 * visible * 16 * 14
+    window = replace(shape, causal=True, window=2)
+    near = torch.ones(queries, keys).tril().triu(-1)
+    assert torch.equal(window.visible(torch.arange(queries)), near.bool())
+    assert window.flops == 2 * 4 * int(near.sum()) * 16 * 4
+
+
+def test_the_ways_to_a_window_agree():
+    shape = replace(SMALL, causal=True, window=7)
+    ways = others(shape, shape.tensors())
+    assert set(ways) == {"sdpa", "eager_entropy"}
+    hand, hand_entropy = ways["eager_entropy"]()  # pyright: ignore[reportGeneralTypeIssues]
+    own, *stats = ours(shape, shape.tensors(), ("entropy",), "auto")()  # pyright: ignore[reportGeneralTypeIssues]
+    (plain,) = ways["sdpa"]()  # pyright: ignore[reportGeneralTypeIssues]
+    assert any(torch.allclose(hand_entropy, own, rtol=0, atol=1e-5) for own in stats)
+    torch.testing.assert_close(hand, own, rtol=0, atol=1e-5)
+    torch.testing.assert_close(plain, own, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])

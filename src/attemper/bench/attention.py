@@ -71,6 +71,8 @@ class Shape:
     dtype: str = "float32"
     backward: bool = False
     """Whether gradients of query, key and value are computed as well, ours with the entropy's gradient."""
+    window: int = 0
+    """How many keys a causal query sees at most, its own the last; 0: all before it. PyTorch takes that as a mask."""
 
     def __str__(self) -> str:
         plain = (self.batch, self.heads, self.queries, self.size)
@@ -79,8 +81,9 @@ class Shape:
 
     @property
     def mode(self) -> str:
-        """In words: forward or forward + backward, full or causal."""
-        return f"{'forward + backward' if self.backward else 'forward'}, {'causal' if self.causal else 'full'}"
+        """In words: forward or forward + backward, full, causal or a window."""
+        seen = f"window of {self.window}" if self.window else "causal" if self.causal else "full"
+        return f"{'forward + backward' if self.backward else 'forward'}, {seen}"
 
     @property
     def grouped(self) -> bool:
@@ -89,16 +92,24 @@ class Shape:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments that our attention and PyTorch's share."""
+        """Arguments that our attention and PyTorch's share, windows apart."""
         return {"is_causal": self.causal, "enable_gqa": self.grouped}
+
+    def visible(self, queries: Tensor) -> Tensor:
+        """[Q, K] bool: the keys that these queries see, by their numbers."""
+        keys, queries = torch.arange(self.keys), queries[:, None]
+        if not self.causal:
+            return (keys >= 0).expand(len(queries), -1)
+        return (keys <= queries) & (keys > queries - (self.window or self.keys))
 
     @property
     def flops(self) -> int:
         """Operations of the two products (backward: of its five as well) over visible pairs; a multiply-add is two."""
         pairs = self.queries * self.keys
         if self.causal:
-            seen = min(self.queries, self.keys)
-            pairs = seen * (seen + 1) // 2 + (self.queries - seen) * self.keys
+            query = torch.arange(self.queries)
+            first = (query - (self.window or self.queries) + 1).clamp(min=0)
+            pairs = int((query.clamp(max=self.keys - 1) - first + 1).clamp(min=0).sum())
         return self.batch * self.heads * pairs * self.size * 2 * (7 if self.backward else 2)
 
     def tensors(self) -> Tensors:
@@ -111,8 +122,10 @@ class Shape:
         return normal(self.heads, self.queries), normal(self.groups, self.keys), normal(self.groups, self.keys)
 
     @staticmethod
-    def of(text: str, *, causal: bool = False, dtype: str = "float32", backward: bool = False) -> Shape:
-        """A shape from ``"B,H,N,D"``, or ``"B,H,G,Q,K,D"`` with G key heads.
+    def of(
+        text: str, *, causal: bool = False, dtype: str = "float32", backward: bool = False, window: int = 0
+    ) -> Shape:
+        """A shape from ``"B,H,N,D"``, or ``"B,H,G,Q,K,D"`` with G key heads. With a window it is causal.
 
         Raises:
             InputError: it is neither, a size is below 1, or H is not a multiple of G.
@@ -129,7 +142,7 @@ class Shape:
                 f"a shape must be B,H,N,D (batch, heads, tokens, head size) or B,H,G,Q,K,D (G key heads, a divisor of "
                 f"H; Q queries, K keys), whole numbers above 0; got {text!r}. For example 1,8,2048,64."
             )
-        return Shape(*sizes, causal=causal, dtype=dtype, backward=backward)
+        return Shape(*sizes, causal=causal or window > 0, dtype=dtype, backward=backward, window=window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,9 +305,10 @@ def check(shape: Shape, tensors: Tensors, backend: str, name: str = SOFTMAX) -> 
     options: dict[str, Any] = {"enable_gqa": shape.grouped, "normalizer": NORMALIZERS.get(name, name)}
     with torch.no_grad():
         stats = ("all", "support_size")
-        got = attention(query, key, value, is_causal=shape.causal, stats=stats, backend=backend, **options)
+        own = options | _window(shape)
+        got = attention(query, key, value, is_causal=shape.causal, stats=stats, backend=backend, **own)
         picked = torch.linspace(0, shape.queries - 1, min(CHECKED_ROWS, shape.queries)).long()
-        mask = (torch.arange(shape.keys) <= picked[:, None]) if shape.causal else None
+        mask = shape.visible(picked) if shape.causal else None
         exact = (query[:, :, picked].double(), key.double(), value.double())
         want = attention(*exact, mask, stats=("entropy",), backend="reference", **options)
     assert got.stats is not None
@@ -317,7 +331,8 @@ def ours(shape: Shape, tensors: Tensors, stats: tuple[str, ...] | str, backend: 
     """``attemper.attention``, and every statistic read; with ``shape.backward`` the gradients of the output's sum, and
     of the entropies' where ``stats`` asks for nothing else.
     """
-    options = shape.options | {"normalizer": NORMALIZERS.get(name, name), "stats": stats, "backend": backend}
+    own = {"normalizer": NORMALIZERS.get(name, name), "stats": stats, "backend": backend}
+    options = shape.options | _window(shape) | own
 
     def outputs(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         result = attention(query, key, value, **options)
@@ -330,9 +345,17 @@ def ours(shape: Shape, tensors: Tensors, stats: tuple[str, ...] | str, backend: 
     return _way(shape, tensors, outputs)
 
 
+def _window(shape: Shape) -> dict[str, Any]:
+    """The window, as our attention takes it."""
+    return {"window_size": (shape.window - 1, 0)} if shape.window else {}
+
+
 def sdpa(shape: Shape, tensors: Tensors) -> Way:
     """``F.scaled_dot_product_attention``, with its gradients if wanted."""
-    return _way(shape, tensors, lambda *parts: [F.scaled_dot_product_attention(*parts, **shape.options)])
+    options = shape.options
+    if shape.window:
+        options |= {"is_causal": False, "attn_mask": shape.visible(torch.arange(shape.queries))}
+    return _way(shape, tensors, lambda *parts: [F.scaled_dot_product_attention(*parts, **options)])
 
 
 def entmax_package(shape: Shape, tensors: Tensors, name: str) -> Way:
@@ -359,7 +382,10 @@ def _way(shape: Shape, tensors: Tensors, outputs: Callable[..., list[Tensor]]) -
 
 def _scores(shape: Shape, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Scaled scores of queries and keys, hidden ones -inf, in memory."""
-    mask = like.new_full((shape.queries, shape.keys), -math.inf).triu(1) if shape.causal else None
+    mask = None
+    if shape.causal:
+        visible = shape.visible(torch.arange(shape.queries))
+        mask = like.new_zeros(visible.shape).masked_fill(~visible, -math.inf)
 
     def scores(query: Tensor, key: Tensor) -> Tensor:
         found = torch.matmul(query / math.sqrt(shape.size), key.transpose(-2, -1))
@@ -403,7 +429,12 @@ def others(shape: Shape, tensors: Tensors) -> dict[str, Way]:
     plain = not shape.grouped and not shape.backward
     decoding = shape.grouped and shape.queries == 1 and not shape.backward and not shape.causal
     small = 4 * shape.batch * shape.heads * shape.queries * shape.keys <= LARGEST_EAGER
-    ways = {sdpa: True, sdpa_packed_heads: decoding, two_sdpa_calls: plain, eager_entropy: plain and small}
+    ways = {
+        sdpa: True,
+        sdpa_packed_heads: decoding,
+        two_sdpa_calls: plain and not shape.window,
+        eager_entropy: plain and small,
+    }
     return {way.__name__: way(shape, tensors) for way, applies in ways.items() if applies}
 
 
