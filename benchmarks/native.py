@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from attemper.bench.attention import AttentionRow, Shape, measure, peak_extra_bytes
+from attemper.bench.attention import AttentionRow, measure, peak_extra_bytes
 from attemper.bench.hardware import machine
+from attemper.bench.shape import Shape
 
 PLAIN = ("1,8,2048,64", "1,8,2048,128", "1,4,8192,64", "2,12,512,64", "4,12,128,64")
 """Each forward and forward + backward, full and causal."""

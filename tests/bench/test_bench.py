@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from attemper.bench.attention import (
-    Shape,
     eager_entropy,
     measure,
     others,
@@ -23,6 +22,7 @@ from attemper.bench.attention import (
     two_sdpa_calls,
 )
 from attemper.bench.hardware import kept_memory, machine, peak_flops, resident_bytes
+from attemper.bench.shape import Shape
 from attemper.bench.timing import rounds
 from attemper.errors import BackendError, InputError
 from attemper.functional import attention

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attemper.bench.attention import AttentionRow, Shape
+from attemper.bench.attention import AttentionRow
+from attemper.bench.shape import Shape
 from attemper.bench.timing import quotients, row_fields
 from tests.support.command import Ended, run_command
 

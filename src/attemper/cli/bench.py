@@ -13,7 +13,7 @@ from attemper.backends.table import resolve
 from attemper.cli.output import say, usage_of
 
 if TYPE_CHECKING:
-    from attemper.bench.attention import Shape
+    from attemper.bench.shape import Shape
     from attemper.bench.timing import Row
 
 SHAPES = ("1,8,512,64", "1,8,2048,64", "1,8,2048,128")
@@ -98,7 +98,7 @@ def bench(
 
 
 def _shapes(texts: tuple[str, ...] | list[str], mode: Mode, dtype: Kind, backward: bool) -> list[Shape]:
-    from attemper.bench.attention import Shape
+    from attemper.bench.shape import Shape
 
     sides = {Mode.full: (False,), Mode.causal: (True,), Mode.both: (False, True)}[mode]
     return [Shape.of(text, causal=causal, dtype=dtype.value, backward=backward) for text in texts for causal in sides]
