@@ -62,6 +62,8 @@ LONG = (
     cases.Case("blocks, softcap", batch=1, heads=2, groups=2, rows=45, keys=300, spread=8.0, options={"softcap": 5.0}),
     cases.Case("blocks, padding with holes", batch=2, heads=2, groups=2, rows=45, keys=300,
                options={"first_tokens": 4}, make=lambda case: {"attn_mask": _padding(case, holes=True)}),
+    cases.Case("blocks, windows of two heads", batch=1, heads=2, groups=1, rows=70, keys=290,
+               options={"window_size": (5, 0), "causal_alignment": "bottom-right"}),
     cases.Case("splits", batch=1, heads=4, groups=2, rows=1, keys=2500, ascending=True),
     cases.Case("splits, padding", batch=2, heads=4, groups=4, rows=3, keys=1100,
                make=lambda case: {"attn_mask": (torch.arange(case.keys) < 1050)[None, None, None]}),
@@ -143,30 +145,51 @@ def test_exponentials_have_every_digit_of_float32(rows: int):
     torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=2.4e-7)
 
 
+@pytest.mark.parametrize("size", [16, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("first", "second"), [((60.0, -60.0), (60.0, -60.0)), ((200.0, 200.0), (0.0, 0.0)), ((9.0, -9.0), (3.0, 8.0))]
+    ("first", "second"), [((30.0, -30.0), (30.0, -30.0)), ((200.0, 200.0), (0.0, 0.0)), ((9.0, -9.0), (3.0, 8.0))]
 )
 @pytest.mark.usefixtures("each_library")
 def test_weights_too_small_for_a_float_are_0_however_they_are_found(
-    first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype
+    first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype, size: int
 ):
     """Two blocks of keys whose scores take turns. What is 87 nats below the highest has the weight 0; where lengths of
     queries and keys show that nothing is, nothing is compared. A mask that hides nothing has every score compared.
+    Half of the rows have twice the scores, at half the temperature of the others.
     """
     scores = torch.tensor([*first * 128, *second * 128])
-    query = torch.full((1, 1, 40, 16), 2.0, dtype=dtype)
-    key = (scores / 32).view(1, 1, 512, 1).expand(1, 1, 512, 16).to(dtype)
-    far = scores < scores.max() - 87
-    value = torch.where(far, 1e30, scores).view(1, 1, 512, 1).expand(1, 1, 512, 16).to(dtype)
-    got = attended("native", query, key, value, scale=1.0)
-    compared = attended("native", query, key, value, torch.ones(1, 1, 40, 512, dtype=torch.bool), scale=1.0)
+    query = torch.full((1, 1, 40, size), 2.0, dtype=dtype)
+    key = (scores / 32).view(1, 1, 512, 1).expand(1, 1, 512, size).to(dtype)
+    value = (scores / 64).view(1, 1, 512, 1).expand(1, 1, 512, size).to(dtype)
+    options = {"scale": 16 / size, "temperature": torch.where(torch.arange(40) % 2 == 1, 0.5, 1.0)[None, None]}
+    got = attended("native", query, key, value, **options)
+    compared = attended("native", query, key, value, torch.ones(1, 1, 40, 512, dtype=torch.bool), **options)
     assert torch.equal(got.output, compared.output)
     assert all(torch.equal(got.stats[name], compared.stats[name]) for name in got.stats)
-    weights = scores.double().softmax(0).where(~far, 0.0)
-    want = (weights * torch.where(far, 0.0, scores)).sum()
-    torch.testing.assert_close(got.output.double(), want.expand_as(got.output), rtol=2**-7, atol=1e-6)
-    torch.testing.assert_close(got.stats.entropy.double(), -torch.xlogy(weights, weights).sum().expand(1, 1, 40))
+    for row, exact in enumerate((scores.double(), 2 * scores.double())):
+        weights = exact.softmax(0)
+        want, entropy = (weights * value[0, 0, :, 0]).sum(), -torch.xlogy(weights, weights).sum()
+        output, entropies = got.output[0, 0, row::2].double(), got.stats.entropy[0, 0, row::2].double()
+        torch.testing.assert_close(output, want.expand_as(output), rtol=2**-7, atol=1e-6)
+        torch.testing.assert_close(entropies, entropy.expand_as(entropies), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [5, 242])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("each_library")
+def test_a_hidden_key_that_is_not_a_number_makes_no_far_key_near(dtype: torch.dtype, place: int):
+    """NaN says nothing of how long keys are. Rows that do not see it are as without it: one of their keys is 480 above the
+    others.
+    """
+    query, key = torch.ones(1, 1, 512, 16, dtype=dtype), (0.05 * torch.randn(1, 1, 512, 16)).to(dtype)
+    key[..., 250, :] = 30
+    spoiled = key.clone()
+    spoiled[..., place, :] = torch.nan
+    want, got = (attended("native", query, k, key, scale=1.0, window_size=(100, -1)) for k in (key, spoiled))
+    blind = torch.arange(512) > place + 100
+    assert torch.equal(got.output[:, :, blind], want.output[:, :, blind])
+    assert all(torch.equal(got.stats[name][..., blind], want.stats[name][..., blind]) for name in got.stats)
 
 
 @pytest.mark.parametrize("rows", [3, 40])

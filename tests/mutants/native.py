@@ -2,7 +2,7 @@
 """Mutants of the native kernels of softmax and of its readings, each with the tests that notice it.
 
 Mutants of half.h need a processor with AVX512-BF16, and survive elsewhere; what is there for AMX only needs that, too.
-Those of exp in simd.h need AVX-512; that of other processors has none here. Those of halves of a tile need AVX512-BF16
+Those of exp in simd.h need AVX-512; that of other processors has none here. Those of parts of a tile need AVX512-BF16
 without AMX.
 Not here because it changes no result, and why:
 
@@ -49,6 +49,7 @@ EXTREME = (f"{TESTS}::test_weights_in_backward_are_those_of_forward_however_larg
 THREADS = (f"{TESTS}::test_results_are_bitwise_equal_over_threads_and_repeats",)
 LAYOUTS = (f"{TESTS}::test_any_strides_equal_the_contiguous_copy",)
 EXPONENTIALS = (f"{TESTS}::test_exponentials_have_every_digit_of_float32",)
+NOT_A_KEY = (f"{TESTS}::test_a_hidden_key_that_is_not_a_number_makes_no_far_key_near",)
 FAR = (f"{TESTS}::test_weights_too_small_for_a_float_are_0_however_they_are_found",)
 ONE_HOT = (f"{TESTS}::test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_its_entropy",)
 HALVES = oracle("tall: bfloat16", "blocks, bfloat16")
@@ -137,6 +138,8 @@ MUTANTS = (
     Mutant("weights: no key is far", FORWARD, "constexpr float NEAR_PRODUCT = 80;", "constexpr float NEAR_PRODUCT = INFINITY;", FAR),
     Mutant("weights: keys are far on one side only", FORWARD, "2 * queries.longest * longest_key", "queries.longest * longest_key", FAR),
     Mutant("weights: keys of the blocks before are forgotten", FORWARD, "longest_key = longest_key > keys.longest ? longest_key : keys.longest;", "longest_key = keys.longest;", FAR),
+    Mutant("weights: lengths are known after a key that is none", FORWARD, "if (!finite) longest_key = INFINITY;", "", NOT_A_KEY),
+    Mutant("weights: hidden keys are near", FORWARD, "all_near && shape == Shape::NOTHING", "all_near", oracle("blocks, causal")),
     Mutant("weights: queries have no length", PRODUCTS, "longest = square > longest ? square : longest;", ";", FAR),
     Mutant("weights: keys have no length", PACK, "longest = larger(longest, squares[0] + squares[1]);", ";", FAR),
     Mutant("weights: every other number of a key has no length", PACK, "squares[i % 2] += x[i] * x[i];", "squares[0] = x[i] * x[i];", FAR),
@@ -146,8 +149,8 @@ MUTANTS = (
     Mutant("simd: one root of two is off", SIMD, "0x3f7504f3", "0x3f7604f3", PLAIN),
     Mutant("outputs: all rows have the first one's share", FORWARD, "load(output + e) * share[i]", "load(output + e) * share[0]", PLAIN),
     Mutant("products: no half panel", PRODUCTS, "if (p < end) product<1, COUNT, 1>", "if (false) product<1, COUNT, 1>", oracle("blocks, window")),
-    Mutant("products: the second half of a tile is the first", MULTIPLY, "with(std::integral_constant<int, COUNT / 2>(), COUNT / 2);", "with(std::integral_constant<int, COUNT / 2>(), 0);", oracle("tall: plain")),
-    Mutant("products: outputs of the second half move as the first", MULTIPLY, "keep ? keep + first : nullptr", "keep", RISING),
+    Mutant("products: the second part of a tile is the first", MULTIPLY, "with(std::integral_constant<int, COUNT / 2>(), COUNT / 2);", "with(std::integral_constant<int, COUNT / 2>(), 0);", oracle("tall: plain")),
+    Mutant("products: outputs of the second part move as the first", MULTIPLY, "keep ? keep + first : nullptr", "keep", RISING),
     Mutant("products: an odd row is lost", MULTIPLY, "else if (rows <= COUNT) with", "else if (rows <= COUNT + 1) with", oracle("tall: plain")),
     Mutant("shape: a softcap is not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (!finite) return Shape::ALL;", oracle("blocks, softcap")),
     Mutant("shape: scores that are not finite are not seen", FORWARD, "if (!finite || call.softcap > 0) return Shape::ALL;", "if (call.softcap > 0) return Shape::ALL;", BAD),
@@ -194,6 +197,7 @@ MUTANTS = (
     Mutant("backward: spans without their mean", BACKWARD, " - terms.span * value[Column::SPAN] -", " -", PLAIN),
     Mutant("backward: distance without its gradient", BACKWARD, "if (terms.distance != 0) ds += magnitude(number) * terms.distance;", "", PLAIN),
     Mutant("backward: nothing falls on the maximum", BACKWARD, "gradient[top - begin] += terms.top;", ";", PLAIN),
+    Mutant("backward: a tile that sees no key keeps what stood there", BACKWARD, "const int64_t begin = part.begin < part.end ? part.begin : whole.end;", "const int64_t begin = part.begin < part.end ? part.begin : whole.begin;", oracle("blocks, windows of two heads")),
     Mutant("backward: keys behind those of a tile keep what stood there", BACKWARD, "std::memset(line + end, 0, size_t(whole.end - end) * 4);", "", oracle("blocks, causal")),
     Mutant("backward: keys before those of a tile keep what stood there", BACKWARD, "std::memset(line + whole.begin, 0, size_t(begin - whole.begin) * 4);", "", oracle("blocks, window")),
     Mutant("backward: sums of keys lack the first tile that sees them", BACKWARD, "(ends[low / ROWS] <= from ||", "(ends[low / ROWS] < until ||", oracle("blocks, causal")),

@@ -4,7 +4,7 @@ A scan reads attention and throws the model's output away. What follows the last
 head with its logits) is computed for nothing. A pass ends early only where all of this holds:
 
 - The model and its parts are of classes of transformers and torch, with their own forward, in eval mode, without hooks
-  and modes of anybody else. Nobody waits for the rest of the pass.
+  and modes of anybody else. Nothing else can depend on the rest of the pass.
 - In the pass that was learned, every module that attends, by its code or by its name, was seen to attend. One that was
   not (a tower without an image, a layer after an early exit) might attend in another pass.
 - No module attended in two forwards, except layers that are shared by as many layers as the configuration says. What
@@ -20,6 +20,7 @@ If a pass has another order it runs whole, and so do all later ones with such a 
 from __future__ import annotations
 
 import pickle
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -128,8 +129,8 @@ class AttentionOrder:
 
     def _may_end(self, key: Key) -> bool:
         """Whether a pass with such a batch may end early, now or once it is learned."""
-        told = self._known[key] is not None if key in self._known else len(self._known) < _MOST
-        return told and present() == (self._collector,) and not _is_followed() and _is_plain(self._model)
+        is_eligible = self._known[key] is not None if key in self._known else len(self._known) < _MOST
+        return is_eligible and present() == (self._collector,) and not _is_followed() and _is_plain(self._model)
 
     @contextmanager
     def _ending(self, key: Key, learned: _PassRecord, last: nn.Module) -> Iterator[None]:
@@ -180,8 +181,9 @@ class AttentionOrder:
         if not called or any(module is None for _, module in learned.calls):
             return False
         forwards = Counter(module for name, module in learned.calls if name == module)
-        shared = sum(number for number in forwards.values() if number > 1)
-        if shared and shared != getattr(getattr(self._model, "config", None), "num_hidden_layers", None):
+        layers = getattr(getattr(self._model, "config", None), "num_hidden_layers", None)
+        # Layers that are shared are all there is; else what runs twice may be run for each of two chunks.
+        if max(forwards.values()) > 1 and (min(forwards.values()) == 1 or forwards.total() != layers):
             return False
         collector = self._collector
         return called.issuperset(collector.expected) and collector.mixers.all_attend(learned.ran, called)
@@ -259,4 +261,5 @@ def _random_states(model: nn.Module) -> tuple[bytes, ...] | None:
         if device.type != "cuda":
             return None
         states.append(torch.cuda.get_rng_state(device))
-    return *(state.numpy().tobytes() for state in states), pickle.dumps(np.random.get_state(legacy=False))
+    others = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+    return *(state.numpy().tobytes() for state in states), others

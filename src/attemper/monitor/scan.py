@@ -51,7 +51,7 @@ def scan(
 
     Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in. In a
     model of transformers' own classes, in eval mode and without hooks, only the first pass, and each with a larger
-    batch, runs to its end: the others end behind their last attention, and readings are the same bit for bit.
+    batch, must run to its end: others may end behind their last attention, and readings are the same bit for bit.
     Models of transformers' attention registry attend here for that time, output and statistics in one pass; every
     other attention runs as it is and is measured beside. Everything is put back afterwards, whatever happens. Padded
     queries are left out, by the model's 2-D attention masks. Layers that choose their keys (DeepSeek V3.2) have

@@ -12,7 +12,8 @@
 //     for each chunk of rows                                       packed q, dO and the sum of dq: L2
 //         for each block of KEYS keys                              packed K, K^T, V^T: L2
 //             for each batch of SWEEP rows                         two squares SWEEP x KEYS: L2, row by row in L1
-//                 for each tile of ROWS: s = q k^T, dP = dO V^T of the keys that it sees; P and dS in place; dq += dS K
+//                 for each tile of ROWS (bfloat16: 32): s = q k^T, dP = dO V^T of the keys it sees; P and dS in place
+//                 for each tile of ROWS: dq += dS K
 //                 dV += P^T dO, dK += dS^T q, of the tiles that see a key
 //
 // Few heads: rows are dealt to a fixed number of shares, each with sums of its own, added in order afterwards. A mask's
@@ -27,7 +28,7 @@
 
 namespace attemper {
 
-constexpr int64_t SWEEP = 8 * ROWS;  // rows whose weights meet dO and q in one product; of bfloat16: whole tiles
+constexpr int64_t SWEEP = 8 * ROWS;  // rows whose weights meet dO and q in one product
 constexpr int64_t APART = KEYS + LANES;  // of rows of a square: columns of it would share few sets of L1 at KEYS
 
 // What is constant along a row: its state, and upstream gradients.
@@ -379,7 +380,7 @@ inline void row_gradients(const Arguments& call, int64_t batch, const Desk& desk
         for (int64_t j = 0; j < n; j += LANES) store(ds + j, load(ds + j) * load(desk.softcap + j));
 }
 
-// Zeros at the keys of `whole` that are not in `part`, of which some may be none.
+// Zeros at the keys of `whole` outside `part`; at all of them if `part` is empty.
 inline void clear_beside(const Span& part, const Span& whole, float* line) {
     const int64_t begin = part.begin < part.end ? part.begin : whole.end;
     const int64_t end = part.begin < part.end ? part.end : whole.end;

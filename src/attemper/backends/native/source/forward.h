@@ -215,7 +215,9 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
         const int64_t later =
             block + KEYS < high ? (call.keys - block - KEYS < KEYS ? call.keys - block - KEYS : KEYS) : 0;
         const bool finite = double(queries.most) * keys.most * double(depth) < SAFE_PRODUCT;
-        // No score is further from another, then, than the product of two lengths and back.
+        // A length does not keep a NaN, and with it others are lost.
+        if (!finite) longest_key = INFINITY;
+        // Scores lie within -|q||k| .. |q||k|: two of a row are at most 2 |q||k| apart.
         const bool all_near = 2 * queries.longest * longest_key < NEAR_PRODUCT;
         for (int64_t tile = 0; tile < count; tile += TALL) {
             const int64_t real = count - tile < TALL ? count - tile : TALL;

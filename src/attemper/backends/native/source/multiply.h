@@ -1,9 +1,10 @@
-// The one product of every pass: C[ROWS x PANEL] = keep * C + sum_k A(i, k) B[k], all of C in registers. Where a tile
-// has fewer rows (COUNT) or half a panel's columns are wanted (WIDE vectors), only those are computed, in the same order.
+// The one product of every pass: C[ROWS x PANEL] = keep * C + sum_k A(i, k) B[k], all of C in registers, or one part
+// of its rows after the other (SPLIT_TILES). Where a tile has fewer rows (COUNT) or half a panel's columns are wanted
+// (WIDE vectors), only those are computed, in the same order.
 //
 // A(i, k) is read as single floats, broadcast, at a[i * STEP_I + k * step_k]: packed tiles (STEP_I = 1), rows of scores
 // (step_k = 1) and columns of scores (the transpose, STEP_I = 1) are one function. B is a panel [k][PANEL], contiguous.
-// Per step of k: 2 loads of B, ROWS broadcasts, 2 ROWS multiply-adds; B's panel lives in L1, A in L1.
+// Per step of k: 2 loads of B, a broadcast and 2 multiply-adds a row; B's panel lives in L1, A in L1.
 #pragma once
 #include <type_traits>
 
@@ -47,10 +48,10 @@ ATTEMPER_INLINE void multiply(const float* __restrict a, int64_t step_k, const f
     }
 }
 
-// Calls `with` for the rows that are summed together (BY_HALVES): with their number, a constant, and the first.
+// Calls `with` for the rows that are summed together (SPLIT_TILES): with their number, a constant, and the first.
 template <int COUNT, class With>
-ATTEMPER_INLINE void for_halves(const With& with) {
-    if constexpr (BY_HALVES && COUNT % 2 == 0) {
+ATTEMPER_INLINE void for_parts(const With& with) {
+    if constexpr (SPLIT_TILES && COUNT % 2 == 0) {
         with(std::integral_constant<int, COUNT / 2>(), 0);
         with(std::integral_constant<int, COUNT / 2>(), COUNT / 2);
     } else {
@@ -59,7 +60,7 @@ ATTEMPER_INLINE void for_halves(const With& with) {
 }
 
 template <int STEP_I, int COUNT, int WIDE>
-ATTEMPER_HALF_OF_TILE void product_together(const float* a, int64_t step_k, const float* b, int64_t depth, float* to,
+ATTEMPER_PART_OF_TILE void part_product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to,
                                             int64_t stride) {
     Vec c[COUNT][WIDE] = {};
     multiply<STEP_I>(a, step_k, b, depth, c);
@@ -72,14 +73,14 @@ ATTEMPER_HALF_OF_TILE void product_together(const float* a, int64_t step_k, cons
 // to = A B: rows of `to` are `stride` apart.
 template <int STEP_I, int COUNT = ROWS, int WIDE = 2>
 inline void product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride) {
-    for_halves<COUNT>([&](auto rows, int64_t first) {
-        product_together<STEP_I, decltype(rows)::value, WIDE>(a + first * STEP_I, step_k, b, depth, to + first * stride,
+    for_parts<COUNT>([&](auto rows, int64_t first) {
+        part_product<STEP_I, decltype(rows)::value, WIDE>(a + first * STEP_I, step_k, b, depth, to + first * stride,
                                                               stride);
     });
 }
 
 template <int STEP_I, int COUNT>
-ATTEMPER_HALF_OF_TILE void add_product_together(const float* a, int64_t step_k, const float* b, int64_t begin,
+ATTEMPER_PART_OF_TILE void add_part_product(const float* a, int64_t step_k, const float* b, int64_t begin,
                                                 int64_t depth, float* to, int64_t stride, const float* keep) {
     Vec room[COUNT][2];
     Vec(*sums)[2] = room;
@@ -119,8 +120,8 @@ ATTEMPER_HALF_OF_TILE void add_product_together(const float* a, int64_t step_k, 
 template <int STEP_I, int COUNT = ROWS>
 inline void add_product(const float* a, int64_t step_k, const float* b, int64_t begin, int64_t depth, float* to,
                         int64_t stride, const float* keep) {
-    for_halves<COUNT>([&](auto rows, int64_t first) {
-        add_product_together<STEP_I, decltype(rows)::value>(a + first * STEP_I, step_k, b, begin, depth,
+    for_parts<COUNT>([&](auto rows, int64_t first) {
+        add_part_product<STEP_I, decltype(rows)::value>(a + first * STEP_I, step_k, b, begin, depth,
                                                             to + first * stride, stride, keep ? keep + first : nullptr);
     });
 }

@@ -25,7 +25,8 @@ ATTEMPER_INLINE float largest(Ints a) {
     return from_bits(uint32_t(best));
 }
 
-// How large rows are: the largest magnitude of a number, NaN counted as larger than inf, and the largest norm of a row.
+// How large rows are: the largest magnitude of a number, NaN counted as larger than inf, and the largest norm of a row,
+// which says nothing where a number is NaN.
 struct Sizes {
     float most = 0, longest = 0;
 };

@@ -104,8 +104,8 @@ inline float lowest_of(float base) {
     return from_bits(to_bits(near) + uint32_t(near > 0 ? up : -up));
 }
 
-// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: whether some of them
-// are `base`. NEAR: whether all are at least EXP_LOWEST above `base`; comparing them takes the pipes that multiply.
+// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: some of them are `base`.
+// NEAR: no score is more than 87 below `base`, so none is compared: comparisons take the pipes that multiply.
 // HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
 //
 //     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0: sums of what is >= 0

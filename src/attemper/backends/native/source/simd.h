@@ -26,15 +26,15 @@ constexpr int LANES = 8, ROWS = 6;
 constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int PANEL = 2 * LANES;  // columns of a register tile: ROWS x 2 accumulators, 2 loads and a broadcast
-// Whether a product takes the rows of a tile in two halves. A Zen 4 multiplies on beside 14 stores of 64 bytes one after
-// another, and waits for 28; and the pieces of half a tile add up in registers. Other processors with vectors of 64 bytes
-// multiply twice as fast and were not measured so.
+// Whether a product takes the rows of a tile in two parts. A Zen 4 keeps multiplying while it stores 14 vectors of 64
+// bytes; with 28 it stops and waits. The pieces of a part add up in registers, too. Measured on a Zen 4 alone: Zen 5 and
+// Intel's Cooper Lake take this library and were not. A product of seven rows has 11 loads to 14 multiply-adds.
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-constexpr bool BY_HALVES = true;
-#define ATTEMPER_HALF_OF_TILE inline __attribute__((noinline))  // both in one function: 1% slower
+constexpr bool SPLIT_TILES = true;
+#define ATTEMPER_PART_OF_TILE inline __attribute__((noinline))  // both in one function: 1% slower
 #else
-constexpr bool BY_HALVES = false;
-#define ATTEMPER_HALF_OF_TILE inline
+constexpr bool SPLIT_TILES = false;
+#define ATTEMPER_PART_OF_TILE inline
 #endif
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
