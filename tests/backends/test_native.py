@@ -179,9 +179,7 @@ def test_weights_too_small_for_a_float_are_0_however_they_are_found(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("each_library")
 def test_a_hidden_key_that_is_not_a_number_makes_no_far_key_near(dtype: torch.dtype, place: int):
-    """NaN says nothing of how long keys are. Rows that do not see it are as without it: one of their keys is 480 above the
-    others.
-    """
+    """NaN tells no length. Rows that do not see it are as without it; one of their keys is 480 above the rest."""
     query, key = torch.ones(1, 1, 512, 16, dtype=dtype), (0.05 * torch.randn(1, 1, 512, 16)).to(dtype)
     key[..., 250, :] = 30
     spoiled = key.clone()
