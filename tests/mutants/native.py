@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant("weights: every other number of a key has no length", PACK, "squares[i % 2] += x[i] * x[i];", "squares[0] = x[i] * x[i];", FAR),
     Mutant("weights: a row of bfloat16 is as long as its largest number", PRODUCTS, "most * std::sqrt(float(call_.depth))", "most", FAR),
     Mutant("rows: no key is at the maximum", FORWARD, "best[i] == rows[i].maximum ? weigh<WHAT | TIES>", "false ? weigh<WHAT | TIES>", ONE_HOT),
-    Mutant("simd: sixteenths of exp are forgotten", SIMD, "root + (sixteenths << 19)", "0x3f800000 + (sixteenths >> 4 << 23)", PLAIN),
+    Mutant("simd: sixteenths of exp are forgotten", SIMD, "Words(root) + (Words(sixteenths) << 19)", "0x3f800000 + (Words(sixteenths) >> 4 << 23)", PLAIN),
     Mutant("simd: one root of two is off", SIMD, "0x3f7504f3", "0x3f7604f3", PLAIN),
     Mutant("outputs: all rows have the first one's share", FORWARD, "load(output + e) * share[i]", "load(output + e) * share[0]", PLAIN),
     Mutant("products: no half panel", PRODUCTS, "if (p < end) product<1, COUNT, 1>", "if (false) product<1, COUNT, 1>", oracle("blocks, window")),

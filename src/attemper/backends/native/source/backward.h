@@ -388,8 +388,8 @@ inline void clear_beside(const Span& part, const Span& whole, float* line) {
     std::memset(line + end, 0, size_t(whole.end - end) * 4);
 }
 
-// One block of keys against the rows of the desk. The rows of a tile look at the keys that one of them sees; the sums of
-// a key take in the tiles that see it.
+// One block of keys against the rows of the desk. The rows of a tile look at the keys that one of them sees; the sums
+// of a key take in the tiles that see it.
 inline void backward_block(const Arguments& call, int64_t batch, int64_t group, Desk& desk, int64_t chunk,
                            int64_t count, int64_t block, float* key_sum, float* value_sum) {
     const int64_t depth = call.depth, width = call.width, deep = up(depth, PANEL), wide = up(width, PANEL);

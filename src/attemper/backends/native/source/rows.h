@@ -92,8 +92,8 @@ struct Distances {
 inline constexpr Distances DISTANCES;
 
 // What of a row's block is summed besides the total, and that all of its weights are above 0 (NEAR). Neither the order
-// of the sums nor a bit of them depends on it. HALVES, PARTS: how many choices there are without and with bfloat16; ties
-// are a matter of the row.
+// of the sums nor a bit of them depends on it. HALVES, PARTS: how many choices there are without and with bfloat16;
+// ties are a matter of the row.
 enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, NEAR = 8, HALVES = 16, PARTS = 32, TIES = 32 };
 
 // The least score whose distance to `base` is at least EXP_LOWEST, after rounding, too.
@@ -104,7 +104,7 @@ inline float lowest_of(float base) {
     return from_bits(to_bits(near) + uint32_t(near > 0 ? up : -up));
 }
 
-// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: some of them are `base`.
+// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: some are `base`.
 // NEAR: no score is more than 87 below `base`, so none is compared: comparisons take the pipes that multiply.
 // HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
 //

@@ -39,6 +39,7 @@ constexpr bool SPLIT_TILES = false;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));  // sums of exponents, which wrap where a row is spoiled
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 #define ATTEMPER_INLINE inline __attribute__((always_inline))
@@ -155,7 +156,7 @@ ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT],
     for (int i = 0; i < COUNT; i++) {
         const Ints sixteenths = float_as_bits(t[i]);
         const Ints root = Ints(_mm512_permutexvar_epi32(__m512i(sixteenths), __m512i(roots)));
-        power[i] = bits_as_float(root + (sixteenths << 19));
+        power[i] = bits_as_float(Ints(Words(root) + (Words(sixteenths) << 19)));
     }
 #pragma GCC unroll 8
     for (int i = 0; i < COUNT; i++) q[i] = r[i] * 0.16665524f + 0.50001633f;
@@ -175,7 +176,7 @@ ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT],
         p = p * r + 0.5f;
         p = p * r + 1.0f;
         p = p * r + 1.0f;
-        e[i] = bits_as_float((float_as_bits(p) + (float_as_bits(t) << 23)) & mask[i]);
+        e[i] = bits_as_float(Ints(Words(float_as_bits(p)) + (Words(float_as_bits(t)) << 23)) & mask[i]);
     }
 #endif
 }
