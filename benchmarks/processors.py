@@ -21,6 +21,7 @@ from typing import Any
 
 from attemper import __version__
 from attemper.bench.hardware import machine
+from attemper.bench.shape import Shape
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "processors.json"
@@ -44,7 +45,7 @@ def measured(pairs: int, seconds: float) -> Column:
     """This machine's column."""
     here = machine()
     native = script("native.py", "--pairs", str(pairs), "--seconds", str(seconds))
-    cells = {row_title(row["shape"]): against_sdpa(row) for row in native["rows"]}
+    cells = {row_title(Shape(**row["shape"])): against_sdpa(row) for row in native["rows"]}
     for batches, what in SCANS.items():
         repeats = max(5, min(pairs, 15) // batches)
         scan = script("scan_minilm.py", "--batches", str(batches), "--repeats", str(repeats))
@@ -57,14 +58,8 @@ def measured(pairs: int, seconds: float) -> Column:
     return {"name": name, "version": __version__, "machine": asdict(here), "cells": cells}
 
 
-def row_title(shape: dict[str, Any]) -> str:
-    """As ``Shape`` says it."""
-    sizes = [shape[name] for name in ("batch", "heads", "queries", "size")]
-    if shape["groups"] != shape["heads"] or shape["queries"] != shape["keys"]:
-        sizes = [shape[name] for name in ("batch", "heads", "groups", "queries", "keys", "size")]
-    passes = "forward + backward" if shape["backward"] else "forward"
-    seen = f"window of {shape['window']}" if shape["window"] else "causal" if shape["causal"] else "full"
-    return f"{', '.join(map(str, sizes))} {shape['dtype']}, {passes}, {seen}"
+def row_title(shape: Shape) -> str:
+    return f"{str(shape).replace(',', ', ')} {shape.dtype}, {shape.mode}"
 
 
 def against_sdpa(row: dict[str, Any]) -> str:

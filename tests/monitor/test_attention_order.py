@@ -431,6 +431,14 @@ def _in_turn(model: Odd, x: Tensor) -> Tensor:
     return x * 2
 
 
+def _exits_early(model: Odd, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = layer(x) * 0 + x
+        if float(x.mean()) > 0.5:
+            break
+    return x
+
+
 KINDS = pytest.mark.parametrize("kind", [SelfAttention, Mixing, HandAttention])
 
 
@@ -442,28 +450,14 @@ def test_a_plain_model_of_this_file_ends_early(kind: Any, odd: Callable[..., Odd
 
 @KINDS
 def test_layers_after_an_early_exit_are_not_lost(kind: Any, odd: Callable[..., Odd], ended: list[int]) -> None:
-    def exits(model: Odd, x: Tensor) -> Tensor:
-        for layer in model.layers:
-            x = layer(x) * 0 + x
-            if float(x.mean()) > 0.5:
-                break
-        return x
-
-    scan = check_same(odd(exits, kind), [x(fill=1.0), x(fill=0.0), x(fill=0.0)])
+    scan = check_same(odd(_exits_early, kind), [x(fill=1.0), x(fill=0.0), x(fill=0.0)])
     assert [site.heads[0].rows for site in scan.sites] == [36, 24]
     assert not ended
 
 
 def test_an_order_that_changes_makes_all_later_passes_run_whole(odd: Callable[..., Odd], ended: list[int]) -> None:
-    def exits(model: Odd, x: Tensor) -> Tensor:
-        for layer in model.layers:
-            x = layer(x) * 0 + x
-            if float(x.mean()) > 0.5:
-                break
-        return x
-
     low, high = x(fill=0.0), x(fill=1.0)
-    check_same(odd(exits), [low, low, high, low, low])
+    check_same(odd(_exits_early), [low, low, high, low, low])
     assert len(ended) == 1
 
 

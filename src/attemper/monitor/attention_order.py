@@ -181,9 +181,10 @@ class AttentionOrder:
         if not called or any(module is None for _, module in learned.calls):
             return False
         forwards = Counter(module for name, module in learned.calls if name == module)
+        numbers = forwards.values()
         layers = getattr(getattr(self._model, "config", None), "num_hidden_layers", None)
         # Layers that are shared are all there is; else what runs twice may be run for each of two chunks.
-        if max(forwards.values()) > 1 and (min(forwards.values()) == 1 or forwards.total() != layers):
+        if any(number > 1 for number in numbers) and (1 in numbers or forwards.total() != layers):
             return False
         collector = self._collector
         return called.issuperset(collector.expected) and collector.mixers.all_attend(learned.ran, called)
