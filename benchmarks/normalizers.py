@@ -3,8 +3,9 @@
     python benchmarks/normalizers.py [--quick] [--threads N] [--pairs N] [--seconds S] [--json FILE] [--only WORD]
                                      [--alphas A ...] [--cpu-time] [--no-package]
 
-Weights of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward; for attention with
-random scores (standard deviation 1) and with sharp ones (8), where entmax15 keeps less than 1% of the keys. Everything
+Weights of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward, and forward with
+every statistic on both sides; for attention with random scores (standard deviation 1) and with sharp ones (8), where
+entmax15 keeps less than 1% of the keys. Everything
 is checked first: weights against the entmax package in float64 or a definition, attention against dense float64. Then
 all ways run in turns in one process, and ratios are medians of pairs. Below 1 is faster than what stands in the
 heading. ``softmax``: torch.softmax, or our attention with softmax. ``package``: the entmax package (a development
@@ -21,7 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +35,7 @@ from attemper.backends.native import rows as native_rows
 from attemper.backends.reference import rowwise
 from attemper.bench.hardware import machine
 from attemper.bench.timing import quotients, rounds
-from attemper.statistics import ROWWISE_BASE, SOFTMAX_BASE, Column, state_columns
+from attemper.statistics import ONE_PASS, ROWWISE_BASE, ROWWISE_ONE_PASS, SOFTMAX_BASE, Column, state_columns
 
 SCORES, QUICK_SCORES = (8, 2048, 2048), (8, 256, 1024)
 ATTENTION, QUICK_ATTENTION = (1, 8, 2048, 64), (1, 8, 512, 64)
@@ -158,6 +159,13 @@ def problem_of(tensors: tuple[Tensor, ...], one: Candidate | None, columns: tupl
     )  # fmt: skip
 
 
+def statistics_ways(tensors: tuple[Tensor, ...], one: Candidate) -> dict[str, Way]:
+    """Ours and our softmax, each with the state of all its statistics."""
+    rowwise, softmax = state_columns(ROWWISE_ONE_PASS, rowwise=True), state_columns(ONE_PASS)
+    ours, other = problem_of(tensors, one, rowwise), replace(problem_of(tensors, None, ()), columns=softmax)
+    return {"ours": lambda: native.forward(ours), "softmax": lambda: native.forward(other)}
+
+
 def attention_ways(
     tensors: tuple[Tensor, ...], one: Candidate, theirs: Function | None, *, backward: bool
 ) -> dict[str, Way]:
@@ -274,6 +282,7 @@ def measured(options: argparse.Namespace) -> list[Row]:
                     check,
                     attention_ways(tensors, one, theirs(one), backward=backward),
                 )
+            add("statistics", name, one, False, check, statistics_ways(tensors, one))
     return rows
 
 
@@ -281,7 +290,7 @@ def line(row: Row) -> str:
     sides = "fwd + bwd" if row.backward else "fwd"
     others = "".join(f"{name:>9} {ratio:>6.2f} ({row.other_ms[name]:.0f} ms)" for name, ratio in row.ratios.items())
     return (
-        f"{row.what:<10}{row.normalizer:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms"
+        f"{row.what:<11}{row.normalizer:<16}{row.scores:<8}{sides:<10}{row.support_share:>7.1%}{row.ms:>9.1f} ms"
         f"{row.pairs:>4}  {others}   error {row.error:.0e}"
     )
 
@@ -303,7 +312,7 @@ def main() -> None:
     print(here)
     print("the entmax package is " + ("compared" if options.package and package() else "left out"))
     print(
-        f"{'':<10}{'normalizer':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}",
+        f"{'':<11}{'normalizer':<16}{'scores':<8}{'':<10}{'support':>7}{'ours':>12}{'pairs':>4}",
         "  ours / other (the other)",
     )
     rows = measured(options)

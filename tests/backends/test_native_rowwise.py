@@ -528,3 +528,30 @@ def test_ties_at_the_border_of_topk_go_to_the_lower_index():
     want = torch.where(torch.arange(30) < 4, 0.25, 0.0).expand(1, 1, 40, 30)
     assert torch.equal(output, want)
     assert torch.equal(state[4], torch.full((1, 1, 40), 4.0))
+
+
+@pytest.mark.parametrize("of", ["mean", "variance"])
+def test_distances_whose_sums_are_no_floats_are_summed_in_doubles(of: str):
+    """Half of the keys have a score so high that the sums over the others' distances, or their squares, overflow.
+
+    What follows from them is a float again.
+    """
+    high = {"mean": 3e38, "variance": 1.8e19}[of]
+    bias = torch.where(torch.arange(96) % 2 == 0, high, 0.0)
+    tensor = torch.zeros(1, 1, 96, 4)
+    problem = Problem(
+        query=tensor, key=tensor, value=tensor, mask=bias[None, None, None], multiplier=torch.ones(1, 1, 1),
+        columns=COLUMNS, span_keys=torch.zeros(1, 96, dtype=torch.bool), normalizer="sigmoid",
+        per_head=torch.zeros(1),
+    )  # fmt: skip
+    state = native.forward(problem)[1].double()
+    w, d = bias.double().sigmoid(), bias.double() - high
+    p = w / w.sum()
+    mean, variance = (p * d).sum(), (p * (d - (p * d).sum()) ** 2).sum()
+    rows = torch.ones(1, 1, 96, dtype=torch.float64)
+    depth, spread = (state[COLUMNS.index(column)] for column in (Column.MEAN_DEPTH, Column.VARIANCE))
+    torch.testing.assert_close(depth, -mean * rows, rtol=1e-6, atol=0)
+    if of == "variance":
+        torch.testing.assert_close(spread, variance * rows, rtol=1e-6, atol=0)
+    else:
+        assert spread.isinf().all()

@@ -16,9 +16,10 @@ What is not here because it changes no result, and why:
 - ``add_statistics`` takes the mean off what it adds: all normalizers but the sigmoid take off a mean of their own.
 - ``rowwise_forward_chunk`` zeroes the output of an empty row: nothing has been added to it.
 - Which rows keep a list, which their weights, and which tiles take a product backward: the same sums.
+- ``for_runs`` leaves out what is behind a list: with AVX-512, weights of 0.
 - ``add_lines`` zeroes the row that makes an odd number even: nobody reads what comes of it.
 
-"gradient of entmax15 is that of sparsemax" needs a processor with AVX-512, and survives elsewhere.
+"gradient of entmax15 is that of sparsemax", "logarithm: ..." and "inverse: ..." need a processor with AVX-512, and survive elsewhere.
 """
 
 from __future__ import annotations
@@ -110,9 +111,15 @@ MUTANTS = (
     Mutant("solve: min_weight of the largest, not of the sum", SOLVE, "splat(float(number * total * slack))", "splat(float(number * slack))", HOSTILE),
     Mutant("solve: threshold tells its sum", SOLVE, "to.found = std::log(total);", "to.found = total;", FOUND),
     Mutant("solve: threshold keeps the sum of all keys", SOLVE, "const float share = float(1 / sum_of(of.weight, of.size));", "const float share = 1;", HOSTILE),
-    Mutant("solve: sigmoid without its bias", SOLVE, "const Vec v = load(s + j), x = v + bias;", "const Vec v = load(s + j), x = v;", HOSTILE),
-    Mutant("solve: sigmoid of the magnitude", SOLVE, "weight = (x < Vec{} ? e : one) / (1.0f + e);", "weight = one / (1.0f + e);", HOSTILE),
-    Mutant("solve: what was in the row before", SOLVE, "std::memset(to, 0, size_t(n) * 4);", "", HOSTILE),
+    Mutant("solve: sigmoid without its bias", SOLVE, "x[i] = -bias - v[i];", "x[i] = -v[i];", HOSTILE),
+    Mutant("solve: sigmoid of the other side", SOLVE, "inverse_of(1.0f + e[i])", "e[i] * inverse_of(1.0f + e[i])", HOSTILE),
+    Mutant("solve: sigmoids that vanish have the least weight", SOLVE, "in[i] = at_least(highest, x[i]);", "in[i] = others(Mask{});", rows_test("a_weight_of_0_is_not_in_the_support", "sigmoid-0.0")),
+    Mutant("solve: a row in place loses what its list moved over", SOLVE, "else if (!first) from = static_cast<float*>(std::memcpy(list.spare, from, size_t(list.size) * 4));", "", rows("bool mask: sigmoid--0.7")),
+    Mutant("solve: only whole rows are kept as they are", SOLVE, "list.place[list.size - 1] == list.size - 1;", "true;", rows("bool mask: sigmoid--0.7")),
+    Mutant("logarithm: a sixteenth off", COMPRESS, "0.0606246181f", "0.0616246181f", SIGMOID),
+    Mutant("logarithm: without its square", COMPRESS, "return whole + (r * r * q + r);", "return whole + r;", SIGMOID),
+    Mutant("inverse: to four digits", COMPRESS, "return _mm512_fmadd_ps(near, lost, near);", "return near;", HOSTILE),
+    Mutant("solve: what was in the row before", SOLVE, "std::memset(to + kept, 0, size_t(n - kept) * 4);", "", HOSTILE),
     Mutant("solve: softmax tells the first weight", SOLVE, "to.found = to.weight[j] > to.found ? to.weight[j] : to.found;", ";", FOUND),
     # Selection, lanes and sums.
     Mutant("select: negative floats in their bits' order", SELECT, "return bits >= 0 ? bits : -int64_t(bits & 0x7fffffff);", "return bits >= 0 ? bits : int64_t(bits);", HOSTILE),
@@ -145,17 +152,18 @@ MUTANTS = (
     # Attention.
     Mutant("rows: the maximum of the last block", LINES, "row.maximum = best > row.maximum ? best : row.maximum;", "row.maximum = best;", rows("padding: entmax15-None", "long: entmax15-None")),
     Mutant("rows: scores of bfloat16 lack their multiplier", PRODUCTS, "store(line, load(line) * factors_[tile + i]);", ";", rows("bfloat16: entmax15-None")),
-    Mutant("rows: the largest weight is not a share", FORWARD, "columns[Column::LARGEST_WEIGHT] = most * share", "columns[Column::LARGEST_WEIGHT] = most", SIGMOID),
-    Mutant("rows: weights that are 0 are in the support", FORWARD, "size += support.weight[j] > 0;", "size++;", rows_test("a_weight_of_0_is_not_in_the_support")),
+    Mutant("rows: the largest weight is not a share", FORWARD, "columns[Column::LARGEST_WEIGHT] = sums.most * share", "columns[Column::LARGEST_WEIGHT] = sums.most", SIGMOID),
+    Mutant("rows: weights that are 0 are in the support", FORWARD, "sums.size += marked(below(Vec{}, w));", "sums.size += marked(in);", rows_test("a_weight_of_0_is_not_in_the_support")),
     Mutant("rows: mean of weights, not of shares", FORWARD, "sums.mean *= sums.share;", "", SIGMOID),
-    Mutant("rows: last floats of the moments lost", FORWARD, "sums.total += of.weight[j], sums.mean += double(of.weight[j]) * of.distance[j];", ";", rows("plain: topk-5.0")),
+    Mutant("rows: last keys of the list lost", FORWARD, "if (j < end) with(j,", "if (false) with(j,", rows("plain: topk-5.0")),
+    Mutant("rows: a mean beyond float32", FORWARD, "if (!(std::fabs(sums.mean) < INFINITY)) {", "if (false) {", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "mean")),
+    Mutant("rows: squares beyond float32", FORWARD, "if (!(sums.squares < INFINITY)) {", "if (false) {", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "variance")),
     Mutant("rows: entropy without log W", FORWARD, "const double entropy = std::log(sums.total) - ", "const double entropy = -", SIGMOID),
-    Mutant("rows: variance about the maximum", FORWARD, "columns[Column::VARIANCE] = spread_of(support, sums.mean)", "columns[Column::VARIANCE] = spread_of(support, 0)", SPARSEMAX),
-    Mutant("rows: last floats of the variance lost", FORWARD, "rest += of.weight[j] * (of.distance[j] - mean) * (of.distance[j] - mean);", ";", rows("plain: topk-5.0")),
-    Mutant("rows: concentration divided once", FORWARD, "support.size) * share * share;", "support.size) * share;", SIGMOID),
+    Mutant("rows: variance about the maximum", FORWARD, "const Vec mean = splat(float(moments.mean));", "const Vec mean = splat(0.0f);", SPARSEMAX),
+    Mutant("rows: concentration divided once", FORWARD, "spread.weights * share * share;", "spread.weights * share;", SIGMOID),
     Mutant("rows: distance from the first key", FORWARD, "std::fabs(double(first_key + support.place[j] - row.position))", "std::fabs(double(first_key + support.place[j]))", SPARSEMAX),
-    Mutant("rows: marks counted from the line", FORWARD, "if (marks[first_key + of.place[j]]) sum", "if (marks[of.place[j]]) sum", rows("window: topk-64.0")),
-    Mutant("rows: the own key counted from the line", FORWARD, "if (first_key + support.place[j] == row.position) columns", "if (support.place[j] == row.position) columns", rows("window: topk-64.0")),
+    Mutant("rows: marks counted from the line", FORWARD, "sum += marks[first_key + of.place[j]] ?", "sum += marks[of.place[j]] ?", rows("window: topk-64.0")),
+    Mutant("rows: the own key counted from the line", FORWARD, "if (own < end && *own == row.position - first_key)", "if (own < end && *own == row.position)", rows("window: topk-64.0")),
     Mutant("rows: spans not told", FORWARD, "columns[Column::SPAN] = marked_sum(support, span_of(call, batch), first_key) * share;", ";", SPARSEMAX),
     Mutant("rows: bad rows are not told", STATE, "row.bad && columns_[i] != Column::VISIBLE_KEYS ? NAN :", "false ? NAN :", BAD),
     Mutant("rows: the output of a bad row", FORWARD, "for (int64_t e = 0; e < width; e++) line[e] = NAN;", ";", BAD),

@@ -11,6 +11,7 @@
 //
 // Memory beyond the tensors: rows x keys of one chunk for each thread. A row's results depend on nothing but its tile.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "lines.h"
@@ -42,50 +43,89 @@ inline Support support_from(Arena& memory, int64_t n) {
     return of;
 }
 
-// What the statistics of a row need, summed over its support in float64.
+// What the statistics of a row need.
 struct Moments {
     double total = 0, mean = 0;  // W, sum p d
     double share = 0;            // 1 / W, or 0
+    float most = 0;              // the largest weight
+    int64_t size = 0;            // weights above 0: others underflowed
 };
 
-inline Moments moments_of(const Support& of) {
-    Doubles total = {}, first = {};
-    int64_t j = 0;
-    for (; j + DOUBLES <= of.size; j += DOUBLES) {
-        const Doubles w = load_doubles(of.weight + j);
-        total += w, first += w * load_doubles(of.distance + j);
+// Calls `with` for the vectors of a list, in runs of at most SHORT keys, which are summed in float32: with the number of
+// the first key and marks of those that are in the list. `after` ends a run.
+template <class With, class After>
+ATTEMPER_INLINE void for_runs(int64_t size, const With& with, const After& after) {
+    for (int64_t begin = 0; begin < size; begin += SHORT) {
+        const int64_t end = begin + SHORT < size ? begin + SHORT : size;
+        int64_t j = begin;
+        for (; j + LANES <= end; j += LANES) with(j, others(Mask{}));
+        if (j < end) with(j, below(lane_numbers(), splat(float(end - j))));
+        after();
     }
-    Moments sums{lane_sum(total), lane_sum(first), 0};
-    for (; j < of.size; j++) sums.total += of.weight[j], sums.mean += double(of.weight[j]) * of.distance[j];
+}
+
+inline Moments moments_of(const Support& of) {
+    Moments sums;
+    Vec total = {}, first = {}, most = {};
+    for_runs(
+        of.size,
+        [&](int64_t j, Mask in) {
+            const Vec w = keep_where(in, load(of.weight + j)), d = keep_where(in, load(of.distance + j));
+            total += w, first += w * d, most = larger(most, w);
+            sums.size += marked(below(Vec{}, w));
+        },
+        [&] {
+            sums.total += lane_sum(total), sums.mean += lane_sum(first);
+            total = first = Vec{};
+        });
+    sums.most = lane_max(most);
+    if (!(std::fabs(sums.mean) < INFINITY)) {  // distances near the largest float
+        sums.mean = 0;
+        for (int64_t j = 0; j < of.size; j++) sums.mean += double(of.weight[j]) * of.distance[j];
+    }
     sums.share = sums.total > 0 ? 1 / sums.total : 0;
     sums.mean *= sums.share;
     return sums;
 }
 
-// sum w log w; `logs` gets the logarithms, padded to whole vectors.
-inline double weighted_logs(const Support& of, float* logs) {
-    for (int64_t j = 0; j < of.size; j += LANES) store(logs + j, log_of(load(of.weight + j)));
-    return dot_of(of.weight, logs, of.size);
-}
+// What is summed around the mean: sum w log w, sum w (d - mean)^2, sum w^2.
+struct Spread {
+    double logarithms = 0, squares = 0, weights = 0;
+};
 
-// sum w (d - mean)^2
-inline double spread_of(const Support& of, double mean) {
-    Doubles sum = {};
-    int64_t j = 0;
-    for (; j + DOUBLES <= of.size; j += DOUBLES) {
-        const Doubles d = load_doubles(of.distance + j) - splat_double(mean);
-        sum += load_doubles(of.weight + j) * d * d;
+inline Spread spread_of(const Support& of, const Moments& moments) {
+    Spread sums;
+    const Vec mean = splat(float(moments.mean));
+    Vec logarithms = {}, squares = {}, weights = {};
+    for_runs(
+        of.size,
+        [&](int64_t j, Mask in) {
+            const Vec w = keep_where(in, load(of.weight + j));
+            const Vec apart = subtract_or_zero(in, load(of.distance + j), mean);
+            logarithms += w * log_of(w);
+            squares += w * apart * apart;
+            weights += w * w;
+        },
+        [&] {
+            sums.logarithms += lane_sum(logarithms), sums.squares += lane_sum(squares);
+            sums.weights += lane_sum(weights);
+            logarithms = squares = weights = Vec{};
+        });
+    if (!(sums.squares < INFINITY)) {  // distances whose squares are no floats
+        sums.squares = 0;
+        for (int64_t j = 0; j < of.size; j++)
+            sums.squares += of.weight[j] * (of.distance[j] - moments.mean) * (of.distance[j] - moments.mean);
     }
-    double rest = 0;
-    for (; j < of.size; j++) rest += of.weight[j] * (of.distance[j] - mean) * (of.distance[j] - mean);
-    return lane_sum(sum) + rest;
+    return sums;
 }
 
 // Sum of the weights of the marked keys of a list. `first_key`: the key at place 0.
 inline double marked_sum(const Support& of, const Marks& marks, int64_t first_key) {
     double sum = 0;
-    for (int64_t j = 0; j < of.size; j++)
-        if (marks[first_key + of.place[j]]) sum += of.weight[j];
+    const int32_t* last = of.place + of.size;
+    if (!marks.data) last = std::lower_bound(of.place, of.place + of.size, marks.limit - first_key);
+    const int64_t end = last - of.place;
+    for (int64_t j = 0; j < end; j++) sum += marks[first_key + of.place[j]] ? double(of.weight[j]) : 0.0;
     return sum;
 }
 
@@ -99,31 +139,30 @@ inline void describe(const Arguments& call, int64_t batch, const Row& row, const
     const Moments sums = moments_of(support);
     const double share = sums.share;
     columns[Column::MASS] = sums.total, columns[Column::MEAN_DEPTH] = sums.mean < 0 ? -sums.mean : 0.0;
-    float most = 0;
-    int64_t size = 0;
-    for (int64_t j = 0; j < support.size; j++) {
-        most = support.weight[j] > most ? support.weight[j] : most;
-        size += support.weight[j] > 0;
-    }
-    columns[Column::LARGEST_WEIGHT] = most * share, columns[Column::SUPPORT] = double(size);
+    columns[Column::LARGEST_WEIGHT] = sums.most * share, columns[Column::SUPPORT] = double(sums.size);
     if (call.place[Column::FIRST_TOKENS] >= 0)
         columns[Column::FIRST_TOKENS] = marked_sum(support, first_tokens_of(call, batch), first_key) * share;
     if (call.place[Column::SPAN] >= 0)
         columns[Column::SPAN] = marked_sum(support, span_of(call, batch), first_key) * share;
-    if (call.place[Column::OWN_KEY] >= 0)
-        for (int64_t j = 0; j < support.size; j++)
-            if (first_key + support.place[j] == row.position) columns[Column::OWN_KEY] = support.weight[j] * share;
+    if (call.place[Column::OWN_KEY] >= 0) {
+        const int32_t* end = support.place + support.size;
+        const int32_t* own = std::lower_bound<const int32_t*>(support.place, end, row.position - first_key);
+        if (own < end && *own == row.position - first_key)
+            columns[Column::OWN_KEY] = support.weight[own - support.place] * share;
+    }
     if (call.place[Column::DISTANCE] >= 0)
         for (int64_t j = 0; j < support.size; j++)
             columns[Column::DISTANCE] +=
                 support.weight[j] * share * std::fabs(double(first_key + support.place[j] - row.position));
-    if (call.place[Column::ENTROPY] >= 0 && sums.total > 0) {
-        const double entropy = std::log(sums.total) - weighted_logs(support, support.spare) * share;
+    if (call.place[Column::ENTROPY] < 0 && call.place[Column::VARIANCE] < 0 && call.place[Column::SQUARED_WEIGHTS] < 0)
+        return;
+    const Spread spread = spread_of(support, sums);
+    if (sums.total > 0) {
+        const double entropy = std::log(sums.total) - spread.logarithms * share;
         columns[Column::ENTROPY] = entropy > 0 ? entropy : 0.0;
     }
-    if (call.place[Column::VARIANCE] >= 0) columns[Column::VARIANCE] = spread_of(support, sums.mean) * share;
-    if (call.place[Column::SQUARED_WEIGHTS] >= 0)
-        columns[Column::SQUARED_WEIGHTS] = dot_of(support.weight, support.weight, support.size) * share * share;
+    columns[Column::VARIANCE] = spread.squares * share;
+    columns[Column::SQUARED_WEIGHTS] = spread.weights * share * share;
 }
 
 // Writes the row's state. `first_key`: the key at place 0.
@@ -192,7 +231,7 @@ constexpr int64_t SHARED = 64;  // rows whose lists make up for packing a value
 
 // A list in the place of its line: weights, then places.
 inline void keep_list(const Support& of, float* line) {
-    std::memcpy(line, of.weight, size_t(of.size) * 4);
+    std::memmove(line, of.weight, size_t(of.size) * 4);
     std::memcpy(line + of.size, of.place, size_t(of.size) * 4);
 }
 
@@ -309,6 +348,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     Scores scores(call, memory, tall);
     Bias biases(call, batch, memory.floats(KEYS));
     Support support = support_from(memory, lines.apart);
+    float* const weights = support.weight;
     float* buffer = memory.floats(wide + LANES);
     float* values = memory.floats(KEYS * wide);
     float* square = memory.floats(ROWS * KEYS);
@@ -321,6 +361,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
         const Row& row = lines.rows[i];
         Line& line = lines.lines[i];
         support.size = 0, support.found = 0;
+        support.weight = of.normalizer == SIGMOID ? lines.line(i) + line.begin : weights;  // it keeps nearly all keys
         const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
         if (!empty) solve_line(of, lines, i, support);
         const int64_t start = lines.base + line.begin, n = line.end - line.begin;

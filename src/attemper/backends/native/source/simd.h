@@ -61,6 +61,17 @@ ATTEMPER_INLINE Vec larger(Vec a, Vec b) {
 #endif
 }
 
+// The smaller, likewise.
+ATTEMPER_INLINE Vec smaller(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_min_ps(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
 ATTEMPER_INLINE Vec magnitude(Vec v) { return bits_as_float(float_as_bits(v) & 0x7fffffff); }
 
 ATTEMPER_INLINE Vec lane_numbers() {

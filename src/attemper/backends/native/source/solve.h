@@ -201,23 +201,37 @@ inline void solve_threshold(const float* s, int64_t n, float maximum, double num
     soften(to);
 }
 
+// In place, where the list's weights lie at `s`.
 inline void solve_sigmoid(const float* s, int64_t n, float maximum, float bias, Support& to) {
-    const Vec hidden = splat(-INFINITY), from = splat(maximum), least = splat(VANISHED), one = splat(1.0f);
-    const Vec farthest = splat(-FARTHEST);
+    const Vec hidden = splat(-INFINITY), from = splat(maximum), farthest = splat(-FARTHEST);
+    const Vec lowest = splat(EXP_LOWEST), highest = splat(-EXP_LOWEST);
     Ints place = lane_places();
     int64_t count = 0;
-    for (int64_t j = 0; j < n; j += LANES, place += LANES) {
-        const Vec v = load(s + j), x = v + bias;
-        const Mask in = below(hidden, v);
-        const int64_t more = marked(in);
-        if (more == 0) continue;
-        const Vec e = exp_negative(larger(-magnitude(x), least)), weight = (x < Vec{} ? e : one) / (1.0f + e);
-        const Vec distance = larger(v - from, farthest);
-        compress(in, weight, to.weight + count);
-        compress(in, distance, to.distance + count);
-        compress(in, place, to.place + count);
-        count += more;
-    }
+    const auto take = [&](int64_t j, auto vectors) {
+        constexpr int COUNT = decltype(vectors)::value;
+        Vec v[COUNT], x[COUNT], e[COUNT];
+        Mask in[COUNT];
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; i++) {
+            v[i] = load(s + j + i * LANES);
+            x[i] = -bias - v[i];
+            in[i] = at_least(highest, x[i]);
+            x[i] = smaller(larger(x[i], lowest), highest);
+        }
+        exp_where(in, x, e);
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; i++, place += LANES) {
+            const Vec weight = keep_where(in[i], inverse_of(1.0f + e[i])), distance = larger(v[i] - from, farthest);
+            const Mask visible = below(hidden, v[i]);
+            compress(visible, weight, to.weight + count);
+            compress(visible, distance, to.distance + count);
+            compress(visible, place, to.place + count);
+            count += marked(visible);
+        }
+    };
+    int64_t j = 0;
+    for (; j + 2 * LANES <= n; j += 2 * LANES) take(j, std::integral_constant<int, 2>());
+    if (j < n) take(j, std::integral_constant<int, 1>());
     to.size = count, to.found = 0;
 }
 
@@ -245,14 +259,14 @@ inline void solve(const float* s, int64_t n, float maximum, const Rule& rule, Su
     throw std::invalid_argument("no normalizer has this code");  // the C interface refuses it before
 }
 
-// What belongs to the keys of a list, as a whole row of `n`.
+// What belongs to the keys of a list, as a whole row of `n`; `from` and `to` may be one.
 inline void spread(const Support& list, const float* from, int64_t n, float* to) {
-    if (list.size == n) {  // in ascending order of place: all of them
-        std::memcpy(to, from, size_t(n) * 4);
-        return;
-    }
-    std::memset(to, 0, size_t(n) * 4);
-    for (int64_t j = 0; j < list.size; j++) to[list.place[j]] = from[j];
+    const bool first = list.size == 0 || list.place[list.size - 1] == list.size - 1;  // in ascending order of place
+    const int64_t kept = first ? list.size : 0;                                       // where they are
+    if (to != from) std::memcpy(to, from, size_t(kept) * 4);
+    else if (!first) from = static_cast<float*>(std::memcpy(list.spare, from, size_t(list.size) * 4));
+    std::memset(to + kept, 0, size_t(n - kept) * 4);
+    for (int64_t j = kept; j < list.size; j++) to[list.place[j]] = from[j];
 }
 
 }  // namespace attemper
