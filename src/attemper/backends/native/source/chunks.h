@@ -104,25 +104,38 @@ inline float multiplier_of(const Arguments& call, int64_t batch, const Row& row)
     return call.multiplier[batch * stride[0] + row.head * stride[1] + row.query * stride[2]];
 }
 
-// A tile's rows against a block of keys: which panels it must look at, and whether all of them see all of it.
-struct Span {
-    int64_t begin, end;  // of the block, multiples of PANEL; empty: nothing to see
-    bool first;  // none of them sees a key before the block
-    bool whole;
-    bool within;  // all of them see all keys of the block, if a mask hides the places after its last
-    int64_t last;  // before which stand all keys of the block that one of them sees
-    int64_t inner_begin, inner_end;  // between which all of them see all, multiples of LANES
+// Which keys a tile's rows see, before masks: one of them, and all of them.
+struct Extent {
+    int64_t least, most, last_low, first_high;
 
-    Span(const Row* rows, int64_t count, int64_t low, int64_t keys) {
-        int64_t least = rows[0].low, most = rows[0].high, last_low = least, first_high = most;
+    Extent(const Row* rows, int64_t count)
+        : least(rows[0].low), most(rows[0].high), last_low(least), first_high(most) {
         for (int64_t i = 1; i < count; i++) {
             least = rows[i].low < least ? rows[i].low : least;
             most = rows[i].high > most ? rows[i].high : most;
             last_low = rows[i].low > last_low ? rows[i].low : last_low;
             first_high = rows[i].high < first_high ? rows[i].high : first_high;
         }
+    }
+};
+
+// A tile's rows against a block of keys: which panels it must look at, and whether all of them see all of it.
+struct Span {
+    int64_t begin, end;  // of the block, multiples of PANEL; empty: nothing to see
+    bool first;  // none of them sees a key before the block
+    bool whole;
+    bool within;  // all of them see all keys of the block, if a mask hides the places after its last
+    int64_t from;  // the first key of the block that one of them sees
+    int64_t last;  // before which stand all keys of the block that one of them sees
+    int64_t inner_begin, inner_end;  // between which all of them see all, multiples of LANES
+
+    Span(const Row* rows, int64_t count, int64_t low, int64_t keys) : Span(Extent(rows, count), low, keys) {}
+
+    Span(const Extent& tile, int64_t low, int64_t keys) {
+        const auto [least, most, last_low, first_high] = tile;
         first = least >= low;
-        begin = (least > low ? least - low : 0) / PANEL * PANEL;
+        from = least > low ? least - low : 0;
+        begin = from / PANEL * PANEL;
         last = most < low + keys ? most - low : keys;
         end = up(last, PANEL);
         whole = last_low <= low + begin && first_high >= low + end;

@@ -189,16 +189,20 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     const int64_t depth = call.depth, width = call.width, wide = up(width, PANEL);
 
     Arena& memory = arena();
-    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS + cut.chunk * int64_t(sizeof(Row)) + 1024);
+    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS + cut.chunk * int64_t(sizeof(Row) + sizeof(Extent)) + 1024);
     Products products(call, memory, cut.chunk);
     Bias biases(call, batch, memory.floats(KEYS));
     Row* rows = memory.things<Row>(cut.chunk);
 
+    Extent* tiles = memory.things<Extent>(up(cut.chunk, TALL) / TALL);
+
     place_rows(call, group, first, count, rows);
     int64_t low = call.keys, high = 0;
-    for (int64_t i = 0; i < count; i++) {
-        low = rows[i].low < low ? rows[i].low : low;
-        high = rows[i].high > high ? rows[i].high : high;
+    for (int64_t tile = 0; tile < count; tile += TALL) {
+        const Extent extent(rows + tile, count - tile < TALL ? count - tile : TALL);
+        low = extent.least < low ? extent.least : low;
+        high = extent.most > high ? extent.most : high;
+        tiles[tile / TALL] = extent;
     }
     // What comes first is asked for while the queries are packed.
     const int64_t soon = low / KEYS * KEYS;
@@ -221,17 +225,17 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
         const bool all_near = 2 * queries.longest * longest_key < NEAR_PRODUCT;
         for (int64_t tile = 0; tile < count; tile += TALL) {
             const int64_t real = count - tile < TALL ? count - tile : TALL;
-            const int64_t number = tile / TALL, tiles = up(count, TALL) / TALL;
+            const int64_t number = tile / TALL, all = up(count, TALL) / TALL;
             prefetch(call.key, at(call.key, batch, group, block + seen), call.key.stride[2], later, depth, number,
-                     tiles);
+                     all);
             if (width)
                 prefetch(call.value, at(call.value, batch, group, block + seen), call.value.stride[2], later, width,
-                         number, tiles);
+                         number, all);
             // With the last keys, the lines that the outputs will take.
             if (width && block + KEYS >= high)
                 prefetch(call.output, at(call.output, batch, rows[tile].head, rows[tile].query), call.output.stride[2],
                          real, width, 0, 1);
-            const Span span(rows + tile, real, block, seen);
+            const Span span(tiles[number], block, seen);
             if (span.begin >= span.end) continue;
             float keep[MOST_ROWS] = {};
             const Shape shape = shape_of(call, span, finite);

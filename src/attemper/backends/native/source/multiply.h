@@ -61,7 +61,7 @@ ATTEMPER_INLINE void for_parts(const With& with) {
 
 template <int STEP_I, int COUNT, int WIDE>
 ATTEMPER_PART_OF_TILE void part_product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to,
-                                            int64_t stride) {
+                                        int64_t stride) {
     Vec c[COUNT][WIDE] = {};
     multiply<STEP_I>(a, step_k, b, depth, c);
 #pragma GCC unroll 16
@@ -75,13 +75,13 @@ template <int STEP_I, int COUNT = ROWS, int WIDE = 2>
 inline void product(const float* a, int64_t step_k, const float* b, int64_t depth, float* to, int64_t stride) {
     for_parts<COUNT>([&](auto rows, int64_t first) {
         part_product<STEP_I, decltype(rows)::value, WIDE>(a + first * STEP_I, step_k, b, depth, to + first * stride,
-                                                              stride);
+                                                          stride);
     });
 }
 
 template <int STEP_I, int COUNT>
 ATTEMPER_PART_OF_TILE void add_part_product(const float* a, int64_t step_k, const float* b, int64_t begin,
-                                                int64_t depth, float* to, int64_t stride, const float* keep) {
+                                            int64_t depth, float* to, int64_t stride, const float* keep) {
     Vec room[COUNT][2];
     Vec(*sums)[2] = room;
     // GCC would hold the array in registers, of which there are too few, and copy all of it with every piece. Half a
@@ -122,7 +122,7 @@ inline void add_product(const float* a, int64_t step_k, const float* b, int64_t 
                         int64_t stride, const float* keep) {
     for_parts<COUNT>([&](auto rows, int64_t first) {
         add_part_product<STEP_I, decltype(rows)::value>(a + first * STEP_I, step_k, b, begin, depth,
-                                                            to + first * stride, stride, keep ? keep + first : nullptr);
+                                                        to + first * stride, stride, keep ? keep + first : nullptr);
     });
 }
 

@@ -100,12 +100,16 @@ public:
     }
 
 protected:
-    // Of `real` rows against the keys begin <= key < end of a block: a multiple of PANEL, and one of LANES.
+    // Of `real` rows against the keys begin <= key < end of a block, multiples of LANES.
     void multiply(int64_t tile, int64_t real, int64_t begin, int64_t end, float* to, int64_t apart) const {
         const float* rows = queries_ + tile * call_.depth;
         for_rows(real, [&](auto count) {
             constexpr int COUNT = decltype(count)::value;
             int64_t p = begin;
+            if (p % PANEL) {
+                product<1, COUNT, 1>(rows, ROWS, keys_ + (p - LANES) * call_.depth + LANES, call_.depth, to + p, apart);
+                p += LANES;
+            }
             for (; p + PANEL <= end; p += PANEL)
                 product<1, COUNT>(rows, ROWS, keys_ + p * call_.depth, call_.depth, to + p, apart);
             if (p < end) product<1, COUNT, 1>(rows, ROWS, keys_ + p * call_.depth, call_.depth, to + p, apart);
@@ -144,18 +148,18 @@ public:
     }
 
     Tile scores(int64_t tile, int64_t real, const Span& span) {
-        // What stands after the last visible key is hidden, whatever it is.
-        multiply(tile, real, span.begin, up(span.last, LANES), scores_, APART);
+        // What stands before the first visible key and after the last is hidden, whatever it is.
+        multiply(tile, real, span.from / LANES * LANES, up(span.last, LANES), scores_, APART);
         return Tile{scores_, APART, nullptr, nullptr, 0};
     }
 
     // output = keep output + weights values; there is none before the first keys.
     void add(int64_t tile, int64_t real, const Span& span, const float* keep) {
-        const float *weights = scores_ + span.begin, *values = values_ + span.begin * PANEL;
+        const float *weights = scores_ + span.from, *values = values_ + span.from * PANEL;
         for_rows(real, [&](auto count) {
             for (int64_t p = 0; p < wide_; p += PANEL)
-                add_product<APART, decltype(count)::value>(weights, 1, values + p * KEYS, span.begin,
-                                                           span.last - span.begin, output + tile * wide_ + p, wide_,
+                add_product<APART, decltype(count)::value>(weights, 1, values + p * KEYS, span.from,
+                                                           span.last - span.from, output + tile * wide_ + p, wide_,
                                                            span.first ? nullptr : keep);
         });
     }
