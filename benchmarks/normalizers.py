@@ -5,13 +5,13 @@
 
 Weights of scores [8, 2048, 2048], then attention at 1, 8, 2048, 64, forward and forward + backward, and forward with
 every statistic on both sides; for attention with random scores (standard deviation 1) and with sharp ones (8), where
-entmax15 keeps less than 1% of the keys. Everything
-is checked first: weights against the entmax package in float64 or a definition, attention against dense float64. Then
-all ways run in turns in one process, and ratios are medians of pairs. Below 1 is faster than what stands in the
-heading. ``softmax``: torch.softmax, or our attention with softmax. ``package``: the entmax package (a development
-dependency; left out where it is not installed), for attention on eager scores. --alphas adds rows of entmax.
---cpu-time, on a machine that is busy with something else: one thread, and the time that it was given. --no-package
-leaves the entmax package out: it takes from twenty to a hundred times as long as all the rest.
+entmax15 keeps less than 1% of the keys. Everything is checked first: weights against the entmax package in float64 or
+a definition, attention and its entropies against dense float64. Then all ways run in turns in one process, and ratios
+are medians of pairs. Below 1 is faster than what stands in the heading. ``softmax``: torch.softmax, or our attention
+with softmax. ``package``: the entmax package (a development dependency; left out where it is not installed), for
+attention on eager scores. --alphas adds rows of entmax. --cpu-time, on a machine that is busy with something else: one
+thread, and the time that it was given. --no-package leaves the entmax package out: it takes from twenty to a hundred
+times as long as all the rest.
 """
 
 from __future__ import annotations
@@ -227,6 +227,24 @@ def checked_attention(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[floa
     return _within(one, worst, allowed), float(state[columns.index(Column.SUPPORT)].mean()) / key.shape[2]
 
 
+def checked_statistics(tensors: tuple[Tensor, ...], one: Candidate) -> float:
+    """Largest error of an entropy, in nats, on some rows that are ``settled``."""
+    query, key, _ = tensors
+    columns = state_columns(ROWWISE_ONE_PASS, rowwise=True)
+    entropy = native.forward(problem_of(tensors, one, columns))[1][columns.index(Column.ENTROPY)]
+    picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
+    worst = 0.0
+    for head in range(query.shape[1]):
+        scores = query[0, head, picked].double() @ key[0, head].double().mT * query.shape[3] ** -0.5
+        sure = settled(scores, one)
+        weights = wanted(scores[sure], one)
+        shares = weights / weights.sum(-1, keepdim=True)
+        error = entropy[0, head, picked[sure]].double() + torch.xlogy(shares, shares).sum(-1)
+        worst = max(worst, float(error.abs().max()))
+    # As of an output: an error of a score moves a weight, and near the border of a steep alpha far more.
+    return _within(one, worst, (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR)
+
+
 def _within(one: Candidate, error: float, allowed: float = LARGEST_ERROR) -> float:
     if not error <= allowed:
         sys.exit(f"{one} is off by {error:.1e} where {allowed:.0e} is allowed: nothing is timed")
@@ -271,6 +289,9 @@ def measured(options: argparse.Namespace) -> list[Row]:
     for name, spread in (("random", 1.0), ("sharp", SHARP)):
         query, key, value = (torch.randn(size) for _ in range(3))
         tensors = (query * spread, key, value)
+        for one in (one for one in candidates if asked("statistics", one)):
+            check = (checked_statistics(tensors, one), checked_attention(tensors, one)[1])
+            add("statistics", name, one, False, check, statistics_ways(tensors, one))
         for one in (one for one in candidates if asked("attention", one)):
             check = checked_attention(tensors, one)
             for backward in (False, True):
@@ -282,7 +303,6 @@ def measured(options: argparse.Namespace) -> list[Row]:
                     check,
                     attention_ways(tensors, one, theirs(one), backward=backward),
                 )
-            add("statistics", name, one, False, check, statistics_ways(tensors, one))
     return rows
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attemper.backends import native
 from attemper.backends.contract import UNBOUNDED, Problem, Upstream
+from attemper.backends.native import rows as native_rows
 from attemper.backends.reference import rowwise
 from attemper.statistics import ROWWISE_BASE, ROWWISE_ONE_PASS, Column, state_columns
 from tests.backends.test_native import LIBRARIES
@@ -538,13 +539,7 @@ def test_distances_whose_sums_are_no_floats_are_summed_in_doubles(of: str):
     """
     high = {"mean": 3e38, "variance": 1.8e19}[of]
     bias = torch.where(torch.arange(96) % 2 == 0, high, 0.0)
-    tensor = torch.zeros(1, 1, 96, 4)
-    problem = Problem(
-        query=tensor, key=tensor, value=tensor, mask=bias[None, None, None], multiplier=torch.ones(1, 1, 1),
-        columns=COLUMNS, span_keys=torch.zeros(1, 96, dtype=torch.bool), normalizer="sigmoid",
-        per_head=torch.zeros(1),
-    )  # fmt: skip
-    state = native.forward(problem)[1].double()
+    state = native.forward(of_scores(bias.expand(96, 96), "sigmoid", 0.0, 0.0))[1].double()
     w, d = bias.double().sigmoid(), bias.double() - high
     p = w / w.sum()
     mean, variance = (p * d).sum(), (p * (d - (p * d).sum()) ** 2).sum()
@@ -555,3 +550,74 @@ def test_distances_whose_sums_are_no_floats_are_summed_in_doubles(of: str):
         torch.testing.assert_close(spread, variance * rows, rtol=1e-6, atol=0)
     else:
         assert spread.isinf().all()
+
+
+def of_scores(scores: Tensor, normalizer: str, number: float, bias: float | None) -> Problem:
+    """A problem of one head whose scores are these, [rows, n]: -inf hides a key."""
+    rows, n = scores.shape
+    return Problem(
+        query=torch.zeros(1, 1, rows, 4), key=torch.zeros(1, 1, n, 4), value=torch.randn(1, 1, n, 4),
+        mask=scores[None, None], multiplier=torch.ones(1, 1, 1), columns=COLUMNS,
+        span_keys=torch.zeros(1, n, dtype=torch.bool), normalizer=normalizer, number=number,
+        per_head=None if bias is None else torch.tensor([bias]),
+    )  # fmt: skip
+
+
+def told(problem: Problem) -> dict[Column, Tensor]:
+    state = native.forward(problem)[1][:, 0, 0].double()
+    return dict(zip(COLUMNS, state, strict=True))
+
+
+def shares(scores: Tensor, normalizer: str, number: float, bias: float | None) -> tuple[Tensor, Tensor]:
+    """Weights in float64, and their shares of the sum."""
+    dense, given = scores.double()[None, None], None if bias is None else torch.tensor([bias])
+    weights = rowwise.weights(dense, dense > -torch.inf, normalizer, number, given)[0, 0]
+    return weights, weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "number", "bias"), [("topk", 64.0, None), ("threshold", 1e-12, None), ("sigmoid", 0.0, 20.0)]
+)
+@pytest.mark.parametrize("gap", [3.0, 14.0, 20.0])
+def test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_what_is_left(
+    normalizer: str, number: float, bias: float | None, gap: float
+):
+    """The largest weight is near 1, the others are so small that they would be rounded away in a sum with it."""
+    scores = torch.randn(40, 1024) * 0.5 - gap
+    scores[:, 5] = 0
+    found = told(of_scores(scores - (bias or 0.0), normalizer, number, bias))
+    weights, p = shares(scores - (bias or 0.0), normalizer, number, bias)
+    want = {
+        Column.ENTROPY: -torch.xlogy(p, p).sum(-1),
+        Column.MASS: weights.sum(-1),
+        Column.SQUARED_WEIGHTS: p.square().sum(-1),
+        Column.LARGEST_WEIGHT: p.amax(-1),
+    }
+    for column, value in want.items():
+        rtol = 1e-5 if column is Column.ENTROPY else 5e-7
+        torch.testing.assert_close(found[column], value, rtol=rtol, atol=0, msg=lambda said, c=column: f"{c}: {said}")
+
+
+def test_what_stands_behind_a_list_counts_in_no_sum():
+    """Keys hidden before others: a list in the place of its scores ends before they do."""
+    scores = torch.randn(40, 256)
+    scores[:, :3] = -torch.inf
+    found = told(of_scores(scores, "sigmoid", 0.0, -1.0))
+    weights, p = shares(scores, "sigmoid", 0.0, -1.0)
+    torch.testing.assert_close(found[Column.MASS], weights.sum(-1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[Column.ENTROPY], -torch.xlogy(p, p).sum(-1), rtol=1e-6, atol=0)
+    assert found[Column.SUPPORT].eq(253).all()
+
+
+@pytest.mark.parametrize(("normalizer", "number"), [("sigmoid", 0.0), ("entmax", 0.0)])
+def test_a_bias_or_alpha_that_is_nan_is_no_weight_of_0(normalizer: str, number: float):
+    scores = torch.randn(20, 50)
+    problem = of_scores(scores, normalizer, number, math.nan)
+    output, state, key_mass = native.forward(problem)
+    assert output.isnan().all()
+    assert state[COLUMNS.index(Column.ENTROPY)].isnan().all()
+    upstream = Upstream(torch.ones_like(output), torch.zeros_like(state), key_mass)
+    grads = native.backward(problem, output, state, upstream, (True, True, True, False, False, False, False))
+    assert grads.value is not None
+    assert grads.value.isnan().all()
+    assert native_rows.weights(scores, normalizer, math.nan).isnan().all()

@@ -104,7 +104,8 @@ inline float multiplier_of(const Arguments& call, int64_t batch, const Row& row)
     return call.multiplier[batch * stride[0] + row.head * stride[1] + row.query * stride[2]];
 }
 
-// Which keys a tile's rows see, before masks: one of them, and all of them.
+// Which keys a tile's rows see, before masks. One row at least sees the keys from `least` to `most`, all rows see those
+// from `last_low` to `first_high`.
 struct Extent {
     int64_t least, most, last_low, first_high;
 

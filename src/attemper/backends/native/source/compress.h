@@ -159,19 +159,19 @@ ATTEMPER_INLINE Vec lost_of(Vec a, Vec b, Vec z) {
 #endif
 }
 
-// log u of u >= 2^-126; of what is smaller, zero among it, log 2^-126. AVX-512 rounds u to sixteenths of a power of two,
-// whose inverses and logarithms come from registers: log(1 + r) for |r| <= 1/32, with a polynomial of
-// degree 4, error 8e-10.
+// log u of u >= 2^-126; of what is smaller, zero among it, log 2^-126. AVX-512 takes u = 2^n c (1 + r),
+// 3/4 <= u / 2^n < 3/2, |r| <= 1/32, with the inverses and logarithms of sixteen c from registers, and a polynomial of
+// degree 4 for log(1 + r): error 8e-10 before rounding. Near u = 1, c is 1 and no digit cancels.
 ATTEMPER_INLINE Vec log_of(Vec u) {
     u = larger(u, splat(1.17549435e-38f));
 #if defined(__AVX512F__)
-    const Vec inverses = {1.0f,         0.941176474f, 0.888888896f, 0.842105269f, 0.800000012f, 0.761904776f,
-                          0.727272749f, 0.695652187f, 0.666666687f, 0.639999986f, 0.615384638f, 0.592592597f,
-                          0.571428597f, 0.551724136f, 0.533333361f, 0.516129017f};
-    const Vec logs = {0.0f,         0.0606246181f, 0.117783025f, 0.171850249f, 0.223143533f, 0.271933705f,
-                      0.318453699f, 0.362905473f,  0.405465066f, 0.446287125f, 0.485507786f, 0.523248136f,
-                      0.559615731f, 0.594707131f,  0.628608584f, 0.66139853f};
-    const Ints bits = float_as_bits(u), near = bits + (1 << 18), n = (near & 0x7f800000) - 0x3f800000;
+    const Vec inverses = {1.33333337f,  1.27999997f,  1.23076928f,  1.18518519f,  1.14285719f,  1.10344827f,
+                          1.06666672f,  1.03225803f,  1.0f,         0.941176474f, 0.888888896f, 0.842105269f,
+                          0.800000012f, 0.761904776f, 0.727272749f, 0.695652187f};
+    const Vec logs = {-0.287682116f,  -0.246860057f,  -0.207639396f, -0.169899046f, -0.133531436f, -0.098440066f,
+                      -0.0645385757f, -0.0317486674f, 0.0f,          0.0606246181f, 0.117783025f,  0.171850249f,
+                      0.223143533f,   0.271933705f,   0.318453699f,  0.362905473f};
+    const Ints bits = float_as_bits(u), near = bits + ((1 << 18) - 0x3f400000), n = near & int32_t(0xff800000);
     const __m512i sixteenth = _mm512_srli_epi32(__m512i(near), 19);
     const Vec r = _mm512_fmsub_ps(bits_as_float(bits - n), _mm512_permutexvar_ps(sixteenth, inverses), splat(1.0f));
     const Vec q = (r * -0.250228047f + 0.333504349f) * r - 0.499999940f;

@@ -189,13 +189,13 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     const int64_t depth = call.depth, width = call.width, wide = up(width, PANEL);
 
     Arena& memory = arena();
-    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS + cut.chunk * int64_t(sizeof(Row) + sizeof(Extent)) + 1024);
+    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS + cut.chunk * int64_t(sizeof(Row) + sizeof(Extent)) +
+                   1024);
     Products products(call, memory, cut.chunk);
     Bias biases(call, batch, memory.floats(KEYS));
     Row* rows = memory.things<Row>(cut.chunk);
 
     Extent* tiles = memory.things<Extent>(up(cut.chunk, TALL) / TALL);
-
     place_rows(call, group, first, count, rows);
     int64_t low = call.keys, high = 0;
     for (int64_t tile = 0; tile < count; tile += TALL) {

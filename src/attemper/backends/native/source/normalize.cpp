@@ -87,7 +87,7 @@ void weights_task(void* context, int64_t task, int64_t) {
         const float* s = row_of(work.in, row, n, -INFINITY, buffer);
         const Seen seen = look(s, up(n, LANES));
         float* whole = place_for(work.out, row, n, true, memory + room);
-        if (seen.bad) {
+        if (seen.bad || std::isnan(work.rule_of(row).parameter)) {
             fill(whole, n, NAN);
         } else if (seen.maximum == -INFINITY) {
             fill(whole, n, 0);

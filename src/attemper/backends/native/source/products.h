@@ -100,7 +100,8 @@ public:
     }
 
 protected:
-    // Of `real` rows against the keys begin <= key < end of a block, multiples of LANES.
+    // Of `real` rows against the keys begin <= key < end of a block, multiples of LANES. Past an odd begin half a panel is
+    // computed in any case.
     void multiply(int64_t tile, int64_t real, int64_t begin, int64_t end, float* to, int64_t apart) const {
         const float* rows = queries_ + tile * call_.depth;
         for_rows(real, [&](auto count) {

@@ -282,6 +282,7 @@ inline void rowwise_backward_chunk(const RowwiseCall& of, int64_t batch, int64_t
     std::memset(desk.above, 0, size_t(all * wide) * 4);
     std::memset(desk.query_sum, 0, size_t(all * deep) * 4);
     fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count).most, biases, lines);
+    spoil(of, lines);
     for (int64_t i = 0; i < count; i++) {
         const Row& row = rows[size_t(i)];
         if (row.count == 0) continue;

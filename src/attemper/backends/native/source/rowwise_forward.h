@@ -32,6 +32,14 @@ struct RowwiseCall {
     }
 };
 
+// A head whose alpha or bias is NaN has rows of NaN.
+inline void spoil(const RowwiseCall& of, const Lines& lines) {
+    for (int64_t i = 0; of.per_head && i < lines.count; i++) {
+        Row& row = lines.rows[i];
+        if (row.count > 0 && std::isnan(of.per_head[row.head])) row.bad = row.poison = true;
+    }
+}
+
 // Buffers of one row's support, from the arena.
 inline int64_t support_bytes(int64_t n) { return 16 * room_of(n) + 512; }
 
@@ -49,10 +57,11 @@ struct Moments {
     double share = 0;            // 1 / W, or 0
     float most = 0;              // the largest weight
     int64_t size = 0;            // weights above 0: others underflowed
+    bool peaked = false;         // the largest is so large that small ones would be rounded away beside it
 };
 
-// Calls `with` for the vectors of a list, in runs of at most SHORT keys, which are summed in float32: with the number of
-// the first key and marks of those that are in the list. `after` ends a run.
+// Calls `with` for the vectors of a list, in runs of at most SHORT keys, which are summed in float32: with the number
+// of the first key and marks of those that are in the list. `after` ends a run.
 template <class With, class After>
 ATTEMPER_INLINE void for_runs(int64_t size, const With& with, const After& after) {
     for (int64_t begin = 0; begin < size; begin += SHORT) {
@@ -79,30 +88,30 @@ inline Moments moments_of(const Support& of) {
             total = first = Vec{};
         });
     sums.most = lane_max(most);
-    if (!(std::fabs(sums.mean) < INFINITY)) {  // distances near the largest float
-        sums.mean = 0;
-        for (int64_t j = 0; j < of.size; j++) sums.mean += double(of.weight[j]) * of.distance[j];
-    }
+    sums.peaked = sums.most > 0.25 * sums.total;
+    if (sums.peaked || !(std::fabs(sums.mean) < INFINITY))  // or distances near the largest float
+        sums.total = sum_of(of.weight, of.size), sums.mean = dot_of(of.weight, of.distance, of.size);
     sums.share = sums.total > 0 ? 1 / sums.total : 0;
     sums.mean *= sums.share;
     return sums;
 }
 
-// What is summed around the mean: sum w log w, sum w (d - mean)^2, sum w^2.
+// With M the largest weight: sum w log (w / M), sum w (d - mean)^2, sum w^2. Against log w itself the
+// first would lose its digits where M is nearly all of W: what is left of log W and M log M is small.
 struct Spread {
     double logarithms = 0, squares = 0, weights = 0;
 };
 
 inline Spread spread_of(const Support& of, const Moments& moments) {
     Spread sums;
-    const Vec mean = splat(float(moments.mean));
+    const Vec mean = splat(float(moments.mean)), top = log_of(splat(moments.most));
     Vec logarithms = {}, squares = {}, weights = {};
     for_runs(
         of.size,
         [&](int64_t j, Mask in) {
             const Vec w = keep_where(in, load(of.weight + j));
             const Vec apart = subtract_or_zero(in, load(of.distance + j), mean);
-            logarithms += w * log_of(w);
+            logarithms += w * (log_of(w) - top);
             squares += w * apart * apart;
             weights += w * w;
         },
@@ -111,6 +120,7 @@ inline Spread spread_of(const Support& of, const Moments& moments) {
             sums.weights += lane_sum(weights);
             logarithms = squares = weights = Vec{};
         });
+    if (moments.peaked) sums.weights = dot_of(of.weight, of.weight, of.size);
     if (!(sums.squares < INFINITY)) {  // distances whose squares are no floats
         sums.squares = 0;
         for (int64_t j = 0; j < of.size; j++)
@@ -140,10 +150,12 @@ inline void describe(const Arguments& call, int64_t batch, const Row& row, const
     const double share = sums.share;
     columns[Column::MASS] = sums.total, columns[Column::MEAN_DEPTH] = sums.mean < 0 ? -sums.mean : 0.0;
     columns[Column::LARGEST_WEIGHT] = sums.most * share, columns[Column::SUPPORT] = double(sums.size);
-    if (call.place[Column::FIRST_TOKENS] >= 0)
-        columns[Column::FIRST_TOKENS] = marked_sum(support, first_tokens_of(call, batch), first_key) * share;
-    if (call.place[Column::SPAN] >= 0)
-        columns[Column::SPAN] = marked_sum(support, span_of(call, batch), first_key) * share;
+    // Sums are rounded in other orders: a share of them is at most 1, and no more keys take part than have weight.
+    const auto share_of = [&](const Marks& marks) {
+        return std::fmin(marked_sum(support, marks, first_key) * share, 1);
+    };
+    if (call.place[Column::FIRST_TOKENS] >= 0) columns[Column::FIRST_TOKENS] = share_of(first_tokens_of(call, batch));
+    if (call.place[Column::SPAN] >= 0) columns[Column::SPAN] = share_of(span_of(call, batch));
     if (call.place[Column::OWN_KEY] >= 0) {
         const int32_t* end = support.place + support.size;
         const int32_t* own = std::lower_bound<const int32_t*>(support.place, end, row.position - first_key);
@@ -158,11 +170,11 @@ inline void describe(const Arguments& call, int64_t batch, const Row& row, const
         return;
     const Spread spread = spread_of(support, sums);
     if (sums.total > 0) {
-        const double entropy = std::log(sums.total) - spread.logarithms * share;
+        const double entropy = std::log(sums.total / sums.most) - spread.logarithms * share;
         columns[Column::ENTROPY] = entropy > 0 ? entropy : 0.0;
     }
     columns[Column::VARIANCE] = spread.squares * share;
-    columns[Column::SQUARED_WEIGHTS] = spread.weights * share * share;
+    columns[Column::SQUARED_WEIGHTS] = std::fmax(spread.weights * share * share, sums.size ? 1 / double(sums.size) : 0);
 }
 
 // Writes the row's state. `first_key`: the key at place 0.
@@ -356,6 +368,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     std::memset(buffer, 0, size_t(wide + LANES) * 4);
     std::memset(output, 0, size_t((tall + ROWS) * wide) * 4);
     fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count).most, biases, lines);
+    spoil(of, lines);
     bool any = false;
     for (int64_t i = 0; i < count; i++) {
         const Row& row = lines.rows[i];

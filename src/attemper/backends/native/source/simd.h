@@ -148,8 +148,8 @@ ATTEMPER_INLINE Vec subtract_or_zero(Mask mask, Vec a, Vec b) { return bits_as_f
 ATTEMPER_INLINE Vec add_square_where(Mask mask, Vec a, Vec b) { return a + bits_as_float(float_as_bits(b) & mask) * b; }
 #endif
 
-// exp of d <= 0 in the lanes of `mask`, 0 in the others; d is finite in all, and at least EXP_LOWEST in those of
-// `mask`. Of several vectors side by side: one alone is a chain of ten steps that each wait for the last.
+// exp of d in the lanes of `mask`, 0 in the others; d is finite in all, and within EXP_LOWEST .. -EXP_LOWEST in those
+// of `mask`. Of several vectors side by side: one alone is a chain of ten steps that each wait for the last.
 template <int COUNT>
 ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT], Vec (&e)[COUNT]) {
 #if defined(__AVX512F__)

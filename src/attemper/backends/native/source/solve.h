@@ -201,7 +201,7 @@ inline void solve_threshold(const float* s, int64_t n, float maximum, double num
     soften(to);
 }
 
-// In place, where the list's weights lie at `s`.
+// The list's weights may lie at `s`: what is written never reaches what has not been read.
 inline void solve_sigmoid(const float* s, int64_t n, float maximum, float bias, Support& to) {
     const Vec hidden = splat(-INFINITY), from = splat(maximum), farthest = splat(-FARTHEST);
     const Vec lowest = splat(EXP_LOWEST), highest = splat(-EXP_LOWEST);
