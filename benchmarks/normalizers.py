@@ -21,8 +21,8 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +43,8 @@ SHARP = 8.0
 LARGEST_ERROR = 1e-6
 """Of a weight or an output against float64, beyond which nothing is timed."""
 CHECKED_ROWS = 64
+STATISTICS = state_columns(ROWWISE_ONE_PASS, rowwise=True)
+"""State columns of every statistic of a normalizer that is not softmax."""
 
 Way = Callable[[], object]
 Function = Callable[[Tensor], Tensor]
@@ -151,7 +153,7 @@ def problem_of(tensors: tuple[Tensor, ...], one: Candidate | None, columns: tupl
     query, key, value = tensors
     multiplier = torch.full((1, 1, 1), query.shape[3] ** -0.5)
     if one is None:
-        return Problem(query=query, key=key, value=value, mask=None, multiplier=multiplier, columns=SOFTMAX_BASE)
+        return Problem(query=query, key=key, value=value, mask=None, multiplier=multiplier, columns=columns)
     given = None if one.given is None else torch.full((query.shape[1],), one.given)
     return Problem(
         query=query, key=key, value=value, mask=None, multiplier=multiplier, per_head=given, columns=columns,
@@ -161,8 +163,7 @@ def problem_of(tensors: tuple[Tensor, ...], one: Candidate | None, columns: tupl
 
 def statistics_ways(tensors: tuple[Tensor, ...], one: Candidate) -> dict[str, Way]:
     """Ours and our softmax, each with the state of all its statistics."""
-    rowwise, softmax = state_columns(ROWWISE_ONE_PASS, rowwise=True), state_columns(ONE_PASS)
-    ours, other = problem_of(tensors, one, rowwise), replace(problem_of(tensors, None, ()), columns=softmax)
+    ours, other = problem_of(tensors, one, STATISTICS), problem_of(tensors, None, state_columns(ONE_PASS))
     return {"ours": lambda: native.forward(ours), "softmax": lambda: native.forward(other)}
 
 
@@ -185,7 +186,7 @@ def attention_ways(
 
     ways = {
         "ours": by_kernel(problem_of(tensors, one, ROWWISE_BASE)),
-        "softmax": by_kernel(problem_of(tensors, None, ())),
+        "softmax": by_kernel(problem_of(tensors, None, SOFTMAX_BASE)),
     }
     if theirs:
         leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
@@ -208,41 +209,46 @@ def checked_weights(scores: Tensor, one: Candidate) -> tuple[float, float]:
     return _within(one, float((weights.double() - want).abs().max())), float((weights > 0).double().mean())
 
 
-def checked_attention(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[float, float]:
-    """The same of an output, relative to the largest (1 at least), on rows that are ``settled``."""
-    query, key, value = tensors
-    columns = state_columns(("support_size",), rowwise=True)
-    output, state, _ = native.forward(problem_of(tensors, one, columns))
-    picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
-    worst = 0.0
-    for head in range(query.shape[1]):
-        scores = query[0, head, picked].double() @ key[0, head].double().mT * query.shape[3] ** -0.5
-        sure = settled(scores, one)
-        want = wanted(scores[sure], one) @ value[0, head].double()
-        error = float((output[0, head, picked[sure]].double() - want).abs().max())
-        worst = max(worst, error / max(1.0, float(want.abs().max())))
-    # An error of a score of size 30, 2e-6, moves a weight by as much; above alpha = 2, where a weight near 0 is a root
-    # of its distance from the border, by the root of that.
-    allowed = (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR
-    return _within(one, worst, allowed), float(state[columns.index(Column.SUPPORT)].mean()) / key.shape[2]
-
-
-def checked_statistics(tensors: tuple[Tensor, ...], one: Candidate) -> float:
-    """Largest error of an entropy, in nats, on some rows that are ``settled``."""
+def exact_rows(tensors: tuple[Tensor, ...], one: Candidate) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Head by head: numbers of some rows that are ``settled``, and their weights in float64."""
     query, key, _ = tensors
-    columns = state_columns(ROWWISE_ONE_PASS, rowwise=True)
-    entropy = native.forward(problem_of(tensors, one, columns))[1][columns.index(Column.ENTROPY)]
     picked = torch.arange(0, query.shape[2], max(1, query.shape[2] // CHECKED_ROWS))
-    worst = 0.0
     for head in range(query.shape[1]):
         scores = query[0, head, picked].double() @ key[0, head].double().mT * query.shape[3] ** -0.5
         sure = settled(scores, one)
-        weights = wanted(scores[sure], one)
+        yield head, picked[sure], wanted(scores[sure], one)
+
+
+def allowed_of(one: Candidate) -> float:
+    """Largest error of an output or an entropy. An error of a score of size 30, 2e-6, moves a weight by as much; above
+    alpha = 2, where a weight near 0 is a root of its distance from the border, by the root of that.
+    """
+    return (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR
+
+
+def checked_attention(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[float, float]:
+    """``checked_weights`` of an output, relative to the largest (1 at least)."""
+    value, columns = tensors[2], state_columns(("support_size",), rowwise=True)
+    output, state, _ = native.forward(problem_of(tensors, one, columns))
+    worst = 0.0
+    for head, rows, weights in exact_rows(tensors, one):
+        want = weights @ value[0, head].double()
+        error = float((output[0, head, rows].double() - want).abs().max())
+        worst = max(worst, error / max(1.0, float(want.abs().max())))
+    share = float(state[columns.index(Column.SUPPORT)].mean()) / value.shape[2]
+    return _within(one, worst, allowed_of(one)), share
+
+
+def checked_statistics(tensors: tuple[Tensor, ...], one: Candidate) -> tuple[float, float]:
+    """The same of an entropy, in nats."""
+    state = native.forward(problem_of(tensors, one, STATISTICS))[1]
+    entropy, worst = state[STATISTICS.index(Column.ENTROPY)], 0.0
+    for head, rows, weights in exact_rows(tensors, one):
         shares = weights / weights.sum(-1, keepdim=True)
-        error = entropy[0, head, picked[sure]].double() + torch.xlogy(shares, shares).sum(-1)
+        error = entropy[0, head, rows].double() + torch.xlogy(shares, shares).sum(-1)
         worst = max(worst, float(error.abs().max()))
-    # As of an output: an error of a score moves a weight, and near the border of a steep alpha far more.
-    return _within(one, worst, (2000 if one.given is not None and one.given > 2 else 50) * LARGEST_ERROR)
+    share = float(state[STATISTICS.index(Column.SUPPORT)].mean()) / tensors[1].shape[2]
+    return _within(one, worst, allowed_of(one)), share
 
 
 def _within(one: Candidate, error: float, allowed: float = LARGEST_ERROR) -> float:
@@ -290,8 +296,7 @@ def measured(options: argparse.Namespace) -> list[Row]:
         query, key, value = (torch.randn(size) for _ in range(3))
         tensors = (query * spread, key, value)
         for one in (one for one in candidates if asked("statistics", one)):
-            check = (checked_statistics(tensors, one), checked_attention(tensors, one)[1])
-            add("statistics", name, one, False, check, statistics_ways(tensors, one))
+            add("statistics", name, one, False, checked_statistics(tensors, one), statistics_ways(tensors, one))
         for one in (one for one in candidates if asked("attention", one)):
             check = checked_attention(tensors, one)
             for backward in (False, True):

@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant("rows: keys behind the list are in it", FORWARD, "below(lane_numbers(), splat(float(end - j)))", "others(Mask{})", rows_test("what_stands_behind_a_list_counts_in_no_sum")),
     Mutant("rows: small weights beside a large one", FORWARD, "sums.peaked = sums.most > 0.25 * sums.total;", "", rows_test("a_row_that_is_nearly_one_hot_keeps_the_digits_of_what_is_left", "20.0-threshold-1e-12-None")),
     Mutant("rows: alpha or bias is NaN", FORWARD, "row.bad = row.poison = true;", ";", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
-    Mutant("normalize: alpha or bias is NaN", NORMALIZE, "if (seen.bad || std::isnan(work.rule_of(row).parameter)) {", "if (seen.bad) {", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
+    Mutant("normalize: alpha or bias is NaN", NORMALIZE, "if (seen.bad || std::isnan(rule.parameter)) {", "if (seen.bad) {", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
     Mutant("rows: last keys of the list lost", FORWARD, "if (j < end) with(j,", "if (false) with(j,", rows("plain: topk-5.0")),
     Mutant("rows: a mean beyond float32", FORWARD, "if (sums.peaked || !(std::fabs(sums.mean) < INFINITY))", "if (sums.peaked)", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "mean")),
     Mutant("rows: squares beyond float32", FORWARD, "if (!(sums.squares < INFINITY)) {", "if (false) {", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "variance")),

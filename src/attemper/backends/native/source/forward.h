@@ -194,8 +194,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     Products products(call, memory, cut.chunk);
     Bias biases(call, batch, memory.floats(KEYS));
     Row* rows = memory.things<Row>(cut.chunk);
-
     Extent* tiles = memory.things<Extent>(up(cut.chunk, TALL) / TALL);
+
     place_rows(call, group, first, count, rows);
     int64_t low = call.keys, high = 0;
     for (int64_t tile = 0; tile < count; tile += TALL) {

@@ -87,12 +87,13 @@ void weights_task(void* context, int64_t task, int64_t) {
         const float* s = row_of(work.in, row, n, -INFINITY, buffer);
         const Seen seen = look(s, up(n, LANES));
         float* whole = place_for(work.out, row, n, true, memory + room);
-        if (seen.bad || std::isnan(work.rule_of(row).parameter)) {
+        const Rule rule = work.rule_of(row);
+        if (seen.bad || std::isnan(rule.parameter)) {
             fill(whole, n, NAN);
         } else if (seen.maximum == -INFINITY) {
             fill(whole, n, 0);
         } else {
-            solve(s, up(n, LANES), seen.maximum, work.rule_of(row), support);
+            solve(s, up(n, LANES), seen.maximum, rule, support);
             spread(support, support.weight, n, whole);
         }
         if (whole == memory + room) write_row(work.out, row * n, 1, n, whole);

@@ -96,8 +96,8 @@ inline Moments moments_of(const Support& of) {
     return sums;
 }
 
-// With M the largest weight: sum w log (w / M), sum w (d - mean)^2, sum w^2. Against log w itself the
-// first would lose its digits where M is nearly all of W: what is left of log W and M log M is small.
+// With M the largest weight: sum w log (w / M), sum w (d - mean)^2, sum w^2. With log w in place of log (w / M) the first
+// would lose its digits where M is nearly all of W.
 struct Spread {
     double logarithms = 0, squares = 0, weights = 0;
 };
