@@ -138,11 +138,11 @@ def test_an_output_of_sixteen_bits_is_rounded_to_the_nearest(rows: int):
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.usefixtures("each_library")
 def test_exponentials_have_every_digit_of_float32(rows: int):
-    """Scores 0 and x < 0: lse = log(1 + exp(x)), within three roundings."""
+    """Scores 0 and x < 0: lse = log(1 + exp(x)), within two roundings."""
     scores = -torch.linspace(0.01, 6, rows * 64).view(64, 1, rows, 1)
     key = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(64, 1, 2, 1)
     lse = attended("native", scores, key, key, scale=1.0).stats["lse"]
-    torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=2.4e-7)
+    torch.testing.assert_close(lse.double(), scores[..., 0].double().exp().log1p(), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("size", [16, 20])

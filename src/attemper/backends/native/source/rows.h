@@ -104,6 +104,18 @@ inline float lowest_of(float base) {
     return from_bits(to_bits(near) + uint32_t(near > 0 ? up : -up));
 }
 
+// Scores of some vectors below their row's base, and their exponentials as far as power_of brings them.
+template <int COUNT>
+struct Distant {
+    Mask seen[COUNT];
+    Vec d[COUNT];
+    Power power[COUNT];
+};
+
+// Whether a panel's exponentials begin before the sums take in those of the panel before. A processor looks some sixty
+// steps ahead, and would else wait for each panel's chain of them. AVX2 has no registers for two panels.
+constexpr bool READS_AHEAD = LANES != 8;
+
 // exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: some are `base`.
 // NEAR: no score is more than 87 below `base`, so none is compared: comparisons take the pipes that multiply.
 // HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
@@ -115,18 +127,23 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, ui
     const Vec one = splat(1.0f), lowest = splat(WHAT & NEAR ? base : lowest_of(base)), zero = {}, from = splat(base);
     const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance);
     const float* far = DISTANCES.table + KEYS + shift;
-    const auto take = [&](int64_t j, auto vectors) {
+    const auto read = [&](int64_t j, auto vectors) {
         constexpr int COUNT = decltype(vectors)::value;
-        Mask seen[COUNT];
-        Vec d[COUNT], e[COUNT];
-#pragma GCC unroll 8
+        Distant<COUNT> keys;
+#pragma GCC unroll 4
         for (int i = 0; i < COUNT; i++) {
             const Vec score = load(s + j + i * LANES);
-            seen[i] = WHAT & NEAR ? others(Mask{}) : at_least(score, lowest);
-            d[i] = subtract_or_zero(seen[i], score, from);
+            keys.seen[i] = WHAT & NEAR ? others(Mask{}) : at_least(score, lowest);
+            keys.d[i] = subtract_or_zero(keys.seen[i], score, from);
+            keys.power[i] = power_of(keys.d[i]);
         }
-        exp_where(seen, d, e);
-#pragma GCC unroll 8
+        return keys;
+    };
+    const auto take = [&]<int COUNT>(int64_t j, const Distant<COUNT>& keys) {
+        const auto& [seen, d, powers] = keys;
+        Vec e[COUNT];
+        exp_where(seen, powers, e);
+#pragma GCC unroll 4
         for (int i = 0; i < COUNT; i++) {
             store(s + j + i * LANES, e[i]);
             if (WHAT & TIES) {
@@ -147,13 +164,24 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, ui
         }
 #if defined(ATTEMPER_HALF)
         if (WHAT & HALVES)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
             for (int i = 0; i < COUNT; i += 2) store_halves(halves + j + i * LANES, e[i], e[i + 1]);
 #endif
     };
+    constexpr std::integral_constant<int, 2> two;
     int64_t j = 0;
-    for (; j + 2 * PANEL <= n; j += 2 * PANEL) take(j, std::integral_constant<int, 4>());
-    if (j < n) take(j, std::integral_constant<int, 2>());
+    if constexpr (READS_AHEAD) {
+        auto next = read(0, two);
+        for (; j + PANEL < n; j += PANEL) {
+            const auto now = next;
+            next = read(j + PANEL, two);
+            take(j, now);
+        }
+        take(j, next);
+    } else {
+        for (; j + 2 * PANEL <= n; j += 2 * PANEL) take(j, read(j, std::integral_constant<int, 4>()));
+        if (j < n) take(j, read(j, two));
+    }
     (void)halves;
     Sums sums;
     if (WHAT & (MOMENTS | SQUARES)) sums.four = __builtin_convertvector(lane_sums(total, first, second, squares), Quad);

@@ -3,10 +3,10 @@
 //
 //     exp(d) = 2^n p(r),  n = round(d / log 2),  r = d - n log 2,  p of degree 6, relative error 4e-9
 //
-// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. AVX-512 rounds n to sixteenths, takes 2^(n mod 1)
-// from a register, and has p of degree 3, 2e-9. The polynomials were fitted for this file (weighted least squares on
-// Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no result depends on whether the processor keeps
-// denormal numbers.
+// before rounding; the float nearest to log 2 adds 2e-9 |n| to that. AVX-512 rounds n to parts of 32, takes 2^(n mod 1)
+// from two registers, and has p of degree 2, 5e-8, as often above as below. The polynomials were fitted for this file
+// (of degree 6: weighted least squares on Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no result
+// depends on whether the processor keeps denormal numbers.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -25,13 +25,16 @@ constexpr int LANES = 8, ROWS = 6;
 #else
 constexpr int LANES = 4, ROWS = 6;
 #endif
+#define ATTEMPER_INLINE inline __attribute__((always_inline))
+#define ATTEMPER_APART inline __attribute__((noinline))  // it has all registers for itself
+
 constexpr int PANEL = 2 * LANES;  // columns of a register tile: ROWS x 2 accumulators, 2 loads and a broadcast
 // Whether a product takes the rows of a tile in two parts. A Zen 4 keeps multiplying while it stores 14 vectors of 64
 // bytes; with 28 it stops and waits. The pieces of a part add up in registers, too. Measured on a Zen 4 alone: Zen 5 and
 // Intel's Cooper Lake take this library and were not. A product of seven rows has 11 loads to 14 multiply-adds.
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 constexpr bool SPLIT_TILES = true;
-#define ATTEMPER_PART_OF_TILE inline __attribute__((noinline))  // both in one function: 1% slower
+#define ATTEMPER_PART_OF_TILE ATTEMPER_APART  // both in one function: 1% slower
 #else
 constexpr bool SPLIT_TILES = false;
 #define ATTEMPER_PART_OF_TILE inline
@@ -41,8 +44,6 @@ typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));  // sums of exponents, which wrap where a row is spoiled
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-
-#define ATTEMPER_INLINE inline __attribute__((always_inline))
 
 ATTEMPER_INLINE Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 ATTEMPER_INLINE void store(float* p, Vec v) { *reinterpret_cast<Loose*>(p) = v; }
@@ -148,38 +149,44 @@ ATTEMPER_INLINE Vec subtract_or_zero(Mask mask, Vec a, Vec b) { return bits_as_f
 ATTEMPER_INLINE Vec add_square_where(Mask mask, Vec a, Vec b) { return a + bits_as_float(float_as_bits(b) & mask) * b; }
 #endif
 
-// exp of d in the lanes of `mask`, 0 in the others; d is finite in all, and within EXP_LOWEST .. -EXP_LOWEST in those
-// of `mask`. Of several vectors side by side: one alone is a chain of ten steps that each wait for the last.
-template <int COUNT>
-ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT], Vec (&e)[COUNT]) {
+// exp(d) = power p(rest), of a finite d: the power of two, and what is left for the polynomial.
+struct Power {
+    Vec rest, power;
+};
+
+ATTEMPER_INLINE Power power_of(Vec d) {
 #if defined(__AVX512F__)
-    // Bits of 2^(j / 16), less j << 19. Shifted by 19, a number of sixteenths adds its whole part to the exponent and
-    // gives back the j << 19 of the rest.
-    const Ints roots = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
-                        0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
-    const Vec magic = splat(786432.0f);  // 1.5 * 2^19: adding it rounds to sixteenths in the low bits
-    Vec t[COUNT], r[COUNT], q[COUNT], power[COUNT];
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; i++) t[i] = d[i] * 1.44269504f + magic;
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; i++) r[i] = d[i] - (t[i] - magic) * 0.693147182f;
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; i++) {
-        const Ints sixteenths = float_as_bits(t[i]);
-        const Ints root = Ints(_mm512_permutexvar_epi32(__m512i(sixteenths), __m512i(roots)));
-        power[i] = bits_as_float(Ints(Words(root) + (Words(sixteenths) << 19)));
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; i++) q[i] = r[i] * 0.16665524f + 0.50001633f;
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; i++) q[i] = q[i] * r[i] + 1.0f;
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; i++) e[i] = _mm512_maskz_fmadd_ps(mask[i], power[i] * r[i], q[i], power[i]);
+    const Vec magic = splat(393216.0f);  // 1.5 * 2^18: adding it rounds to parts of 32, whose number is in the low bits
+    // 2^(j / 32)
+    const Vec low = {1.0f, 1.0218972f, 1.0442737f, 1.0671405f, 1.0905077f, 1.1143868f, 1.1387886f, 1.1637249f,
+                     1.1892071f, 1.2152474f, 1.2418578f, 1.269051f, 1.2968396f, 1.3252367f, 1.3542556f, 1.38391f};
+    const Vec high = {1.4142135f, 1.4451808f, 1.4768262f, 1.5091645f, 1.5422108f, 1.5759809f, 1.6104903f, 1.6457555f,
+                      1.6817929f, 1.7186193f, 1.7562522f, 1.7947091f, 1.8340081f, 1.8741677f, 1.9152066f, 1.9571441f};
+    const Vec t = d * 1.44269504f + magic, n = t - magic;
+    const Vec root = _mm512_permutex2var_ps(low, __m512i(float_as_bits(t)), high);
+    return {d - n * 0.693147182f, _mm512_scalef_ps(root, n)};  // root times 2^floor(n)
 #else
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const Vec t = d * 1.44269504f + magic;
+    return {d - (t - magic) * 0.693147182f, bits_as_float(Ints(Words(float_as_bits(t)) << 23))};
+#endif
+}
+
+// The exponentials in the lanes of the masks, 0 in the others; d was within EXP_LOWEST .. -EXP_LOWEST in those of the
+// masks.
+template <int COUNT>
+ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Power (&of)[COUNT], Vec (&e)[COUNT]) {
+#if defined(__AVX512F__)
+    Vec p[COUNT];
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) p[i] = of[i].rest * 0.500004888f + 1.00001466f;
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++)
+        e[i] = _mm512_maskz_fmadd_ps(mask[i], of[i].power * of[i].rest, p[i], of[i].power);
+#else
 #pragma GCC unroll 8
     for (int i = 0; i < COUNT; i++) {
-        const Vec t = d[i] * 1.44269504f + magic, r = d[i] - (t - magic) * 0.693147182f;
+        const Vec r = of[i].rest;
         Vec p = splat(0.0013950536958873272f);
         p = p * r + 0.008368917740881443f;
         p = p * r + 0.04166620597243309f;
@@ -187,9 +194,18 @@ ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT],
         p = p * r + 0.5f;
         p = p * r + 1.0f;
         p = p * r + 1.0f;
-        e[i] = bits_as_float(Ints(Words(float_as_bits(p)) + (Words(float_as_bits(t)) << 23)) & mask[i]);
+        e[i] = bits_as_float(Ints(Words(float_as_bits(p)) + Words(float_as_bits(of[i].power))) & mask[i]);
     }
 #endif
+}
+
+// The same of several vectors side by side: one alone is a chain of steps that each wait for the last.
+template <int COUNT>
+ATTEMPER_INLINE void exp_where(const Mask (&mask)[COUNT], const Vec (&d)[COUNT], Vec (&e)[COUNT]) {
+    Power powers[COUNT];
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) powers[i] = power_of(d[i]);
+    exp_where(mask, powers, e);
 }
 
 ATTEMPER_INLINE Vec exp_where(Mask mask, Vec d) {
